@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.catalog.catalog import Catalog
+from magnetar.broker.catalog.catalog import NAMES_PER_TURN, Catalog
 from magnetar.broker.catalog.reserved import is_system
 from magnetar.broker.catalog.watching import WatchedLists
 from magnetar.broker.chores import Chore, Chores
@@ -475,6 +475,23 @@ class Broker:
             raise NonPersistentInUse(str(name), topic.users)
         await self._close(name, CloseReason.UNLOADED)
 
+    async def perhaps_open(self, names: Sequence[TopicName]) -> list[TopicName]:
+        """Without those that are certainly not open at any broker: topics of bundles that have no
+        owner, and topics of this broker's bundles that it has not opened. Raises
+        PoliciesUnavailable, MetadataError."""
+        found: list[TopicName] = []
+        owners: dict[Bundle, BrokerRegistration | None] = {}
+        for number, name in enumerate(names, 1):
+            if number % NAMES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            bundle = await self._bundle_of(name)
+            if bundle not in owners:
+                owners[bundle] = await self._owners.owner_of(bundle)
+            owner = owners[bundle]
+            if name in self._topics or owner not in (None, self._me):
+                found.append(name)
+        return found
+
     def _on_idle(self, name: TopicName) -> None:
         """A non-persistent topic has been without clients for a while."""
         self._tasks.create_task(self._close(name, CloseReason.UNLOADED))
@@ -680,6 +697,10 @@ class Broker:
     async def unload_topic(self, name: TopicName) -> None:
         """Close the topic if it is open here. The next request opens it again."""
         await self._close(name, CloseReason.UNLOADED)
+
+    async def owner_of(self, bundle: Bundle) -> BrokerRegistration | None:
+        """The live broker that owns the bundle; None: it is free. Raises MetadataError."""
+        return await self._owners.owner_of(bundle)
 
     async def unload_bundle(self, bundle: Bundle) -> BrokerRegistration | None:
         """Hand the bundle over to another broker if there is one. Returns its owner if that is

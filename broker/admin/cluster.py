@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
 
 _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
-_Bundle = Annotated[str, Path(description="its range, for example 0x00000000_0x40000000")]
+BundleRange = Annotated[str, Path(description="its range, for example 0x00000000_0x40000000")]
 
 
 def unload_router(broker: "Broker") -> APIRouter:
@@ -52,7 +52,7 @@ def unload_router(broker: "Broker") -> APIRouter:
         status_code=HTTPStatus.NO_CONTENT,
         tags=["namespaces"],
     )
-    async def unload_bundle(tenant: str, namespace: str, bundle: _Bundle) -> None:
+    async def unload_bundle(tenant: str, namespace: str, bundle: BundleRange) -> None:
         """Hand a bundle over to another broker, if there is one."""
         await cluster.unload_bundle(broker, namespace_name(tenant, namespace), bundle)
 

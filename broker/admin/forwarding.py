@@ -1,18 +1,29 @@
 """Requests that a broker makes of other brokers for an administrator."""
 
 import asyncio
+import json
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
+from magnetar.broker.catalog.reserved import is_system
+from magnetar.broker.errors import NamespaceNotFound
 from magnetar.broker.operations.errors import NotForwarded
+from magnetar.broker.operations.namespaces import namespace_record
+from magnetar.broker.ownership.bundle import Bundle
+from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
+    from magnetar.broker.broker import Broker
     from magnetar.metadata.model import BrokerRegistration
+    from magnetar.protos.names import NamespaceName
 
 FORWARD_TIMEOUT_S: Final = 30.0
 """For one request. The administrator's own has 60 s for all of them."""
+
+LIST_BYTES_MAX: Final = 16 << 20
+"""Some 100,000 names of topics."""
 
 _DONE: Final = (
     HTTPStatus.NO_CONTENT,
@@ -24,6 +35,41 @@ _DONE: Final = (
 async def forward(owner: "BrokerRegistration", method: str, path: str) -> None:
     """Make one request of `owner`. Raises NotForwarded."""
     await asyncio.to_thread(_send, owner.http_url, method, path)
+
+
+async def open_elsewhere(broker: "Broker", name: "NamespaceName") -> list[str]:
+    """The namespace's non-persistent topics that are open at other brokers, without those of the
+    system. Raises NotForwarded."""
+    found: list[str] = []
+    try:
+        bundles = (await namespace_record(broker, name)).bundles
+    except NamespaceNotFound:
+        return []
+    for part in bundles.names:
+        owner = await broker.owner_of(Bundle(name.tenant, name.namespace, part))
+        if owner is not None and owner != broker.me:
+            path = f"/admin/v2/non-persistent/{quote(name.tenant)}/{quote(name.namespace)}/{part}"
+            found += await asyncio.to_thread(_fetch, owner.http_url, path)
+    return [it for it in found if not is_system(TopicName.parse(it))]
+
+
+def _fetch(url: str, path: str) -> list[str]:
+    address = urlsplit(url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=FORWARD_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        body = reply.read(LIST_BYTES_MAX + 1)
+    except (OSError, HTTPException) as error:
+        raise NotForwarded(url, "GET", path, f"failed: {error}") from error
+    finally:
+        connection.close()
+    if reply.status == HTTPStatus.TEMPORARY_REDIRECT:
+        return []  # the bundle has moved meanwhile, so that its topics are closed
+    if reply.status != HTTPStatus.OK or len(body) > LIST_BYTES_MAX:
+        raise NotForwarded(url, "GET", path, f"was answered with status {reply.status}")
+    names: list[str] = json.loads(body)
+    return names
 
 
 def _send(url: str, method: str, path: str) -> None:

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Body, Query
 
-from magnetar.broker.admin.forwarding import forward
+from magnetar.broker.admin.forwarding import forward, open_elsewhere
 from magnetar.broker.admin.topics import REFUSALS
 from magnetar.broker.errors import TopicNotFound
 from magnetar.broker.operations import namespaces, topics
@@ -111,7 +111,11 @@ def namespaces_router(broker: "Broker") -> APIRouter:
         tenant: str, namespace: str, mode: Annotated[TopicMode, Query()] = TopicMode.PERSISTENT
     ) -> list[str]:
         """List the topics of a namespace."""
-        return await namespaces.list_topics(broker, namespace_name(tenant, namespace), mode)
+        name = namespace_name(tenant, namespace)
+        found = await namespaces.list_topics(broker, name, mode)
+        if mode is TopicMode.PERSISTENT:
+            return found
+        return sorted({*found, *await open_elsewhere(broker, name)})
 
     return router
 

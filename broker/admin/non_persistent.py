@@ -5,17 +5,20 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
 
+from magnetar.broker.admin.cluster import BundleRange
+from magnetar.broker.admin.forwarding import open_elsewhere
 from magnetar.broker.admin.topics import REFUSALS
 from magnetar.broker.log.position import LATEST
-from magnetar.broker.operations import health, subscriptions, topics
+from magnetar.broker.operations import cluster, health, subscriptions, topics
 from magnetar.broker.operations.arguments import namespace_name, subscription_name, topic_name
-from magnetar.broker.operations.model import TopicStats
+from magnetar.broker.operations.model import Refusal, TopicStats
 from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
 
 _DOMAIN = Domain.NON_PERSISTENT
+_EXISTS = {"model": Refusal, "description": "It exists already."}
 _Force = Annotated[bool, Query(description="disconnect producers and consumers")]
 
 
@@ -46,11 +49,18 @@ def non_persistent_router(broker: "Broker") -> APIRouter:
         namespace: str,
         include_system_topic: Annotated[bool, Query(alias="includeSystemTopic")] = False,
     ) -> list[str]:
-        """List the topics that are open at this broker, and all partitions of partitioned ones."""
+        """List the topics that are open, and all partitions of partitioned ones."""
         name = namespace_name(tenant, namespace)
-        return await topics.list_topics(broker, name, _DOMAIN, include_system=include_system_topic)
+        found = await topics.list_topics(broker, name, _DOMAIN, include_system=include_system_topic)
+        return sorted({*found, *await open_elsewhere(broker, name)})
 
-    @router.put(one, status_code=204)
+    @router.get("/{tenant}/{namespace}/{bundle}")
+    async def list_bundle(tenant: str, namespace: str, bundle: BundleRange) -> list[str]:
+        """List the topics of a bundle that are open. Its owner answers."""
+        name = namespace_name(tenant, namespace)
+        return await cluster.open_non_persistent(broker, name, bundle)
+
+    @router.put(one, status_code=204, responses={409: _EXISTS})
     async def create(tenant: str, namespace: str, topic: str) -> None:
         """Open a topic. It is closed a minute after its last use."""
         await topics.create_topic(broker, topic_name(tenant, namespace, topic, _DOMAIN))
@@ -60,6 +70,11 @@ def non_persistent_router(broker: "Broker") -> APIRouter:
         """Close a topic."""
         name = topic_name(tenant, namespace, topic, _DOMAIN)
         await topics.delete_non_persistent(broker, name, force=force)
+
+    @router.put(one + "/unload", status_code=204)
+    async def unload(tenant: str, namespace: str, topic: str) -> None:
+        """Close a topic. Its clients reconnect and open it again."""
+        await cluster.unload_topic(broker, topic_name(tenant, namespace, topic, _DOMAIN))
 
     @router.get(one + "/stats")
     async def stats(tenant: str, namespace: str, topic: str) -> TopicStats:
@@ -72,7 +87,7 @@ def non_persistent_router(broker: "Broker") -> APIRouter:
         name = topic_name(tenant, namespace, topic, _DOMAIN)
         return await subscriptions.list_subscriptions(broker, name)
 
-    @router.put(subscription_path, status_code=204)
+    @router.put(subscription_path, status_code=204, responses={409: _EXISTS})
     async def create_subscription(
         tenant: str, namespace: str, topic: str, subscription: str
     ) -> None:

@@ -3,8 +3,8 @@
 `PartitionCalls` asks the owner of one partition: this broker directly, or another one over HTTP,
 whose address the redirect names.
 
-`fanned_out` passes a request about a subscription of a partitioned topic on to all its partitions.
-The routes of subscriptions know nothing of partitions.
+`fanned_out` passes a request about a subscription of a partitioned topic on to all its partitions,
+and also requests that unload, truncate or terminate it. Their routes know nothing of partitions.
 """
 
 import asyncio
@@ -21,7 +21,12 @@ from magnetar.broker.admin.topics import REFUSALS
 from magnetar.broker.operations import partitions
 from magnetar.broker.operations.arguments import INT64_MAX, namespace_name, topic_name
 from magnetar.broker.operations.errors import PartitionFailed, outcome_of
-from magnetar.broker.operations.model import PartitionedMetadata, PartitionedStats, Refusal
+from magnetar.broker.operations.model import (
+    PartitionedMetadata,
+    PartitionedStats,
+    Refusal,
+    TerminatedAt,
+)
 from magnetar.broker.operations.partitions import ASKED_MAX
 from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.protos.names import Domain, TopicName
@@ -108,6 +113,15 @@ def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter
         """Sums of the statistics of all partitions."""
         name = topic_name(tenant, namespace, topic, domain)
         return await partitions.partitioned_stats(broker, name, ask, per_partition=per_partition)
+
+    if domain is Domain.PERSISTENT:
+
+        @router.post(one + "/terminate/partitions")
+        async def terminate(tenant: str, namespace: str, topic: str) -> dict[int, TerminatedAt]:
+            """Take no more messages in any partition, for good. Answers the last message of
+            each."""
+            name = topic_name(tenant, namespace, topic, domain)
+            return await partitions.terminate_partitioned_topic(broker, name, ask)
 
     return router
 
@@ -196,11 +210,14 @@ def _send(method: str, url: str, body: bytes) -> tuple[int, bytes]:
 
 # ---- requests to all partitions ------------------------------------------------------------------
 
-_ABOUT_SUBSCRIPTIONS: Final = re.compile(
-    r"/admin/v2/(persistent|non-persistent)/([^/]+)/([^/]+)/([^/]+)(/subscriptions?(?:/.*)?)"
+_ABOUT_ALL: Final = re.compile(
+    r"/admin/v2/(persistent|non-persistent)/([^/]+)/([^/]+)/([^/]+)"
+    r"(/subscriptions?(?:/.*)?|/unload|/truncate|/terminate)"
 )
 _ONE_PARTITION: Final = re.compile(r"/subscription/.+/(?:position|skip)/[^/]+|.*/resetcursor")
 """Message ids and counts of messages mean something in one partition only."""
+
+_JSON: Final = "application/json"
 
 _ENDS: Final = frozenset({-1, INT64_MAX})
 
@@ -211,7 +228,7 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
         receive: "Callable[[], Awaitable[Message]]",
         send: "Callable[[Message], Awaitable[None]]",
     ) -> None:
-        found = _ABOUT_SUBSCRIPTIONS.fullmatch(scope["raw_path"].decode("latin-1"))
+        found = _ABOUT_ALL.fullmatch(scope["raw_path"].decode("latin-1"))
         name = None if found is None else _partitioned_name(found)
         if found is None or name is None:
             await app(scope, receive, send)
@@ -228,9 +245,11 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
                 answer: Response = _refusal(405, reason)
             else:
                 names = [name.with_partition(index) for index in range(record.partitions)]
+                if rest == "/unload":
+                    names = await broker.perhaps_open(names)
                 query = scope["query_string"]
                 answers = await _send_all(calls, method, names, rest, query, body)
-                answer = _combined(answers)
+                answer = (_by_partition if rest == "/terminate" else _combined)(answers)
         except OPERATING_ERRORS as error:
             answer = _refusal(outcome_of(error).status, str(error))
         await answer(scope, receive, send)
@@ -292,7 +311,7 @@ def _combined(answers: list[tuple[int, bytes]]) -> Response:
     harmless = (404, 409) if done else ()
     for status, body in answers:
         if status >= 300 and status not in harmless:
-            return Response(body, status, media_type="application/json")
+            return Response(body, status, media_type=_JSON)
     bodies = [json.loads(body) for _, body in done if body]
     if not bodies:
         return Response(status_code=204)
@@ -300,6 +319,14 @@ def _combined(answers: list[tuple[int, bytes]]) -> Response:
     if lists:
         return JSONResponse(sorted({item for found in lists for item in found}))
     return JSONResponse(partitions.merged([body for body in bodies if isinstance(body, dict)]))
+
+
+def _by_partition(answers: list[tuple[int, bytes]]) -> Response:
+    """The answer of each partition by its number; the first failure, if there is one."""
+    for status, body in answers:
+        if status >= 300:
+            return Response(body, status, media_type=_JSON)
+    return JSONResponse({index: json.loads(body) for index, (_, body) in enumerate(answers)})
 
 
 def _refusal(status: int, reason: str) -> Response:

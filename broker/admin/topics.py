@@ -58,8 +58,11 @@ def topics_router(broker: "Broker") -> APIRouter:
         return await topics.internal_stats(broker, topic_name(tenant, namespace, topic))
 
     @router.post("/{tenant}/{namespace}/{topic}/terminate")
-    async def terminate(tenant: str, namespace: str, topic: str) -> TerminatedAt:
-        """Take no more messages, for good. Answers the last message."""
+    async def terminate(
+        tenant: str, namespace: str, topic: str
+    ) -> TerminatedAt | dict[int, TerminatedAt]:
+        """Take no more messages, for good. Answers the last message; of a partitioned topic that of
+        each partition, by number."""
         return await topics.terminate(broker, topic_name(tenant, namespace, topic))
 
     @router.delete("/{tenant}/{namespace}/{topic}/truncate", status_code=204)

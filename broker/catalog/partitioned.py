@@ -39,7 +39,7 @@ from magnetar.metadata.store import DELETE, KEEP, Verdict, update
 from magnetar.protos.names import Domain, TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from magnetar.metadata.store import Change, MetadataStore, Versioned
     from magnetar.protos.names import NamespaceName
@@ -142,8 +142,34 @@ class PartitionedTopics:
             key=lambda it: it.partition or 0,
         )
 
+    async def delete_untouched(self, partitions: Sequence[TopicName]) -> list[TopicName]:
+        """Delete the records of partitions that no broker has opened: nothing else of them is
+        stored. Returns the other partitions. A compare-and-set decides about a partition that is
+        opened at the same time. Raises MetadataError."""
+        left: list[TopicName] = []
+
+        async def delete(partition: TopicName) -> None:
+            touched = False
+
+            def decide(value: bytes | None) -> Verdict:
+                nonlocal touched
+                touched = value is not None and not _is_untouched(codec.decode_topic(value))
+                return KEEP if touched or value is None else DELETE
+
+            await self._update(_topic_path(partition), decide)
+            if touched:
+                left.append(partition)
+
+        for start in range(0, len(partitions), WRITES_MAX):
+            async with asyncio.TaskGroup() as group:
+                for partition in partitions[start : start + WRITES_MAX]:
+                    group.create_task(delete(partition))
+        return sorted(left, key=lambda it: it.partition or 0)
+
     async def end_deletion(self, name: TopicName) -> None:
-        """The partitions are deleted."""
+        """The partitions are deleted. The policies that they shared go with the record."""
+        policies = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
+        await self._update(policies, lambda _: DELETE)
         await self._update(_path(name), lambda _: DELETE)
 
     async def require(self, name: TopicName) -> PartitionedTopic:
@@ -214,6 +240,10 @@ class PartitionedTopics:
     async def _update(self, path: str, change: Change) -> Versioned | None:
         deadline = asyncio.get_running_loop().time() + METADATA_TIMEOUT_S
         return await update(self._store, path, change, deadline=deadline)
+
+
+def _is_untouched(record: TopicRecord) -> bool:
+    return record.epoch == 0 and not (record.ledgers or record.cursor_ledgers or record.deleting)
 
 
 def _at_the_beginning(number: int, properties: Mapping[str, str]) -> SubscriptionRecord:

@@ -13,6 +13,8 @@ from magnetar.broker.operations.errors import BundleNotFound, ClusterNotFound, S
 from magnetar.broker.operations.namespaces import namespace_record
 from magnetar.broker.operations.topics import require_owner
 from magnetar.broker.ownership.bundle import Bundle, bundle_in
+from magnetar.broker.topic.live import NonPersistentTopic
+from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
@@ -82,6 +84,9 @@ async def unload_topic(broker: Broker, name: TopicName) -> None:
     """Close the topic; its clients reconnect and open it again. Raises ServedElsewhere,
     TopicNotFound."""
     await require_owner(broker, name)
+    if name.domain is Domain.NON_PERSISTENT:
+        await broker.close_non_persistent(name, force=True)
+        return
     if not await broker.exists(name):
         raise TopicNotFound(str(name))
     await broker.unload_topic(name)
@@ -97,6 +102,20 @@ async def unload_bundle(broker: Broker, name: NamespaceName, part: str) -> None:
     owner = await broker.unload_bundle(bundle)
     if owner is not None:
         raise ServedElsewhere(str(bundle), owner)
+
+
+async def open_non_persistent(broker: Broker, name: NamespaceName, part: str) -> list[str]:
+    """The non-persistent topics of a bundle that are open, sorted. Raises NamespaceNotFound,
+    BundleNotFound, ServedElsewhere."""
+    record = await namespace_record(broker, name)
+    if part not in record.bundles.names:
+        raise BundleNotFound(str(name), part)
+    bundle = Bundle(name.tenant, name.namespace, part)
+    owner = await broker.owner_of(bundle)
+    if owner is not None and owner != broker.me:
+        raise ServedElsewhere(str(bundle), owner)
+    found = [topic.name for topic in broker.served if isinstance(topic, NonPersistentTopic)]
+    return sorted(str(it) for it in found if bundle_in(it, record.bundles) == bundle)
 
 
 async def unload_namespace(

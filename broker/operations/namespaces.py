@@ -152,7 +152,7 @@ _DOMAINS: Final = {
 async def list_topics(broker: Broker, name: NamespaceName, mode: TopicMode) -> list[str]:
     """Full names, sorted, without those of the system. Raises NamespaceNotFound.
 
-    NOTE: of non-persistent topics without partitions, those that are open at this broker.
+    Of non-persistent topics without partitions, those that are open at this broker.
     """
     await namespace_record(broker, name)
     return sorted(str(topic) for topic in visible(await broker.topics_of(name, _DOMAINS[mode])))

@@ -10,7 +10,12 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from magnetar.broker.operations.errors import PartitionBusy, PartitionFailed
-from magnetar.broker.operations.model import PartitionedMetadata, PartitionedStats, TopicStats
+from magnetar.broker.operations.model import (
+    PartitionedMetadata,
+    PartitionedStats,
+    TerminatedAt,
+    TopicStats,
+)
 from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
@@ -74,10 +79,14 @@ async def delete_partitioned_topic(
     partitioned = broker.catalog.partitioned
     record = await partitioned.find(name)
     if record is not None and not record.deleting and not force:
-        await _require_unused(name, record.partitions, ask)
+        names = [name.with_partition(index) for index in range(record.partitions)]
+        await _require_unused(await broker.perhaps_open(names), ask)
     left = await partitioned.begin_deletion(name)
     if record is not None and name.domain is Domain.NON_PERSISTENT:  # open ones are closed
-        left = [name.with_partition(index) for index in range(record.partitions)]
+        names = [name.with_partition(index) for index in range(record.partitions)]
+        left = await broker.perhaps_open(names)
+    else:
+        left = await partitioned.delete_untouched(left)
     query = "?force=true" if force else ""
     for answer in await _ask_all(left, "DELETE", query, ask):
         _require(*answer, allowed=(200, 204, 404))
@@ -109,6 +118,20 @@ async def partitioned_stats(
             else {},
         }
     )
+
+
+async def terminate_partitioned_topic(
+    broker: Broker, name: TopicName, ask: Ask
+) -> dict[int, TerminatedAt]:
+    """Let no partition take more messages, for good. Returns the last message of each, by number.
+    After a failure the same request again finishes it. Raises TopicNotFound, PartitionFailed."""
+    record = await broker.catalog.partitioned.require(name)
+    names = [name.with_partition(index) for index in range(record.partitions)]
+    last: dict[int, TerminatedAt] = {}
+    for index, answer in enumerate(await _ask_all(names, "POST", "/terminate", ask)):
+        _require(*answer, allowed=(200,))
+        last[index] = TerminatedAt.model_validate(answer[2])
+    return last
 
 
 def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -170,8 +193,7 @@ _NOTHING: Final[Mapping[str, Any]] = {
 }
 
 
-async def _require_unused(name: TopicName, partitions: int, ask: Ask) -> None:
-    names = [name.with_partition(index) for index in range(partitions)]
+async def _require_unused(names: Sequence[TopicName], ask: Ask) -> None:
     for partition, status, found in await _ask_all(names, "GET", "/stats", ask):
         _require(partition, status, found, allowed=(200, 404))
         if status == 200:

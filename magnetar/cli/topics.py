@@ -45,6 +45,7 @@ def add_to(app: typer.Typer) -> None:
     topics.command("stats")(stats)
     topics.command("stats-internal")(stats_internal)
     topics.command("terminate")(terminate)
+    topics.command("partitioned-terminate")(partitioned_terminate)
     topics.command("truncate")(truncate)
     topics.command("lookup")(lookup)
     topics.command("unload")(unload)
@@ -371,9 +372,27 @@ def stats_internal(
 def terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
     """Let a topic take no more messages, for good. What is stored can be read."""
     last = command(admin_url, "POST", f"{topic_path(topic)}/terminate")
+    if "entryId" not in last:  # it is partitioned
+        _print_last_of_each(topic, last)
+        return
     at = f"{last['ledgerId']}:{last['entryId']}"
     where = "it has no message" if last["entryId"] < 0 else f"its last message is {at}"
     typer.echo(f"terminated {topic}: {where}")
+
+
+def partitioned_terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
+    """Let all partitions of a topic take no more messages, for good."""
+    last = command(admin_url, "POST", f"{topic_path(topic)}/terminate/partitions")
+    _print_last_of_each(topic, last)
+
+
+def _print_last_of_each(topic: str, last: dict[str, Any]) -> None:
+    typer.echo(f"terminated {topic}; the last messages of its partitions:")
+    rows = [
+        (index, "none" if at["entryId"] < 0 else f"{at['ledgerId']}:{at['entryId']}")
+        for index, at in last.items()
+    ]
+    print_table(("partition", "last message"), rows)
 
 
 def truncate(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:

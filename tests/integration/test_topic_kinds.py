@@ -253,6 +253,45 @@ def test_a_partitioned_topic_is_deleted_with_its_partitions(
     consumer.close()
 
 
+def test_a_partitioned_topic_is_unloaded_truncated_and_terminated_by_its_own_name(
+    client: pulsar.Client, admin: Any, cli: Any, topic: str
+) -> None:
+    admin("PUT", f"{path(topic)}/partitions", 3)
+    consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
+    publish(client, topic, *[b"%d" % number for number in range(6)])
+    assert len(drain(consumer, 6)) == 6
+    assert admin("PUT", f"{path(topic)}/unload") == (204, None)
+    publish(client, topic, *[b"%d" % number for number in range(6)])
+    consumer.close()
+    assert admin("DELETE", f"{path(topic)}/truncate") == (204, None)
+    assert admin("GET", f"{path(topic)}/partitioned-stats")[1]["msgCount"] == 0
+    assert admin("POST", f"{path(topic)}-partition-1/terminate")[0] == 200
+    status, last = admin("POST", f"{path(topic)}/terminate")
+    assert (status, sorted(last)) == (200, ["0", "1", "2"])
+    assert admin("POST", f"{path(topic)}/terminate/partitions") == (200, last)
+    assert "partition" in cli("topics", "partitioned-terminate", topic)
+    with pytest.raises(pulsar.PulsarException):
+        client.create_producer(topic)
+
+
+def test_open_non_persistent_topics_are_listed_and_unloaded(
+    client: pulsar.Client, admin: Any, topic: str
+) -> None:
+    name = NON_PERSISTENT + topic
+    producer = client.create_producer(name)
+    assert name in admin("GET", "namespaces/public/default/topics?mode=NON_PERSISTENT")[1]
+    assert name in admin("GET", "namespaces/public/default/topics?mode=ALL")[1]
+    assert name not in admin("GET", "namespaces/public/default/topics")[1]
+    assert name in admin("GET", "non-persistent/public/default")[1]
+    bundles = admin("GET", "namespaces/public/default/bundles")[1]["boundaries"]
+    ranges = [f"{a}_{b}" for a, b in itertools.pairwise(bundles)]
+    listed = [admin("GET", f"non-persistent/public/default/{it}")[1] for it in ranges]
+    assert [name in found for found in listed].count(True) == 1
+    assert admin("PUT", f"non-persistent/public/default/{topic}/unload") == (204, None)
+    producer.send(b"after")
+    producer.close()
+
+
 def test_system_topics_are_reserved_and_hidden(
     client: pulsar.Client, admin: Any, topic: str
 ) -> None:

@@ -76,9 +76,9 @@ class Cluster:
         assert answer.is_success, (path, answer.status_code, answer.text)
         return answer.json() if answer.content else None
 
-    def owner(self, topic: str, *, first: int = 0) -> int:
+    def owner(self, topic: str, *, first: int = 0, domain: str = "persistent") -> int:
         """Which broker serves the topic. The one that is asked takes a bundle without owner."""
-        found = self.ask(first, "GET", f"/lookup/v2/topic/{NAMESPACE}/{topic}").json()
+        found = self.ask(first, "GET", f"/lookup/v2/topic/{domain}/public/two/{topic}").json()
         port = int(found["httpUrl"].rpartition(":")[2])
         [owner] = [n for n, each in enumerate(self.brokers) if each["ports"]["http"] == port]
         return owner
@@ -240,6 +240,26 @@ def test_a_partitioned_topic_over_both_brokers_grows_and_goes(
     for broker in range(2):
         listed = cluster.admin("GET", NAMESPACE, broker=broker)
         assert not [name for name in listed if f"/{topic}-partition-" in name]
+
+
+def test_non_persistent_topics_of_both_brokers_are_listed_by_each(
+    cluster: Cluster, client: pulsar.Client, topic: str
+) -> None:
+    names = {f"non-persistent://public/two/{topic}-{number}" for number in range(8)}
+    producers = [client.create_producer(name) for name in names]
+    for broker in range(2):
+        listed = cluster.admin("GET", "non-persistent/public/two", broker=broker)
+        assert names <= set(listed)
+        listed = cluster.admin(
+            "GET", "namespaces/public/two/topics?mode=NON_PERSISTENT", broker=broker
+        )
+        assert names <= set(listed)
+    assert {cluster.owner(f"{topic}-{number}", domain="non-persistent") for number in range(8)} == {
+        0,
+        1,
+    }
+    for producer in producers:
+        producer.close()
 
 
 def test_unloading_a_namespace_moves_topics_and_loses_nothing(

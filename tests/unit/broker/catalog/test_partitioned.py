@@ -142,6 +142,26 @@ async def test_deletion_is_marked_and_can_be_finished() -> None:
         await world.topics.begin_deletion(NAME)
 
 
+async def test_partitions_that_were_never_opened_are_deleted_by_their_records() -> None:
+    world = World()
+    await world.topics.create(NAME, 100)
+    await world.put(NAME.with_partition(3), TopicRecord(1))
+    left = await world.topics.begin_deletion(NAME)
+    assert await world.topics.delete_untouched(left) == [NAME.with_partition(3)]
+    assert [n for n in range(100) if await world.record(n) is not None] == [3]
+    assert await world.topics.delete_untouched(left) == [NAME.with_partition(3)]
+
+
+async def test_the_policies_of_a_partitioned_topic_are_deleted_with_it() -> None:
+    world = World()
+    await world.topics.create(NAME, 1)
+    path = paths.topic_policies(NAME.tenant, NAME.namespace, NAME.domain, NAME.topic)
+    await world.store.put(path, b"policies", expected=-1)
+    await world.topics.begin_deletion(NAME)
+    await world.topics.end_deletion(NAME)
+    assert await world.store.get(path) is None
+
+
 async def test_non_persistent_partitions_are_not_stored() -> None:
     world = World()
     name = TopicName.parse("non-persistent://public/default/t")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from magnetar.metadata import codec, paths
 from magnetar.metadata.model import TopicRecord
@@ -12,6 +12,9 @@ from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
     from magnetar.metadata.store import MetadataStore
+
+SPREAD: Final = tuple(f"public/n{number}" for number in range(16))
+"""So many that each of two brokers prefers the topics of some."""
 
 
 async def create_namespaces(store: MetadataStore, *names: str) -> None:

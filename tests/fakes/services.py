@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from fakes.broker import RunningBroker, running_broker
 from fakes.cluster_state import ClusterState
+from fakes.namespaces import SPREAD, create_namespaces
 from support import is_foreign
 
 from magnetar.local_process import standalone
@@ -76,6 +77,7 @@ def brokers_in_thread(count: int) -> Iterator[Service]:
         loop.set_exception_handler(note)
         async with AsyncExitStack() as stack:
             cluster = ClusterState()
+            await create_namespaces(cluster.store(), *SPREAD)
             brokers = [
                 await stack.enter_async_context(running_broker(cluster, number))
                 for number in range(count)
@@ -122,6 +124,8 @@ def local_cluster(directory: Path) -> Iterator[Service]:
         assert ready, (directory / "log").read_text()
         cluster = json.loads(ready)
         brokers = [it["ports"] for it in cluster["processes"] if it["role"] == "broker"]
+        for name in SPREAD:
+            _create_namespace(brokers[0]["http"], name)
         yield Service(
             f"pulsar://127.0.0.1:{brokers[0]['pulsar']}",
             f"grpc://127.0.0.1:{brokers[0]['grpc']}",
@@ -142,6 +146,15 @@ def standalone_process(directory: Path) -> Iterator[Service]:
         yield Service(f"pulsar://127.0.0.1:{ports['pulsar']}", f"grpc://127.0.0.1:{ports['grpc']}")
         process.terminate()
         assert process.wait() == 0, process.log.read_text()
+
+
+def _create_namespace(port: int, name: str) -> None:
+    connection = HTTPConnection("127.0.0.1", port, timeout=READY_S)
+    try:
+        connection.request("PUT", f"/admin/v2/namespaces/{name}")
+        assert connection.getresponse().status == HTTPStatus.NO_CONTENT
+    finally:
+        connection.close()
 
 
 def _serves(admin_url: str, topic: TopicName) -> bool:

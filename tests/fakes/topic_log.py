@@ -136,9 +136,10 @@ async def opened(
     ledgers: LedgerStore | None = None,
     cache_bytes: int = 1 << 20,
     close: bool = True,
+    version_min: int = -1,
 ) -> AsyncIterator[TopicLog]:
     """A broker that owns the topic. `ledgers`: other ones than those of the world. `close=False`:
-    it dies at the end instead of closing."""
+    it dies at the end instead of closing. `version_min`: from the tombstone of a deleted topic."""
     cache = EntryCache(cache_bytes)
     log = await Log.open(
         TOPIC,
@@ -148,6 +149,7 @@ async def opened(
         clock=world.clock,
         cache=cache,
         incarnation=drawn_incarnation(),
+        version_min=version_min,
     )
     async with asyncio.TaskGroup() as tasks:
         log.start(spawner(tasks))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pulsar
 import pytest
+from fakes.namespaces import SPREAD
 from fakes.services import Service, brokers_in_thread, local_cluster, standalone_process
 from support import skip_without_zookeeper, wait_for
 
@@ -674,8 +675,8 @@ def test_a_topic_of_the_other_broker_is_reached_by_a_redirect(
     if service.brokers_count == 1:
         return
     owners = set()
-    for number in range(12):
-        topic = unique("spread").replace("default", f"n{number}")
+    for namespace in SPREAD:
+        topic = unique("spread").replace("public/default", namespace)
         name = TopicName.parse(topic)
         producer = client.create_producer(topic)
         producer.send(b"0")

@@ -307,12 +307,6 @@ NOT_SERVED: list[tuple[Any, str]] = [
     ),
     (pb.CommandNewTxn(request_id=0), "NEW_TXN"),
     (pb.CommandTcClientConnectRequest(request_id=0, tc_id=0), "TC_CLIENT_CONNECT_REQUEST"),
-    (
-        pb.CommandWatchTopicList(
-            request_id=0, watcher_id=1, namespace="public/default", topics_pattern=".*"
-        ),
-        "WATCH_TOPIC_LIST",
-    ),
 ]
 
 

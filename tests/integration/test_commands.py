@@ -258,7 +258,6 @@ def test_statistics(magnetar) -> None:
         (["produce", "a//b", "-m", "x"], "a//b"),
         (["produce", "big", "-f", "big"], "5242880"),
         (["produce", "a", "-f", "nope"], "nope: No such file or directory"),
-        (["consume", "greetings", "-s", "new", "-t", "keyshared"], "Key_Shared"),
     ],
 )
 def test_what_goes_wrong_is_one_line(

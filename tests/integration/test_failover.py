@@ -14,6 +14,7 @@ import pulsar
 import pytest
 from fakes.broker import RunningBroker, running_broker
 from fakes.cluster_state import ClusterState
+from fakes.namespaces import SPREAD, create_namespaces
 from fakes.wire import TRANSPORTS, wire_to
 from support import wait_until
 
@@ -39,6 +40,7 @@ TAKEOVER_S = 8.0
 async def pair() -> AsyncIterator[list[RunningBroker]]:
     """Two brokers."""
     cluster = ClusterState()
+    await create_namespaces(cluster.store(), *SPREAD)
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(running_broker(cluster, number)) for number in range(2)
@@ -48,8 +50,8 @@ async def pair() -> AsyncIterator[list[RunningBroker]]:
 def topic_of(owner: RunningBroker, brokers: list[RunningBroker]) -> str:
     """A topic that prefers this broker."""
     ids = [it.registration.broker for it in brokers]
-    for number in range(1_000):
-        name = f"persistent://public/n{number}/t"
+    for namespace in SPREAD:
+        name = f"persistent://{namespace}/t"
         if (
             by_preference(bundle_in(TopicName.parse(name), NamespaceBundles()), ids)[0]
             == owner.registration.broker

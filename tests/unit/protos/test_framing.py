@@ -79,9 +79,8 @@ def base_of(number: int, body: Message) -> pb.BaseCommand:
 # Every command
 
 
-def test_there_are_58_commands() -> None:
+def test_each_command_has_a_body() -> None:
     assert set(BODIES) == set(pb.BaseCommand.Type.values())
-    assert len(BODIES) == 58
 
 
 @pytest.mark.parametrize("number", sorted(BODIES))

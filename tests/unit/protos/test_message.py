@@ -1,6 +1,7 @@
 """Messages in entries: what a producer writes, a consumer reads; what is damaged, it refuses."""
 
 import struct
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -134,9 +135,14 @@ def test_a_batch(batch: list[OutgoingMessage], header: EntryHeader) -> None:
     assert (view.is_batch, view.num_messages) == (True, len(batch))
     assert view.sequence_id == batch[0].sequence_id
     assert view.highest_sequence_id == max(batch[0].sequence_id, batch[-1].sequence_id)
-    keys = {(m.partition_key, m.ordering_key) for m in batch}
-    shared = keys.pop() if len(keys) == 1 else (None, None)
-    assert (view.partition_key, view.ordering_key) == shared
+    assert view.partition_key == shared(m.partition_key for m in batch)
+    assert view.ordering_key == shared(m.ordering_key for m in batch)
+
+
+def shared(keys: Iterable[str | bytes | None]) -> str | bytes | None:
+    """The key of all messages, None if they differ."""
+    found = set(keys)
+    return found.pop() if len(found) == 1 else None
 
 
 @given(st.lists(messages, min_size=1, max_size=4))

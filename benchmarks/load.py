@@ -96,7 +96,7 @@ def tail(url: str, topic: str, shape: Shape, *, batched: bool) -> Figure:
 async def _publish_all(producer: magnetar.asyncio.Producer, body: bytes, shape: Shape) -> None:
     window = asyncio.Semaphore(shape.window)
 
-    def done(result: magnetar.Result, message_id: MessageId | None) -> None:
+    def done(result: magnetar.Result, message_id: MessageId) -> None:
         _refuse_failure(result, message_id)
         window.release()
 
@@ -106,5 +106,5 @@ async def _publish_all(producer: magnetar.asyncio.Producer, body: bytes, shape: 
     await producer.flush()
 
 
-def _refuse_failure(result: magnetar.Result, message_id: MessageId | None) -> None:
-    assert message_id is not None, f"a send failed: {result}"
+def _refuse_failure(result: magnetar.Result, message_id: MessageId) -> None:
+    assert result is magnetar.Result.Ok, f"a send failed: {result}"

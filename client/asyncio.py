@@ -37,8 +37,10 @@ from magnetar.client.errors import (
     PulsarException,
     Timeout,
 )
+from magnetar.client.loggers import install
 from magnetar.client.message_queue import SourceQueue
 from magnetar.client.options import (
+    AsyncConsumerOptions,
     ClientOptions,
     ConsumerBatchReceivePolicy,
     ConsumerOptions,
@@ -52,6 +54,7 @@ from magnetar.client.producing.partitions import PartitionedPublisher, ProducerC
 from magnetar.client.producing.publisher import Publisher
 from magnetar.client.reader import Reader, begin_at_latest, reader_subscription
 from magnetar.client.scope import Scope
+from magnetar.client.service_info import ServiceInfo, service_info_of
 from magnetar.client.session.lookup import Lookup
 from magnetar.client.session.pool import Pool
 from magnetar.client.signature import takes_parameters_of
@@ -98,10 +101,11 @@ class Client:
         """
         return await self.open_producer(options)
 
-    @takes_parameters_of(ConsumerOptions)
-    async def subscribe(self, options: ConsumerOptions) -> Consumer:
+    @takes_parameters_of(AsyncConsumerOptions)
+    async def subscribe(self, options: AsyncConsumerOptions) -> Consumer:
         """Create a consumer of a subscription. The broker creates the subscription if it does not
-        exist. The parameters are those of ConsumerOptions.
+        exist. The parameters are those of ConsumerOptions, and `is_pattern_topic`: `topic` is the
+        text of a regular expression.
 
         Raises the broker's refusal, for example ConsumerBusy, InvalidTopicName or NotAllowedError.
         Raises ConnectError or Timeout if no broker accepts the consumer within
@@ -160,6 +164,10 @@ class Client:
         except TimeoutError:
             raise Timeout("no broker answered: partitions", topic=str(name)) from None
         return [str(name.with_partition(index)) for index in range(count)] or [str(name)]
+
+    def get_service_info(self) -> ServiceInfo:
+        """Return the cluster that the client uses now."""
+        return self._service
 
     async def close(self) -> None:
         """Close all producers, consumers and readers, then the connections.
@@ -353,6 +361,7 @@ class Client:
     # Mechanics
 
     def _set_up(self, options: ClientOptions, environment: Environment) -> None:
+        install(options.logger)
         dialer = environment.dialer()
         scope = Scope(on_failure=self._on_failure, at_end=dialer.close)
         pool = Pool(
@@ -362,6 +371,7 @@ class Client:
             keepalive_s=environment.keepalive_s,
         )
         self._failure = None
+        self._service = service_info_of(options)
         timeout_s = float(options.operation_timeout_seconds)
         self._parts = Parts(
             scope=scope,

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, ParamSpec
+from typing import ParamSpec
 
 from magnetar.client.errors import PulsarException, Result
+from magnetar.client.message import MessageId
 from magnetar.runtime.log import get_logger
-
-if TYPE_CHECKING:
-    from magnetar.client.message import MessageId
 
 log = get_logger(__name__)
 
 P = ParamSpec("P")
 
-SendCallback = Callable[["Result", "MessageId | None"], object]
-"""Called as `callback(result, message_id)`. The id is None unless the result is Ok."""
+SendCallback = Callable[["Result", "MessageId"], object]
+"""Called as `callback(result, message_id)`. Unless the result is Ok, the id is that of no message:
+all its numbers are -1."""
 
 
 def report(
@@ -27,7 +26,7 @@ def report(
     if callback is None:
         return
     try:
-        callback(_OK if error is None else error.result, message_id)
+        callback(_OK if error is None else error.result, message_id or _NO_MESSAGE)
     except (Exception, SystemExit) as failure:
         _go_on_after(failure, callback)
 
@@ -48,4 +47,5 @@ def _go_on_after(failure: BaseException, callback: object) -> None:
     log.error("a callback failed", exc_info=failure, callback=repr(callback))
 
 
+_NO_MESSAGE = MessageId()
 _OK = Result.Ok  # the attribute lookup on the enum costs as much as a call

@@ -4,16 +4,16 @@
 definite error cannot create a duplicate; after any other error it can.
 """
 
-from enum import IntEnum
 from typing import ClassVar, Final
 
+from magnetar.client.enums import NamedEnum
 from magnetar.protos import pulsar_pb2 as pb
 
 START_ADVICE: Final = "Is a server running? `magnetar standalone --data-dir DIR` starts one"
 """The last sentence of the error when the client or the command line reaches no broker."""
 
 
-class Result(IntEnum):
+class Result(NamedEnum):
     """The result that a send callback gets. The numbers are those of Apache's client."""
 
     Ok = 0
@@ -63,9 +63,6 @@ class Result(IntEnum):
     MemoryBufferIsFull = 44
     Interrupted = 45
 
-    def __str__(self) -> str:
-        return self.name
-
 
 class PulsarException(Exception):
     """The base class of all errors that the client raises.
@@ -104,13 +101,17 @@ class PulsarException(Exception):
 
 
 class InvalidConfiguration(PulsarException, ValueError):
-    """An option has an invalid value."""
+    """An option has an invalid value. It is a ValueError, which Apache's client raises."""
 
     result = Result.InvalidConfiguration
     definite = True
 
 
-class InvalidUrl(PulsarException):
+class WrongType(InvalidConfiguration, TypeError):
+    """An argument has the wrong type. Apache's client raises ValueError or TypeError for it."""
+
+
+class InvalidUrl(PulsarException, ValueError):
     """The service URL is invalid. The reason says what the client expects."""
 
     result = Result.InvalidUrl
@@ -124,8 +125,11 @@ class InvalidTopicName(PulsarException):
     definite = True
 
 
-class InvalidMessage(PulsarException):
-    """The client cannot send a message as it is, or cannot read a serialized message id."""
+class InvalidMessage(PulsarException, ValueError, TypeError):
+    """The client cannot send a message as it is, or cannot read a serialized message id.
+
+    Apache's client raises TypeError for some of these arguments and ValueError for the others.
+    """
 
     result = Result.InvalidMessage
     definite = True
@@ -135,6 +139,13 @@ class NotAllowedError(PulsarException):
     """The broker refuses the operation for good, or this client does not support it yet."""
 
     result = Result.NotAllowedError
+    definite = True
+
+
+class CryptoError(PulsarException):
+    """A key is missing or unusable, so the client cannot encrypt or decrypt a message."""
+
+    result = Result.CryptoError
     definite = True
 
 
@@ -207,9 +218,14 @@ class ConnectError(PulsarException):
 
 
 class Interrupted(PulsarException):
-    """The client was closed before the outcome was known."""
+    """The client was closed, or Ctrl-C ended the wait, before the outcome was known."""
 
     result = Result.Interrupted
+
+
+class InterruptedByUser(Interrupted, KeyboardInterrupt):
+    """Ctrl-C ended the wait. Apache's client raises Interrupted; Python programs catch
+    KeyboardInterrupt."""
 
 
 # Errors that the broker answers
@@ -358,6 +374,70 @@ class ProducerBlockedQuotaExceededException(PulsarException):
     definite = True
 
 
+class TransactionCoordinatorNotFoundError(PulsarException):
+    """The broker has no transaction coordinator. This client has no transactions."""
+
+    result = Result.TransactionCoordinatorNotFoundError
+    definite = True
+
+
+class InvalidTxnStatusError(PulsarException):
+    """The transaction is in another state. This client has no transactions."""
+
+    result = Result.InvalidTxnStatusError
+    definite = True
+
+
+class TransactionConflict(PulsarException):
+    """Another transaction holds the message. This client has no transactions."""
+
+    result = Result.TransactionConflict
+    definite = True
+
+
+class TransactionNotFound(PulsarException):
+    """The broker does not know the transaction. This client has no transactions."""
+
+    result = Result.TransactionNotFound
+    definite = True
+
+
+# Errors of Apache's client that this client does not raise. Programs name them in `except`.
+
+
+class ReadError(PulsarException):
+    """Apache's client failed to read from a socket. This client raises ConnectError."""
+
+    result = Result.ReadError
+
+
+class NotConnected(PulsarException):
+    """Apache's client is not connected. This client waits, then raises Timeout."""
+
+    result = Result.NotConnected
+
+
+class ConsumerNotInitialized(PulsarException):
+    """Apache's consumer was not created by a client. Here, only clients create consumers."""
+
+    result = Result.ConsumerNotInitialized
+    definite = True
+
+
+class ProducerNotInitialized(PulsarException):
+    """Apache's producer was not created by a client. Here, only clients create producers."""
+
+    result = Result.ProducerNotInitialized
+    definite = True
+
+
+class ErrorGettingAuthenticationData(PulsarException):
+    """An authentication plugin returned no credentials."""
+
+    result = Result.ErrorGettingAuthenticationData
+    definite = True
+
+
 _BY_SERVER_ERROR: dict[int, type[PulsarException]] = {
     pb.UnknownError: UnknownError,
     pb.MetadataError: BrokerMetadataError,
@@ -381,11 +461,10 @@ _BY_SERVER_ERROR: dict[int, type[PulsarException]] = {
     pb.ConsumerAssignError: ConsumerAssignError,
     pb.NotAllowedError: NotAllowedError,
     pb.ProducerFenced: ProducerFenced,
-    # This client has no transactions, so only a faulty broker answers with these.
-    pb.TransactionCoordinatorNotFound: UnknownError,
-    pb.InvalidTxnStatus: UnknownError,
-    pb.TransactionConflict: UnknownError,
-    pb.TransactionNotFound: UnknownError,
+    pb.TransactionCoordinatorNotFound: TransactionCoordinatorNotFoundError,
+    pb.InvalidTxnStatus: InvalidTxnStatusError,
+    pb.TransactionConflict: TransactionConflict,
+    pb.TransactionNotFound: TransactionNotFound,
 }
 
 # Temporary errors: a topic is briefly unavailable whenever it moves between brokers. The client

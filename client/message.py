@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from google.protobuf.message import DecodeError
 
-from magnetar.client.errors import InvalidMessage
+from magnetar.client.errors import InvalidMessage, WrongType
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
+    from magnetar.client.encryption import EncryptionContext
     from magnetar.protos.message import ReceivedMessage
 
 _U64 = 0xFFFFFFFFFFFFFFFF  # ids are unsigned on the wire and signed in meaning
@@ -32,6 +33,7 @@ class Delivery:
     redelivery_count: int
     last_index: int | None  # index of the entry's last message; None: the broker does not send it
     generation: int  # of the consumer's queue at the time of delivery
+    encryption: EncryptionContext | None = None  # None: the entry was not encrypted
 
 
 class Message:
@@ -92,9 +94,12 @@ class Message:
         """Return how often the message was delivered before (Shared and Key_Shared only)."""
         return self._delivery.redelivery_count
 
-    def schema_version(self) -> bytes:
-        """Return the version of the schema with which the message was written; b"" if none."""
-        return self._delivery.schema_version
+    def schema_version(self) -> str:
+        """Return the version of the schema with which the message was written; "" if none.
+
+        The characters are the bytes of the version on the wire, as in Apache's client.
+        """
+        return self._delivery.schema_version.decode("latin-1")
 
     def producer_name(self) -> str:
         """Return the name of the producer."""
@@ -103,6 +108,10 @@ class Message:
     def has_null_value(self) -> bool:
         """Return whether the content was None. On a compacted topic this deletes the key."""
         return self._received.null_value
+
+    def encryption_context(self) -> EncryptionContext | None:
+        """Return how the message was encrypted. None: it was not."""
+        return self._delivery.encryption
 
     @property
     def received(self) -> ReceivedMessage:
@@ -195,12 +204,19 @@ class MessageId:
         return data.SerializeToString()
 
     @classmethod
+    def wrap(cls, msg_id: MessageId) -> MessageId:
+        """Return the argument. Apache's client has a second class that this method converts."""
+        return msg_id
+
+    @classmethod
     def deserialize(cls, message_id_bytes: bytes, topic: str | None = None) -> MessageId:
         """Return the id that `serialize` wrote. Raises InvalidMessage for any other bytes.
 
         `topic`: the message's `topic_name()`, which the bytes do not hold. An id for a consumer of
         several topics needs it.
         """
+        _expect("message_id_bytes", message_id_bytes, bytes)
+        _expect("topic", topic, str, type(None))
         try:
             data = pb.MessageIdData.FromString(message_id_bytes)
         except DecodeError as error:
@@ -266,6 +282,11 @@ class ChunkedMessageId(MessageId):
     @property
     def first_chunk(self) -> MessageId:
         return self._first_chunk
+
+
+def _expect(name: str, value: object, *kinds: type) -> None:
+    if not isinstance(value, kinds):
+        raise WrongType(f"{name} must be {kinds[0].__name__}, not {type(value).__name__}")
 
 
 def _signed(number: int) -> int:

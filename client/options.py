@@ -11,14 +11,16 @@ statistics. `hashing_scheme` is a parameter of Apache's Java and C++ clients.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from magnetar.client.errors import InvalidConfiguration, NotAllowedError
+from magnetar.client.enums import CompressionType, NamedEnum
+from magnetar.client.errors import InvalidConfiguration, NotAllowedError, WrongType
+from magnetar.client.loggers import ClientLogger, ConsoleLogger, FileLogger
 from magnetar.client.message import MessageId
 from magnetar.client.policies import ConsumerDeadLetterPolicy, RedeliveryBackoff
 
@@ -29,17 +31,7 @@ LISTED_TOPICS_MAX: Final = 10_000
 """Topics in one list: each has a consumer of its own at its broker."""
 
 
-class CompressionType(IntEnum):
-    """How a producer compresses its entries. A batch is compressed as a whole."""
-
-    NONE = 0
-    LZ4 = 1
-    ZLib = 2
-    ZSTD = 3
-    SNAPPY = 4
-
-
-class ConsumerType(IntEnum):
+class ConsumerType(NamedEnum):
     """How the consumers of a subscription share its messages."""
 
     Exclusive = 0
@@ -48,21 +40,21 @@ class ConsumerType(IntEnum):
     KeyShared = 3
 
 
-class InitialPosition(IntEnum):
+class InitialPosition(NamedEnum):
     """Where a subscription begins when `subscribe` creates it."""
 
     Latest = 0
     Earliest = 1
 
 
-class BatchingType(IntEnum):
+class BatchingType(NamedEnum):
     """Default: messages with different keys share a batch. KeyBased: a batch holds one key."""
 
     Default = 0
     KeyBased = 1
 
 
-class PartitionsRoutingMode(IntEnum):
+class PartitionsRoutingMode(NamedEnum):
     """Which partition a message without a key goes to. A key decides its message's partition.
 
     UseSinglePartition: all go to one partition, which is chosen at random.
@@ -75,7 +67,7 @@ class PartitionsRoutingMode(IntEnum):
     CustomPartition = 2
 
 
-class HashingScheme(IntEnum):
+class HashingScheme(NamedEnum):
     """How a producer computes the partition of a key; see `create_producer`.
 
     Producers that must agree on the partition of a key need the same scheme. JavaStringHash is the
@@ -88,7 +80,7 @@ class HashingScheme(IntEnum):
     JavaStringHash = 2
 
 
-class ProducerAccessMode(IntEnum):
+class ProducerAccessMode(NamedEnum):
     """Whether a producer shares its topic with others.
 
     Exclusive: creating the producer fails if others are connected. ExclusiveWithFencing: the others
@@ -102,7 +94,7 @@ class ProducerAccessMode(IntEnum):
     ExclusiveWithFencing = 3
 
 
-class RegexSubscriptionMode(IntEnum):
+class RegexSubscriptionMode(NamedEnum):
     """Which topics a pattern matches."""
 
     PersistentOnly = 0
@@ -110,7 +102,7 @@ class RegexSubscriptionMode(IntEnum):
     AllTopics = 2
 
 
-class KeySharedMode(IntEnum):
+class KeySharedMode(NamedEnum):
     """How the keys of a KeyShared subscription are assigned. AutoSplit: the broker splits the
     hashes among the consumers. Sticky: each consumer asks for its own hash ranges."""
 
@@ -120,6 +112,36 @@ class KeySharedMode(IntEnum):
 
 HASH_SLOTS: Final = 65_536
 """The hashes of keys are 0..65535."""
+
+
+class KeySharedPolicy:
+    """The values of a ConsumerKeySharedPolicy, with the names of Apache's extension module."""
+
+    def __init__(self) -> None:
+        self._mode = KeySharedMode.AutoSplit
+        self._allow_out_of_order_delivery = False
+        self._sticky_ranges: list[tuple[int, int]] = []
+
+    def get_key_shared_mode(self) -> KeySharedMode:
+        return self._mode
+
+    def set_key_shared_mode(self, mode: KeySharedMode) -> KeySharedPolicy:
+        self._mode = mode
+        return self
+
+    def is_allow_out_of_order_delivery(self) -> bool:
+        return self._allow_out_of_order_delivery
+
+    def set_allow_out_of_order_delivery(self, allow: bool) -> KeySharedPolicy:
+        self._allow_out_of_order_delivery = allow
+        return self
+
+    def get_sticky_ranges(self) -> list[tuple[int, int]]:
+        return list(self._sticky_ranges)
+
+    def set_sticky_ranges(self, ranges: Sequence[tuple[int, int]]) -> KeySharedPolicy:
+        self._sticky_ranges = list(ranges)
+        return self
 
 
 class ConsumerKeySharedPolicy:
@@ -150,12 +172,32 @@ class ConsumerKeySharedPolicy:
         for one, two in pairwise(ranges):
             if two[0] <= one[1]:
                 raise InvalidConfiguration(f"sticky_ranges: {one} and {two} overlap")
-        self.key_shared_mode = key_shared_mode
-        self.allow_out_of_order_delivery = allow_out_of_order_delivery
-        self.sticky_ranges = ranges
+        self._policy = KeySharedPolicy()
+        self._policy.set_key_shared_mode(key_shared_mode)
+        self._policy.set_allow_out_of_order_delivery(allow_out_of_order_delivery)
+        self._policy.set_sticky_ranges(ranges)
+
+    @property
+    def key_shared_mode(self) -> KeySharedMode:
+        """Return how keys are assigned."""
+        return self._policy.get_key_shared_mode()
+
+    @property
+    def allow_out_of_order_delivery(self) -> bool:
+        """Return whether a new consumer gets its keys at once."""
+        return self._policy.is_allow_out_of_order_delivery()
+
+    @property
+    def sticky_ranges(self) -> list[tuple[int, int]]:
+        """Return the hash ranges that the consumer asks for, in order."""
+        return self._policy.get_sticky_ranges()
+
+    def policy(self) -> KeySharedPolicy:
+        """Return the values of the policy."""
+        return self._policy
 
 
-class ConsumerCryptoFailureAction(IntEnum):
+class ConsumerCryptoFailureAction(NamedEnum):
     """What a consumer does with a message that it cannot decrypt.
 
     FAIL: the message stays unacknowledged, and the client logs an error. DISCARD: the client
@@ -167,7 +209,7 @@ class ConsumerCryptoFailureAction(IntEnum):
     CONSUME = 2
 
 
-class ConsumerDecodeFailureAction(IntEnum):
+class ConsumerDecodeFailureAction(NamedEnum):
     """What a consumer does with a corrupt entry: its checksum, its layout or its codec is wrong.
 
     DISCARD: the client logs an error and reports the entry to the broker, which acknowledges it.
@@ -254,7 +296,7 @@ class ClientOptions:
     tls_trust_certs_file_path: str | None = None
     tls_allow_insecure_connection: bool = False
     tls_validate_hostname: bool = False
-    logger: object | None = None
+    logger: ClientLogger | None = None
     connection_timeout_ms: int = 10000
     listener_name: str | None = None
     tls_private_key_file_path: str | None = None
@@ -264,8 +306,6 @@ class ClientOptions:
         _expect("service_url", self.service_url, str)
         _refuse(
             "authentication",
-            "log_conf_file_path",
-            "use_tls",
             "tls_trust_certs_file_path",
             "tls_allow_insecure_connection",
             "tls_validate_hostname",
@@ -274,15 +314,15 @@ class ClientOptions:
             "tls_certificate_file_path",
             options=self,
         )
-        if self.logger is not None:
-            raise NotAllowedError(
-                "logger: not supported; configure Python's loggers magnetar.client.* instead"
-            )
+        _expect("logger", self.logger, logging.Logger, ConsoleLogger, FileLogger, type(None))
         _expect_at_least(1, "operation_timeout_seconds", self.operation_timeout_seconds)
         _expect_at_least(1, "connection_timeout_ms", self.connection_timeout_ms)
         _expect_at_least(1, "message_listener_threads", self.message_listener_threads)
         _expect_at_least(1, "concurrent_lookup_requests", self.concurrent_lookup_requests)
         _expect_at_least(1, "io_threads", self.io_threads)
+        _expect_at_least(0, "stats_interval_in_seconds", self.stats_interval_in_seconds)
+        _expect("log_conf_file_path", self.log_conf_file_path, str, type(None))
+        _expect("use_tls", self.use_tls, bool)
 
 
 @dataclass(frozen=True)
@@ -333,6 +373,8 @@ class ProducerOptions:
         _expect("producer_name", self.producer_name, str, type(None))
         _expect("batching_enabled", self.batching_enabled, bool, type(None))
         _expect("chunking_enabled", self.chunking_enabled, bool)
+        _expect("block_if_queue_full", self.block_if_queue_full, bool)
+        _expect("lazy_start_partitioned_producers", self.lazy_start_partitioned_producers, bool)
         if self.batching_enabled and self.chunking_enabled:
             raise InvalidConfiguration(
                 "chunking_enabled: batching and chunking cannot be enabled together; "
@@ -435,6 +477,12 @@ class ConsumerOptions:
         _expect_at_least(1, "pattern_auto_discovery_period", self.pattern_auto_discovery_period)
         _expect("initial_position", self.initial_position, InitialPosition)
         _expect("consumer_name", self.consumer_name, str, type(None))
+        _expect("start_message_id_inclusive", self.start_message_id_inclusive, bool)
+        _expect("batch_index_ack_enabled", self.batch_index_ack_enabled, bool)
+        _expect_listener("message_listener", self.message_listener)
+        _expect_at_least(
+            0, "broker_consumer_stats_cache_time_ms", self.broker_consumer_stats_cache_time_ms
+        )
         _expect_properties("properties", self.properties)
         _expect_at_least(0, "receiver_queue_size", self.receiver_queue_size)
         _expect_at_least(
@@ -485,6 +533,26 @@ class ConsumerOptions:
 
 
 @dataclass(frozen=True)
+class AsyncConsumerOptions(ConsumerOptions):
+    """The options of a consumer of the asyncio client.
+
+    `is_pattern_topic`: `topic` is the text of a regular expression. Raises InvalidConfiguration if
+    it is none.
+    """
+
+    is_pattern_topic: bool = False
+
+    def __post_init__(self) -> None:
+        _expect("is_pattern_topic", self.is_pattern_topic, bool)
+        if self.is_pattern_topic and isinstance(self.topic, str):
+            try:
+                object.__setattr__(self, "topic", re.compile(self.topic))
+            except re.error as error:
+                raise InvalidConfiguration(f"topic {self.topic!r}: {error}") from None
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
 class ReaderOptions:
     """The topic of a reader, the message where it begins, and the size of its queue."""
 
@@ -498,7 +566,7 @@ class ReaderOptions:
     is_read_compacted: bool = False
     crypto_key_reader: object | None = None
     start_message_id_inclusive: bool = False
-    crypto_failure_action: object | None = None
+    crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL
 
     def __post_init__(self) -> None:
         _expect("topic", self.topic, str)
@@ -511,6 +579,8 @@ class ReaderOptions:
             options=self,
         )
         _expect("reader_name", self.reader_name, str, type(None))
+        _expect("start_message_id_inclusive", self.start_message_id_inclusive, bool)
+        _expect_listener("reader_listener", self.reader_listener)
         _expect("subscription_role_prefix", self.subscription_role_prefix, str, type(None))
         _expect_at_least(0, "receiver_queue_size", self.receiver_queue_size)
 
@@ -550,9 +620,9 @@ def _refuse(*names: str, options: object) -> None:
 
 
 def _expect(name: str, value: object, *kinds: type) -> None:
-    if not isinstance(value, kinds):
+    if not isinstance(value, kinds) or (type(value) is bool and bool not in kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise InvalidConfiguration(f"{name} must be {wanted}, not {type(value).__name__}")
+        raise WrongType(f"{name} must be {wanted}, not {type(value).__name__}")
     if isinstance(value, str):
         try:
             value.encode()
@@ -560,11 +630,20 @@ def _expect(name: str, value: object, *kinds: type) -> None:
             raise InvalidConfiguration(f"{name}: {value!r} cannot be encoded as UTF-8") from None
 
 
+def _expect_listener(name: str, listener: object) -> None:
+    if listener is not None and not callable(listener):
+        raise WrongType(f"{name} must be callable, not {listener!r}")
+
+
 def _expect_at_least(least: int, name: str, value: object) -> None:
-    if type(value) is not int or value < least:
-        raise InvalidConfiguration(f"{name} must be an integer of at least {least}, not {value!r}")
+    if type(value) is int and value >= least:
+        return
+    kind = InvalidConfiguration if type(value) is int else WrongType
+    raise kind(f"{name} must be an integer of at least {least}, not {value!r}")
 
 
 def _expect_properties(name: str, value: Mapping[str, str] | None) -> None:
+    if not isinstance(value, Mapping | None):
+        raise WrongType(f"{name} must be a mapping of texts, not {type(value).__name__}")
     for text in (*(value or {}).keys(), *(value or {}).values()):
         _expect(f"every key and value of {name}", text, str)

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from magnetar.client.message import Message, MessageId
     from magnetar.client.producing.batching import Done
     from magnetar.client.producing.partitions import ProducerCore
+    from magnetar.client.service_info import ServiceInfo
     from magnetar.client.table_view import Changed, TableRows
     from magnetar.protos.message import OutgoingMessage
 
@@ -129,6 +130,10 @@ class Client:
         Raises ConnectError or Timeout if no broker answers within `operation_timeout_seconds`.
         """
         return self._thread.call(self._client.get_topic_partitions(topic))
+
+    def get_service_info(self) -> ServiceInfo:
+        """Return the cluster that the client uses now."""
+        return self._client.get_service_info()
 
     def close(self) -> None:
         """Close all producers, consumers and readers, then the connections.

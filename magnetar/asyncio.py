@@ -1,5 +1,6 @@
 """The asyncio client: `async with magnetar.asyncio.Client("grpc://host:6660") as client: ...`"""
 
 from magnetar.client.asyncio import Client, Consumer, Producer, Reader, TableView
+from magnetar.client.errors import PulsarException
 
-__all__ = ["Client", "Producer", "Consumer", "Reader", "TableView"]
+__all__ = ["Client", "Producer", "Consumer", "Reader", "TableView", "PulsarException"]

@@ -242,7 +242,37 @@ def decode_messages(
     metadata = entry.metadata
     if not entry.is_batch:
         return [_received(metadata, plain, entry.sequence_id, -1)]
-    return _unbatched(entry, plain)
+    return split_batch(plain, entry.num_messages, sequence_id=entry.sequence_id)
+
+
+def split_batch(payload: bytes, count: int, *, sequence_id: int) -> list[ReceivedMessage]:
+    """Return the messages of a batch. `sequence_id`: of messages that have none of their own.
+
+    Raises BatchDeserializeError, MalformedEntry.
+    """
+    messages = []
+    parse = pb.SingleMessageMetadata.FromString
+    end = 0  # of the preceding message
+    for index in range(count):
+        try:
+            (size,) = _U32.unpack_from(payload, end)
+        except struct.error:
+            raise BatchDeserializeError(f"the batch ends before message {index}") from None
+        start = end + 4 + size
+        try:
+            metadata = parse(payload[end + 4 : start])
+        except DecodeError as error:
+            raise BatchDeserializeError(f"metadata of message {index}: {error}") from None
+        payload_size = metadata.payload_size
+        end = start + payload_size
+        if not metadata.HasField("payload_size") or payload_size < 0 or end > len(payload):
+            raise BatchDeserializeError(f"message {index} does not fit into the batch")
+        own = metadata.HasField("sequence_id")
+        number = metadata.sequence_id if own else sequence_id
+        messages.append(_received(metadata, payload[start:end], number, index))
+    if end != len(payload):
+        raise BatchDeserializeError(f"{len(payload) - end} bytes follow the last message")
+    return messages
 
 
 # Mechanics of writing
@@ -351,32 +381,6 @@ def _checked_entry(metadata: bytes, payload: bytes) -> list[bytes]:
 
 _COMPRESSIONS = tuple(Compression)
 _WIRE_COMPRESSIONS = tuple(pb.CompressionType.values())
-
-
-def _unbatched(entry: ReceivedEntry, payload: bytes) -> list[ReceivedMessage]:
-    messages = []
-    parse = pb.SingleMessageMetadata.FromString
-    end = 0  # of the preceding message
-    for index in range(entry.num_messages):
-        try:
-            (size,) = _U32.unpack_from(payload, end)
-        except struct.error:
-            raise BatchDeserializeError(f"the batch ends before message {index}") from None
-        start = end + 4 + size
-        try:
-            metadata = parse(payload[end + 4 : start])
-        except DecodeError as error:
-            raise BatchDeserializeError(f"metadata of message {index}: {error}") from None
-        payload_size = metadata.payload_size
-        end = start + payload_size
-        if not metadata.HasField("payload_size") or payload_size < 0 or end > len(payload):
-            raise BatchDeserializeError(f"message {index} does not fit into the batch")
-        own = metadata.HasField("sequence_id")
-        sequence_id = metadata.sequence_id if own else entry.sequence_id
-        messages.append(_received(metadata, payload[start:end], sequence_id, index))
-    if end != len(payload):
-        raise BatchDeserializeError(f"{len(payload) - end} bytes follow the last message")
-    return messages
 
 
 def _received(

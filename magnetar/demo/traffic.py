@@ -121,7 +121,7 @@ class Traffic:
         producer.flush()
         producer.close()
 
-    def _on_receipt(self, result: magnetar.Result, _: magnetar.MessageId | None) -> None:
+    def _on_receipt(self, result: magnetar.Result, _: magnetar.MessageId) -> None:
         if result is magnetar.Result.Ok:
             with self._lock:
                 self.published += 1

@@ -95,12 +95,11 @@ class Producing:
         self.history.sends.append(send)
         self._under_way += 1
 
-        def answered(result: Result, message_id: MessageId | None) -> None:
+        def answered(result: Result, message_id: MessageId) -> None:
             send.answered_ns = time.monotonic_ns()
             self._under_way -= 1
             self._moved.set()
             if result is Result.Ok:
-                assert message_id is not None
                 send.outcome = Outcome.OK
                 send.place = self.last = place_of(message_id)
                 self.acknowledged += 1

@@ -23,7 +23,7 @@ import magnetar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Done = Callable[[magnetar.Result, magnetar.MessageId | None], None]
+    Done = Callable[[magnetar.Result, magnetar.MessageId], None]
 
 PENDING_MAX = 10_000  # messages of one topic without an acknowledgement
 SEND_TIMEOUT_MS = 120_000
@@ -69,7 +69,7 @@ class Load:
         producer.close()
 
     def _note(self, topic: str, number: int) -> Done:
-        def done(result: magnetar.Result, _: magnetar.MessageId | None) -> None:
+        def done(result: magnetar.Result, _: magnetar.MessageId) -> None:
             with self._lock:
                 if result is magnetar.Result.Ok:
                     self._acknowledged[topic].add(number)

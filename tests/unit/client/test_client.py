@@ -298,5 +298,5 @@ async def _failure(work: Coroutine[Any, Any, object]) -> BaseException | None:
 
 
 def test_a_result_prints_its_name() -> None:
-    assert str(Result.Ok) == "Ok"
-    assert f"{Result.Timeout}" == "Timeout"
+    assert str(Result.Ok) == "Result.Ok"
+    assert f"{Result.Timeout}" == str(Result.Timeout) == "Result.Timeout"

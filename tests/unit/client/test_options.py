@@ -13,6 +13,7 @@ from magnetar.client import producer, sync
 from magnetar.client.errors import InvalidConfiguration, NotAllowedError
 from magnetar.client.message import MessageId
 from magnetar.client.options import (
+    AsyncConsumerOptions,
     ClientOptions,
     CompressionType,
     ConsumerBatchReceivePolicy,
@@ -107,7 +108,6 @@ def test_enums_are_apaches() -> None:
         (ClientOptions, {"authentication": object()}),
         (ClientOptions, {"tls_trust_certs_file_path": "x"}),
         (ClientOptions, {"listener_name": "x"}),
-        (ClientOptions, {"logger": object()}),
     ],
 )
 def test_unsupported_parameter_is_refused_by_name(options: Any, given: dict[str, Any]) -> None:
@@ -146,11 +146,40 @@ def test_topics_are_a_name_a_list_or_a_pattern() -> None:
         (ReaderOptions, {"start_message_id": "earliest"}),
         (ClientOptions, {"operation_timeout_seconds": 0}),
         (ClientOptions, {"message_listener_threads": 0}),
+        (ClientOptions, {"logger": object()}),
+        (ProducerOptions, {"batching_enabled": "x"}),
+        (ProducerOptions, {"properties": 5}),
+        (ProducerOptions, {"block_if_queue_full": 1}),
+        (ConsumerOptions, {"message_listener": 5}),
+        (ConsumerOptions, {"properties": 5}),
+        (ConsumerOptions, {"start_message_id_inclusive": "x"}),
+        (ReaderOptions, {"reader_listener": "x"}),
     ],
 )
 def test_invalid_value_is_refused_by_name(options: Any, given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidConfiguration, match=next(iter(given))):
+    with pytest.raises(InvalidConfiguration, match=next(iter(given))) as caught:
         make(options, **given)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [(ProducerOptions, {"topic": 5}), (ClientOptions, {"operation_timeout_seconds": "x"})],
+)
+def test_a_wrong_type_raises_type_error_and_value_error(
+    options: Any, given: dict[str, Any]
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        make(options, **given)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, InvalidConfiguration)
+
+
+def test_asyncio_takes_a_pattern_as_text() -> None:
+    options = AsyncConsumerOptions("a.*", "s", is_pattern_topic=True)
+    assert options.topic == re.compile("a.*")
+    with pytest.raises(InvalidConfiguration, match="topic"):
+        AsyncConsumerOptions("(", "s", is_pattern_topic=True)
 
 
 def test_limits_of_both_kinds() -> None:

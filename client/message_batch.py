@@ -1,0 +1,51 @@
+"""Reads the messages out of a batch that the program decrypted itself."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from magnetar.client.errors import InvalidMessage, WrongType
+from magnetar.client.message import Delivery, Message, MessageId
+from magnetar.protos.errors import EntryError
+from magnetar.protos.message import split_batch
+
+
+class MessageBatch:
+    """Reads the messages of a batch: the payload of a message with ConsumerCryptoFailureAction
+    CONSUME, after the program has decrypted and decompressed it."""
+
+    def __init__(self) -> None:
+        self._message_id = MessageId()
+
+    def with_message_id(self, msg_id: MessageId) -> Self:
+        """Set the id of the entry. The messages get it with their index in the batch."""
+        _expect("msg_id", msg_id, MessageId)
+        self._message_id = msg_id
+        return self
+
+    def parse_from(self, data: bytes, size: int) -> list[Message]:
+        """Return the messages of a batch.
+
+        `data`: the batch. `size`: the number of its messages. Raises InvalidMessage if the batch
+        does not consist of so many messages.
+        """
+        _expect("data", data, bytes)
+        _expect("size", size, int)
+        if not 0 < size <= len(data):
+            raise InvalidMessage(f"{size} messages cannot be in a batch of {len(data)} bytes")
+        at = self._message_id
+        try:
+            messages = split_batch(data, size, sequence_id=0)
+        except EntryError as error:
+            raise InvalidMessage(str(error)) from None
+        delivery = Delivery(at.topic_name(), at.partition(), "", 0, b"", 0, None, 0)
+        place = at.partition(), at.ledger_id(), at.entry_id()
+        return [
+            Message(one, MessageId(*place, index, size, at.topic_name()), delivery)
+            for index, one in enumerate(messages)
+        ]
+
+
+def _expect(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise WrongType(f"{name} must be {kind.__name__}, not {type(value).__name__}")

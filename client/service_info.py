@@ -1,0 +1,132 @@
+"""Where a client finds its cluster: one service URL, or several clusters to choose from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from magnetar.client.errors import InvalidConfiguration, WrongType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.client.options import ClientOptions
+
+
+class ServiceInfo:
+    """How to connect to one cluster.
+
+    - `service_url`: the URL of the cluster's brokers.
+    - `authentication`: the credentials for this cluster.
+    - `tls_trust_certs_file_path`: the trusted certificates for this cluster.
+    """
+
+    def __init__(
+        self,
+        service_url: str,
+        authentication: object | None = None,
+        tls_trust_certs_file_path: str | None = None,
+    ) -> None:
+        _expect("service_url", service_url, str)
+        _expect("tls_trust_certs_file_path", tls_trust_certs_file_path, str, type(None))
+        self._service_url = service_url
+        self._authentication = authentication
+        self._tls_trust_certs_file_path = tls_trust_certs_file_path
+
+    @property
+    def service_url(self) -> str:
+        """The URL of the cluster's brokers."""
+        return self._service_url
+
+    @property
+    def authentication(self) -> object | None:
+        """The credentials. None: none are sent. Apache's class keeps them private."""
+        return self._authentication
+
+    @property
+    def use_tls(self) -> bool:
+        """Whether the URL asks for TLS."""
+        return self._service_url.partition("://")[0].endswith(("+ssl", "+tls", "s"))
+
+    @property
+    def tls_trust_certs_file_path(self) -> str | None:
+        """The trusted certificates. None: those of the system."""
+        return self._tls_trust_certs_file_path
+
+    @classmethod
+    def wrap(cls, service_info: ServiceInfo) -> ServiceInfo:
+        """Return the argument. Apache's client has a second class that this method converts."""
+        return service_info
+
+    def __repr__(self) -> str:
+        return (
+            f"ServiceInfo(service_url={self.service_url!r}, use_tls={self.use_tls!r}, "
+            f"tls_trust_certs_file_path={self.tls_trust_certs_file_path!r})"
+        )
+
+
+class ServiceInfoProvider:
+    """Tells a client which cluster to use, and when to change it. A program derives from it.
+
+    The methods are called as in Apache's client. `initialize` gets a function that the provider may
+    call from any thread.
+    """
+
+    def initial_service_info(self) -> ServiceInfo:
+        """Return the cluster to begin with."""
+        raise NotImplementedError
+
+    def initialize(self, on_service_info_update: Callable[[ServiceInfo], None]) -> None:
+        """Begin to watch. `on_service_info_update(service_info)` moves the client."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End background work. The client calls it when the client is closed."""
+
+
+@dataclass(frozen=True)
+class AutoClusterFailover:
+    """Move a client to another cluster while its primary cluster is not reachable.
+
+    The client connects to a broker of the current cluster each `check_interval_ms`. After
+    `failover_threshold` failures in a row it moves to the first secondary cluster that accepts
+    connections; after `switch_back_threshold` successes in a row at the primary cluster it moves
+    back. Raises InvalidConfiguration.
+    """
+
+    primary: ServiceInfo
+    secondary: list[ServiceInfo]
+    check_interval_ms: int = 5000
+    failover_threshold: int = 1
+    switch_back_threshold: int = 1
+
+    def __post_init__(self) -> None:
+        _expect("primary", self.primary, ServiceInfo)
+        _expect("secondary", self.secondary, list)
+        if not self.secondary:
+            raise InvalidConfiguration("secondary needs at least one ServiceInfo")
+        for index, info in enumerate(self.secondary):
+            _expect(f"secondary[{index}]", info, ServiceInfo)
+        for name in ("check_interval_ms", "failover_threshold", "switch_back_threshold"):
+            value = getattr(self, name)
+            _expect(name, value, int)
+            if value <= 0:
+                raise InvalidConfiguration(f"{name} must be above 0, not {value}")
+        object.__setattr__(self, "secondary", list(self.secondary))
+
+
+ServiceUrl = str | AutoClusterFailover | ServiceInfoProvider
+"""What a client accepts as its service URL."""
+
+
+def service_info_of(options: ClientOptions) -> ServiceInfo:
+    """Return the cluster that a client with these options uses."""
+    return ServiceInfo(
+        options.service_url, options.authentication, options.tls_trust_certs_file_path
+    )
+
+
+def _expect(name: str, value: object, *kinds: type) -> None:
+    if not isinstance(value, kinds) or (type(value) is bool and bool not in kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise WrongType(f"{name} must be {wanted}, not {type(value).__name__}")

@@ -53,10 +53,11 @@ from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.broker.topic.contract import CloseReason
 from magnetar.broker.topic.live import NonPersistentTopic
 from magnetar.broker.topic.live_producer import Cap
+from magnetar.broker.topic.pausing_rate import PausingRate
 from magnetar.broker.topic.topic import PersistentTopic
 from magnetar.metadata import paths
 from magnetar.metadata.model import BUNDLES_DEFAULT
-from magnetar.metadata.policies import BROKER_DEFAULTS
+from magnetar.metadata.policies import BROKER_DEFAULTS, Rate
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.protos.names import Domain, TopicName
 from magnetar.runtime.awake import Awake
@@ -99,6 +100,8 @@ UNLOAD_PERIOD_S_MAX: Final = 60.0
 
 NON_PERSISTENT_PER_CONNECTION: Final = 1_000
 """Pulsar's maxConcurrentNonPersistentMessagePerConnection."""
+
+UNLIMITED_RATE: Final = Rate(0, 0, 1)
 
 log = get_logger(__name__)
 
@@ -153,13 +156,15 @@ class Broker:
         deduplication: DeduplicationConfig | None = None,
         failover: FailoverRules = FAILOVER_DEFAULTS,
         key_shared: KeySharedSettings | None = None,
+        publish_rate: Rate = UNLIMITED_RATE,
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
         periodic work on the open topics, besides that of `life`. `message_bytes_max`: of a payload
         as sent. `strict_delays`: see DelayPolicy. `cluster`: its name for administrators.
         `partitions_max`: see PartitionedTopics.
         `non_persistent`: whether there are non-persistent topics; each connection may have
-        `non_persistent_per_connection` of their messages under way."""
+        `non_persistent_per_connection` of their messages under way. `publish_rate`: of all topics
+        together."""
         self.failures = Failures()
         self.policies = PolicyCache(
             store,
@@ -204,6 +209,8 @@ class Broker:
         self.steps = StepMeter()
         self.awake = Awake()
         self.publish_budget = publish_budget or PublishBudget()  # of all topics together
+        self.publish_rate = PausingRate()
+        self.publish_rate.set_rate(publish_rate, loop.time())
         self.opened_topics = 0  # so far; one of them may have been created
         self.quarantine = Quarantine()
         chores = (*chores, *self._chores_of_life(life))
@@ -548,6 +555,7 @@ class Broker:
         await self._require_creatable(name, asking)
         return NonPersistentTopic(
             name,
+            policies=FollowedPolicies(self.policies, name),
             clock=self._clock,
             next_name=self._names.next,
             cap=self._cap,

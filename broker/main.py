@@ -43,6 +43,7 @@ from magnetar.metadata.errors import InvalidRecord
 from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.lease import Lease
 from magnetar.metadata.model import BrokerId, BrokerRegistration
+from magnetar.metadata.policies import Rate
 from magnetar.metadata.store import SessionState
 from magnetar.protos.framing import frame_bytes_max
 from magnetar.runtime.clock import SystemClock
@@ -314,6 +315,11 @@ class BrokerProcess:
             cluster=self._config.cluster_name,
             life=self._config.life,
             key_shared=self._config.key_shared,
+            publish_rate=Rate(
+                self._config.broker_publisher_throttling_max_message_rate,
+                self._config.broker_publisher_throttling_max_byte_rate,
+                1,
+            ),
             non_persistent=self._config.enable_non_persistent_topics,
             non_persistent_per_connection=(
                 self._config.max_concurrent_non_persistent_message_per_connection

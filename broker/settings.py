@@ -41,6 +41,19 @@ class BrokerSettings(PolicySettings):
         description="bytes held for producers of all topics; connections stop reading at this",
     )
 
+    broker_publisher_throttling_max_message_rate: int = Field(
+        default=0,
+        ge=0,
+        le=(1 << 31) - 1,
+        description="messages per second that the broker takes for all topics; 0: no limit",
+    )
+    broker_publisher_throttling_max_byte_rate: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 53,
+        description="bytes per second that the broker takes for all topics; 0: no limit",
+    )
+
     # ---- connections ----
     broker_max_connections: int = Field(
         default=0, ge=0, description="connections of clients in all; 0: no limit"

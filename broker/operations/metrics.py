@@ -25,13 +25,15 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from magnetar.broker.log.latency import BOUNDS_MS
+from magnetar.broker.topic.live import NonPersistentTopic
+from magnetar.broker.topic.topic import PersistentTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from magnetar.broker.broker import Broker
     from magnetar.broker.log.latency import LatencyHistogram
-    from magnetar.broker.topic.protocol import Topic
+    from magnetar.broker.topic.protocol import ServedTopic
     from magnetar.broker.topic.subscription import Subscription
 
 SERIES_MAX: Final = 10_000
@@ -82,6 +84,9 @@ class _Figures:
     topic: str
     gauges: tuple[float, ...]  # in the order of `_GAUGES`
     subscriptions: list[tuple[str, tuple[float, ...]]]  # in the order of `_SUBSCRIPTION_GAUGES`
+    backlog_age_s: int
+    dropped: int | None  # None: a persistent topic drops nothing
+    drops: list[tuple[str, float, int]]  # name of a subscription, rate and number
 
 
 class BrokerMetrics(Collector):
@@ -110,7 +115,7 @@ class BrokerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, all of the same moment."""
-        topics, now = self._broker.topics, self._now()
+        topics, now = self._broker.served, self._now()
         figures = [_figures_of(topic, now) for topic in topics]
         yield from self._of_broker(figures)
         yield _latency(self._broker.publish_latency, self._cluster)
@@ -120,14 +125,16 @@ class BrokerMetrics(Collector):
             shown = [figures[place] for place in places]
             yield from self._of_topics(shown)
             rows = [
-                ((each.namespace, each.topic), (topics[place].backlog_age_s,))
-                for place, each in zip(places, shown, strict=True)
+                ((each.namespace, each.topic), (each.backlog_age_s,))
+                for each in shown
+                if each.dropped is None
             ]
             name, text = _AGE
             labels = ("namespace", "topic")
             yield from self._gauges("pulsar", ((name.removeprefix("pulsar_"), text),), labels, rows)
             yield from self._totals([topics[place] for place in places], shown)
             yield from self._of_subscriptions(shown)
+            yield from self._drops(shown)
             yield self._gauge(
                 "magnetar_metrics_topics_left_out",
                 f"Topics without series of their own, beyond {self._series_max} series.",
@@ -170,7 +177,9 @@ class BrokerMetrics(Collector):
         labels = ("namespace", "topic", "subscription")
         return self._gauges("pulsar_subscription", _SUBSCRIPTION_GAUGES, labels, rows)
 
-    def _totals(self, topics: Sequence[Topic], figures: Sequence[_Figures]) -> Iterator[Metric]:
+    def _totals(
+        self, topics: Sequence[ServedTopic], figures: Sequence[_Figures]
+    ) -> Iterator[Metric]:
         totals = [
             (topic.published.messages, topic.published.bytes, *topic.delivered_total)
             for topic in topics
@@ -181,6 +190,27 @@ class BrokerMetrics(Collector):
             for each, total in zip(figures, totals, strict=True):
                 counter.add_metric((self._cluster, each.namespace, each.topic), total[place])
             yield counter
+
+    def _drops(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
+        """Of non-persistent topics."""
+        labels = ("cluster", "namespace", "topic")
+        dropped = CounterMetricFamily(
+            "magnetar_dropped_messages",
+            "Messages of a non-persistent topic that no consumer could take, or too many at once.",
+            labels=labels,
+        )
+        for each in figures:
+            if each.dropped is not None:
+                dropped.add_metric((self._cluster, each.namespace, each.topic), each.dropped)
+        yield dropped
+        rows = [
+            ((each.namespace, each.topic, name), (rate,))
+            for each in figures
+            for name, rate, _ in each.drops
+        ]
+        names = (("msg_drop_rate", "Messages dropped per second."),)
+        subscription = ("namespace", "topic", "subscription")
+        yield from self._gauges("pulsar_subscription", names, subscription, rows)
 
     def _topic_counts(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
         counts = Counter(each.namespace for each in figures)
@@ -208,7 +238,10 @@ class BrokerMetrics(Collector):
         return gauge
 
 
-def _figures_of(topic: Topic, now: float) -> _Figures:
+def _figures_of(topic: ServedTopic, now: float) -> _Figures:
+    if isinstance(topic, NonPersistentTopic):
+        return _live_figures_of(topic, now)
+    assert isinstance(topic, PersistentTopic)
     subscriptions = [
         (name, _gauges_of(subscription, now)) for name, subscription in topic.subscriptions.items()
     ]
@@ -225,7 +258,45 @@ def _figures_of(topic: Topic, now: float) -> _Figures:
         sum([gauges[0] for _, gauges in subscriptions]),
         max([each.cursor.backlog_bytes for each in topic.all_subscriptions], default=0),
     )
-    return _Figures(str(topic.name.namespace_name), str(topic.name), gauges, subscriptions)
+    return _Figures(
+        str(topic.name.namespace_name),
+        str(topic.name),
+        gauges,
+        subscriptions,
+        topic.backlog_age_s,
+        None,
+        [],
+    )
+
+
+def _live_figures_of(topic: NonPersistentTopic, now: float) -> _Figures:
+    """Nothing is stored or acknowledged."""
+    rates = {name: each.delivered.rates(now) for name, each in topic.subscriptions.items()}
+    rates_in = topic.published.rates(now)
+    gauges = (
+        len(rates),
+        len(topic.producers),
+        sum([len(each.consumers) for each in topic.subscriptions.values()]),
+        rates_in.messages,
+        sum([each.messages for each in rates.values()]),
+        rates_in.bytes,
+        sum([each.bytes for each in rates.values()]),
+        0,
+        0,
+        0,
+    )
+    return _Figures(
+        str(topic.name.namespace_name),
+        str(topic.name),
+        gauges,
+        [(name, (0, 0, each.messages, each.bytes, 0, 0, 0)) for name, each in rates.items()],
+        -1,
+        topic.dropped_total,
+        [
+            (name, each.dropped.rates(now).messages, each.dropped.messages)
+            for name, each in topic.subscriptions.items()
+        ],
+    )
 
 
 def _gauges_of(subscription: Subscription, now: float) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.broker.refusal import OPERATING_ERRORS, code_of
 from magnetar.broker.session import reply
@@ -40,7 +40,7 @@ from magnetar.runtime.frames import Outbox
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from magnetar.broker.log.budget import Turn
     from magnetar.broker.session.endpoint import Endpoint
@@ -295,6 +295,7 @@ class Connection:
             while not await self._has_room(producer_id):
                 self._outbox.put_control(reply.PING)  # fails if the connection is lost
         if published:
+            await self._wait_rate()
             await self._wait_turn()
         published.clear()
         while (
@@ -307,6 +308,13 @@ class Connection:
             self._draining = True
             await self._outbox.wait_room()
             self._draining = False
+
+    async def _wait_rate(self) -> None:
+        """Wait until the publish rate of the broker allows more."""
+        rate = self._endpoint.broker.publish_rate
+        while rate.wait_s(asyncio.get_running_loop().time()) > 0:
+            if not await self._within(rate.wait()):
+                self._outbox.put_control(reply.PING)  # fails if the connection is lost
 
     async def _wait_turn(self) -> None:
         """Wait until the broker has memory for more of what producers send."""
@@ -326,12 +334,15 @@ class Connection:
         """Wait for at most PROBE_TIMEOUT_S until the producer's topic takes more, or the producer
         is closed."""
         producer = self._context.producers.get(producer_id)
-        if producer is not None:
-            try:
-                async with asyncio.timeout(PROBE_TIMEOUT_S):
-                    await producer.wait_room()
-            except TimeoutError:
-                return False
+        return producer is None or await self._within(producer.wait_room())
+
+    async def _within(self, wait: Coroutine[Any, Any, None]) -> bool:
+        """Wait for at most PROBE_TIMEOUT_S. Returns whether the wait has ended by then."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await wait
+        except TimeoutError:
+            return False
         return True
 
     def _refuse(self, error: CommandError) -> None:

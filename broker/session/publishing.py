@@ -27,6 +27,7 @@ def publish_run(context: Context, run: SendRun, now: float) -> None:
     admitted = context.session.on_sends(producer_id, now)
     if admitted is Sends.PUBLISH:
         context.published.add(producer_id)
+        context.broker.publish_rate.take(run, now)
         context.producers[producer_id].publish(run, now)
     elif type(admitted) is Close:
         context.end(admitted.reason)

@@ -6,16 +6,15 @@ are connected stay.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from magnetar.broker.errors import ConsumerBusy, NotAllowed, SubscriptionNotFound
 from magnetar.metadata.policies import SubscriptionType as Allowed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sized
 
     from magnetar.broker.topic.contract import SubscribeRequest
-    from magnetar.broker.topic.subscription import Subscription
     from magnetar.metadata.policies import EffectivePolicies, SubscribeRate
 
 SUBSCRIBERS_MAX: Final = 10_000
@@ -51,6 +50,16 @@ class SubscribeRates:
         return len(self._tokens)
 
 
+class Joined(Protocol):
+    """A subscription of either kind of topic."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def consumers(self) -> Sized: ...
+
+
 class ConsumerAdmission:
     """Of one topic."""
 
@@ -82,8 +91,8 @@ class ConsumerAdmission:
 
     def require_room(
         self,
-        subscription: Subscription,
-        present: Collection[Subscription],
+        subscription: Joined,
+        present: Collection[Joined],
         policies: EffectivePolicies,
     ) -> None:
         """One more consumer may join. Raises ConsumerBusy."""

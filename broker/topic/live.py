@@ -19,20 +19,24 @@ from magnetar.broker.dispatch.dispatcher import ConsumerRefused
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.errors import (
     NotAllowed,
+    PoliciesUnavailable,
     ProducerBusy,
     SubscriptionNotFound,
     TopicClosing,
 )
+from magnetar.broker.topic.consumer_admission import ConsumerAdmission
 from magnetar.broker.topic.contract import AccessMode, CloseReason, SubscriptionType
 from magnetar.broker.topic.live_producer import LiveProducer
 from magnetar.broker.topic.live_subscription import LiveSubscription
 from magnetar.broker.topic.meter import Meter
+from magnetar.broker.topic.pausing_rate import PausingRate
 from magnetar.broker.topic.pipeline import (
     ChecksumStage,
     FormatStage,
     Pipeline,
     SizeStage,
 )
+from magnetar.broker.topic.throttle import TopicSizeStage
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from magnetar.broker.key_shared_settings import KeySharedSettings
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
+    from magnetar.broker.policies.source import PolicySource
     from magnetar.broker.topic.consumer import ConsumerHandle
     from magnetar.broker.topic.contract import (
         ConsumerEvents,
@@ -65,6 +70,7 @@ class NonPersistentTopic:
         self,
         name: TopicName,
         *,
+        policies: PolicySource,
         clock: Clock,
         next_name: Callable[[], str],
         cap: Cap,
@@ -87,16 +93,39 @@ class NonPersistentTopic:
         self._limits = limits or Limits()
         self._failover = failover
         self._key_shared = key_shared
-        self._pipeline = Pipeline([SizeStage(message_bytes_max), ChecksumStage(), FormatStage()])
+        self._policies = policies
+        self._admission = ConsumerAdmission(str(name))
+        self._size = TopicSizeStage()
+        self._rate = PausingRate()
+        self._pipeline = Pipeline(
+            [
+                SizeStage(message_bytes_max),
+                ChecksumStage(),
+                FormatStage(),
+                self._size,
+                self._rate,
+            ]
+        )
         self._removed = (0, 0)  # delivered by subscriptions that are gone
         self._dropped = 0  # by producers and subscriptions that are gone
         self._idle_timer: asyncio.TimerHandle | None = None  # None: it is in use
+        self._unfollow = policies.subscribe(self._apply_policies)
+        self._apply_policies()
         self._maybe_idle()
+
+    def _apply_policies(self) -> None:
+        try:
+            policies = self._policies.effective
+        except PoliciesUnavailable:
+            return  # the last known ones go on
+        self._size.bytes_max = policies.max_message_bytes
+        self._rate.set_rate(policies.publish_rate, self._loop.time())
 
     # ---- producers -------------------------------------------------------------------------------
 
     async def add_producer(self, request: ProducerRequest, events: ProducerEvents) -> LiveProducer:
-        """Let a producer in. Raises ProducerBusy, NotAllowed, TopicClosing."""
+        """Let a producer in. Raises ProducerBusy, NotAllowed, TopicClosing,
+        PoliciesUnavailable."""
         if request.access_mode is not AccessMode.SHARED:
             what = f"access mode {request.access_mode.title}"
             raise NotAllowed(what, "a non-persistent topic keeps no epoch of a producer")
@@ -108,6 +137,10 @@ class NonPersistentTopic:
             if await namesake.events.probe():
                 raise ProducerBusy(str(self.name), request.name, "the name is in use")
             namesake.evict(CloseReason.REPLACED)
+        limit = self._policies.effective.producers_max
+        if limit and len(self.producers) >= limit:
+            why = f"the topic has {limit} producers, as many as max_producers_per_topic allows"
+            raise ProducerBusy(str(self.name), request.name, why)
         handle = LiveProducer(
             request,
             request.name or self._next_name(),
@@ -117,6 +150,7 @@ class NonPersistentTopic:
             connected_since=self._time_stamp(),
             deliver=self._deliver,
             leave=self._on_left,
+            rate=self._rate,
             now_ms=self._clock.now_ms,
             now=self._loop.time(),
         )
@@ -139,18 +173,23 @@ class NonPersistentTopic:
 
     async def subscribe(self, request: SubscribeRequest, events: ConsumerEvents) -> ConsumerHandle:
         """Let a consumer in. Makes the subscription if there is none of that name. Raises
-        ConsumerBusy, NotAllowed, TopicClosing."""
+        ConsumerBusy, NotAllowed, TopicClosing, PoliciesUnavailable."""
         what = f"subscription type {request.type.title}"
         if request.type not in TYPES:
             raise NotAllowed(what, "it is not supported yet")
         if not request.subscription:
             raise NotAllowed("a subscription", "it needs a name")
+        admission, policies = self._admission, self._policies.effective
+        admission.require_rate(request, policies, self._loop.time())
+        admission.require_type(request, policies)
         while True:
             self._require_open()
             name = request.subscription
             if name not in self.subscriptions:
+                admission.require_new(name, len(self.subscriptions), policies)
                 self._add(name, durable=request.durable, properties=request.subscription_properties)
             subscription = self.subscriptions[name]
+            admission.require_room(subscription, self.subscriptions.values(), policies)
             try:
                 handle = subscription.attach(request, events, connected_since=self._time_stamp())
             except ConsumerRefused as refused:
@@ -163,9 +202,10 @@ class NonPersistentTopic:
         self, name: str, start: Position, properties: Mapping[str, str] | None = None
     ) -> None:
         """A subscription of this name. It begins with the next message, whatever `start` says.
-        Raises TopicClosing."""
+        Raises TopicClosing, NotAllowed (there are too many), PoliciesUnavailable."""
         self._require_open()
         if name not in self.subscriptions:
+            self._admission.require_new(name, len(self.subscriptions), self._policies.effective)
             self._add(name, durable=True, properties=properties or {})
 
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
@@ -254,6 +294,7 @@ class NonPersistentTopic:
     async def close(self, reason: CloseReason = CloseReason.UNLOADED) -> None:
         """Serve no more. May be called more than once."""
         self.closed = True
+        self._unfollow()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.log.outstanding import Appended
     from magnetar.broker.topic.contract import CloseReason, ProducerEvents, ProducerRequest
+    from magnetar.broker.topic.pausing_rate import PausingRate
     from magnetar.broker.topic.pipeline import Pipeline
     from magnetar.protos.sends import SendRun
 
@@ -65,6 +66,7 @@ class LiveProducer:
         connected_since: str,
         deliver: Callable[[Sequence[StoredEntry], float], None],
         leave: Callable[[LiveProducer], None],
+        rate: PausingRate,
         now_ms: Callable[[], int],
         now: float,
     ) -> None:
@@ -82,6 +84,7 @@ class LiveProducer:
         self._connected_since = connected_since
         self._deliver = deliver
         self._leave = leave
+        self._rate = rate
         self._now_ms = now_ms
         self._open = True
 
@@ -125,7 +128,8 @@ class LiveProducer:
         self.events.receipts(number, [(*ids, number) for ids in zip(*numbers, strict=True)])
 
     async def wait_room(self) -> None:
-        """Nothing is held."""
+        """Nothing is held; the publish rate of the topic is waited for."""
+        await self._rate.wait()
 
     async def close(self) -> None:
         """The client closes. Everything is answered already."""

@@ -12,7 +12,7 @@ from fakes.gated_store import GatedStore
 from fakes.ledgers import FakeLedgers
 from fakes.wire import StreamWire, WireClient
 
-from magnetar.broker.broker import Broker
+from magnetar.broker.broker import UNLIMITED_RATE, Broker
 from magnetar.broker.life import LIFE_DEFAULTS, LifeConfig
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.chores import Chore
     from magnetar.broker.log.budget import PublishBudget
+    from magnetar.metadata.policies import Rate
 
 PENDING_BYTES_MAX = 10_000  # of a topic, in these tests
 FRAMES_MAX = 2  # a peer that does not read takes so many
@@ -76,6 +77,7 @@ async def place(
     life: LifeConfig = LIFE_DEFAULTS,
     publish_budget: PublishBudget | None = None,
     chores: Sequence[Chore] = (),
+    publish_rate: Rate = UNLIMITED_RATE,
 ) -> AsyncIterator[Place]:
     cluster = cluster or ClusterState()
     store, stop = GatedStore(cluster.tree), asyncio.Event()
@@ -90,6 +92,7 @@ async def place(
         clock=SystemClock(),
         random=random.Random(0),
         publish_budget=publish_budget,
+        publish_rate=publish_rate,
         life=life,
         chores=chores,
     )

@@ -1,23 +1,46 @@
-"""The page of the settings tells what the code does."""
+"""The page of the settings has every setting, and no wrong default."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from magnetar.bookie.config import BookieConfig
 from magnetar.broker.config import BrokerConfig
-from magnetar.broker.policy_settings import PolicySettings
+from magnetar.standalone import StandaloneConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic.fields import FieldInfo
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "settings.md"
-ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (.+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| (.+) \|$", re.MULTILINE)
 
 
-def test_the_page_has_every_default_of_a_policy_and_no_wrong_default() -> None:
-    table = PAGE.read_text().partition("## Where")[0]
-    rows = {name: default for name, default, _, _ in ROW.findall(table)}
-    assert rows.keys() >= PolicySettings.model_fields.keys()
+def test_the_page_has_every_setting_of_a_broker() -> None:
+    _compare("Settings of a broker", BrokerConfig.model_fields)
+
+
+def test_the_page_has_every_setting_of_a_standalone_server() -> None:
+    fields = StandaloneConfig.model_fields
+    own = {name: fields[name] for name in fields.keys() - BrokerConfig.model_fields.keys()}
+    _compare("Settings of a standalone server alone", own)
+
+
+def test_the_page_has_every_setting_of_a_bookie() -> None:
+    _compare("Settings of a bookie", BookieConfig.model_fields)
+
+
+def _compare(title: str, fields: Mapping[str, FieldInfo]) -> None:
+    section = re.split(r"^##? ", PAGE.read_text().partition(f"# {title}\n")[2], flags=re.MULTILINE)[
+        0
+    ]
+    rows = {name: default for name, default, _ in ROW.findall(section)}
+    assert rows.keys() == fields.keys()
     for name, shown in rows.items():
-        field = BrokerConfig.model_fields[name]
+        field = fields[name]
         assert shown == _default(field.is_required(), field.get_default()), name
 
 

@@ -108,6 +108,38 @@ async def test_delivered_messages_never_count_down() -> None:
         assert (await topic.stats())["msgOutCounter"] == 1
 
 
+async def test_a_non_persistent_topic_has_metrics_and_counts_what_it_drops() -> None:
+    async with running_broker(ClusterState()) as broker, wire_to(broker, "pulsar") as client:
+        name = "non-persistent://public/default/live"
+        await client.produce(name)
+        await client.subscribe(name, "s", subType=pb.CommandSubscribe.Shared)
+        await client.flow(2)
+        for number in range(5):
+            await client.publish(sequence_id=number)
+        for _ in range(7):  # receipts and messages
+            await client.receive()
+        registry = Scene(broker, client).registry()
+        labels = {"cluster": "c", "namespace": "public/default", "topic": name}
+        for metric, expected in {
+            "pulsar_producers_count": 1,
+            "pulsar_consumers_count": 1,
+            "pulsar_subscriptions_count": 1,
+            "pulsar_storage_size": 0,
+            "pulsar_in_messages_total": 5,
+            "pulsar_out_messages_total": 2,
+            "magnetar_dropped_messages_total": 3,
+            "pulsar_storage_backlog_age_seconds": None,
+        }.items():
+            assert registry.get_sample_value(metric, labels) == expected, metric
+        dropped = registry.get_sample_value(
+            "pulsar_subscription_msg_drop_rate", {**labels, "subscription": "s"}
+        )
+        assert dropped is not None
+        assert dropped > 0
+        namespace = {"cluster": "c", "namespace": "public/default"}
+        assert registry.get_sample_value("pulsar_topics_count", namespace) == 1
+
+
 async def test_namespaces_instead_of_topics() -> None:
     async with scene() as it:
         await create_topic(it.broker.broker, TopicName.parse("u"))

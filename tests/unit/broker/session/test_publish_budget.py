@@ -8,6 +8,7 @@ from fakes.place import place
 from support import wait_until
 
 from magnetar.broker.log.budget import PublishBudget
+from magnetar.metadata.policies import Rate
 from magnetar.protos import pulsar_pb2 as pb
 
 TOPICS = 40
@@ -52,6 +53,20 @@ async def test_many_topics_without_bookies_hold_one_budget_and_all_are_served_la
                     await client.expect(pb.CommandSuccess)
         await wait_until(lambda: budget.used == 0)
         assert budget.waiting == 0
+
+
+async def test_the_publish_rate_of_the_broker_counts_for_all_topics_together() -> None:
+    async with place(publish_rate=Rate(10, 0, 1)) as here:
+        loop = asyncio.get_running_loop()
+        clients = [await here.client() for _ in range(3)]
+        for number, client in enumerate(clients):
+            await client.produce(f"persistent://public/default/t{number}")
+        began = loop.time()
+        for number in range(20):
+            for client in clients:
+                await client.publish(sequence_id=number)
+                await client.expect(pb.CommandSendReceipt)
+        assert 4.0 < loop.time() - began < 6.5  # 60 messages, of which 10 are there at once
 
 
 async def test_a_client_that_vanishes_while_it_waits_gives_its_place_up() -> None:

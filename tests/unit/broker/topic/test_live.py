@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.entries import entry_of, sends_of
+from fakes.policies import SettablePolicies
 from fakes.sessions import FakeConsumerSession, FakeProducerSession
 from support import settle
 
@@ -29,6 +30,8 @@ from magnetar.broker.topic.contract import (
 )
 from magnetar.broker.topic.live import IDLE_S, NonPersistentTopic
 from magnetar.broker.topic.live_producer import Cap, LiveProducer
+from magnetar.metadata.policies import Rate, SubscribeRate
+from magnetar.metadata.policies import SubscriptionType as Allowed
 from magnetar.protos.names import TopicName
 from magnetar.runtime.clock import SystemClock
 
@@ -44,10 +47,12 @@ FAILOVER = SubscriptionType.FAILOVER
 class World:
     def __init__(self, *, cap: int = 1_000) -> None:
         self.idle: list[TopicName] = []
+        self.policies = SettablePolicies()
         numbers = iter(range(100))
         loop = asyncio.get_running_loop()
         self.topic = NonPersistentTopic(
             NAME,
+            policies=self.policies,
             clock=SystemClock(),
             next_name=lambda: f"made-{next(numbers)}",
             cap=Cap(cap, loop.call_soon),
@@ -249,3 +254,68 @@ async def test_only_the_active_consumer_of_a_failover_subscription_gets_messages
     assert (second.active, third.active) == ([False, True, False], [True])
     with pytest.raises(ConsumerBusy):
         await world.consume(kind=SHARED)
+
+
+async def test_the_limits_of_the_policies_count() -> None:
+    world = World()
+    world.policies.set(
+        producers_max=2,
+        subscriptions_max=2,
+        consumers_max=3,
+        consumers_per_subscription_max=2,
+        subscription_types=frozenset({Allowed.SHARED, Allowed.EXCLUSIVE}),
+    )
+    await world.produce("a")
+    await world.produce("b")
+    with pytest.raises(ProducerBusy, match="2 producers"):
+        await world.produce("c")
+    await world.consume("s")
+    await world.consume("s")
+    with pytest.raises(ConsumerBusy, match="it has 2 consumers"):
+        await world.consume("s")
+    await world.consume("t")
+    with pytest.raises(ConsumerBusy, match="its topic has 3 consumers"):
+        await world.consume("t")
+    with pytest.raises(NotAllowed, match="2 subscriptions"):
+        await world.consume("u")
+    with pytest.raises(NotAllowed, match="2 subscriptions"):
+        await world.topic.ensure_subscription("u", EARLIEST)
+    with pytest.raises(NotAllowed, match="allow only Exclusive, Shared"):
+        await world.consume("s", FAILOVER)
+    world.policies.set(subscriptions_max=0)
+    await world.topic.ensure_subscription("u", EARLIEST)
+    await world.topic.close()
+    world.policies.set(subscriptions_max=1)  # a closed topic is not called
+
+
+async def test_a_consumer_that_subscribes_too_often_is_refused() -> None:
+    world = World()
+    world.policies.set(subscribe_rate=SubscribeRate(2, 30))
+    for _ in range(2):
+        handle, _ = await world.consume()
+        handle.close_nowait()
+    with pytest.raises(NotAllowed, match="more than 2 times"):
+        await world.consume()
+
+
+async def test_the_publish_rate_stops_the_reading_and_drops_nothing() -> None:
+    world = World()
+    world.policies.set(publish_rate=Rate(2, 0, 1))
+    _, consumer = await world.consume()
+    producer, session = await world.produce()
+    world.send(producer, "a", "b", "c", "d")
+    assert consumer.texts == ["a", "b", "c", "d"]
+    began = asyncio.get_running_loop().time()
+    await producer.wait_room()
+    assert 1.0 < asyncio.get_running_loop().time() - began < 2.0
+    assert session.receipted == [0, 1, 2, 3]
+
+
+async def test_a_message_beyond_the_topics_size_is_refused() -> None:
+    world = World()
+    world.policies.set(max_message_bytes=100)
+    _, consumer = await world.consume()
+    producer, session = await world.produce()
+    world.send(producer, "small", "x" * 200)
+    assert consumer.texts == ["small"]
+    assert session.receipted == [0]

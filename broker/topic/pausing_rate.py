@@ -1,0 +1,81 @@
+"""A publish rate that is kept by not reading: what exceeds it waits at the clients.
+
+What was read is published and counted, also beyond the rate, so that the buckets may go below zero.
+The connections that published do not read on until there are tokens again. The average is exact;
+a burst exceeds the rate by a frame of each connection. As in Pulsar, the other producers of such a
+connection wait as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.topic.throttle import Bucket
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from magnetar.broker.topic.pipeline import Answer, Publish
+    from magnetar.metadata.policies import Rate
+    from magnetar.protos.sends import SendRun
+
+LOOK_S: Final = 1.0
+"""How often a connection that waits looks at the rate again: it may have changed."""
+
+WAIT_S_MIN: Final = 0.001
+"""Fractions of a token round."""
+
+
+class PausingRate:
+    """Of a non-persistent topic, or of all topics of a broker. It is a stage, too, which lets
+    everything through."""
+
+    __slots__ = ("_bytes", "_messages", "_rate")
+
+    def __init__(self) -> None:
+        self._rate: Rate | None = None
+        self._messages: Bucket | None = None  # None: there is no limit
+        self._bytes: Bucket | None = None
+
+    def set_rate(self, rate: Rate, now: float) -> None:
+        """From now on."""
+        if rate == self._rate:
+            return
+        self._rate = rate
+        limited = bool(rate.messages_max or rate.bytes_max)
+        self._messages = Bucket(rate.messages_max, rate.period_s, now) if limited else None
+        self._bytes = Bucket(rate.bytes_max, rate.period_s, now) if limited else None
+
+    def take(self, sends: SendRun, now: float) -> None:
+        """This run is published."""
+        messages, size = self._messages, self._bytes
+        if messages is None or size is None:
+            return
+        messages.has_tokens(now)
+        size.has_tokens(now)
+        messages.take(len(sends) + sum([view.num_messages - 1 for view in sends.views.values()]))
+        size.take(sum(map(len, sends.entries)))
+
+    def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        """Counts. See pipeline.py."""
+        self.take(publish.sends, now)
+        return ()
+
+    def wait_s(self, now: float) -> float:
+        """How long connections that published must not read. 0: they may read on."""
+        messages, size = self._messages, self._bytes
+        if messages is None or size is None:
+            return 0.0
+        messages.has_tokens(now)
+        size.has_tokens(now)
+        return max(messages.wait_s(), size.wait_s())
+
+    async def wait(self) -> None:
+        """Return when connections may read on."""
+        loop = asyncio.get_running_loop()
+        while True:
+            wait_s = self.wait_s(loop.time())
+            if wait_s <= 0:
+                return
+            await asyncio.sleep(min(max(wait_s, WAIT_S_MIN), LOOK_S))

@@ -1,0 +1,55 @@
+"""A rate that is kept by not reading."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fakes.entries import entry_of, sends_of
+
+from magnetar.broker.topic.pausing_rate import PausingRate
+from magnetar.metadata.policies import Rate
+
+SENDS = sends_of(*[entry_of("x" * 100) for _ in range(10)])
+
+
+def test_no_rate_lets_everything_through() -> None:
+    rate = PausingRate()
+    rate.take(SENDS, 0.0)
+    assert rate.wait_s(0.0) == 0.0
+    rate.set_rate(Rate(0, 0, 1), 0.0)
+    rate.take(SENDS, 0.0)
+    assert rate.wait_s(0.0) == 0.0
+
+
+def test_what_exceeds_the_rate_is_waited_for_afterwards() -> None:
+    rate = PausingRate()
+    rate.set_rate(Rate(5, 0, 1), 0.0)
+    rate.take(SENDS, 0.0)  # five too many
+    assert 1.0 < rate.wait_s(0.0) <= 1.2
+    assert rate.wait_s(1.3) == 0.0
+
+
+def test_the_rate_of_bytes_counts_alone() -> None:
+    rate = PausingRate()
+    size = sum(map(len, SENDS.entries))
+    rate.set_rate(Rate(0, size, 10), 0.0)
+    rate.take(SENDS, 0.0)
+    assert rate.wait_s(0.0) > 0
+    assert rate.wait_s(1.0) == 0.0
+
+
+async def test_the_average_is_exact_and_a_changed_rate_ends_the_wait() -> None:
+    rate, loop = PausingRate(), asyncio.get_running_loop()
+    began = loop.time()
+    rate.set_rate(Rate(100, 0, 1), began)
+    for _ in range(60):  # 600 messages, of which 100 are there at once
+        rate.take(SENDS, loop.time())
+        await rate.wait()
+    assert 4.9 < loop.time() - began < 5.2
+    rate.set_rate(Rate(1, 0, 60), loop.time())
+    rate.take(SENDS, loop.time())
+    waiting = asyncio.create_task(rate.wait())  # noqa: TID251
+    await asyncio.sleep(5)
+    rate.set_rate(Rate(0, 0, 1), loop.time())
+    async with asyncio.timeout(2):
+        await waiting

@@ -57,6 +57,7 @@ from magnetar.client.scope import Scope
 from magnetar.client.service_info import ServiceInfo, service_info_of
 from magnetar.client.session.lookup import Lookup
 from magnetar.client.session.pool import Pool
+from magnetar.client.session.transport import dialer_of
 from magnetar.client.signature import takes_parameters_of
 from magnetar.client.table_view import TableRows, TableView, table_subscription
 from magnetar.protos.errors import InvalidTopicName as InvalidName
@@ -362,7 +363,7 @@ class Client:
 
     def _set_up(self, options: ClientOptions, environment: Environment) -> None:
         install(options.logger)
-        dialer = environment.dialer()
+        dialer = dialer_of(options) if environment.dialer is None else environment.dialer()
         scope = Scope(on_failure=self._on_failure, at_end=dialer.close)
         pool = Pool(
             scope,

@@ -38,18 +38,11 @@ class Core(Protocol):
     def shut_down(self, error: PulsarException) -> None: ...
 
 
-def _grpc_dialer() -> Dialer:
-    """Create a dialer over gRPC. The import loads grpc, so it happens here only."""
-    from magnetar.client.session.dialer import GrpcDialer
-
-    return GrpcDialer()
-
-
 @dataclass(frozen=True, slots=True)
 class Environment:
     """The network, the clock and the random source of a client."""
 
-    dialer: Callable[[], Dialer] = _grpc_dialer
+    dialer: Callable[[], Dialer] | None = None  # None: the transport that the service URL names
     clock: Clock = field(default_factory=SystemClock)
     random: random.Random = field(default_factory=chance.Random)
     keepalive_s: float = KEEPALIVE_S

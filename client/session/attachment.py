@@ -69,6 +69,7 @@ class Attachment:
         self._timeout_s = timeout_s
         self._lost: asyncio.Future[PulsarException]  # set when the current attachment is lost
         self._next_broker: str | None = None  # named by the last broker; None: look the owner up
+        self._through: str | None = None  # the last lookup's proxy; None: there is none
         loop = asyncio.get_running_loop()
         self._first: asyncio.Future[None] = loop.create_future()
         self._first.add_done_callback(lambda first: first.cancelled() or first.exception())
@@ -177,8 +178,8 @@ class Attachment:
     async def _owner(self) -> Connection:
         broker, self._next_broker = self._next_broker, None
         if broker is None:
-            broker = await self._lookup.owner(self._what.topic)
-        return await self._pool.connection(broker, self._purpose)
+            broker, self._through = await self._lookup.owner(self._what.topic)
+        return await self._pool.connection(broker, self._purpose, through=self._through)
 
     def _on_attached(self) -> None:
         if not self._lost.done():  # done: lost in the same turn of the loop

@@ -20,6 +20,7 @@ from magnetar.client.errors import (
     PulsarException,
     from_server_error,
 )
+from magnetar.client.session.service_url import host_and_port
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.protos.errors import ProtocolError, UnknownCommand
@@ -100,13 +101,21 @@ class Connection:
     """A session: opening, open or ended. `run` opens it and reads it to its end."""
 
     def __init__(
-        self, stream: FrameStream, broker: str, *, open_timeout_s: float, keepalive_s: float
+        self,
+        stream: FrameStream,
+        broker: str,
+        *,
+        open_timeout_s: float,
+        keepalive_s: float,
+        is_proxied: bool = False,
     ) -> None:
+        """`is_proxied`: the stream leads to a proxy, which connects to `broker`."""
         self.broker = broker
         self.max_message_bytes = MESSAGE_BYTES_MAX
         self.drains_consumers = False  # the broker knows DRAIN_CONSUMER
         self.error: PulsarException | None = None  # why the session ended; None: it has not
         self._stream = stream
+        self._proxy_to = host_and_port(broker) if is_proxied else None
         self._open_timeout_s = open_timeout_s
         self._keepalive_s = keepalive_s
         self._outbox = Outbox(stream.send, pending_bytes_max=OUTBOX_BYTES_MAX)
@@ -139,6 +148,7 @@ class Connection:
             client_version=CLIENT_VERSION,
             protocol_version=PROTOCOL_VERSION,
             auth_method_name="none",
+            proxy_to_broker_url=self._proxy_to,
             feature_flags=pb.FeatureFlags(supports_broker_entry_metadata=True),
         )
         self.send_control(connect)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from magnetar.client.errors import (
     ConnectError,
@@ -12,7 +12,7 @@ from magnetar.client.errors import (
     from_server_error,
 )
 from magnetar.client.session.pool import Purpose
-from magnetar.client.session.service_url import parse_service_url
+from magnetar.client.session.service_url import parse_service_url, scheme_of
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.runtime.log import get_logger
 
@@ -34,6 +34,13 @@ QUESTIONS_MAX: Final = 6
 has 5 s. A broker that takes over the topics of a dead broker needs less."""
 
 
+class Owner(NamedTuple):
+    """The broker that serves a topic."""
+
+    url: str
+    through: str | None = None  # the URL of the proxy to connect to; None: connect to the broker
+
+
 class Lookup:
     """Asks the brokers of the service URL in turn, beginning with the one that answered last.
 
@@ -44,6 +51,7 @@ class Lookup:
     def __init__(self, service_url: str, pool: Pool, *, timeout_s: float) -> None:
         """`timeout_s`: the time limit of an operation, which includes its lookups."""
         self._brokers = parse_service_url(service_url)
+        self._scheme = scheme_of(service_url)
         self._pool = pool
         self._question_s = timeout_s / min(len(self._brokers) + 1, QUESTIONS_MAX)
         self._first = 0
@@ -63,8 +71,8 @@ class Lookup:
                 gives_up_after_s=give_up_s,
             )
 
-    async def owner(self, topic: str) -> str:
-        """Return the URL of the broker that serves `topic`.
+    async def owner(self, topic: str) -> Owner:
+        """Return the broker that serves `topic`.
 
         Raises ConnectError if no broker of the service URL is reachable, or if the broker does not
         answer. Raises the broker's error if it answers with one. After an error, the next question
@@ -76,7 +84,7 @@ class Lookup:
             self._turn_to_next()
             raise
 
-    async def _ask(self, topic: str) -> str:
+    async def _ask(self, topic: str) -> Owner:
         connection = await self.any_broker()
         authoritative = False
         for _ in range(REDIRECTS_MAX):
@@ -89,9 +97,10 @@ class Lookup:
                 raise from_server_error(
                     answer.error, answer.message, topic=topic, broker=connection.broker
                 )
-            owner = _one_url(answer.brokerServiceUrl)
+            owner = self._named(answer)
             if answer.response == pb.CommandLookupTopicResponse.Connect:
-                return owner
+                proxied = answer.proxy_through_service_url and owner != connection.broker
+                return Owner(owner, connection.broker if proxied else None)
             authoritative = answer.authoritative
             connection = await self._pool.connection(owner, Purpose.PUBLISH)
         raise LookupError(f"no owner after {REDIRECTS_MAX} redirects", topic=topic)
@@ -166,11 +175,13 @@ class Lookup:
     def _turn_to_next(self) -> None:
         self._first = (self._first + 1) % len(self._brokers)
 
-
-def _one_url(text: str) -> str:
-    """Parse the URL of an owner in a broker's answer. Raises ConnectError."""
-    try:
-        (url,) = parse_service_url(text)
-    except (PulsarException, ValueError):
-        raise ConnectError(f"the broker named an invalid owner address: {text!r}") from None
-    return url
+    def _named(self, answer: pb.CommandLookupTopicResponse) -> str:
+        """Return the URL in a broker's answer that this client can use. Raises ConnectError."""
+        text = answer.brokerServiceUrlTls if self._scheme.is_tls else answer.brokerServiceUrl
+        try:
+            (url,) = parse_service_url(text)
+        except (PulsarException, ValueError):
+            raise ConnectError(f"the broker named an invalid owner address: {text!r}") from None
+        if scheme_of(url) is not self._scheme:
+            raise ConnectError(f"the broker named an owner address of another transport: {text!r}")
+        return url

@@ -50,11 +50,16 @@ class Pool:
         self._keepalive_s = keepalive_s
         self._connections: dict[tuple[str, Purpose], Connection] = {}
 
-    async def connection(self, broker: str, purpose: Purpose) -> Connection:
-        """Return an open session with `broker`. Raises ConnectError, or the broker's refusal."""
+    async def connection(
+        self, broker: str, purpose: Purpose, *, through: str | None = None
+    ) -> Connection:
+        """Return an open session with `broker`. Raises ConnectError, or the broker's refusal.
+
+        `through`: the URL of the proxy to connect to; None: connect to the broker itself.
+        """
         connection = self._connections.get((broker, purpose))
         if connection is None or connection.error is not None:
-            connection = self._begin(broker, purpose)
+            connection = self._begin(broker, purpose, through)
         await connection.wait_opened()
         return connection
 
@@ -64,10 +69,11 @@ class Pool:
             for connection in self._connections.values():
                 group.create_task(connection.close())
 
-    def _begin(self, broker: str, purpose: Purpose) -> Connection:
+    def _begin(self, broker: str, purpose: Purpose, through: str | None) -> Connection:
         connection = Connection(
-            self._dialer.open(broker, purpose),
+            self._dialer.open(through or broker, purpose),
             broker,
+            is_proxied=through is not None,
             open_timeout_s=self._open_timeout_s,
             keepalive_s=self._keepalive_s,
         )

@@ -160,12 +160,8 @@ class TcpFrameStream(asyncio.Protocol):
         transport = self._transport
         assert transport is not None
         self._sent = True
-        prefix = _PREFIX.pack(size)
         try:
-            if size <= JOIN_BYTES or size <= _JOIN_PART_BYTES * len(parts):
-                transport.write(b"".join((prefix, *parts)))
-            else:
-                transport.writelines([prefix, *map(_unchanging, parts)])
+            write_parts(transport, (_PREFIX.pack(size), *parts))
         except HANDLE_ERRORS as error:
             self._stop(f"connection lost: {error}", clean=False)
             raise self._closed() from error
@@ -524,6 +520,15 @@ class FrameServer:
         else:
             log.error("stream failed", peer=stream.peer, exc_info=error)
             stream.break_off("internal error")
+
+
+def write_parts(transport: asyncio.WriteTransport, parts: Sequence[Buffer]) -> None:
+    """Write `parts`, which may change afterwards, in as few and as large pieces as is cheap."""
+    size = size_of(parts)
+    if size <= JOIN_BYTES or size <= _JOIN_PART_BYTES * len(parts):
+        transport.write(b"".join(parts))
+    else:
+        transport.writelines([*map(_unchanging, parts)])
 
 
 def _unchanging(part: Buffer) -> Buffer:

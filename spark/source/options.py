@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from magnetar.client.errors import InvalidUrl
-from magnetar.client.session.service_url import parse_service_url
+from magnetar.client.session.service_url import Scheme, parse_service_url, scheme_of
 from magnetar.protos.errors import InvalidTopicName
 from magnetar.protos.names import Domain, TopicName
 from magnetar.spark.errors import InvalidOption
@@ -58,9 +58,14 @@ def _required(values: Mapping[str, str], name: str) -> str:
 
 def _brokers(text: str) -> tuple[str, ...]:
     try:
-        return parse_service_url(text)
+        brokers, scheme = parse_service_url(text), scheme_of(text)
     except InvalidUrl as error:
         raise InvalidOption("service.url", str(error)) from None
+    if scheme is not Scheme.GRPC:
+        raise InvalidOption(
+            "service.url", f"expected grpc://host:port, which ranges need: {text!r}"
+        )
+    return brokers
 
 
 def _topic(text: str) -> TopicName:

@@ -150,7 +150,7 @@ def test_timeout_without_receipt_names_topics_stats(
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("pulsar://localhost:6650", "is a URL for Apache Pulsar's clients"),
+        ("http://localhost:8080", "lookups over HTTP are not supported"),
         ("localhost:6660", "expected grpc://host:port"),
         ("grpc://localhost:port", "is not host:port"),
     ],

@@ -267,6 +267,51 @@ async def test_brokers_that_point_at_each_other() -> None:
             await client.create_producer("t")
 
 
+@pytest.mark.parametrize(
+    ("service_url", "named", "is_used"),
+    [
+        ("pulsar://a:6650", {"brokerServiceUrl": "pulsar://a:6650"}, True),
+        ("pulsar://a:6650", {"brokerServiceUrl": "grpc://a:6660"}, False),
+        ("pulsar://a:6650", {"brokerServiceUrlTls": "pulsar+ssl://a:6651"}, False),
+        ("pulsar+ssl://a:6651", {"brokerServiceUrlTls": "pulsar+ssl://a:6651"}, True),
+        ("pulsar+ssl://a:6651", {"brokerServiceUrl": "pulsar://a:6650"}, False),
+    ],
+)
+async def test_a_lookup_takes_the_address_of_its_own_transport(
+    service_url: str, named: dict[str, str], is_used: bool
+) -> None:
+    urls = (service_url,)
+    async with client_among(*urls, service_url=service_url, operation_timeout_seconds=1) as (
+        client,
+        cluster,
+    ):
+        response = pb.CommandLookupTopicResponse
+        answer = response(request_id=0, response=response.Connect, **named)
+        cluster.brokers[service_url].script(pb.CommandLookupTopic, *[answer] * 20)
+        if is_used:
+            await client.create_producer("t")
+        else:
+            with pytest.raises(ConnectError, match="owner address"):
+                await client.create_producer("t")
+
+
+async def test_a_broker_behind_a_proxy_is_reached_through_it() -> None:
+    async with client_among(A) as (client, cluster):
+        response = pb.CommandLookupTopicResponse
+        answer = response(
+            request_id=0,
+            response=response.Connect,
+            brokerServiceUrl="grpc://hidden:6660",
+            proxy_through_service_url=True,
+        )
+        cluster.brokers[A].script(pb.CommandLookupTopic, answer, answer)
+        await client.create_producer("t")
+        await client.subscribe("t", "s")
+        connects = cluster.brokers[A].commands(pb.CommandConnect)
+        targets = [connect.proxy_to_broker_url for connect in connects]
+        assert targets == ["", "hidden:6660", "hidden:6660"]
+
+
 async def test_a_lookup_that_fails() -> None:
     async with client_among() as (client, cluster):
         response = pb.CommandLookupTopicResponse

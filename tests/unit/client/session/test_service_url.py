@@ -3,7 +3,12 @@ from __future__ import annotations
 import pytest
 
 from magnetar.client.errors import InvalidUrl
-from magnetar.client.session.service_url import host_and_port, parse_service_url
+from magnetar.client.session.service_url import (
+    Scheme,
+    host_and_port,
+    parse_service_url,
+    scheme_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,6 +20,9 @@ from magnetar.client.session.service_url import host_and_port, parse_service_url
         ("grpc://a:1, b:2/", ["a:1", "b:2"]),
         ("grpc://[::1]:7000", ["[::1]:7000"]),
         ("grpc://127.0.0.1", ["127.0.0.1:6660"]),
+        ("pulsar://a,b:1", ["a:6650", "b:1"]),
+        ("pulsar+ssl://a", ["a:6651"]),
+        ("grpcs://a", ["a:6661"]),
     ],
 )
 def test_brokers(text: str, brokers: list[str]) -> None:
@@ -31,6 +39,12 @@ def test_invalid_service_url_is_refused(text: str) -> None:
         parse_service_url(text)
 
 
-def test_apaches_url_is_explained() -> None:
-    with pytest.raises(InvalidUrl, match="grpc://host:6660"):
-        parse_service_url("pulsar://localhost:6650")
+def test_lookup_over_http_is_refused_by_name() -> None:
+    with pytest.raises(InvalidUrl, match="lookups over HTTP"):
+        parse_service_url("http://localhost:8080")
+
+
+def test_every_scheme_is_recognised() -> None:
+    assert [scheme_of(f"{scheme}a") for scheme in Scheme] == list(Scheme)
+    assert [scheme.with_tls.is_tls for scheme in Scheme] == [True] * 4
+    assert [scheme.with_tls.is_grpc for scheme in Scheme] == [scheme.is_grpc for scheme in Scheme]

@@ -319,6 +319,19 @@ class RangeNotConfirmed(BrokerError):
         self.confirmed = confirmed
 
 
+class QueryFenced(BrokerError):
+    """A newer Spark query holds the subscription."""
+
+    def __init__(self, topic: str, subscription: str, newer: str) -> None:
+        super().__init__(
+            f"{topic}: subscription {subscription!r} is held by the newer query {newer};"
+            " give each query a subscription of its own"
+        )
+        self.topic = topic
+        self.subscription = subscription
+        self.newer = newer
+
+
 # ---- topics and subscriptions --------------------------------------------------------------------
 
 

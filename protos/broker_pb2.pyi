@@ -136,3 +136,300 @@ class ReadRangeRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["first_entry", b"first_entry", "last_entry", b"last_entry", "ledger", b"ledger", "topic", b"topic"]) -> None: ...
 
 Global___ReadRangeRequest: typing_extensions.TypeAlias = ReadRangeRequest
+
+@typing.final
+class FindTopicsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: builtins.int
+    NAMESPACES_FIELD_NUMBER: builtins.int
+    @property
+    def topics(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Full names, at most 1,000."""
+
+    @property
+    def namespaces(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """tenant/namespace; at most 100."""
+
+    def __init__(
+        self,
+        *,
+        topics: collections.abc.Iterable[builtins.str] | None = ...,
+        namespaces: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["namespaces", b"namespaces", "topics", b"topics"]) -> None: ...
+
+Global___FindTopicsRequest: typing_extensions.TypeAlias = FindTopicsRequest
+
+@typing.final
+class FindTopicsReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    @property
+    def topics(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def missing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Of the request's topics: those that do not exist."""
+
+    def __init__(
+        self,
+        *,
+        topics: collections.abc.Iterable[builtins.str] | None = ...,
+        missing: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["missing", b"missing", "topics", b"topics"]) -> None: ...
+
+Global___FindTopicsReply: typing_extensions.TypeAlias = FindTopicsReply
+
+@typing.final
+class PlanTopicsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: builtins.int
+    @property
+    def topics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TopicAsk]:
+        """At most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        topics: collections.abc.Iterable[Global___TopicAsk] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["topics", b"topics"]) -> None: ...
+
+Global___PlanTopicsRequest: typing_extensions.TypeAlias = PlanTopicsRequest
+
+@typing.final
+class TopicAsk(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: builtins.int
+    FROM_LEDGER_FIELD_NUMBER: builtins.int
+    topic: builtins.str
+    from_ledger: builtins.int
+    """Ledgers before this one are left out of the answer."""
+    def __init__(
+        self,
+        *,
+        topic: builtins.str = ...,
+        from_ledger: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["from_ledger", b"from_ledger", "topic", b"topic"]) -> None: ...
+
+Global___TopicAsk: typing_extensions.TypeAlias = TopicAsk
+
+@typing.final
+class PlanTopicsReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: builtins.int
+    @property
+    def topics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TopicPlan]:
+        """In the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        topics: collections.abc.Iterable[Global___TopicPlan] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["topics", b"topics"]) -> None: ...
+
+Global___PlanTopicsReply: typing_extensions.TypeAlias = PlanTopicsReply
+
+@typing.final
+class TopicPlan(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OWNER_URL_FIELD_NUMBER: builtins.int
+    EXISTS_FIELD_NUMBER: builtins.int
+    LEDGERS_FIELD_NUMBER: builtins.int
+    FIRST_INDEX_FIELD_NUMBER: builtins.int
+    NEXT_INDEX_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    owner_url: builtins.str
+    """grpc:// URL of the owner if it is another broker; then all other fields are empty."""
+    exists: builtins.bool
+    first_index: builtins.int
+    """Index of the first message that is stored; of the next message if none is."""
+    next_index: builtins.int
+    """Index of the next message."""
+    error: builtins.str
+    """Name and text of the error that prevents an answer. Empty: there is none."""
+    @property
+    def ledgers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LedgerRange]:
+        """Non-empty ledgers in order, from `from_ledger` on. The open ledger ends at the last confirmed entry."""
+
+    def __init__(
+        self,
+        *,
+        owner_url: builtins.str = ...,
+        exists: builtins.bool = ...,
+        ledgers: collections.abc.Iterable[Global___LedgerRange] | None = ...,
+        first_index: builtins.int = ...,
+        next_index: builtins.int = ...,
+        error: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "exists", b"exists", "first_index", b"first_index", "ledgers", b"ledgers", "next_index", b"next_index", "owner_url", b"owner_url"]) -> None: ...
+
+Global___TopicPlan: typing_extensions.TypeAlias = TopicPlan
+
+@typing.final
+class FindEntryRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: builtins.int
+    INDEX_FIELD_NUMBER: builtins.int
+    PUBLISH_TIME_MS_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
+    topic: builtins.str
+    index: builtins.int
+    publish_time_ms: builtins.int
+    @property
+    def place(self) -> Global___EntryPlace: ...
+    def __init__(
+        self,
+        *,
+        topic: builtins.str = ...,
+        index: builtins.int = ...,
+        publish_time_ms: builtins.int = ...,
+        place: Global___EntryPlace | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["index", b"index", "place", b"place", "publish_time_ms", b"publish_time_ms", "target", b"target"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["index", b"index", "place", b"place", "publish_time_ms", b"publish_time_ms", "target", b"target", "topic", b"topic"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["target", b"target"]) -> typing.Literal["index", "publish_time_ms", "place"] | None: ...
+
+Global___FindEntryRequest: typing_extensions.TypeAlias = FindEntryRequest
+
+@typing.final
+class EntryPlace(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEDGER_FIELD_NUMBER: builtins.int
+    ENTRY_FIELD_NUMBER: builtins.int
+    ledger: builtins.int
+    entry: builtins.int
+    def __init__(
+        self,
+        *,
+        ledger: builtins.int = ...,
+        entry: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entry", b"entry", "ledger", b"ledger"]) -> None: ...
+
+Global___EntryPlace: typing_extensions.TypeAlias = EntryPlace
+
+@typing.final
+class FindEntryReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OWNER_URL_FIELD_NUMBER: builtins.int
+    EXISTS_FIELD_NUMBER: builtins.int
+    LEDGER_FIELD_NUMBER: builtins.int
+    ENTRY_FIELD_NUMBER: builtins.int
+    FIRST_INDEX_FIELD_NUMBER: builtins.int
+    owner_url: builtins.str
+    """grpc:// URL of the owner if it is another broker; then all other fields are empty."""
+    exists: builtins.bool
+    ledger: builtins.int
+    entry: builtins.int
+    first_index: builtins.int
+    """Index of the entry's first message; of the next message if the place is the end."""
+    def __init__(
+        self,
+        *,
+        owner_url: builtins.str = ...,
+        exists: builtins.bool = ...,
+        ledger: builtins.int = ...,
+        entry: builtins.int = ...,
+        first_index: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entry", b"entry", "exists", b"exists", "first_index", b"first_index", "ledger", b"ledger", "owner_url", b"owner_url"]) -> None: ...
+
+Global___FindEntryReply: typing_extensions.TypeAlias = FindEntryReply
+
+@typing.final
+class HoldTopicsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SUBSCRIPTION_FIELD_NUMBER: builtins.int
+    QUERY_START_MS_FIELD_NUMBER: builtins.int
+    QUERY_FIELD_NUMBER: builtins.int
+    TOPICS_FIELD_NUMBER: builtins.int
+    subscription: builtins.str
+    query_start_ms: builtins.int
+    """Start of the query in milliseconds since 1970. A request with a lower one is refused (QueryFenced)."""
+    query: builtins.str
+    """Distinguishes queries that started in the same millisecond."""
+    @property
+    def topics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TopicPlace]:
+        """At most 1,000. Entries before the place are acknowledged."""
+
+    def __init__(
+        self,
+        *,
+        subscription: builtins.str = ...,
+        query_start_ms: builtins.int = ...,
+        query: builtins.str = ...,
+        topics: collections.abc.Iterable[Global___TopicPlace] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["query", b"query", "query_start_ms", b"query_start_ms", "subscription", b"subscription", "topics", b"topics"]) -> None: ...
+
+Global___HoldTopicsRequest: typing_extensions.TypeAlias = HoldTopicsRequest
+
+@typing.final
+class TopicPlace(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
+    topic: builtins.str
+    @property
+    def place(self) -> Global___EntryPlace: ...
+    def __init__(
+        self,
+        *,
+        topic: builtins.str = ...,
+        place: Global___EntryPlace | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["place", b"place"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["place", b"place", "topic", b"topic"]) -> None: ...
+
+Global___TopicPlace: typing_extensions.TypeAlias = TopicPlace
+
+@typing.final
+class HoldTopicsReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: builtins.int
+    @property
+    def topics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HeldTopic]:
+        """In the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        topics: collections.abc.Iterable[Global___HeldTopic] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["topics", b"topics"]) -> None: ...
+
+Global___HoldTopicsReply: typing_extensions.TypeAlias = HoldTopicsReply
+
+@typing.final
+class HeldTopic(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OWNER_URL_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    owner_url: builtins.str
+    error: builtins.str
+    def __init__(
+        self,
+        *,
+        owner_url: builtins.str = ...,
+        error: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "owner_url", b"owner_url"]) -> None: ...
+
+Global___HeldTopic: typing_extensions.TypeAlias = HeldTopic

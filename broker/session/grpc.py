@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from magnetar.broker.errors import TopicNotFound
 from magnetar.broker.session import ranges
 from magnetar.broker.session.connection import Connection, Transport
+from magnetar.broker.session.topic_ranges import TopicRanges, ledger_range
 from magnetar.protos import broker_pb2 as pb
 from magnetar.protos.errors import MalformedCommand
 from magnetar.protos.names import TopicName
@@ -21,8 +22,9 @@ from magnetar.runtime.grpc_frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
+    from magnetar.broker.broker import Broker
     from magnetar.broker.session.endpoint import Endpoint
     from magnetar.runtime.frames import Buffer, FrameStream
     from magnetar.runtime.grpc_frames import MethodHandler
@@ -39,6 +41,7 @@ class BrokerService:
         self._serving = asyncio.Event()
         self._endpoint: Endpoint
         self._sessions: set[FrameStream] = set()
+        self._ranges = TopicRanges()
 
     def serve(self, endpoint: Endpoint) -> None:
         """Answer calls from now on; earlier calls wait for this. (A broker is made after its port
@@ -53,7 +56,21 @@ class BrokerService:
             "Session": frame_stream_handler(self._session),
             "PlanRange": unary_handler(self._plan),
             "ReadRange": frame_reply_handler(self._read),
+            "FindTopics": self._call(pb.FindTopicsRequest, self._ranges.find),
+            "PlanTopics": self._call(pb.PlanTopicsRequest, self._ranges.plan),
+            "FindEntry": self._call(pb.FindEntryRequest, self._ranges.find_entry),
+            "HoldTopics": self._call(pb.HoldTopicsRequest, self._ranges.hold),
         }
+
+    def _call(
+        self, kind: type[Request], answer: Callable[[Broker, Request], Awaitable[Message]]
+    ) -> MethodHandler:
+        async def handle(request: bytes) -> bytes:
+            await self._serving.wait()
+            asked = _parsed(kind, request)
+            return (await answer(self._endpoint.broker, asked)).SerializeToString()
+
+        return unary_handler(handle)
 
     @property
     def session_count(self) -> int:
@@ -88,14 +105,7 @@ class BrokerService:
         except TopicNotFound:
             return pb.PlanRangeReply(exists=False).SerializeToString()
         reply = pb.PlanRangeReply(exists=True)
-        for part in planned:
-            reply.ledgers.add(
-                ledger=part.ledger,
-                first_entry=part.first,
-                last_entry=part.last,
-                first_index=part.first_index,
-                bytes=part.bytes,
-            )
+        reply.ledgers.extend(map(ledger_range, planned))
         return reply.SerializeToString()
 
     async def _read(self, request: bytes) -> AsyncIterator[Sequence[Buffer]]:

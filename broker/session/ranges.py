@@ -42,14 +42,16 @@ class LedgerRange:
 async def plan(broker: Broker, name: TopicName) -> list[LedgerRange]:
     """The ranges that can be read now, oldest first. Raises NotOwner, TopicNotFound, and what
     opening the topic raises."""
-    log: Log = (await broker.stored_topic(name, create=False)).log
-    records = log.chain.records
-    sent = log.stored_bytes - sum(record.length for record in records)
+    return of_log((await broker.stored_topic(name, create=False)).log)
+
+
+def of_log(log: Log, from_ledger: int = 0) -> list[LedgerRange]:
+    """The ranges of a log that can be read now, from a ledger on, oldest first."""
     ranges = []
-    for record in records:
+    for record in log.chain.records:
         count = log.chain.counts[record.ledger]
-        if count:
-            size = record.length or sent  # the record of the open ledger says 0
+        if count and record.ledger >= from_ledger:
+            size = record.length or log.open_bytes  # the record of the open ledger says 0
             ranges.append(LedgerRange(record.ledger, 0, count - 1, record.first_index, size))
     return ranges
 

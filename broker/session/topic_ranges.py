@@ -1,0 +1,220 @@
+"""Planning reads of many topics for Spark's driver, and holding their messages by subscriptions.
+
+Each topic of a request is answered on its own: another owner, an error or a plan. A broker answers
+for the topics that it owns; `FindTopics` reads metadata only, so every broker answers it.
+
+A hold is a durable subscription that only `HoldTopics` moves, by cumulative acknowledgements. The
+newest query that uses a subscription fences the older ones. The owner remembers it in memory: after
+a takeover the first query counts until a newer one comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from magnetar.broker.errors import NotAllowed, QueryFenced, TopicNotFound
+from magnetar.broker.log.position import Position
+from magnetar.broker.refusal import OPERATING_ERRORS
+from magnetar.broker.session import ranges
+from magnetar.protos import broker_pb2 as pb
+from magnetar.protos.names import Domain, NamespaceName, TopicName
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from magnetar.broker.broker import Broker
+    from magnetar.broker.log.chain import Chain
+
+TOPICS_MAX: Final = 1_000  # of one request
+NAMESPACES_MAX: Final = 100  # of one request
+FOUND_MAX: Final = 100_000  # topics of one answer: their names fit into a frame
+CONCURRENT_MAX: Final = 32  # topics of one request that are being opened
+HOLDS_MAX: Final = 10_000  # holds whose query a broker remembers; the least recently used one goes
+NAME_CHARACTERS_MAX: Final = 256  # of a subscription or a query
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class TopicRanges:
+    """The calls about topics of one broker."""
+
+    def __init__(self) -> None:
+        # (topic, subscription) -> (start in ms, id) of the newest query
+        self._queries: OrderedDict[tuple[TopicName, str], tuple[int, str]] = OrderedDict()
+
+    async def find(self, broker: Broker, asked: pb.FindTopicsRequest) -> pb.FindTopicsReply:
+        """See FindTopics. Raises InvalidTopicName, InvalidNamespaceName, NotAllowed, and what
+        reading the metadata raises."""
+        _require_few("topics", len(asked.topics), TOPICS_MAX)
+        _require_few("namespaces", len(asked.namespaces), NAMESPACES_MAX)
+        reply = pb.FindTopicsReply()
+        for text in asked.topics:
+            name = _persistent(text)
+            try:
+                count = await broker.partitions_of(name, create=False)
+            except TopicNotFound:
+                reply.missing.append(text)
+                continue
+            parts = [name.with_partition(index) for index in range(count)] or [name]
+            reply.topics.extend(map(str, parts))
+        for text in asked.namespaces:
+            found = await broker.topics_of(NamespaceName.parse(text))
+            reply.topics.extend(map(str, found))
+        _require_few("topics in the answer", len(reply.topics), FOUND_MAX)
+        return reply
+
+    async def plan(self, broker: Broker, asked: pb.PlanTopicsRequest) -> pb.PlanTopicsReply:
+        """See PlanTopics. Raises NotAllowed if there are too many topics."""
+
+        async def one(topic: pb.TopicAsk) -> pb.TopicPlan:
+            try:
+                return await self._plan_one(broker, topic)
+            except OPERATING_ERRORS as error:
+                return pb.TopicPlan(error=_text(error))
+
+        _require_few("topics", len(asked.topics), TOPICS_MAX)
+        return pb.PlanTopicsReply(topics=await _each(asked.topics, one))
+
+    async def _plan_one(self, broker: Broker, asked: pb.TopicAsk) -> pb.TopicPlan:
+        name = _persistent(asked.topic)
+        if owner := await _other_owner(broker, name):
+            return pb.TopicPlan(owner_url=owner)
+        try:
+            log = (await broker.stored_topic(name, create=False)).log
+        except TopicNotFound:
+            return pb.TopicPlan(exists=False)
+        return pb.TopicPlan(
+            exists=True,
+            ledgers=[ledger_range(it) for it in ranges.of_log(log, asked.from_ledger)],
+            first_index=log.chain.first_index,
+            next_index=log.chain.next_index,
+        )
+
+    async def find_entry(self, broker: Broker, asked: pb.FindEntryRequest) -> pb.FindEntryReply:
+        """See FindEntry. Raises NotOwner, NotAllowed, ReadFailed, and what opening a topic
+        raises."""
+        name = _persistent(asked.topic)
+        if owner := await _other_owner(broker, name):
+            return pb.FindEntryReply(owner_url=owner)
+        try:
+            log = (await broker.stored_topic(name, create=False)).log
+        except TopicNotFound:
+            return pb.FindEntryReply(exists=False)
+        match asked.WhichOneof("target"):
+            case "index":
+                index = asked.index
+                found = await log.search(lambda entry: entry.index >= index)
+            case "publish_time_ms":
+                time_ms = asked.publish_time_ms
+                found = await log.search(lambda entry: entry.view.publish_time_ms >= time_ms)
+            case "place":
+                found = log.chain.ceiling(_position(asked.place))
+            case _:
+                raise NotAllowed("FindEntry", "the request names no target")
+        before = await log.index_at(_before(log.chain, found))
+        return pb.FindEntryReply(
+            exists=True, ledger=found.ledger, entry=found.entry, first_index=before + 1
+        )
+
+    async def hold(self, broker: Broker, asked: pb.HoldTopicsRequest) -> pb.HoldTopicsReply:
+        """See HoldTopics. Raises NotAllowed if a value of the request is too large."""
+
+        async def one(topic: pb.TopicPlace) -> pb.HeldTopic:
+            try:
+                return await self._hold_one(broker, asked, topic)
+            except OPERATING_ERRORS as error:
+                return pb.HeldTopic(error=_text(error))
+
+        _require_few("topics", len(asked.topics), TOPICS_MAX)
+        for what, text in (("subscription", asked.subscription), ("query", asked.query)):
+            _require_few(f"characters of the {what}", len(text), NAME_CHARACTERS_MAX)
+        if not asked.subscription:
+            raise NotAllowed("HoldTopics", "the subscription has no name")
+        return pb.HoldTopicsReply(topics=await _each(asked.topics, one))
+
+    async def _hold_one(
+        self, broker: Broker, asked: pb.HoldTopicsRequest, place: pb.TopicPlace
+    ) -> pb.HeldTopic:
+        name = _persistent(place.topic)
+        if owner := await _other_owner(broker, name):
+            return pb.HeldTopic(owner_url=owner)
+        topic = await broker.stored_topic(name, create=False)
+        self._fence(name, asked.subscription, (asked.query_start_ms, asked.query))
+        start = _position(place.place)
+        await topic.ensure_subscription(asked.subscription, start)
+        subscription = topic.subscriptions[asked.subscription]
+        through = _before(topic.log.chain, topic.log.chain.ceiling(start))
+        if through > subscription.cursor.mark_delete:
+            await subscription.skip_through(through)
+        return pb.HeldTopic()
+
+    def _fence(self, name: TopicName, subscription: str, query: tuple[int, str]) -> None:
+        """Note the query of a hold. Raises QueryFenced if a newer one holds it."""
+        key = name, subscription
+        newest = max(self._queries.get(key, query), query)
+        if query != newest:
+            raise QueryFenced(str(name), subscription, newest[1])
+        self._queries[key] = query
+        self._queries.move_to_end(key)
+        if len(self._queries) > HOLDS_MAX:
+            self._queries.popitem(last=False)
+
+
+def ledger_range(part: ranges.LedgerRange) -> pb.LedgerRange:
+    """A range as the protocol has it."""
+    return pb.LedgerRange(
+        ledger=part.ledger,
+        first_entry=part.first,
+        last_entry=part.last,
+        first_index=part.first_index,
+        bytes=part.bytes,
+    )
+
+
+async def _each(items: Sequence[Item], answer: Callable[[Item], Awaitable[Answer]]) -> list[Answer]:
+    """The answers in the order of the items; at most CONCURRENT_MAX are being made."""
+    room = asyncio.Semaphore(CONCURRENT_MAX)
+
+    async def limited(item: Item) -> Answer:
+        async with room:
+            return await answer(item)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(limited(item)) for item in items]
+    return [task.result() for task in tasks]
+
+
+async def _other_owner(broker: Broker, name: TopicName) -> str:
+    """URL of the topic's owner; "": this broker."""
+    located = await broker.locate(name, authoritative=False)
+    return "" if located.broker == broker.me else located.broker.grpc_url
+
+
+def _before(chain: Chain, position: Position) -> Position:
+    """The entry before `position`, which may be the place after the last entry."""
+    return chain.confirmed if position == chain.end else chain.previous_position(position)
+
+
+def _position(place: pb.EntryPlace) -> Position:
+    if place.ledger < 0 or place.entry < 0:
+        raise NotAllowed("position", f"{place.ledger}:{place.entry} is not an entry's place")
+    return Position(place.ledger, place.entry)
+
+
+def _persistent(text: str) -> TopicName:
+    name = TopicName.parse(text)
+    if name.domain is not Domain.PERSISTENT:
+        raise NotAllowed(str(name), "the messages of a non-persistent topic are not stored")
+    return name
+
+
+def _require_few(what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise NotAllowed(what, f"there are {count}, more than {limit}")
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

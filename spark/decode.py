@@ -64,10 +64,23 @@ class Rows:
         self.rows = 0
         self.bytes = 0  # of the entries; with uncompressed payloads where the decoder opens them
 
-    def add(self, ledger: int, entry: int, stored: bytes | memoryview) -> None:
-        """Add all messages of one stored entry. Raises UnreadableEntry, and then adds no row."""
+    def add(
+        self,
+        ledger: int,
+        entry: int,
+        stored: bytes | memoryview,
+        *,
+        first_index: int = 0,
+        end_index: int | None = None,
+    ) -> None:
+        """Add the messages of one stored entry whose index is in [first_index, end_index).
+
+        None: all from `first_index` on. Raises UnreadableEntry, and then adds no row.
+        """
         try:
             opened = self._open(ledger, entry, stored)
+            if opened is not None and (first_index or end_index is not None):
+                opened = _within(opened, first_index, end_index)
             if opened is None:
                 return
             for column in self._columns:
@@ -122,6 +135,35 @@ class Opened:
     size: int  # bytes of the entry, with its payload uncompressed if it was opened
     metadata: Sequence[Metadata]
     values: Sequence[bytes]
+    skipped: int = 0  # messages of the entry before the first of `count`
+    whole: int = 0  # messages of the entry; 0: `count`
+
+    @property
+    def batch_size(self) -> int:
+        """The messages of the entry, those that are left out too."""
+        return self.whole or self.count
+
+    @property
+    def index(self) -> int:
+        """Index of the first of the `count` messages. Raises MalformedEntry."""
+        if self.received.broker is None:
+            raise MalformedEntry("the broker entry metadata, which holds the index, is missing")
+        return self.received.broker.index - self.batch_size + 1 + self.skipped
+
+
+def _within(opened: Opened, first_index: int, end_index: int | None) -> Opened | None:
+    """Leave out the messages outside of [first_index, end_index). None: none is left."""
+    skip = max(first_index - opened.index, 0)
+    count = opened.count - skip
+    if end_index is not None:
+        count = min(count, end_index - opened.index - skip)
+    if count <= 0:
+        return None
+    if count < opened.count:
+        opened.skipped, opened.whole, opened.count = skip, opened.count, count
+        opened.metadata = opened.metadata[skip : skip + count]
+        opened.values = opened.values[skip : skip + count]
+    return opened
 
 
 def _plain(received: ReceivedEntry) -> bytes:
@@ -314,7 +356,8 @@ class _MessageId:
     def add(self, opened: Opened) -> None:
         entry = b"\x08" + varint(opened.ledger) + b"\x10" + varint(opened.entry) + self._partition
         if opened.received.is_batch:
-            self._ids += [entry + place for place in _places(opened.count)]
+            places = _places(opened.batch_size)[opened.skipped : opened.skipped + opened.count]
+            self._ids += [entry + place for place in places]
         else:
             self._ids.append(entry)
 
@@ -351,12 +394,10 @@ class _Index:
         self._runs: list[tuple[int, int]] = []  # first index, rows
 
     def check(self, opened: Opened) -> None:
-        if opened.received.broker is None:
-            raise MalformedEntry("the broker entry metadata, which holds the index, is missing")
+        opened.index  # noqa: B018  (raises if there is none)
 
     def add(self, opened: Opened) -> None:
-        assert opened.received.broker is not None
-        self._runs.append((opened.received.broker.index - opened.count + 1, opened.count))
+        self._runs.append((opened.index, opened.count))
 
     def take(self, rows: int) -> pa.Array:
         runs = np.array(self._runs, dtype=np.int64).reshape(-1, 2)

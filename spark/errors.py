@@ -53,6 +53,43 @@ class TopicNotFound(SparkError):
         return type(self), (self.topic,)
 
 
+class InvalidOffsets(SparkError):
+    """The offsets of a checkpoint are not those of this source."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the checkpoint holds offsets that this source did not write: {reason}")
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[InvalidOffsets], tuple[str]]:
+        return type(self), (self.reason,)
+
+
+class DataLost(SparkError):
+    """Messages that the query has not read were deleted. `failOnDataLoss` is true."""
+
+    def __init__(self, topic: str, what: str) -> None:
+        super().__init__(
+            f"{topic}: {what}; set failOnDataLoss to false to go on without these messages, and"
+            " keep unread messages with the option subscription or a retention policy"
+        )
+        self.topic = topic
+        self.what = what
+
+    def __reduce__(self) -> tuple[type[DataLost], tuple[str, str]]:
+        return type(self), (self.topic, self.what)
+
+
+class QueryFenced(SparkError):
+    """A newer query holds the subscription of this one."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[QueryFenced], tuple[str]]:
+        return type(self), (self.reason,)
+
+
 class ReadRefused(SparkError):
     """The broker refuses to read planned entries: they were deleted, or never existed."""
 

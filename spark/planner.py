@@ -1,10 +1,10 @@
-"""Divides a topic into Spark tasks, from the list of ledgers that a broker returned.
+"""Divides topics into Spark tasks, from the lists of ledgers that brokers returned.
 
 Rules.
 
-1. The tasks hold every entry of the ledgers exactly once, in the topic's order.
-2. A task begins and ends between two entries. It is a list of spans and may hold several ledgers,
-   so that a topic of many small ledgers becomes few tasks. A task costs Spark 20 to 36 ms before
+1. The tasks hold every entry of the ledgers exactly once, in the order of the list.
+2. A task begins and ends between two entries. It is a list of spans and may hold several ledgers
+   and topics, so that many small ledgers become few tasks. A task costs Spark 20 to 36 ms before
    its first row.
 3. The same ledgers and limits give the same tasks. The load and the number of executors do not
    matter.
@@ -14,7 +14,7 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Span:
     first: int
     last: int
     bytes: int  # estimated size of the stored entries; 0: not known
+    topic: str = ""  # full name; empty: the caller knows it
 
     @property
     def entries(self) -> int:
@@ -92,7 +93,7 @@ def _weighed(span: Span, entry_bytes: int) -> Span:
     assert span.entries > 0, span
     if span.bytes:
         return span
-    return Span(span.ledger, span.first, span.last, span.entries * entry_bytes)
+    return replace(span, bytes=span.entries * entry_bytes)
 
 
 def _split(span: Span, entries: int) -> tuple[Span, Span | None]:
@@ -102,6 +103,6 @@ def _split(span: Span, entries: int) -> tuple[Span, Span | None]:
     size = span.bytes * entries // span.entries
     cut = span.first + entries
     return (
-        Span(span.ledger, span.first, cut - 1, size),
-        Span(span.ledger, cut, span.last, span.bytes - size),
+        replace(span, last=cut - 1, bytes=size),
+        replace(span, first=cut, bytes=span.bytes - size),
     )

@@ -1,11 +1,12 @@
-"""`spark.read.format("magnetar")`: a topic as a DataFrame.
+"""`spark.read.format("magnetar")` and `spark.readStream.format("magnetar")`.
 
     spark.read.format("magnetar").option("service.url", "grpc://host:6660").option("topic", "t")
         .load()
 
-The driver asks the owner of the topic for its ledgers and divides them into tasks, once for each
-DataFrame. Thus all actions of a DataFrame read the same messages, even if producers publish more.
-Executors read their parts from the owner. They do not access bookies or ZooKeeper.
+The driver asks the owners of the topics for their ledgers and divides them into tasks. For a
+DataFrame it does so once: all actions read the same messages, even if producers publish more. For a
+stream it does so for each batch (driver.py). Executors read their parts from the owners. They do
+not access bookies or ZooKeeper.
 
 `.schema("value binary")` leaves out columns and saves their cost. Spark imports this module into
 every session, so it imports little: the first plan loads grpc, the first read loads pyarrow.
@@ -13,24 +14,29 @@ every session, so it imports little: the first plan loads grpc, the first read l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
-from magnetar.spark.planner import Span, plan_tasks
 from magnetar.spark.source.options import ReadOptions, parse_options
 from magnetar.spark.source.schema import SCHEMA, check_schema
+from magnetar.spark.source.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
+    from pyspark.sql.datasource import InputPartition
     from pyspark.sql.types import StructType
 
-# Spark works well with batches of 10,000 to 100,000 rows and a few MiB. A batch ends with the entry
-# that reaches the first of the two limits.
-BATCH_ROWS: Final = 32_768
-BATCH_BYTES: Final = 8 << 20
+    from magnetar.spark.source.driver import StreamDriver
 
 
 class MagnetarDataSource(DataSource):
@@ -44,21 +50,16 @@ class MagnetarDataSource(DataSource):
         return "magnetar"
 
     def schema(self) -> StructType:
-        parse_options(self.options)  # so that `load()` fails, and not only the first action
+        parse_options(self.options, streaming=None)  # `load()` fails, not only the first action
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         check_schema(schema)
         return TopicScan(parse_options(self.options), schema)
 
-
-class Task(InputPartition):
-    """The entries that one task reads. Spark sends it to an executor."""
-
-    def __init__(self, owner: str, spans: tuple[Span, ...]) -> None:
-        super().__init__(None)
-        self.owner = owner  # URL of the broker that owned the topic at planning time
-        self.spans = spans
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        check_schema(schema)
+        return TopicStream(parse_options(self.options, streaming=True), schema)
 
 
 class TopicScan(DataSourceReader):
@@ -70,35 +71,100 @@ class TopicScan(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks, on the driver. Raises TopicNotFound, ReadRefused, ReadStalled."""
-        from magnetar.spark.source.partition_reader import TopicReader
+        from magnetar.spark.source.driver import plan_frame
 
-        reader = TopicReader(self._options)
-        ledgers = reader.plan()
-        assert reader.owner is not None
-        tasks = plan_tasks(
-            ledgers,
-            target_bytes=self._options.target_bytes_per_task,
-            tasks_max=self._options.tasks_max,
-        )
-        return [Task(reader.owner, spans) for spans in tasks]
+        return plan_frame(self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one task, on an executor.
 
-        Raises ReadRefused, UnreadableEntry, OutOfOrder, ReadStalled.
+        Raises DataLost, UnreadableEntry, OutOfOrder, ReadStalled.
         """
-        if not isinstance(partition, Task):
-            return  # the topic is empty: Spark passes another object if there are no partitions
-        from pyspark.sql.pandas.types import to_arrow_schema
+        yield from _read(self._options, self._schema, partition)
 
-        from magnetar.spark.decode import Rows
-        from magnetar.spark.source.partition_reader import TopicReader
 
-        rows = Rows(to_arrow_schema(self._schema, timezone="UTC"), self._options.topic)
-        reader = TopicReader(self._options, owner=partition.owner)
-        for stored in reader.read(partition.spans):
-            rows.add(stored.ledger, stored.entry, stored.data)
-            if rows.rows >= BATCH_ROWS or rows.bytes >= BATCH_BYTES:
-                yield rows.take()
-        if rows.rows:
-            yield rows.take()
+class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans and reads the batches of one streaming query.
+
+    Spark creates one reader in a process of its own that plans, and sends another one to the
+    executors, so the planning state is made at its first use.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._planner: StreamDriver | None = None
+
+    @property
+    def _driver(self) -> StreamDriver:
+        if self._planner is None:
+            from random import SystemRandom
+
+            from magnetar.runtime.clock import SystemClock
+            from magnetar.spark.source.driver import StreamDriver
+
+            query = f"{SystemRandom().getrandbits(64):016x}"
+            self._planner = StreamDriver(self._options, now_ms=SystemClock().now_ms(), query=query)
+        return self._planner
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The symbolic start: the first batch resolves it."""
+        return self._driver.initial()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Note the ends of the topics. Raises TopicNotFound, ReadRefused, ReadStalled."""
+        self._driver.freeze()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """One of the limits of the options; `latestOffset` applies the other one, too."""
+        if self._options.rows_max is not None:
+            return ReadMaxRows(self._options.rows_max)
+        if self._options.bytes_max is not None:
+            return ReadMaxBytes(self._options.bytes_max)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the batch that begins at `start`.
+
+        Raises DataLost, QueryFenced, TopicNotFound, InvalidOffsets, ReadRefused, ReadStalled.
+        """
+        rows_max, bytes_max = self._options.rows_max, self._options.bytes_max
+        match limit:
+            case ReadAllAvailable():
+                rows_max = bytes_max = None
+            case ReadMaxRows(rows):
+                rows_max = rows
+            case ReadMaxBytes(size):
+                bytes_max = size
+        return self._driver.latest(start, rows_max=rows_max, bytes_max=bytes_max)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends of the topics, for the query's progress."""
+        return self._driver.report()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Plan the tasks of a batch. Raises DataLost, InvalidOffsets, ReadRefused, ReadStalled."""
+        return self._driver.tasks(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one task, on an executor.
+
+        Raises DataLost, UnreadableEntry, OutOfOrder, ReadStalled.
+        """
+        yield from _read(self._options, self._schema, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Move the subscription to `end`. Raises QueryFenced."""
+        self._driver.commit(end)
+
+
+def _read(
+    options: ReadOptions, schema: StructType, partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, Task):
+        return  # there is nothing to read: Spark passes another object if there are no partitions
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from magnetar.spark.source.task_reader import read_task
+
+    yield from read_task(options, to_arrow_schema(schema, timezone="UTC"), partition)

@@ -1,25 +1,111 @@
-"""The options of `spark.read.format("magnetar")`."""
+"""The options of `spark.read.format("magnetar")` and `spark.readStream.format("magnetar")`."""
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.client.errors import InvalidUrl
 from magnetar.client.session.service_url import Scheme, parse_service_url, scheme_of
-from magnetar.protos.errors import InvalidTopicName
-from magnetar.protos.names import Domain, TopicName
+from magnetar.protos.errors import InvalidNamespaceName, InvalidTopicName
+from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, NamespaceName, TopicName
 from magnetar.spark.errors import InvalidOption
 from magnetar.spark.planner import TARGET_BYTES_PER_TASK, TASKS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-OPTIONS: Final = ("service.url", "topic", "targetBytesPerTask", "maxPartitions", "readTimeoutMs")
+COMMON: Final = (
+    "service.url",
+    "admin.url",
+    "topic",
+    "topics",
+    "topicsPattern",
+    "startingOffsets",
+    "startingTime",
+    "failOnDataLoss",
+    "targetBytesPerTask",
+    "maxPartitions",
+    "readTimeoutMs",
+)
+ONLY_BATCH: Final = ("endingOffsets", "endingTime")
+ONLY_STREAM: Final = (
+    "subscription",
+    "maxRowsPerTrigger",
+    "maxBytesPerTrigger",
+    "pollIntervalMs",
+    "discoveryIntervalMs",
+)
 
 # Another broker serves a dead broker's topics within 3 s, at worst after a session timeout of 10 s.
 # Within a minute, a whole cluster can restart during a job.
 READ_TIMEOUT_MS: Final = 60_000
+# Spark asks an idle query's source 100 times a second for new data. The source asks the brokers
+# once in this time.
+POLL_INTERVAL_MS: Final = 50
+DISCOVERY_INTERVAL_MS: Final = 5_000
+TOPICS_MAX: Final = 10_000  # of one option
+PATTERN_CHARACTERS_MAX: Final = 1_024
+SUBSCRIPTION_CHARACTERS_MAX: Final = 256
+NUMBER_MAX: Final = (1 << 63) - 1
+
+_OWN = {False: ONLY_BATCH, True: ONLY_STREAM, None: (*ONLY_BATCH, *ONLY_STREAM)}
+_ID = re.compile(r"(\d{1,18}):(\d{1,18})(?::(\d{1,9}))?")
+
+
+class Edge(Enum):
+    """An end of a topic."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePlace:
+    """A message named by the user, `ledger:entry[:batch index]`."""
+
+    ledger: int
+    entry: int
+    batch_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """The first message published at this time or later."""
+
+    ms: int
+
+
+Bound = Edge | MessagePlace | Time
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where to begin, or where to end, by topic."""
+
+    default: Bound
+    topics: Mapping[str, Bound]  # by full name, that of a partition if the user named it
+    text: str  # the option as given, for the checkpoint
+
+    def of(self, topic: TopicName) -> Bound:
+        """The bound of a topic or partition."""
+        base = self.topics.get(str(topic.base), self.default)
+        return self.topics.get(str(topic), base)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPattern:
+    """Topics of one namespace whose last part matches a regular expression as a whole."""
+
+    namespace: NamespaceName
+    pattern: re.Pattern[str]
+
+    def matches(self, name: TopicName) -> bool:
+        """A partition matches by the name of its partitioned topic."""
+        return self.pattern.fullmatch(name.base.topic) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,30 +113,160 @@ class ReadOptions:
     """The parsed options of one read."""
 
     brokers: tuple[str, ...]  # grpc:// URLs, one broker each
-    topic: TopicName
+    topics: tuple[TopicName, ...]  # empty: there is a pattern
+    pattern: TopicPattern | None
+    start: Bounds
+    end: Bounds
+    fail_on_data_loss: bool
     target_bytes_per_task: int
     tasks_max: int
     read_timeout_s: float  # how long a read may go on without progress
+    subscription: str = ""  # empty: the query does not hold messages
+    rows_max: int | None = None  # of one batch; None: no limit
+    bytes_max: int | None = None
+    poll_interval_s: float = POLL_INTERVAL_MS / 1_000
+    discovery_interval_s: float = DISCOVERY_INTERVAL_MS / 1_000
+
+    @property
+    def asked(self) -> str:
+        """The topics as the user named them, for errors."""
+        if self.pattern is not None:
+            return f"{self.pattern.namespace}/{self.pattern.pattern.pattern}"
+        return ", ".join(map(str, self.topics))
 
 
-def parse_options(given: Mapping[str, str]) -> ReadOptions:
-    """Parse the options of a read. Spark passes their names in lower case. Raises InvalidOption."""
-    values = {name.lower(): value for name, value in given.items()}
-    known = {name.lower() for name in OPTIONS}
-    for name in values:
-        if name not in known:
-            raise InvalidOption(name, f"is unknown; known options: {', '.join(OPTIONS)}")
+def parse_options(given: Mapping[str, str], *, streaming: bool | None = False) -> ReadOptions:
+    """Parse the options of a read. Spark passes their names in lower case.
+
+    `streaming` None: it is not known yet which kind of read it is. Raises InvalidOption.
+    """
+    values = {name.lower(): value.strip() for name, value in given.items()}
+    _check_names(values, streaming=streaming)
+    brokers = _brokers(_required(values, "service.url"))
+    topics, pattern = _which_topics(values)
+    start = _bounds(values, "starting", Edge.LATEST if streaming else Edge.EARLIEST)
+    end = _bounds(values, "ending", Edge.LATEST)
     return ReadOptions(
-        _brokers(_required(values, "service.url")),
-        _topic(_required(values, "topic")),
-        _number(values, "targetBytesPerTask", TARGET_BYTES_PER_TASK),
-        _number(values, "maxPartitions", TASKS_MAX),
-        _number(values, "readTimeoutMs", READ_TIMEOUT_MS) / 1_000,
+        brokers,
+        topics,
+        pattern,
+        start,
+        end,
+        fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
+        target_bytes_per_task=_number(values, "targetBytesPerTask", TARGET_BYTES_PER_TASK),
+        tasks_max=_number(values, "maxPartitions", TASKS_MAX),
+        read_timeout_s=_number(values, "readTimeoutMs", READ_TIMEOUT_MS) / 1_000,
+        subscription=_subscription(values.get("subscription", "")),
+        rows_max=_limit(values, "maxRowsPerTrigger"),
+        bytes_max=_limit(values, "maxBytesPerTrigger"),
+        poll_interval_s=_number(values, "pollIntervalMs", POLL_INTERVAL_MS) / 1_000,
+        discovery_interval_s=_number(values, "discoveryIntervalMs", DISCOVERY_INTERVAL_MS) / 1_000,
     )
 
 
+def _check_names(values: Mapping[str, str], *, streaming: bool | None) -> None:
+    options = (*COMMON, *_OWN[streaming])
+    known = {name.lower() for name in options}
+    other = {name.lower() for name in (*ONLY_BATCH, *ONLY_STREAM)} - known
+    for name in values:
+        if name in other:
+            kind = "batch reads (spark.read)" if streaming else "streams (spark.readStream)"
+            raise InvalidOption(name, f"is an option of {kind} only")
+        if name not in known:
+            raise InvalidOption(name, f"is unknown; known options: {', '.join(options)}")
+
+
+def _which_topics(
+    values: Mapping[str, str],
+) -> tuple[tuple[TopicName, ...], TopicPattern | None]:
+    names = [name for name in ("topic", "topics", "topicsPattern") if name.lower() in values]
+    if len(names) > 1:
+        raise InvalidOption(names[1], f"excludes {names[0]}: give one of them")
+    if not names:
+        raise InvalidOption("topic", "is required, or topics, or topicsPattern")
+    text = _required(values, names[0])
+    if names == ["topicsPattern"]:
+        return (), _pattern(text)
+    if names == ["topic"]:
+        return (_topic(text, "topic"),), None
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > TOPICS_MAX:
+        raise InvalidOption("topics", f"names {len(parts)} topics, more than {TOPICS_MAX}")
+    return tuple(dict.fromkeys(_topic(part, "topics") for part in parts)), None
+
+
+def _pattern(text: str) -> TopicPattern:
+    if len(text) > PATTERN_CHARACTERS_MAX:
+        raise InvalidOption("topicsPattern", f"has more than {PATTERN_CHARACTERS_MAX} characters")
+    domain, separator, rest = text.rpartition("://")
+    if separator and domain != Domain.PERSISTENT:
+        raise InvalidOption("topicsPattern", f"the domain {domain!r} is not 'persistent'")
+    namespace, slash, pattern = rest.rpartition("/")
+    try:
+        of = NamespaceName.parse(namespace) if slash else DEFAULT_NAMESPACE
+        return TopicPattern(of, re.compile(pattern))
+    except InvalidNamespaceName as error:
+        raise InvalidOption("topicsPattern", str(error)) from None
+    except re.error as error:
+        reason = f"{pattern!r} is not a regular expression: {error}"
+        raise InvalidOption("topicsPattern", reason) from None
+
+
+def _bounds(values: Mapping[str, str], which: str, default: Edge) -> Bounds:
+    """Parse startingOffsets and startingTime, or endingOffsets and endingTime."""
+    offsets, time = f"{which}Offsets", f"{which}Time"
+    if time.lower() in values:
+        if offsets.lower() in values:
+            raise InvalidOption(time, f"excludes {offsets}: give one of them")
+        ms = _number(values, time, 0)
+        return Bounds(Time(ms), {}, f"time:{ms}")
+    text = values.get(offsets.lower(), default.value)
+    edge = _edge(text)
+    if edge is not None:
+        opposite = Edge.EARLIEST if which == "ending" else None
+        if edge is opposite:
+            raise InvalidOption(offsets, f"{text!r} would read nothing")
+        return Bounds(edge, {}, edge.value)
+    try:
+        by_topic = json.loads(text)
+    except ValueError:
+        by_topic = None
+    if not isinstance(by_topic, dict):
+        reason = f"{text!r} is not 'earliest', 'latest' or a JSON object"
+        raise InvalidOption(offsets, reason)
+    topics = {}
+    for name, bound in by_topic.items():
+        topic = _topic(name, offsets)
+        if not isinstance(bound, dict):
+            topics[str(topic)] = _bound(bound, offsets, name)
+            continue
+        for partition, of_partition in bound.items():
+            if not partition.isdecimal() or topic.partition is not None:
+                raise InvalidOption(offsets, f"{name}: {partition!r} is not a partition")
+            part = topic.with_partition(int(partition))
+            topics[str(part)] = _bound(of_partition, offsets, f"{name}, {partition}")
+    rest = Edge.LATEST if which == "ending" else Edge.EARLIEST
+    return Bounds(rest, topics, json.dumps(by_topic, sort_keys=True))
+
+
+def _bound(value: Any, option: str, name: str) -> Bound:
+    if isinstance(value, str):
+        edge = _edge(value)
+        if edge is not None:
+            return edge
+        match = _ID.fullmatch(value)
+        if match is not None:
+            return MessagePlace(int(match[1]), int(match[2]), int(match[3] or 0))
+    reason = f"{name}: {value!r} is not 'earliest', 'latest' or 'ledger:entry[:batch index]'"
+    raise InvalidOption(option, reason)
+
+
+def _edge(text: str) -> Edge | None:
+    return next((edge for edge in Edge if edge.value == text.lower()), None)
+
+
 def _required(values: Mapping[str, str], name: str) -> str:
-    value = values.get(name.lower(), "").strip()
+    value = values.get(name.lower(), "")
     if not value:
         raise InvalidOption(name, "is required")
     return value
@@ -68,18 +284,36 @@ def _brokers(text: str) -> tuple[str, ...]:
     return brokers
 
 
-def _topic(text: str) -> TopicName:
+def _topic(text: str, option: str) -> TopicName:
     try:
         topic = TopicName.parse(text)
     except InvalidTopicName as error:
-        raise InvalidOption("topic", str(error)) from None
+        raise InvalidOption(option, str(error)) from None
     if topic.domain is not Domain.PERSISTENT:
-        raise InvalidOption("topic", f"{topic} is not persistent: no broker stores its messages")
+        raise InvalidOption(option, f"{topic} is not persistent: no broker stores its messages")
     return topic
 
 
+def _subscription(text: str) -> str:
+    if len(text) > SUBSCRIPTION_CHARACTERS_MAX or "/" in text:
+        reason = f"has a slash or more than {SUBSCRIPTION_CHARACTERS_MAX} characters"
+        raise InvalidOption("subscription", reason)
+    return text
+
+
+def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = values.get(name.lower(), str(default)).lower()
+    if text not in ("true", "false"):
+        raise InvalidOption(name, f"{text!r} is not true or false")
+    return text == "true"
+
+
+def _limit(values: Mapping[str, str], name: str) -> int | None:
+    return _number(values, name, 0) if name.lower() in values else None
+
+
 def _number(values: Mapping[str, str], name: str, default: int) -> int:
-    text = values.get(name.lower(), str(default)).strip()
-    if not text.isdecimal() or int(text) == 0:
-        raise InvalidOption(name, f"{text!r} is not a whole number above 0")
+    text = values.get(name.lower(), str(default))
+    if not text.isdecimal() or not 0 < int(text[:20]) <= NUMBER_MAX:
+        raise InvalidOption(name, f"{text[:40]!r} is not a whole number above 0")
     return int(text)

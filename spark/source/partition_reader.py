@@ -47,11 +47,11 @@ class RangeEntry:
 class TopicReader:
     """Finds the owner of one topic and reads from it."""
 
-    def __init__(self, options: ReadOptions, *, owner: str | None = None) -> None:
+    def __init__(self, options: ReadOptions, topic: str, *, owner: str | None = None) -> None:
         self._options = options
-        self._topic = str(options.topic)
-        self._owner = owner  # None: not known
-        self._retries = _Retries(self._topic, options.read_timeout_s)
+        self._topic = topic
+        self._owner = owner or None  # None: not known
+        self._retries = Retries(self._topic, options.read_timeout_s)
 
     @property
     def owner(self) -> str | None:
@@ -150,7 +150,7 @@ def records_of(frame: memoryview) -> Iterator[RangeEntry]:
         yield RangeEntry(ledger, entry, frame[data:at])
 
 
-class _Retries:
+class Retries:
     """The delays between attempts, and the limit of time without progress."""
 
     def __init__(self, topic: str, limit_s: float) -> None:

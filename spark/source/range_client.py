@@ -11,9 +11,10 @@ import queue
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from magnetar.client.session.service_url import host_and_port
 from magnetar.protos import broker_pb2 as pb
@@ -22,7 +23,9 @@ from magnetar.runtime.grpc_frames import CHANNEL_OPTIONS, decode_frame
 from magnetar.spark.planner import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from google.protobuf.message import Message
 
 # Frames to read ahead. A frame has 2 MiB, at most 16 MiB.
 FRAMES_AHEAD: Final = 2
@@ -30,8 +33,11 @@ FRAMES_AHEAD: Final = 2
 # after a takeover takes up to 3 s.
 SILENCE_S_MAX: Final = 10.0
 
-_PLAN: Final = "/magnetar.broker.Broker/PlanRange"
-_READ: Final = "/magnetar.broker.Broker/ReadRange"
+_SERVICE: Final = "/magnetar.broker.Broker/"
+_PLAN: Final = f"{_SERVICE}PlanRange"
+_READ: Final = f"{_SERVICE}ReadRange"
+
+Reply = TypeVar("Reply", bound="Message")
 
 
 class BrokerLost(Exception):
@@ -61,15 +67,61 @@ class Plan:
 
 def plan_range(broker: str, topic: str) -> Plan:
     """Ask a broker which ledgers of the topic can be read now. Raises BrokerLost, BrokerRefused."""
-    request = pb.PlanRangeRequest(topic=topic)
-    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = _channel(broker).unary_unary(_PLAN)
-    try:
-        answer = ask(request.SerializeToString(), timeout=SILENCE_S_MAX)
-    except grpc.RpcError as error:
-        raise _failure(error, broker) from None
-    reply = pb.PlanRangeReply.FromString(answer)
+    reply = _ask(broker, _PLAN, pb.PlanRangeRequest(topic=topic), pb.PlanRangeReply)
     ledgers = (Span(r.ledger, r.first_entry, r.last_entry, r.bytes) for r in reply.ledgers)
     return Plan(reply.owner_url, reply.exists, tuple(ledgers))
+
+
+def find_topics(
+    broker: str, topics: Sequence[str], namespaces: Sequence[str]
+) -> pb.FindTopicsReply:
+    """Ask any broker for the topics and partitions. Raises BrokerLost, BrokerRefused."""
+    request = pb.FindTopicsRequest(topics=topics, namespaces=namespaces)
+    return _ask(broker, f"{_SERVICE}FindTopics", request, pb.FindTopicsReply)
+
+
+def plan_topics(broker: str, topics: Mapping[str, int]) -> list[pb.TopicPlan]:
+    """Ask a broker for plans: {topic: first ledger of interest}. Raises BrokerLost,
+    BrokerRefused."""
+    asks = [pb.TopicAsk(topic=topic, from_ledger=ledger) for topic, ledger in topics.items()]
+    request = pb.PlanTopicsRequest(topics=asks)
+    reply = _ask(broker, f"{_SERVICE}PlanTopics", request, pb.PlanTopicsReply)
+    return _as_many(broker, reply.topics, len(asks))
+
+
+def find_entry(broker: str, request: pb.FindEntryRequest) -> pb.FindEntryReply:
+    """Ask a broker for the place of an entry. Raises BrokerLost, BrokerRefused."""
+    return _ask(broker, f"{_SERVICE}FindEntry", request, pb.FindEntryReply)
+
+
+def hold_topics(broker: str, request: pb.HoldTopicsRequest) -> list[pb.HeldTopic]:
+    """Ask a broker to move a subscription on topics. Raises BrokerLost, BrokerRefused."""
+    reply = _ask(broker, f"{_SERVICE}HoldTopics", request, pb.HoldTopicsReply)
+    return _as_many(broker, reply.topics, len(request.topics))
+
+
+def raise_named(broker: str, text: str) -> NoReturn:
+    """Raise the error that a broker named for one topic: BrokerLost or BrokerRefused."""
+    name, _, reason = text.partition(": ")
+    if name in PERMANENT:
+        raise BrokerRefused(name, reason)
+    raise BrokerLost(f"{broker}: {text}")
+
+
+def _as_many(broker: str, answers: Sequence[Reply], count: int) -> list[Reply]:
+    if len(answers) != count:
+        raise BrokerLost(f"{broker} answered for {len(answers)} topics instead of {count}")
+    return list(answers)
+
+
+def _ask(broker: str, method: str, request: Message, reply: type[Reply]) -> Reply:
+    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = _channel(broker).unary_unary(method)
+    try:
+        return reply.FromString(ask(request.SerializeToString(), timeout=SILENCE_S_MAX))
+    except grpc.RpcError as error:
+        raise _failure(error, broker) from None
+    except DecodeError as error:
+        raise BrokerLost(f"{broker}: {error}") from None
 
 
 @contextmanager
@@ -132,7 +184,16 @@ def _arriving(
 
 # Permanent errors: another attempt gets the same answer. A broker's other errors are temporary: the
 # owner is changing, the topic is being opened, or bookies are unavailable.
-_PERMANENT = {"TopicNotFound", "RangeNotConfirmed", "InvalidTopicName"}
+PERMANENT: Final = {
+    "InvalidNamespaceName",
+    "InvalidTopicName",
+    "NamespaceNotFound",
+    "NotAllowed",
+    "QueryFenced",
+    "RangeNotConfirmed",
+    "TenantNotFound",
+    "TopicNotFound",
+}
 _TEMPORARY_CODES = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,
@@ -159,7 +220,7 @@ def _failure(error: Any, broker: str) -> BrokerLost | BrokerRefused:
     code, text = error.code(), error.details() or ""
     if code is grpc.StatusCode.ABORTED:
         name, _, reason = text.partition(": ")
-        if name in _PERMANENT:
+        if name in PERMANENT:
             return BrokerRefused(name, reason)
         return BrokerLost(f"{broker}: {text}")
     if code in _TEMPORARY_CODES:

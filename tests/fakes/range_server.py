@@ -1,4 +1,4 @@
-"""A broker that serves nothing but PlanRange and ReadRange, and misbehaves as told."""
+"""A broker that serves nothing but plans and ReadRange of one topic, and misbehaves as told."""
 
 from __future__ import annotations
 
@@ -64,6 +64,23 @@ class RangeServer:
             )
         return reply.SerializeToString()
 
+    def find(self, request: bytes, call: grpc.ServicerContext) -> bytes:
+        asked = pb.FindTopicsRequest.FromString(request)
+        return pb.FindTopicsReply(topics=asked.topics).SerializeToString()
+
+    def plan_topics(self, request: bytes, call: grpc.ServicerContext) -> bytes:
+        reply = pb.PlanTopicsReply()
+        for _ in pb.PlanTopicsRequest.FromString(request).topics:
+            plan = pb.PlanRangeReply.FromString(self.plan(b"", call))
+            messages = self.topic.messages if self.topic else 0
+            reply.topics.add(
+                owner_url=plan.owner_url,
+                exists=plan.exists,
+                ledgers=plan.ledgers,
+                next_index=messages,
+            )
+        return reply.SerializeToString()
+
     def read(self, request: bytes, call: grpc.ServicerContext) -> Iterator[bytes]:
         asked = pb.ReadRangeRequest.FromString(request)
         self.reads.append((asked.ledger, asked.first_entry, asked.last_entry))
@@ -88,6 +105,8 @@ def serving(server: RangeServer) -> Iterator[RangeServer]:
     grpc_server = grpc.server(ThreadPoolExecutor(4))
     methods: dict[str, Any] = {
         "PlanRange": grpc.unary_unary_rpc_method_handler(server.plan),
+        "FindTopics": grpc.unary_unary_rpc_method_handler(server.find),
+        "PlanTopics": grpc.unary_unary_rpc_method_handler(server.plan_topics),
         "ReadRange": grpc.unary_stream_rpc_method_handler(server.read),
     }
     handler = grpc.method_handlers_generic_handler("magnetar.broker.Broker", methods)

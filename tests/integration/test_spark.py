@@ -181,7 +181,7 @@ def test_a_topic_that_was_only_subscribed_is_empty(
     ("options", "schema", "named"),
     [
         ({"topic": "never-written"}, None, "topic .*never-written does not exist"),
-        ({"startingOffsets": "latest"}, None, "option 'startingoffsets': is unknown"),
+        ({"startingOffset": "latest"}, None, "option 'startingoffset': is unknown"),
         ({"topic": "a/b"}, None, "option 'topic'"),
         ({}, "carrier string", "column 'carrier': is unknown; a topic has the columns"),
         ({}, "value string", "column 'value': has the type binary, not string"),
@@ -230,7 +230,9 @@ def test_a_read_survives_kill_9_of_the_server(tmp_path: Path) -> None:
             for number in range(200):
                 producer.send_async(number.to_bytes(4, "big") * 25_000, lambda *_: None)
             producer.flush()
-        topic = TopicReader(parse_options({"service.url": url, "topic": "t"}))
+        topic = TopicReader(
+            parse_options({"service.url": url, "topic": "t"}), "persistent://public/default/t"
+        )
         spans = topic.plan()
         assert sum(span.bytes for span in spans) > 20_000_000  # frames have 2 MiB, 2 are read ahead
         reading = topic.read(spans)

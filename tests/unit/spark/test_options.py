@@ -20,7 +20,7 @@ GIVEN = {"service.url": "grpc://one:1,two", "topic": "flights"}
 def test_what_is_given_and_what_is_not() -> None:
     options = parse_options(GIVEN | {"targetbytespertask": "5", "maxPartitions": "2"})
     assert options.brokers == ("grpc://one:1", "grpc://two:6660")
-    assert str(options.topic) == "persistent://public/default/flights"
+    assert list(map(str, options.topics)) == ["persistent://public/default/flights"]
     assert options.target_bytes_per_task == 5
     assert options.tasks_max == 2
     assert options.read_timeout_s == 60.0
@@ -29,7 +29,8 @@ def test_what_is_given_and_what_is_not() -> None:
 @pytest.mark.parametrize(
     ("change", "option"),
     [
-        ({"startingOffsets": "earliest"}, "startingoffsets"),
+        ({"startingOffsets": "first"}, "startingOffsets"),
+        ({"maxRowsPerTrigger": "5"}, "maxrowspertrigger"),
         ({"path": "/tmp"}, "path"),
         ({"service.url": ""}, "service.url"),
         ({"service.url": "pulsar://one:6650"}, "service.url"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from magnetar.spark.source.options import ReadOptions
 
+TOPIC = "persistent://public/default/t"
 LEDGERS = {3: 10, 8: 1, 9: 4}  # entries
 
 
@@ -54,7 +55,7 @@ ALL = [(ledger, entry) for ledger, entries in LEDGERS.items() for entry in range
 def test_a_topic_is_planned_and_read(servers: ExitStack) -> None:
     topic = flights()
     server = servers.enter_context(serving(RangeServer(topic)))
-    reader = TopicReader(options(server.url))
+    reader = TopicReader(options(server.url), TOPIC)
     ledgers = reader.plan()
     assert [(span.ledger, span.first, span.last) for span in ledgers] == [
         (3, 0, 9),
@@ -71,7 +72,7 @@ def test_a_topic_is_planned_and_read(servers: ExitStack) -> None:
 
 def test_a_part_of_a_ledger_is_read(servers: ExitStack) -> None:
     server = servers.enter_context(serving(RangeServer(flights())))
-    reader = TopicReader(options(server.url), owner=server.url)
+    reader = TopicReader(options(server.url), TOPIC, owner=server.url)
     assert ids_read(reader, (Span(3, 4, 6, 1), Span(9, 1, 1, 1))) == [
         (3, 4),
         (3, 5),
@@ -85,7 +86,7 @@ def test_the_owner_is_found_through_any_broker(servers: ExitStack) -> None:
     owner = servers.enter_context(serving(RangeServer(flights())))
     other = servers.enter_context(serving(RangeServer(None, owner=owner.url)))
     dead = f"grpc://127.0.0.1:{free_port()}"
-    reader = TopicReader(options(dead, other.url))
+    reader = TopicReader(options(dead, other.url), TOPIC)
     assert ids_read(reader) == ALL
     assert reader.owner == owner.url
     assert other.reads == []
@@ -103,7 +104,7 @@ def test_a_read_goes_on_at_the_new_owner_with_the_entry_that_follows(servers: Ex
         return frame
 
     old.before_frame = die
-    reader = TopicReader(options(old.url))
+    reader = TopicReader(options(old.url), TOPIC)
     assert ids_read(reader) == ALL
     assert old.reads == [(3, 0, 9)]
     assert new.reads == [(3, 6, 9), (8, 0, 0), (9, 0, 3)]
@@ -112,7 +113,7 @@ def test_a_read_goes_on_at_the_new_owner_with_the_entry_that_follows(servers: Ex
 def test_a_broker_that_no_longer_owns_the_topic_is_left(servers: ExitStack) -> None:
     new = servers.enter_context(serving(RangeServer(flights())))
     old = servers.enter_context(serving(RangeServer(None, owner=new.url)))
-    reader = TopicReader(options(old.url), owner=old.url)
+    reader = TopicReader(options(old.url), TOPIC, owner=old.url)
     assert ids_read(reader, (Span(9, 0, 3, 1),)) == [(9, 0), (9, 1), (9, 2), (9, 3)]
 
 
@@ -121,7 +122,7 @@ def test_a_frame_that_was_cut_is_read_again(servers: ExitStack, keep: int) -> No
     server = servers.enter_context(serving(RangeServer(flights())))
     cuts = iter([keep])
     server.before_frame = lambda sent, call, frame: frame[: next(cuts, None)]
-    assert ids_read(TopicReader(options(server.url))) == ALL
+    assert ids_read(TopicReader(options(server.url), TOPIC)) == ALL
     assert len(server.reads) == len(LEDGERS) + 1
 
 
@@ -132,7 +133,7 @@ def test_a_range_that_ends_early_is_gone_on_with(servers: ExitStack) -> None:
     cuts = iter([2 * record])
     server.before_frame = lambda sent, call, frame: frame[: next(cuts, None)]
     server.frame_entries = 100
-    assert ids_read(TopicReader(options(server.url))) == ALL
+    assert ids_read(TopicReader(options(server.url), TOPIC)) == ALL
     assert server.reads[:2] == [(3, 0, 9), (3, 2, 9)]
 
 
@@ -141,7 +142,7 @@ def test_an_entry_out_of_order_ends_the_read(servers: ExitStack, wrong: tuple[in
     server = servers.enter_context(serving(RangeServer(flights())))
     server.before_frame = lambda sent, call, frame: RECORD.pack(*wrong, 0) + frame
     with pytest.raises(OutOfOrder, match=r"3:0.*sent") as caught:
-        ids_read(TopicReader(options(server.url)))
+        ids_read(TopicReader(options(server.url), TOPIC))
     assert (caught.value.ledger, caught.value.entry) == (3, 0)
 
 
@@ -149,12 +150,12 @@ def test_an_entry_that_comes_twice_ends_the_read(servers: ExitStack) -> None:
     server = servers.enter_context(serving(RangeServer(flights())))
     server.before_frame = lambda sent, call, frame: frame + frame
     with pytest.raises(OutOfOrder):
-        ids_read(TopicReader(options(server.url)))
+        ids_read(TopicReader(options(server.url), TOPIC))
 
 
 def test_what_was_planned_and_is_gone_is_named(servers: ExitStack) -> None:
     server = servers.enter_context(serving(RangeServer(flights())))
-    reader = TopicReader(options(server.url))
+    reader = TopicReader(options(server.url), TOPIC)
     with pytest.raises(ReadRefused, match=r"9:2.*RangeNotConfirmed"):
         ids_read(reader, (Span(9, 2, 40, 1),))
     assert len(server.reads) == 1
@@ -163,14 +164,14 @@ def test_what_was_planned_and_is_gone_is_named(servers: ExitStack) -> None:
 def test_a_topic_that_is_not_there(servers: ExitStack) -> None:
     server = servers.enter_context(serving(RangeServer(None)))
     with pytest.raises(TopicNotFound, match="persistent://public/default/t"):
-        TopicReader(options(server.url)).plan()
+        TopicReader(options(server.url), TOPIC).plan()
 
 
 def test_a_bug_in_the_broker_is_not_asked_for_twice(servers: ExitStack) -> None:
     server = servers.enter_context(serving(RangeServer(None)))
     server.before_plan = lambda call: call.abort(grpc.StatusCode.INTERNAL, "internal error")
     with pytest.raises(ReadRefused, match="internal error"):
-        TopicReader(options(server.url)).plan()
+        TopicReader(options(server.url), TOPIC).plan()
     assert server.plans == 1
 
 
@@ -183,7 +184,7 @@ def test_a_moment_without_an_owner_is_waited_out(servers: ExitStack) -> None:
             call.abort(grpc.StatusCode.ABORTED, failure)
 
     server.before_plan = fail
-    assert ids_read(TopicReader(options(server.url))) == ALL
+    assert ids_read(TopicReader(options(server.url), TOPIC)) == ALL
     assert server.plans == 3
 
 
@@ -192,11 +193,11 @@ def test_brokers_that_name_each_other_end_in_read_stalled(servers: ExitStack) ->
     two = servers.enter_context(serving(RangeServer(None, owner=one.url)))
     one.owner = two.url
     with pytest.raises(ReadStalled, match="no owner after 4 redirects"):
-        TopicReader(options(one.url, timeout_ms=1500)).plan()
+        TopicReader(options(one.url, timeout_ms=1500), TOPIC).plan()
 
 
 def test_read_without_brokers_ends_in_read_stalled() -> None:
-    reader = TopicReader(options(f"grpc://127.0.0.1:{free_port()}", timeout_ms=1500))
+    reader = TopicReader(options(f"grpc://127.0.0.1:{free_port()}", timeout_ms=1500), TOPIC)
     with pytest.raises(ReadStalled, match="UNAVAILABLE") as caught:
         reader.plan()
     assert caught.value.waited_s >= 1.5
@@ -215,7 +216,7 @@ def test_read_closed_early_ends_the_call(servers: ExitStack) -> None:
         return frame
 
     server.before_frame = hold
-    reading = TopicReader(options(server.url)).read((Span(3, 0, 9, 1),))
+    reading = TopicReader(options(server.url), TOPIC).read((Span(3, 0, 9, 1),))
     assert next(reading).entry == 0
     assert not ended.is_set()
     reading.close()  # type: ignore[attr-defined]

@@ -1,0 +1,92 @@
+"""Where a streaming query stands: the offsets that Spark stores in the query's checkpoint.
+
+    {"v": 1, "start": "earliest"}                                before the first batch
+    {"v": 1, "t": {topic: [ledger, entry, index, bytes]}}        from then on
+    {"v": 1, "t": {...}, "from": {topic: [...]}}                 a batch in which topics begin
+
+A position is the place of the next message: `index` is its number in the topic, `entry` holds it.
+A batch therefore reads [start, end). The index decides what is lost: indexes are dense, and an
+owner never reuses one. `bytes` counts what the query has read of the topic, as far as sizes are
+known; differences between positions are rows and bytes.
+
+`from` holds the position at which a topic begins in this batch, if the preceding offsets do not
+have it: all topics of the first batch, new topics, and topics whose next messages were lost. So a
+batch can be repeated from the checkpoint alone, also after the topic was trimmed.
+
+Spark compares offsets as JSON text. Equal positions must therefore have equal text: topics are
+sorted, and a query that has read nothing new returns the same offsets, `from` included.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from magnetar.spark.errors import InvalidOffsets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of the next message of a topic."""
+
+    ledger: int
+    entry: int  # the entry that holds the message; the one after the last entry if there is none
+    index: int  # of the message in its topic
+    bytes: int = 0  # read by the query so far, an estimate
+
+    def to_json(self) -> list[int]:
+        return [self.ledger, self.entry, self.index, self.bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """The positions of a query, by full name of the topic."""
+
+    places: Mapping[str, Place]
+    begun: Mapping[str, Place] = field(default_factory=dict)  # `from`
+
+    def to_json(self) -> dict[str, Any]:
+        """The offsets for Spark, topics in order."""
+        shown = {"v": VERSION, "t": _places_to_json(self.places)}
+        return shown | ({"from": _places_to_json(self.begun)} if self.begun else {})
+
+
+def symbolic(start: str) -> dict[str, Any]:
+    """The offsets of a query before its first batch: a constant, whatever the topics hold."""
+    return {"v": VERSION, "start": start}
+
+
+def parse_offsets(offsets: Mapping[str, Any]) -> Offsets | None:
+    """Parse offsets from a checkpoint. None: they are symbolic. Raises InvalidOffsets."""
+    if offsets.get("v") != VERSION:
+        raise InvalidOffsets(f"version {offsets.get('v')!r} is not {VERSION}")
+    if "start" in offsets:
+        return None
+    return Offsets(_parse_places(offsets.get("t")), _parse_places(offsets.get("from", {})))
+
+
+def _places_to_json(places: Mapping[str, Place]) -> dict[str, list[int]]:
+    return {topic: places[topic].to_json() for topic in sorted(places)}
+
+
+def _parse_places(places: Any) -> dict[str, Place]:
+    if not isinstance(places, dict):
+        raise InvalidOffsets(f"{places!r} is not a map of topics")
+    return {topic: _parse_place(topic, place) for topic, place in places.items()}
+
+
+def _parse_place(topic: str, place: Any) -> Place:
+    if (
+        not isinstance(place, list)
+        or len(place) != 4
+        or not all(type(part) is int for part in place)
+    ):
+        raise InvalidOffsets(f"{topic}: {place!r} is not [ledger, entry, index, bytes]")
+    return Place(*place)

@@ -1,0 +1,264 @@
+"""Plans the reads of one query on Spark's driver: a DataFrame once, a stream batch by batch.
+
+A stream asks the brokers for news at most once in `pollIntervalMs`, because Spark asks an idle
+source 100 times a second. A failed poll is no error until `readTimeoutMs` has passed.
+
+With a subscription, the driver moves it to what Spark has committed: `latest` gets the end of the
+last committed batch as its start, `commit` gets an end. The first `latest` creates it where the
+query begins, before anything is read.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from magnetar.protos.names import TopicName
+from magnetar.spark.admission import rows_of_bytes, share
+from magnetar.spark.errors import DataLost, ReadStalled
+from magnetar.spark.offsets import Offsets, Place, parse_offsets, symbolic
+from magnetar.spark.source.options import MessagePlace
+from magnetar.spark.source.range_client import BrokerLost
+from magnetar.spark.source.tasks import tasks_between
+from magnetar.spark.source.topic_view import Clock, TopicView
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from magnetar.spark.source.options import Bounds, ReadOptions
+    from magnetar.spark.source.tasks import Task
+    from magnetar.spark.topic_state import TopicState
+
+log = logging.getLogger(__name__)
+
+
+def plan_frame(options: ReadOptions) -> list[Task]:
+    """The tasks of a DataFrame. Raises TopicNotFound, ReadRefused, ReadStalled."""
+    view = TopicView(options)
+    view.discover()
+    states = _existing(view.states(dict.fromkeys(view.topics, 0)))
+    starts, ends = {}, {}
+    for topic, state in states.items():
+        starts[topic] = _start(view, topic, options.start, state)
+        end = _end(view, topic, options.end, state)
+        ends[topic] = replace(end, bytes=state.bytes_between(starts[topic], end))
+    return tasks_between(options, starts, ends, states)
+
+
+class StreamDriver:
+    """Plans the batches of one streaming query. For one thread."""
+
+    def __init__(self, options: ReadOptions, *, now_ms: int, query: str) -> None:
+        """`now_ms` is the start of the query, `query` its id: they fence older queries."""
+        self._options = options
+        self._view = TopicView(options)
+        self._states: dict[str, TopicState | None] = {}
+        self._from: dict[str, int] = {}  # topic -> the first ledger that its state has
+        self._polled = Clock(options.poll_interval_s)
+        self._discovered = Clock(options.discovery_interval_s)
+        self._frozen = False
+        self._query = now_ms, query
+        self._held: dict[str, Place] = {}
+
+    def initial(self) -> dict[str, Any]:
+        """The offsets before the first batch."""
+        return symbolic(self._options.start.text)
+
+    def freeze(self) -> None:
+        """Read nothing that is published from now on (AvailableNow)."""
+        self._view.discover()
+        self._ask_states(dict.fromkeys(self._view.topics, 0))
+        self._frozen = True
+
+    def latest(
+        self, start: dict[str, Any], *, rows_max: int | None, bytes_max: int | None
+    ) -> dict[str, Any]:
+        """The end of the batch that begins at `start`; `start` itself if there is nothing new.
+
+        Raises DataLost, QueryFenced, TopicNotFound, InvalidOffsets, ReadRefused, ReadStalled.
+        """
+        offsets = parse_offsets(start)
+        if offsets is None:
+            offsets = Offsets({}, self._begin())
+            begins = offsets.begun
+        else:
+            self._hold(offsets.places)
+            self._poll(offsets.places)
+            begins = self._begins_now(offsets.places)
+            if begins:
+                self._hold(begins)
+        starts = {
+            topic: begins.get(topic) or offsets.places[topic]
+            for topic, state in self._states.items()
+            if state is not None and (topic in begins or topic in offsets.places)
+        }
+        ends = self._ends(starts, rows_max, bytes_max)
+        if not begins and ends == offsets.places:
+            return start
+        return Offsets(ends, begins).to_json()
+
+    def report(self) -> dict[str, Any] | None:
+        """The ends of the topics as far as they are known. None: nothing is known."""
+        ends = {it: state.latest for it, state in _existing(self._states).items()}
+        return Offsets(ends).to_json() if ends else None
+
+    def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> list[Task]:
+        """The tasks of a batch. Raises DataLost, InvalidOffsets, ReadRefused, ReadStalled."""
+        first, last = parse_offsets(start), parse_offsets(end)
+        if last is None:
+            return []
+        starts = dict(first.places if first else {}) | dict(last.begun)
+        ends = {
+            topic: place
+            for topic, place in last.places.items()
+            if topic in starts and place.index > starts[topic].index
+        }
+        missing = {
+            topic: starts[topic].ledger
+            for topic in ends
+            if not self._covers(topic, starts[topic], ends[topic])
+        }
+        states = {topic: self._states.get(topic) for topic in ends} | self._view.states(missing)
+        for topic, state in states.items():
+            if state is None:
+                self._lose(topic, f"the topic was deleted; {_unread(starts[topic], ends[topic])}")
+            elif (loss := state.lost(starts[topic])) is not None:
+                self._lose(topic, loss.what)
+        return tasks_between(self._options, starts, ends, _existing(states))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark has committed everything before `end`. Raises QueryFenced."""
+        offsets = parse_offsets(end)
+        if offsets is not None:
+            self._hold(offsets.places)
+
+    # Mechanics
+
+    def _begin(self) -> dict[str, Place]:
+        """Resolve where each topic begins."""
+        if not self._frozen:
+            self._view.discover()
+            self._ask_states(dict.fromkeys(self._view.topics, 0))
+        begins = {
+            topic: _start(self._view, topic, self._options.start, state)
+            for topic, state in _existing(self._states).items()
+        }
+        if self._options.subscription:
+            self._view.hold(self._query, begins, once=False)
+            self._held |= begins
+        return begins
+
+    def _poll(self, places: Mapping[str, Place]) -> None:
+        """Bring the states up to date if it is time."""
+        if self._frozen or not self._polled.is_due:
+            return
+        first = not self._states
+        try:
+            if self._discovered.is_due:
+                self._view.discover(once=not first)
+                self._discovered.reset()
+            asks = {it: places[it].ledger if it in places else 0 for it in self._view.topics}
+            asks |= {topic: place.ledger for topic, place in places.items()}
+            self._ask_states(asks, once=not first)
+        except BrokerLost as error:
+            if self._polled.age_s >= self._options.read_timeout_s:
+                asked = self._options.asked
+                raise ReadStalled(asked, self._polled.age_s, str(error)) from error
+            log.warning("a poll failed, the query goes on: %s", error)
+
+    def _ask_states(self, asks: Mapping[str, int], *, once: bool = False) -> None:
+        self._states = self._view.states(asks, once=once)
+        self._from = dict(asks)
+        self._polled.reset()
+
+    def _begins_now(self, places: Mapping[str, Place]) -> dict[str, Place]:
+        """New topics, and topics that go on after a loss: where they begin. Raises DataLost."""
+        begins = {}
+        for topic, state in self._states.items():
+            place = places.get(topic)
+            if place is None:
+                if state is not None and self._from.get(topic) == 0:
+                    begins[topic] = state.earliest
+            elif state is None:
+                self._lose(topic, f"the topic was deleted when the query stood at {place.index}")
+            elif (loss := state.lost(place)) is not None:
+                self._lose(topic, loss.what)
+                begins[topic] = loss.next
+        return begins
+
+    def _lose(self, topic: str, what: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLost(topic, what)
+        log.warning("data lost, failOnDataLoss is false: %s: %s", topic, what)
+
+    def _ends(
+        self, starts: Mapping[str, Place], rows_max: int | None, bytes_max: int | None
+    ) -> dict[str, Place]:
+        """The end of the batch in each topic, within the limits."""
+        states = {topic: self._states[topic] for topic in starts}
+        ends = {it: state.end_from(starts[it]) for it, state in states.items() if state}
+        backlogs = {topic: end.index - starts[topic].index for topic, end in ends.items()}
+        rows = share(backlogs, rows_max)
+        if bytes_max is not None:
+            sizes = {topic: end.bytes - starts[topic].bytes for topic, end in ends.items()}
+            shares = share(sizes, bytes_max)
+            for topic, backlog in backlogs.items():
+                fitting = rows_of_bytes(backlog, sizes[topic], shares[topic])
+                rows[topic] = min(rows[topic], fitting)
+        for topic, count in rows.items():
+            if count < backlogs[topic]:
+                ends[topic] = self._limited(topic, starts[topic], count)
+        return ends
+
+    def _limited(self, topic: str, start: Place, rows: int) -> Place:
+        """The place after at most `rows` rows from `start`; at least one entry is read."""
+        end = self._view.entry_of_index(topic, start.index + rows)
+        if end.index <= start.index:  # one entry holds more rows than that
+            end = self._view.entry_at(topic, end.ledger, end.entry + 1)
+        state = self._states[topic]
+        assert state is not None, topic
+        return replace(end, bytes=start.bytes + state.bytes_between(start, end))
+
+    def _covers(self, topic: str, start: Place, end: Place) -> bool:
+        state = self._states.get(topic)
+        return (
+            state is not None
+            and state.next_index >= end.index
+            and self._from[topic] <= start.ledger
+        )
+
+    def _hold(self, places: Mapping[str, Place]) -> None:
+        """Move the subscription. A failure of a broker is logged: the next call repeats it."""
+        if not self._options.subscription:
+            return
+        moved = {it: place for it, place in places.items() if self._held.get(it) != place}
+        if not moved:
+            return
+        try:
+            self._view.hold(self._query, moved, once=True)
+        except BrokerLost as error:
+            log.warning("the subscription did not move, the query goes on: %s", error)
+        else:
+            self._held |= moved
+
+
+def _start(view: TopicView, topic: str, bounds: Bounds, state: TopicState) -> Place:
+    return view.place_of(topic, bounds.of(TopicName.parse(topic)), state)
+
+
+def _end(view: TopicView, topic: str, bounds: Bounds, state: TopicState) -> Place:
+    """An end in the middle of an entry includes the entry; the index says where it ends."""
+    bound = bounds.of(TopicName.parse(topic))
+    place = view.place_of(topic, bound, state)
+    if isinstance(bound, MessagePlace) and bound.batch_index:
+        return replace(place, entry=place.entry + 1)
+    return place
+
+
+def _existing(states: Mapping[str, TopicState | None]) -> dict[str, TopicState]:
+    return {topic: state for topic, state in states.items() if state is not None}
+
+
+def _unread(start: Place, end: Place) -> str:
+    return f"messages {start.index} to {end.index - 1} of a planned batch are lost"

@@ -1,0 +1,287 @@
+"""What Spark's driver knows of the topics of a query, asked from their owners.
+
+One call to a broker covers up to 1,000 topics that it owns. A broker that does not own a topic
+names the owner, which the view remembers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from magnetar.protos import broker_pb2 as pb
+from magnetar.protos.names import TopicName
+from magnetar.spark.errors import QueryFenced, ReadRefused, TopicNotFound
+from magnetar.spark.offsets import Place
+from magnetar.spark.source.options import Edge, MessagePlace, Time
+from magnetar.spark.source.partition_reader import REDIRECTS_MAX, Retries
+from magnetar.spark.source.range_client import (
+    BrokerLost,
+    BrokerRefused,
+    find_entry,
+    find_topics,
+    hold_topics,
+    plan_topics,
+    raise_named,
+)
+from magnetar.spark.topic_state import Ledger, TopicState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from magnetar.spark.source.options import Bound, ReadOptions
+
+TOPICS_PER_CALL: Final = 1_000
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class TopicView:
+    """The topics of a query, their states and their owners. For one thread."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._brokers = list(options.brokers)  # the one to ask first is in front
+        self._owners: dict[str, str] = {}
+        self.topics: tuple[str, ...] = ()  # full names; partitions instead of partitioned topics
+
+    def discover(self, *, once: bool = False) -> None:
+        """Set `topics`. With `once` a failure raises BrokerLost, otherwise the call is repeated.
+
+        Raises TopicNotFound if a topic that the user named does not exist; ReadRefused,
+        ReadStalled.
+        """
+        attempt = self._find_all
+        found, missing = attempt() if once else self._retry(attempt)
+        if missing and not self.topics:
+            raise TopicNotFound(missing[0])
+        for topic in missing:
+            log.warning("topic %s does not exist any more", topic)
+        self.topics = tuple(found)
+
+    def states(
+        self, from_ledgers: Mapping[str, int], *, once: bool = False
+    ) -> dict[str, TopicState | None]:
+        """Ask for the states of topics, with the ledgers from the given one on.
+
+        None: the topic does not exist. `once` as in `discover`. Raises ReadRefused, ReadStalled.
+        """
+        found: dict[str, TopicState | None] = {}
+
+        def attempt() -> None:
+            self._plan({it: at for it, at in from_ledgers.items() if it not in found}, found)
+
+        if once:
+            attempt()
+        else:
+            self._retry(attempt)
+        return found
+
+    def place_of(self, topic: str, bound: Bound, state: TopicState) -> Place:
+        """The place that a bound names in a topic. Raises ReadRefused, ReadStalled."""
+        match bound:
+            case Edge.EARLIEST:
+                return state.earliest
+            case Edge.LATEST:
+                return state.latest
+            case Time(ms):
+                return self._entry(topic, pb.FindEntryRequest(topic=topic, publish_time_ms=ms))
+            case MessagePlace(ledger, entry, batch_index):
+                named = pb.EntryPlace(ledger=ledger, entry=entry)
+                place = self._entry(topic, pb.FindEntryRequest(topic=topic, place=named))
+                if (place.ledger, place.entry) != (ledger, entry) or not batch_index:
+                    return place
+                following = self.entry_at(topic, ledger, entry + 1).index
+                index = min(place.index + batch_index, following)
+                return Place(ledger, entry, index)
+            case _:
+                raise AssertionError(bound)
+
+    def entry_of_index(self, topic: str, index: int) -> Place:
+        """The place of the entry with this message: `index` is that of its first message.
+
+        Raises ReadRefused, ReadStalled.
+        """
+        return self._entry(topic, pb.FindEntryRequest(topic=topic, index=index))
+
+    def entry_at(self, topic: str, ledger: int, entry: int) -> Place:
+        """The place of the first entry at or after this one. Raises ReadRefused, ReadStalled."""
+        place = pb.EntryPlace(ledger=ledger, entry=entry)
+        return self._entry(topic, pb.FindEntryRequest(topic=topic, place=place))
+
+    def hold(self, query: tuple[int, str], places: Mapping[str, Place], *, once: bool) -> None:
+        """Move the subscription of the options to these places; it is created if it is new.
+
+        `query` is the start in ms and the id of the query. Raises QueryFenced, ReadRefused,
+        ReadStalled; with `once` BrokerLost.
+        """
+        left = dict(places)
+
+        def attempt() -> None:
+            for _ in range(REDIRECTS_MAX + 1):
+                for broker, topics in self._by_owner(left):
+                    self._hold(broker, query, {topic: left[topic] for topic in topics}, left)
+                if not left:
+                    return
+            raise BrokerLost(f"no owner of {next(iter(left))} after {REDIRECTS_MAX} redirects")
+
+        if once:
+            attempt()
+        else:
+            self._retry(attempt)
+
+    # Mechanics
+
+    def _hold(
+        self,
+        broker: str,
+        query: tuple[int, str],
+        places: Mapping[str, Place],
+        left: dict[str, Place],
+    ) -> None:
+        request = pb.HoldTopicsRequest(
+            subscription=self._options.subscription, query_start_ms=query[0], query=query[1]
+        )
+        for topic, place in places.items():
+            named = pb.EntryPlace(ledger=place.ledger, entry=place.entry)
+            request.topics.add(topic=topic, place=named)
+        try:
+            answers = hold_topics(broker, request)
+        except BrokerLost:
+            self._forget(places)
+            raise
+        for topic, held in zip(places, answers, strict=True):
+            if held.owner_url:
+                self._owners[topic] = held.owner_url
+                continue
+            if held.error:
+                self._owners.pop(topic, None)
+                try:
+                    raise_named(broker, held.error)
+                except BrokerRefused as error:
+                    if error.name == "QueryFenced":
+                        raise QueryFenced(str(error)) from None
+                    raise
+            del left[topic]
+
+    def _find_all(self) -> tuple[list[str], list[str]]:
+        broker = self._brokers[0]
+        pattern = self._options.pattern
+        found: dict[str, None] = {}
+        missing: list[str] = []
+        try:
+            if pattern is not None:
+                reply = find_topics(broker, (), (str(pattern.namespace),))
+                names = map(TopicName.parse, reply.topics)
+                return sorted(str(name) for name in names if pattern.matches(name)), []
+            for chunk in _chunks([str(topic) for topic in self._options.topics]):
+                reply = find_topics(broker, chunk, ())
+                found |= dict.fromkeys(reply.topics)
+                missing += reply.missing
+        except BrokerLost:
+            self._brokers.append(self._brokers.pop(0))
+            raise
+        return list(found), missing
+
+    def _plan(self, asks: dict[str, int], found: dict[str, TopicState | None]) -> None:
+        for _ in range(REDIRECTS_MAX + 1):
+            for broker, topics in self._by_owner(asks):
+                self._plan_of(broker, {topic: asks[topic] for topic in topics}, found)
+                for topic in topics:
+                    if topic in found:
+                        del asks[topic]
+            if not asks:
+                return
+        raise BrokerLost(f"no owner of {next(iter(asks))} after {REDIRECTS_MAX} redirects")
+
+    def _plan_of(
+        self, broker: str, asks: Mapping[str, int], found: dict[str, TopicState | None]
+    ) -> None:
+        try:
+            plans = plan_topics(broker, asks)
+        except BrokerLost:
+            self._forget(asks)
+            raise
+        for topic, plan in zip(asks, plans, strict=True):
+            if plan.owner_url:
+                self._owners[topic] = plan.owner_url
+            elif plan.error:
+                self._owners.pop(topic, None)
+                raise_named(broker, plan.error)
+            else:
+                self._owners[topic] = broker
+                found[topic] = _state(broker, plan) if plan.exists else None
+
+    def _entry(self, topic: str, request: pb.FindEntryRequest) -> Place:
+        def attempt() -> Place:
+            for _ in range(REDIRECTS_MAX + 1):
+                broker = self._owners.get(topic, self._brokers[0])
+                try:
+                    reply = find_entry(broker, request)
+                except BrokerLost:
+                    self._forget([topic])
+                    raise
+                if not reply.owner_url:
+                    if not reply.exists:
+                        raise TopicNotFound(topic)
+                    return Place(reply.ledger, reply.entry, reply.first_index)
+                self._owners[topic] = reply.owner_url
+            raise BrokerLost(f"no owner of {topic} after {REDIRECTS_MAX} redirects")
+
+        return self._retry(attempt)
+
+    def _by_owner(self, topics: Mapping[str, object]) -> list[tuple[str, list[str]]]:
+        by_owner: dict[str, list[str]] = {}
+        for topic in topics:
+            by_owner.setdefault(self._owners.get(topic, self._brokers[0]), []).append(topic)
+        return [(broker, part) for broker, all_of in by_owner.items() for part in _chunks(all_of)]
+
+    def _forget(self, topics: Mapping[str, object] | Sequence[str]) -> None:
+        """The owner of these topics does not answer. Ask the next broker of the options."""
+        for topic in topics:
+            self._owners.pop(topic, None)
+        self._brokers.append(self._brokers.pop(0))
+
+    def _retry(self, attempt: Callable[[], T]) -> T:
+        retries = Retries(self._options.asked, self._options.read_timeout_s)
+        while True:
+            try:
+                return attempt()
+            except BrokerLost as error:
+                retries.wait(error)
+            except BrokerRefused as error:
+                raise ReadRefused(self._options.asked, -1, -1, str(error)) from error
+
+
+class Clock:
+    """Says when an interval has passed."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._last_s = float("-inf")
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() - self._last_s >= self._interval_s
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._last_s
+
+    def reset(self) -> None:
+        self._last_s = time.monotonic()
+
+
+def _chunks(items: Sequence[str]) -> Iterator[list[str]]:
+    rest = iter(items)
+    while chunk := list(islice(rest, TOPICS_PER_CALL)):
+        yield chunk
+
+
+def _state(broker: str, plan: pb.TopicPlan) -> TopicState:
+    ledgers = (Ledger(it.ledger, it.last_entry, it.first_index, it.bytes) for it in plan.ledgers)
+    return TopicState(broker, tuple(ledgers), plan.first_index, plan.next_index)

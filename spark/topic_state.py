@@ -1,0 +1,130 @@
+"""What the driver knows of a topic, and what follows from it for one batch.
+
+A broker answers with the ledgers of a topic and two indexes: that of the first stored message and
+that of the next message. The functions here find what a query lost, how much it can read, and which
+entries stand between two positions.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from magnetar.spark.offsets import Place
+from magnetar.spark.planner import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """One non-empty ledger. Its entries are 0..last; `bytes` is their size, about."""
+
+    id: int
+    last: int
+    first_index: int
+    bytes: int
+
+    def bytes_of(self, entries: int) -> int:
+        return self.bytes * entries // (self.last + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A broker's answer about one topic, and the owner's URL.
+
+    `ledgers` may lack ledgers that the query has read.
+    """
+
+    owner: str
+    ledgers: tuple[Ledger, ...]
+    first_index: int  # of the first stored message; of the next message if there is none
+    next_index: int
+
+    @property
+    def earliest(self) -> Place:
+        """The place of the first stored message. `ledgers` must be all ledgers."""
+        if self.ledgers:
+            return Place(self.ledgers[0].id, 0, self.first_index)
+        return Place(0, 0, self.next_index)
+
+    @property
+    def latest(self) -> Place:
+        """The place of the next message. `ledgers` must not lack the last one."""
+        if self.ledgers:
+            last = self.ledgers[-1]
+            return Place(last.id, last.last + 1, self.next_index)
+        return Place(0, 0, self.next_index)
+
+    def end_from(self, start: Place) -> Place:
+        """The place of the next message, with the bytes that follow `start` counted."""
+        if self.next_index <= start.index:
+            return start
+        end = self.latest
+        if not self.ledgers:
+            end = replace(start, index=self.next_index)
+        return replace(end, bytes=start.bytes + self.bytes_between(start, end))
+
+    def bytes_between(self, start: Place, end: Place) -> int:
+        """The size of the entries in [start, end), about."""
+        return sum(
+            ledger.bytes_of(last - first + 1) for ledger, first, last in self._parts(start, end)
+        )
+
+    def spans(self, topic: str, start: Place, end: Place) -> list[Span]:
+        """The entries in [start, end) that are stored.
+
+        The sizes divide what the positions say. So the same positions give the same spans,
+        whatever has been published since.
+        """
+        if end.index <= start.index:
+            return []
+        parts = list(self._parts(start, end))
+        entries = sum(last - first + 1 for _, first, last in parts)
+        size = max(end.bytes - start.bytes, 0)
+        return [
+            Span(ledger.id, first, last, size * (last - first + 1) // entries, topic)
+            for ledger, first, last in parts
+        ]
+
+    def lost(self, start: Place) -> Loss | None:
+        """What a query that stands at `start` can never read. None: nothing."""
+        if self.next_index < start.index or (
+            self.first_index < start.index
+            and self.ledgers
+            and self.ledgers[0].id > start.ledger
+            and self.ledgers[0].first_index == self.first_index
+        ):
+            return Loss(
+                "the topic was deleted and created again: the query stood at message"
+                f" {start.index}, the new topic has the messages"
+                f" {self.first_index} to {self.next_index - 1}",
+                replace(self.earliest, bytes=start.bytes),
+            )
+        if self.first_index > start.index:
+            first = self.earliest if self.ledgers else replace(start, index=self.first_index)
+            return Loss(
+                f"messages {start.index} to {self.first_index - 1} were deleted before the query"
+                f" read them (ledger {start.ledger}, from entry {start.entry})",
+                replace(first, bytes=start.bytes),
+            )
+        return None
+
+    def _parts(self, start: Place, end: Place) -> Iterator[tuple[Ledger, int, int]]:
+        """The ledgers of [start, end), each with first and last entry."""
+        for ledger in self.ledgers:
+            first = start.entry if ledger.id == start.ledger else 0
+            last = ledger.last if ledger.id != end.ledger else min(end.entry - 1, ledger.last)
+            if start.ledger <= ledger.id <= end.ledger and first <= last:
+                yield ledger, first, last
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Messages that a query can never read."""
+
+    what: str
+    next: Place  # the first message that is left; the next message if none is

@@ -1,0 +1,362 @@
+"""The driver's side of a streaming query against two real brokers, without Spark."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.services import Service, brokers_in_thread
+from support import free_port
+
+import magnetar
+from magnetar.protos.names import TopicName
+from magnetar.spark.errors import DataLost, QueryFenced, ReadStalled, TopicNotFound
+from magnetar.spark.offsets import parse_offsets
+from magnetar.spark.source.driver import StreamDriver, plan_frame
+from magnetar.spark.source.options import parse_options
+from magnetar.spark.source.partition_reader import TopicReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from magnetar.broker.broker import Broker
+    from magnetar.broker.topic.topic import PersistentTopic
+    from magnetar.spark.source.tasks import Task
+
+pytestmark = pytest.mark.real_loop
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with brokers_in_thread(2) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[magnetar.Client]:
+    with magnetar.Client(service.grpc_url) as client:
+        yield client
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"persistent://public/default/driven-{next(_numbers)}"
+
+
+_starts_ms = itertools.count(1_000)
+
+
+class Query:
+    """A query: its driver, and what its checkpoint holds."""
+
+    def __init__(self, service: Service, **given: str) -> None:
+        every = {"service.url": service.grpc_url, "pollIntervalMs": "1", "discoveryIntervalMs": "1"}
+        self._options = parse_options(every | given, streaming=True)
+        self.driver = self._new_driver()
+        self.at: Json = self.driver.initial()
+        self.committed = self.at
+
+    def _new_driver(self) -> StreamDriver:
+        started_ms = next(_starts_ms)
+        return StreamDriver(self._options, now_ms=started_ms, query=f"query-{started_ms}")
+
+    def restart(self) -> None:
+        self.driver = self._new_driver()
+
+    def plan(self, **limits: int | None) -> list[Task]:
+        """The tasks of the next batch, whose end goes to the checkpoint; [] if there is none."""
+        none: dict[str, int | None] = {"rows_max": None, "bytes_max": None}
+        start, self.at = self.at, self.driver.latest(self.at, **(none | limits))
+        return [] if start == self.at else self.driver.tasks(start, self.at)
+
+    def indexes(self, **limits: int | None) -> dict[str, tuple[int, int]]:
+        """The last part of each topic of the next batch, with the indexes that it reads."""
+        found = {}
+        for task in self.plan(**limits):
+            for name, (first, end) in task.indexes.items():
+                assert end is not None
+                found[name.rpartition("/")[2]] = first, end
+        return found
+
+    @property
+    def bytes(self) -> int:
+        offsets = parse_offsets(self.at)
+        assert offsets is not None
+        return sum(place.bytes for place in offsets.places.values())
+
+
+def short(topic: str) -> str:
+    return topic.rpartition("/")[2]
+
+
+def publish(client: magnetar.Client, topic: str, count: int, *, batch: int = 1) -> None:
+    producer = client.create_producer(
+        topic, batching_enabled=batch > 1, batching_max_messages=batch, block_if_queue_full=True
+    )
+    for number in range(count):
+        producer.send_async(b"%d" % number, lambda *_: None)
+    producer.flush()
+    producer.close()
+
+
+def owner(service: Service, topic: str) -> Broker:
+    name = TopicName.parse(topic)
+    for running in service.brokers:
+        if name in {it.name for it in running.broker.topics}:
+            return running.broker
+    raise AssertionError(topic)
+
+
+def opened(service: Service, topic: str) -> PersistentTopic:
+    return next(it for it in owner(service, topic).topics if str(it.name) == topic)
+
+
+def truncate(service: Service, topic: str) -> None:
+    service.call(opened(service, topic).truncate())
+
+
+def test_earliest_is_read_at_once_and_later_batches_read_what_is_new(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 20, batch=5)
+    query = Query(service, topic=topic, startingOffsets="earliest")
+    assert query.indexes() == {short(topic): (0, 20)}
+    before = query.at
+    assert query.indexes() == {}
+    assert query.at is before
+    publish(client, topic, 3)
+    assert query.indexes() == {short(topic): (20, 23)}
+
+
+def test_latest_is_resolved_once(service: Service, client: magnetar.Client, topic: str) -> None:
+    publish(client, topic, 5)
+    query = Query(service, topic=topic)
+    assert query.at == query.driver.initial()  # a constant, however often Spark asks for it
+    assert query.plan() == []
+    publish(client, topic, 2)
+    query.restart()
+    assert query.indexes() == {short(topic): (5, 7)}
+
+
+def test_a_batch_is_repeated_from_the_checkpoint_alone(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 50, batch=10)
+    query = Query(service, topic=topic, startingOffsets="earliest", targetBytesPerTask="100")
+    start = query.at
+    tasks = query.plan(rows_max=20)
+    publish(client, topic, 50)
+    query.restart()
+    repeated = query.driver.tasks(start, query.at)
+    assert [(task.spans, task.indexes) for task in repeated] == [
+        (task.spans, task.indexes) for task in tasks
+    ]
+    assert len(tasks) > 1
+
+
+@pytest.mark.parametrize("limit", ["rows_max", "bytes_max"])
+def test_batches_keep_to_the_limit_and_read_everything_once(
+    service: Service, client: magnetar.Client, topic: str, limit: str
+) -> None:
+    topics = [f"{topic}-{number}" for number in range(3)]
+    for number, name in enumerate(topics):
+        publish(client, name, 40 * number + 7, batch=4)
+    query = Query(service, topics=",".join(topics), startingOffsets="earliest")
+    reached = dict.fromkeys(map(short, topics), 0)
+    batches, before = 0, 0
+    while part := query.indexes(**{limit: 40 if limit == "rows_max" else 900}):
+        batches += 1
+        for name, (first, end) in part.items():
+            assert first == reached[name]
+            reached[name] = end
+        if limit == "rows_max":
+            assert sum(end - first for first, end in part.values()) <= 40
+        else:
+            assert query.bytes - before <= 1_500  # about; an entry has 70 to 100 bytes
+        before = query.bytes
+    assert list(reached.values()) == [7, 47, 87]
+    assert batches >= 4
+
+
+def test_an_entry_larger_than_the_limit_is_read_whole(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 20, batch=10)
+    query = Query(service, topic=topic, startingOffsets="earliest")
+    assert query.indexes(rows_max=3) == {short(topic): (0, 10)}
+    assert query.indexes(rows_max=3) == {short(topic): (10, 20)}
+    assert query.indexes(rows_max=3) == {}
+
+
+def test_available_now_ends_where_the_topics_ended(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 10)
+    query = Query(service, topicsPattern=f"{short(topic)}.*", startingOffsets="earliest")
+    query.driver.freeze()
+    publish(client, topic, 10)
+    publish(client, f"{topic}-later", 10)
+    assert query.indexes(rows_max=6) == {short(topic): (0, 6)}
+    assert query.indexes(rows_max=6) == {short(topic): (6, 10)}
+    assert query.indexes() == {}
+    query.restart()
+    query.driver.freeze()
+    assert query.indexes() == {short(topic): (10, 20), f"{short(topic)}-later": (0, 10)}
+
+
+def test_new_partitions_and_topics_are_read_from_their_first_message(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    broker, name = service.brokers[0].broker, TopicName.parse(topic)
+    service.call(broker.create_partitioned_topic(name, 2, {}))
+    query = Query(service, topicsPattern=f"public/default/{short(topic)}(-new)?")
+    assert query.plan() == []  # latest
+    publish(client, f"{topic}-partition-0", 3)
+    assert query.indexes() == {f"{short(topic)}-partition-0": (0, 3)}
+    service.call(broker.catalog.partitioned.grow(name, 3))
+    publish(client, f"{topic}-partition-2", 4)
+    publish(client, f"{topic}-new", 5)
+    publish(client, f"{topic}-other", 5)
+    found = query.indexes()
+    while more := query.indexes():
+        found |= more
+    assert found == {f"{short(topic)}-partition-2": (0, 4), f"{short(topic)}-new": (0, 5)}
+
+
+def test_a_start_in_the_middle_of_a_batch(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 20, batch=10)
+    ledger = opened(service, topic).log.first.ledger
+    start = json.dumps({topic: f"{ledger}:1:4"})
+    query = Query(service, topic=topic, startingOffsets=start)
+    assert query.indexes() == {short(topic): (14, 20)}
+    options = {"service.url": service.grpc_url, "topic": topic}
+    end = {"endingOffsets": json.dumps({topic: f"{ledger}:0:7"})}
+    [task] = plan_frame(parse_options(options | end))
+    assert task.indexes == {topic: (0, 7)}
+    assert [(span.first, span.last) for span in task.spans] == [(0, 0)]
+
+
+def test_a_start_by_time(service: Service, client: magnetar.Client, topic: str) -> None:
+    publish(client, topic, 5)
+    reader = client.create_reader(topic, magnetar.MessageId.earliest)
+    times = [reader.read_next(10_000).publish_timestamp() for _ in range(5)]
+    later = str(max(times) + 1)
+    given = {"service.url": service.grpc_url, "topic": topic}
+    assert plan_frame(parse_options(given | {"startingTime": later})) == []
+    [task] = plan_frame(parse_options(given | {"startingTime": str(times[0])}))
+    assert task.indexes == {topic: (0, 5)}
+
+
+def test_lost_messages_are_named_or_passed_over(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 10)
+    strict = Query(service, topic=topic, startingOffsets="earliest")
+    lax = Query(service, topic=topic, startingOffsets="earliest", failOnDataLoss="false")
+    for query in (strict, lax):
+        assert query.indexes(rows_max=4) == {short(topic): (0, 4)}
+    truncate(service, topic)
+    publish(client, topic, 3)
+    with pytest.raises(DataLost, match=f"{short(topic)}: messages 4 to 9 were deleted"):
+        strict.plan()
+    strict.restart()
+    with pytest.raises(DataLost, match="messages 4 to 9"):
+        strict.plan()
+    assert lax.indexes() == {short(topic): (10, 13)}
+    assert lax.indexes() == {}
+
+
+def test_a_repeated_batch_fails_if_its_messages_were_deleted(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 10)
+    query = Query(service, topic=topic, startingOffsets="earliest")
+    start = query.at
+    query.plan()
+    truncate(service, topic)
+    query.restart()
+    with pytest.raises(DataLost, match="messages 0 to 9 were deleted"):
+        query.driver.tasks(start, query.at)
+
+
+def test_a_topic_that_was_deleted_and_created_again_is_a_loss(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 10)
+    strict = Query(service, topic=topic, startingOffsets="earliest")
+    lax = Query(service, topic=topic, startingOffsets="earliest", failOnDataLoss="false")
+    for query in (strict, lax):
+        query.plan()
+    service.call(owner(service, topic).delete_topic(TopicName.parse(topic), force=True))
+    with pytest.raises(DataLost, match="deleted"):
+        strict.plan()
+    lax.plan()
+    publish(client, topic, 12)
+    with pytest.raises(DataLost, match="created again"):
+        strict.plan()
+    assert lax.indexes() == {short(topic): (0, 12)}
+
+
+def test_a_subscription_holds_unread_messages_and_its_backlog_becomes_zero(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 10)
+    query = Query(service, topic=topic, startingOffsets="earliest", subscription="held")
+    query.plan()
+    held = opened(service, topic).subscriptions["held"].cursor
+    assert held.backlog_entries == 10  # the batch is not committed
+    publish(client, topic, 5)
+    query.driver.commit(query.at)
+    assert held.backlog_entries == 5
+    query.plan()
+    assert held.backlog_entries == 5
+    assert query.plan() == []  # the start is what Spark has committed
+    assert held.backlog_entries == 0
+
+
+def test_a_newer_query_fences_the_older_one(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 10)
+    old = Query(service, topic=topic, startingOffsets="earliest", subscription="fenced")
+    old.plan()
+    new = Query(service, topic=topic, startingOffsets="earliest", subscription="fenced")
+    new.plan()
+    with pytest.raises(QueryFenced, match="'fenced' is held by the newer query"):
+        old.driver.commit(old.at)
+    new.driver.commit(new.at)
+
+
+def test_a_topic_that_does_not_exist_is_named(service: Service, topic: str) -> None:
+    with pytest.raises(TopicNotFound, match=topic):
+        Query(service, topic=topic).plan()
+
+
+def test_a_query_goes_on_while_its_broker_is_away_and_fails_after_the_timeout(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 1)
+    nowhere = f"grpc://127.0.0.1:{free_port()}"
+    given = {"service.url": nowhere, "topic": topic, "readTimeoutMs": "1"}
+    driver = StreamDriver(parse_options(given, streaming=True), now_ms=1, query="q")
+    with pytest.raises(ReadStalled, match="no data for"):
+        driver.latest(driver.initial(), rows_max=None, bytes_max=None)
+
+
+def test_planned_ranges_are_read_from_the_owner(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 6)
+    [task] = Query(service, topic=topic, startingOffsets="earliest").plan()
+    options = parse_options({"service.url": service.grpc_url, "topic": topic})
+    reader = TopicReader(options, topic, owner=task.owners[topic])
+    assert [stored.entry for stored in reader.read(task.spans)] == list(range(6))

@@ -1,0 +1,118 @@
+"""Streaming queries against a standalone server."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.services import Service, standalone_process
+
+import magnetar
+from magnetar.spark.errors import JavaMissing
+from magnetar.spark.session import spark_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+WAIT_S = 120
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    try:
+        session = spark_session("tests", master="local[2,3]")
+    except JavaMissing as missing:
+        pytest.skip(str(missing))
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with standalone_process(tmp_path_factory.mktemp("standalone")) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[magnetar.Client]:
+    with magnetar.Client(service.grpc_url) as client:
+        yield client
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"stream-{next(_numbers)}"
+
+
+def publish(client: magnetar.Client, topic: str, *values: bytes, batch: int = 1) -> None:
+    producer = client.create_producer(
+        topic, batching_enabled=batch > 1, batching_max_messages=batch, block_if_queue_full=True
+    )
+    for value in values:
+        producer.send_async(value, lambda *_: None)
+    producer.flush()
+    producer.close()
+
+
+def numbers(first: int, end: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, end)]
+
+
+class Sink:
+    """Rows by batch, as foreachBatch got them."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[Row]] = {}
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        self.batches[batch] = frame.collect()
+
+    @property
+    def values(self) -> list[bytes]:
+        rows = [row for batch in sorted(self.batches) for row in self.batches[batch]]
+        return [bytes(row["value"]) for row in rows]
+
+
+def stream(spark: SparkSession, service: Service, **options: Any) -> DataFrame:
+    reader = spark.readStream.format("magnetar").option("service.url", service.grpc_url)
+    return reader.options(**options).load()
+
+
+def run(frame: DataFrame, checkpoint: Path, sink: Sink) -> StreamingQuery:
+    """Read everything that is there now."""
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(WAIT_S)
+    return query
+
+
+def test_available_now_reads_in_limited_batches_and_goes_on_from_the_checkpoint(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
+) -> None:
+    publish(client, topic, *numbers(0, 100), batch=10)
+    frame = stream(spark, service, topic=topic, startingOffsets="earliest", maxRowsPerTrigger="30")
+    sink = Sink()
+    query = run(frame, tmp_path / "checkpoint", sink)
+    assert [len(rows) for _, rows in sorted(sink.batches.items())] == [30, 30, 30, 10]
+    assert sink.values == numbers(0, 100)
+    progress = query.recentProgress[-1]["sources"][0]
+    [end] = json.loads(progress["endOffset"])["t"].values()
+    assert end[2] == 100
+    publish(client, topic, *numbers(100, 105))
+    later = Sink()
+    run(frame, tmp_path / "checkpoint", later)
+    assert later.values == numbers(100, 105)
+    nothing = Sink()
+    run(frame, tmp_path / "checkpoint", nothing)
+    assert nothing.values == []

@@ -95,8 +95,8 @@ def _archive(
 
         from magnetar.spark.pipelines.archive import PartitionBy, archive
         from magnetar.spark.pipelines.target import check_target
+        from magnetar.spark.source.driver import plan_frame
         from magnetar.spark.source.options import parse_options
-        from magnetar.spark.source.partition_reader import TopicReader
     except ImportError as error:
         raise SparkMissing(str(error)) from None
     if partition_by not in set(PartitionBy):
@@ -108,7 +108,7 @@ def _archive(
     check_target(path, overwrite=overwrite)
     options = parse_options({"service.url": service_url, "topic": topic})
     asyncio.run(require_reachable(service_url))
-    TopicReader(options).plan()
+    plan_frame(options)
     session = spark_session(f"magnetar archive {topic}", master=master)
     try:
         tracker = session.sparkContext.statusTracker()

@@ -50,6 +50,7 @@ from magnetar.broker.ownership.owners import Owners
 from magnetar.broker.policies.cache import PolicyCache
 from magnetar.broker.policies.source import FollowedPolicies
 from magnetar.broker.refusal import OPERATING_ERRORS
+from magnetar.broker.schemas.registry import SchemaRegistry
 from magnetar.broker.topic.contract import CloseReason
 from magnetar.broker.topic.live import NonPersistentTopic
 from magnetar.broker.topic.live_producer import Cap
@@ -177,6 +178,7 @@ class Broker:
         self.cluster = cluster
         self.orphans = OrphanSweep(store, ledgers, clock, grace_s=orphan_grace_s)
         self.catalog = Catalog(store, self.policies, clock, partitions_max=partitions_max)
+        self.schemas = SchemaRegistry(store, clock)
         self.watched_lists = WatchedLists(store, self.catalog)
         self.turns = Turns()  # for long computations
         self._non_persistent = non_persistent

@@ -169,10 +169,32 @@ class TopicDeleted(LogError):
 
 
 class NoSchema(BrokerError):
-    """The topic has no schema."""
+    """The topic has no schema, or not this version of it (None: any)."""
 
-    def __init__(self, topic: str) -> None:
-        super().__init__(f"topic {topic} has no schema")
+    def __init__(self, topic: str, version: int | None = None) -> None:
+        wanted = "" if version is None else f" of version {version}"
+        super().__init__(f"topic {topic} has no schema{wanted}")
+        self.topic = topic
+        self.version = version
+
+
+class InvalidSchema(BrokerError):
+    """The definition of a schema is not valid for its type, or too large."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"invalid schema: {why}")
+        self.why = why
+
+
+class IncompatibleSchema(BrokerError):
+    """The topic's compatibility strategy, or a policy for schemas, does not admit the schema."""
+
+
+class TooManySchemas(BrokerError):
+    """The record of the topic's schema has no space for another version."""
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(f"topic {topic} takes no further version of its schema: {why}")
         self.topic = topic
 
 

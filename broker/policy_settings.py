@@ -22,6 +22,7 @@ from magnetar.metadata.policies import (
     Persistence,
     Rate,
     Retention,
+    SchemaCompatibility,
     SubscribeRate,
     SubscriptionType,
 )
@@ -112,6 +113,17 @@ class PolicySettings(RoleConfig):
     )
     broker_delete_inactive_topics_max_inactive_duration_in_seconds: int = Field(
         default=60, ge=1, le=_INT32_MAX, description="for how long they are not used"
+    )
+
+    schema_compatibility_strategy: SchemaCompatibility = Field(
+        default=SchemaCompatibility.FULL,
+        description="what must hold between the versions of a schema",
+    )
+    is_allow_auto_update_schema_enabled: bool = Field(
+        default=True, description="clients add versions of a schema"
+    )
+    is_schema_validation_enforced: bool = Field(
+        default=False, description="producers of a topic with a schema need one"
     )
 
     # ---- limits; 0: no limit ----
@@ -272,4 +284,7 @@ class PolicySettings(RoleConfig):
                 self.broker_delete_inactive_topics_max_inactive_duration_in_seconds,
             ),
             subscription_expiration_time_minutes=self.subscription_expiration_time_minutes,
+            schema_compatibility=self.schema_compatibility_strategy,
+            schema_auto_update=self.is_allow_auto_update_schema_enabled,
+            schema_validation=self.is_schema_validation_enforced,
         )

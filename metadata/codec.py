@@ -32,6 +32,8 @@ from magnetar.metadata.model import (
     NamespaceBundles,
     Ownership,
     PartitionedTopic,
+    SchemaRecord,
+    SchemaVersion,
     Segment,
     SubscriptionRecord,
     TopicLedger,
@@ -51,6 +53,7 @@ from magnetar.metadata.policies import (
     Policies,
     Rate,
     Retention,
+    SchemaCompatibility,
     SubscribeRate,
     SubscriptionType,
     TenantRecord,
@@ -176,9 +179,9 @@ def _parts_by_key(name: str, table: _Table[Any]) -> _Field:
     return _Field(name, to_wire, from_wire)
 
 
-def _enum(kind: str, name: str, wire_of: Mapping[Any, int]) -> _Field:
+def _enum(kind: str, name: str, wire_of: Mapping[Any, int], *, optional: bool = False) -> _Field:
     from_wire = _enum_value(kind, name, wire_of)
-    return _Field(name, wire_of.__getitem__, from_wire)
+    return _Field(name, wire_of.__getitem__, from_wire, optional)
 
 
 def _enum_set(kind: str, name: str, wire_of: Mapping[Any, int]) -> _Field:
@@ -413,6 +416,22 @@ encode_partitioned_topic: Final = _PARTITIONED_TOPIC.encode
 decode_partitioned_topic: Final = _PARTITIONED_TOPIC.decode
 
 
+# ---- schemas -------------------------------------------------------------------------------------
+
+_SCHEMA_VERSION: Final = _Table(
+    "schema version",
+    pb.SchemaVersion,
+    SchemaVersion,
+    *_plain("version", "deleted", "type", "name", "data", "created_ms", "fingerprint"),
+    _map("properties"),
+)
+_SCHEMA: Final = _Table(
+    "schema record", pb.SchemaRecord, SchemaRecord, _parts("versions", _SCHEMA_VERSION)
+)
+encode_schema: Final = _SCHEMA.encode
+decode_schema: Final = _SCHEMA.decode
+
+
 # ---- tenants, namespaces and policies ------------------------------------------------------------
 
 _BACKLOG_ACTIONS: Final = {
@@ -429,6 +448,11 @@ _SUBSCRIPTION_TYPES: Final = {
     SubscriptionType.SHARED: pb.SUBSCRIPTION_TYPE_SHARED,
     SubscriptionType.FAILOVER: pb.SUBSCRIPTION_TYPE_FAILOVER,
     SubscriptionType.KEY_SHARED: pb.SUBSCRIPTION_TYPE_KEY_SHARED,
+}
+
+_SCHEMA_COMPATIBILITIES: Final = {
+    it: pb.SchemaCompatibility.Value(f"SCHEMA_COMPATIBILITY_{it.name}")
+    for it in SchemaCompatibility
 }
 
 _RETENTION: Final = _Table("retention", pb.Retention, Retention, *_plain("time_s", "size_bytes"))
@@ -493,6 +517,8 @@ _POLICIES: Final = _Table(
     _part("inactive_topic_deletion", _INACTIVE_TOPIC_DELETION, optional=True),
     *_optional("subscription_expiration_time_minutes"),
     *_optional("max_message_bytes"),
+    _enum("policies", "schema_compatibility", _SCHEMA_COMPATIBILITIES, optional=True),
+    *_optional("schema_auto_update", "schema_validation"),
 )
 
 _TENANT: Final = _Table(

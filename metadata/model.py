@@ -455,3 +455,35 @@ def _check_count(kind: str, what: str, number: int) -> None:
 def _require(condition: bool, reason: str) -> None:
     if not condition:
         raise InvalidLedgerMetadata(reason)
+
+
+# ---- schemas -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """One version of a topic's schema, or the mark that the schema was deleted."""
+
+    version: int
+    deleted: bool = False  # the versions before it are history
+    type: int = 0  # a number of Pulsar's Schema.Type
+    name: str = ""
+    data: bytes = b""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    created_ms: int = 0
+    fingerprint: bytes = b""  # equal for equal schemas
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRecord:
+    """All versions of a topic's schema, oldest first. Both domains and all partitions of a topic
+    share it."""
+
+    versions: tuple[SchemaVersion, ...] = ()
+    unknown: bytes = field(default=b"", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        numbers = [it.version for it in self.versions]
+        if any(number < 0 for number in numbers) or sorted(set(numbers)) != numbers:
+            raise InvalidRecord("schema record", f"versions {numbers[:20]}")

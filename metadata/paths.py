@@ -20,6 +20,7 @@
     /topics/<tenant>/<namespace>/<domain>/<topic>        TopicRecord
     /deleted-topics/<full topic name>                    TopicTombstone; one component
     /partitioned-topics/<tenant>/<namespace>/<domain>/<topic>   PartitionedTopic
+    /schemas/<tenant>/<namespace>/<topic>                SchemaRecord
 
 Names that users chose are percent-encoded (UTF-8), so that any name is one component that ZooKeeper
 accepts.
@@ -51,6 +52,7 @@ OWNERSHIP: Final = "/ownership"
 TOPICS: Final = "/topics"
 DELETED_TOPICS: Final = "/deleted-topics"
 PARTITIONED_TOPICS: Final = "/partitioned-topics"
+SCHEMAS: Final = "/schemas"
 
 
 def ledger(ledger_id: LedgerId) -> str:
@@ -135,6 +137,11 @@ def partitioned_topics(tenant: str, namespace: str, domain: str) -> str:
 
 def partitioned_topic(tenant: str, namespace: str, domain: str, name: str) -> str:
     return f"{partitioned_topics(tenant, namespace, domain)}/{quoted(name)}"
+
+
+def schema(tenant: str, namespace: str, topic: str) -> str:
+    """`topic` without the number of a partition."""
+    return f"{SCHEMAS}/{quoted(tenant)}/{quoted(namespace)}/{quoted(topic)}"
 
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.~-]*").fullmatch

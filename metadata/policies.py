@@ -53,6 +53,21 @@ class SubscriptionType(StrEnum):
     KEY_SHARED = "Key_Shared"
 
 
+class SchemaCompatibility(StrEnum):
+    """What must hold between a new version of a schema and the newest one; with TRANSITIVE, all
+    earlier ones. BACKWARD: consumers with the new version can read what was written with the
+    earlier one. FORWARD: the reverse. FULL: both."""
+
+    ALWAYS_INCOMPATIBLE = "ALWAYS_INCOMPATIBLE"
+    ALWAYS_COMPATIBLE = "ALWAYS_COMPATIBLE"
+    BACKWARD = "BACKWARD"
+    FORWARD = "FORWARD"
+    FULL = "FULL"
+    BACKWARD_TRANSITIVE = "BACKWARD_TRANSITIVE"
+    FORWARD_TRANSITIVE = "FORWARD_TRANSITIVE"
+    FULL_TRANSITIVE = "FULL_TRANSITIVE"
+
+
 @dataclass(frozen=True, slots=True)
 class Retention:
     """How much of what all subscriptions acknowledged is kept. 0: none; UNLIMITED: all of it."""
@@ -184,6 +199,9 @@ class Policies:
     inactive_topic_deletion: InactiveTopicDeletion | None = None
     subscription_expiration_time_minutes: int | None = None  # 0: subscriptions do not expire
     max_message_bytes: int | None = None  # of a payload; 0: as the broker allows
+    schema_compatibility: SchemaCompatibility | None = None
+    schema_auto_update: bool | None = None  # clients may add versions of a schema
+    schema_validation: bool | None = None  # producers of a topic with a schema need one
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -222,6 +240,9 @@ class EffectivePolicies:
     )
     subscription_expiration_time_minutes: int = 0
     max_message_bytes: int = 0
+    schema_compatibility: SchemaCompatibility = SchemaCompatibility.FULL
+    schema_auto_update: bool = True
+    schema_validation: bool = False
 
 
 BROKER_DEFAULTS: Final = EffectivePolicies()

@@ -107,6 +107,36 @@ INACTIVE_MODE_NO_SUBSCRIPTIONS: InactiveMode.ValueType  # 1
 INACTIVE_MODE_SUBSCRIPTIONS_CAUGHT_UP: InactiveMode.ValueType  # 2
 Global___InactiveMode: typing_extensions.TypeAlias = InactiveMode
 
+class _SchemaCompatibility:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _SchemaCompatibilityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_SchemaCompatibility.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    SCHEMA_COMPATIBILITY_UNSPECIFIED: _SchemaCompatibility.ValueType  # 0
+    SCHEMA_COMPATIBILITY_ALWAYS_INCOMPATIBLE: _SchemaCompatibility.ValueType  # 1
+    SCHEMA_COMPATIBILITY_ALWAYS_COMPATIBLE: _SchemaCompatibility.ValueType  # 2
+    SCHEMA_COMPATIBILITY_BACKWARD: _SchemaCompatibility.ValueType  # 3
+    SCHEMA_COMPATIBILITY_FORWARD: _SchemaCompatibility.ValueType  # 4
+    SCHEMA_COMPATIBILITY_FULL: _SchemaCompatibility.ValueType  # 5
+    SCHEMA_COMPATIBILITY_BACKWARD_TRANSITIVE: _SchemaCompatibility.ValueType  # 6
+    SCHEMA_COMPATIBILITY_FORWARD_TRANSITIVE: _SchemaCompatibility.ValueType  # 7
+    SCHEMA_COMPATIBILITY_FULL_TRANSITIVE: _SchemaCompatibility.ValueType  # 8
+
+class SchemaCompatibility(_SchemaCompatibility, metaclass=_SchemaCompatibilityEnumTypeWrapper):
+    """What must hold between the versions of a topic's schema."""
+
+SCHEMA_COMPATIBILITY_UNSPECIFIED: SchemaCompatibility.ValueType  # 0
+SCHEMA_COMPATIBILITY_ALWAYS_INCOMPATIBLE: SchemaCompatibility.ValueType  # 1
+SCHEMA_COMPATIBILITY_ALWAYS_COMPATIBLE: SchemaCompatibility.ValueType  # 2
+SCHEMA_COMPATIBILITY_BACKWARD: SchemaCompatibility.ValueType  # 3
+SCHEMA_COMPATIBILITY_FORWARD: SchemaCompatibility.ValueType  # 4
+SCHEMA_COMPATIBILITY_FULL: SchemaCompatibility.ValueType  # 5
+SCHEMA_COMPATIBILITY_BACKWARD_TRANSITIVE: SchemaCompatibility.ValueType  # 6
+SCHEMA_COMPATIBILITY_FORWARD_TRANSITIVE: SchemaCompatibility.ValueType  # 7
+SCHEMA_COMPATIBILITY_FULL_TRANSITIVE: SchemaCompatibility.ValueType  # 8
+Global___SchemaCompatibility: typing_extensions.TypeAlias = SchemaCompatibility
+
 @typing.final
 class Member(google.protobuf.message.Message):
     """One formatted data directory of a bookie."""
@@ -1049,6 +1079,9 @@ class Policies(google.protobuf.message.Message):
     INACTIVE_TOPIC_DELETION_FIELD_NUMBER: builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: builtins.int
     SUBSCRIPTION_EXPIRATION_TIME_MINUTES_FIELD_NUMBER: builtins.int
+    SCHEMA_COMPATIBILITY_FIELD_NUMBER: builtins.int
+    SCHEMA_AUTO_UPDATE_FIELD_NUMBER: builtins.int
+    SCHEMA_VALIDATION_FIELD_NUMBER: builtins.int
     version: builtins.int
     """the writer adds one with each change of the policies"""
     message_ttl_s: builtins.int
@@ -1066,6 +1099,11 @@ class Policies(google.protobuf.message.Message):
     """of a payload; 0: as the broker allows"""
     subscription_expiration_time_minutes: builtins.int
     """0: subscriptions do not expire"""
+    schema_compatibility: Global___SchemaCompatibility.ValueType
+    schema_auto_update: builtins.bool
+    """clients may add versions of a schema"""
+    schema_validation: builtins.bool
+    """producers of a topic with a schema need one"""
     @property
     def retention(self) -> Global___Retention: ...
     @property
@@ -1119,9 +1157,12 @@ class Policies(google.protobuf.message.Message):
         inactive_topic_deletion: Global___InactiveTopicDeletion | None = ...,
         max_message_bytes: builtins.int | None = ...,
         subscription_expiration_time_minutes: builtins.int | None = ...,
+        schema_compatibility: Global___SchemaCompatibility.ValueType | None = ...,
+        schema_auto_update: builtins.bool | None = ...,
+        schema_validation: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_auto_subscription_creation", b"_auto_subscription_creation", "_consumers_max", b"_consumers_max", "_consumers_per_subscription_max", b"_consumers_per_subscription_max", "_deduplication", b"_deduplication", "_max_message_bytes", b"_max_message_bytes", "_message_ttl_s", b"_message_ttl_s", "_producers_max", b"_producers_max", "_subscription_expiration_time_minutes", b"_subscription_expiration_time_minutes", "_subscriptions_max", b"_subscriptions_max", "_unacked_per_consumer_max", b"_unacked_per_consumer_max", "_unacked_per_subscription_max", b"_unacked_per_subscription_max", "auto_subscription_creation", b"auto_subscription_creation", "auto_topic_creation", b"auto_topic_creation", "backlog_quota_age_s", b"backlog_quota_age_s", "backlog_quota_bytes", b"backlog_quota_bytes", "consumers_max", b"consumers_max", "consumers_per_subscription_max", b"consumers_per_subscription_max", "deduplication", b"deduplication", "delayed_delivery", b"delayed_delivery", "dispatch_rate", b"dispatch_rate", "inactive_topic_deletion", b"inactive_topic_deletion", "max_message_bytes", b"max_message_bytes", "message_ttl_s", b"message_ttl_s", "persistence", b"persistence", "producers_max", b"producers_max", "publish_rate", b"publish_rate", "retention", b"retention", "subscribe_rate", b"subscribe_rate", "subscription_dispatch_rate", b"subscription_dispatch_rate", "subscription_expiration_time_minutes", b"subscription_expiration_time_minutes", "subscriptions_max", b"subscriptions_max", "unacked_per_consumer_max", b"unacked_per_consumer_max", "unacked_per_subscription_max", b"unacked_per_subscription_max"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_auto_subscription_creation", b"_auto_subscription_creation", "_consumers_max", b"_consumers_max", "_consumers_per_subscription_max", b"_consumers_per_subscription_max", "_deduplication", b"_deduplication", "_max_message_bytes", b"_max_message_bytes", "_message_ttl_s", b"_message_ttl_s", "_producers_max", b"_producers_max", "_subscription_expiration_time_minutes", b"_subscription_expiration_time_minutes", "_subscriptions_max", b"_subscriptions_max", "_unacked_per_consumer_max", b"_unacked_per_consumer_max", "_unacked_per_subscription_max", b"_unacked_per_subscription_max", "auto_subscription_creation", b"auto_subscription_creation", "auto_topic_creation", b"auto_topic_creation", "backlog_quota_age_s", b"backlog_quota_age_s", "backlog_quota_bytes", b"backlog_quota_bytes", "consumers_max", b"consumers_max", "consumers_per_subscription_max", b"consumers_per_subscription_max", "deduplication", b"deduplication", "delayed_delivery", b"delayed_delivery", "dispatch_rate", b"dispatch_rate", "inactive_topic_deletion", b"inactive_topic_deletion", "max_message_bytes", b"max_message_bytes", "message_ttl_s", b"message_ttl_s", "persistence", b"persistence", "producers_max", b"producers_max", "publish_rate", b"publish_rate", "retention", b"retention", "subscribe_rate", b"subscribe_rate", "subscription_dispatch_rate", b"subscription_dispatch_rate", "subscription_expiration_time_minutes", b"subscription_expiration_time_minutes", "subscription_types", b"subscription_types", "subscriptions_max", b"subscriptions_max", "unacked_per_consumer_max", b"unacked_per_consumer_max", "unacked_per_subscription_max", b"unacked_per_subscription_max", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_auto_subscription_creation", b"_auto_subscription_creation", "_consumers_max", b"_consumers_max", "_consumers_per_subscription_max", b"_consumers_per_subscription_max", "_deduplication", b"_deduplication", "_max_message_bytes", b"_max_message_bytes", "_message_ttl_s", b"_message_ttl_s", "_producers_max", b"_producers_max", "_schema_auto_update", b"_schema_auto_update", "_schema_compatibility", b"_schema_compatibility", "_schema_validation", b"_schema_validation", "_subscription_expiration_time_minutes", b"_subscription_expiration_time_minutes", "_subscriptions_max", b"_subscriptions_max", "_unacked_per_consumer_max", b"_unacked_per_consumer_max", "_unacked_per_subscription_max", b"_unacked_per_subscription_max", "auto_subscription_creation", b"auto_subscription_creation", "auto_topic_creation", b"auto_topic_creation", "backlog_quota_age_s", b"backlog_quota_age_s", "backlog_quota_bytes", b"backlog_quota_bytes", "consumers_max", b"consumers_max", "consumers_per_subscription_max", b"consumers_per_subscription_max", "deduplication", b"deduplication", "delayed_delivery", b"delayed_delivery", "dispatch_rate", b"dispatch_rate", "inactive_topic_deletion", b"inactive_topic_deletion", "max_message_bytes", b"max_message_bytes", "message_ttl_s", b"message_ttl_s", "persistence", b"persistence", "producers_max", b"producers_max", "publish_rate", b"publish_rate", "retention", b"retention", "schema_auto_update", b"schema_auto_update", "schema_compatibility", b"schema_compatibility", "schema_validation", b"schema_validation", "subscribe_rate", b"subscribe_rate", "subscription_dispatch_rate", b"subscription_dispatch_rate", "subscription_expiration_time_minutes", b"subscription_expiration_time_minutes", "subscriptions_max", b"subscriptions_max", "unacked_per_consumer_max", b"unacked_per_consumer_max", "unacked_per_subscription_max", b"unacked_per_subscription_max"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_auto_subscription_creation", b"_auto_subscription_creation", "_consumers_max", b"_consumers_max", "_consumers_per_subscription_max", b"_consumers_per_subscription_max", "_deduplication", b"_deduplication", "_max_message_bytes", b"_max_message_bytes", "_message_ttl_s", b"_message_ttl_s", "_producers_max", b"_producers_max", "_schema_auto_update", b"_schema_auto_update", "_schema_compatibility", b"_schema_compatibility", "_schema_validation", b"_schema_validation", "_subscription_expiration_time_minutes", b"_subscription_expiration_time_minutes", "_subscriptions_max", b"_subscriptions_max", "_unacked_per_consumer_max", b"_unacked_per_consumer_max", "_unacked_per_subscription_max", b"_unacked_per_subscription_max", "auto_subscription_creation", b"auto_subscription_creation", "auto_topic_creation", b"auto_topic_creation", "backlog_quota_age_s", b"backlog_quota_age_s", "backlog_quota_bytes", b"backlog_quota_bytes", "consumers_max", b"consumers_max", "consumers_per_subscription_max", b"consumers_per_subscription_max", "deduplication", b"deduplication", "delayed_delivery", b"delayed_delivery", "dispatch_rate", b"dispatch_rate", "inactive_topic_deletion", b"inactive_topic_deletion", "max_message_bytes", b"max_message_bytes", "message_ttl_s", b"message_ttl_s", "persistence", b"persistence", "producers_max", b"producers_max", "publish_rate", b"publish_rate", "retention", b"retention", "schema_auto_update", b"schema_auto_update", "schema_compatibility", b"schema_compatibility", "schema_validation", b"schema_validation", "subscribe_rate", b"subscribe_rate", "subscription_dispatch_rate", b"subscription_dispatch_rate", "subscription_expiration_time_minutes", b"subscription_expiration_time_minutes", "subscription_types", b"subscription_types", "subscriptions_max", b"subscriptions_max", "unacked_per_consumer_max", b"unacked_per_consumer_max", "unacked_per_subscription_max", b"unacked_per_subscription_max", "version", b"version"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_auto_subscription_creation", b"_auto_subscription_creation"]) -> typing.Literal["auto_subscription_creation"] | None: ...
     @typing.overload
@@ -1136,6 +1177,12 @@ class Policies(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_message_ttl_s", b"_message_ttl_s"]) -> typing.Literal["message_ttl_s"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_producers_max", b"_producers_max"]) -> typing.Literal["producers_max"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_schema_auto_update", b"_schema_auto_update"]) -> typing.Literal["schema_auto_update"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_schema_compatibility", b"_schema_compatibility"]) -> typing.Literal["schema_compatibility"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_schema_validation", b"_schema_validation"]) -> typing.Literal["schema_validation"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_subscription_expiration_time_minutes", b"_subscription_expiration_time_minutes"]) -> typing.Literal["subscription_expiration_time_minutes"] | None: ...
     @typing.overload
@@ -1316,3 +1363,86 @@ class InactiveTopicDeletion(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["after_s", b"after_s", "enabled", b"enabled", "mode", b"mode"]) -> None: ...
 
 Global___InactiveTopicDeletion: typing_extensions.TypeAlias = InactiveTopicDeletion
+
+@typing.final
+class SchemaRecord(google.protobuf.message.Message):
+    """---- Schemas ------------------------------------------------------------------------------------
+
+    /schemas/<tenant>/<namespace>/<topic>: both domains and all partitions of a topic share it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    VERSIONS_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    @property
+    def versions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SchemaVersion]:
+        """oldest first"""
+
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        versions: collections.abc.Iterable[Global___SchemaVersion] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["format", b"format", "versions", b"versions"]) -> None: ...
+
+Global___SchemaRecord: typing_extensions.TypeAlias = SchemaRecord
+
+@typing.final
+class SchemaVersion(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class PropertiesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    VERSION_FIELD_NUMBER: builtins.int
+    DELETED_FIELD_NUMBER: builtins.int
+    TYPE_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    PROPERTIES_FIELD_NUMBER: builtins.int
+    CREATED_MS_FIELD_NUMBER: builtins.int
+    FINGERPRINT_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    deleted: builtins.bool
+    """the schema was deleted here: the versions before it are history"""
+    type: builtins.int
+    """a number of Pulsar's Schema.Type"""
+    name: builtins.str
+    data: builtins.bytes
+    """the definition in the type's own language"""
+    created_ms: builtins.int
+    fingerprint: builtins.bytes
+    """equal for equal schemas"""
+    @property
+    def properties(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        version: builtins.int = ...,
+        deleted: builtins.bool = ...,
+        type: builtins.int = ...,
+        name: builtins.str = ...,
+        data: builtins.bytes = ...,
+        properties: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        created_ms: builtins.int = ...,
+        fingerprint: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["created_ms", b"created_ms", "data", b"data", "deleted", b"deleted", "fingerprint", b"fingerprint", "name", b"name", "properties", b"properties", "type", b"type", "version", b"version"]) -> None: ...
+
+Global___SchemaVersion: typing_extensions.TypeAlias = SchemaVersion

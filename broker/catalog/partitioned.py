@@ -33,6 +33,7 @@ from magnetar.broker.errors import (
 )
 from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.position import EARLIEST
+from magnetar.broker.log.topic_deletion import same_or_keep
 from magnetar.metadata import codec, paths
 from magnetar.metadata.model import PartitionedTopic, SubscriptionRecord, TopicRecord
 from magnetar.metadata.store import DELETE, KEEP, Verdict, update
@@ -167,9 +168,15 @@ class PartitionedTopics:
         return sorted(left, key=lambda it: it.partition or 0)
 
     async def end_deletion(self, name: TopicName) -> None:
-        """The partitions are deleted. The policies that they shared go with the record."""
+        """The partitions are deleted. The policies that they shared and the schema go with the
+        record."""
         policies = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
         await self._update(policies, lambda _: DELETE)
+        schema_path = paths.schema(name.tenant, name.namespace, name.topic)
+        schema = await self._store.get(schema_path)
+        record = await self.find(name)
+        if schema is not None and record is not None and record.deleting:
+            await self._update(schema_path, same_or_keep(schema.value))
         await self._update(_path(name), lambda _: DELETE)
 
     async def require(self, name: TopicName) -> PartitionedTopic:

@@ -6,7 +6,7 @@ Theory of operation. Four steps, each of which may be made again:
     2. One compare-and-set of the topic's record says `deleted` and lists all ledgers, of data and
        of cursors, as being deleted. The topic is deleted from now on: every owner that reads the
        record is fenced, and no broker opens the topic.
-    3. The ledgers and the topic's own policies are deleted.
+    3. The ledgers, the topic's own policies and its schema are deleted.
     4. The record is deleted, if it is still that of the deleted topic (`incarnation`).
 
 The tombstone stays until all other brokers that were registered at the deletion have ended. It is
@@ -116,6 +116,8 @@ class TopicDeletions:
     async def finish(self, name: TopicName) -> None:
         """Finish the deletion of a topic whose record says that it is deleted. Without such a
         record nothing is done. Any broker may call this, also several at once."""
+        schema_path = paths.schema(name.tenant, name.namespace, name.topic)
+        schema = await self._store.get(schema_path)  # before it is known that the topic is deleted
         stored = await self._store.get(topic_path(name))
         if stored is None:
             return
@@ -126,6 +128,8 @@ class TopicDeletions:
         if name == name.base:
             own = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
             await self._update(own, lambda _: DELETE)
+            if schema is not None:  # one of a topic that was made meanwhile has another record
+                await self._update(schema_path, same_or_keep(schema.value))
         await self._note_version(name, record)
         await self._update(
             topic_path(name), lambda value: DELETE if _is_deleted(value, record) else KEEP
@@ -226,6 +230,11 @@ class TopicDeletions:
     async def _update(self, path: str, change: Change) -> Versioned | None:
         deadline = asyncio.get_running_loop().time() + METADATA_TIMEOUT_S
         return await update(self._store, path, change, deadline=deadline)
+
+
+def same_or_keep(seen: bytes) -> Change:
+    """Delete what was seen, and nothing else."""
+    return lambda value: DELETE if value == seen else KEEP
 
 
 def client_key(kind: str, *names: str) -> str:

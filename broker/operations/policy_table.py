@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.broker.operations import policy_model as model
+from magnetar.metadata.policies import SchemaCompatibility
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,6 +242,30 @@ ROWS: Final = (
         "",
         model.Count,
         "subscription_expiration_time_minutes",
+    ),
+    PolicyRow(
+        "schema_compatibility",
+        "what must hold between the versions of a schema",
+        "schemaCompatibilityStrategy",
+        "schemaCompatibilityStrategy",
+        SchemaCompatibility,
+        "schema_compatibility_strategy",
+    ),
+    PolicyRow(
+        "schema_auto_update",
+        "whether clients add versions of a schema",
+        "isAllowAutoUpdateSchema",
+        "",
+        bool,
+        "is_allow_auto_update_schema",
+    ),
+    PolicyRow(
+        "schema_validation",
+        "whether producers of a topic with a schema need one",
+        "schemaValidationEnforced",
+        "schemaValidationEnforced",
+        bool,
+        "schema_validation_enforced",
     ),
     PolicyRow(
         "max_message_bytes",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from magnetar.broker.errors import NotAllowed
 from magnetar.broker.log.topic_deletion import client_key
-from magnetar.broker.session import reply, request
+from magnetar.broker.session import reply, request, schemas
 from magnetar.broker.session.events import SessionConsumerEvents
 from magnetar.protos import pulsar_pb2 as pb
 
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 async def subscribe(context: Context, body: pb.CommandSubscribe) -> bytes:
     name, wanted = request.subscribe(body, context.client)
+    schema = request.schema(body)
     returns = context.returns_to_deleted("consumer", body.consumer_id, name)
     topic = await context.broker.topic(
         name,
         create=body.force_topic_creation and not returns,
         client=client_key("consumer", wanted.subscription, wanted.consumer_name),
     )
+    if schema is not None:
+        await schemas.admit_consumer(context, topic, schema)
     events = SessionConsumerEvents(context, body.consumer_id, name)
     handle = await topic.subscribe(wanted, events)
     if not context.add_consumer(body.consumer_id, handle):

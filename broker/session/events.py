@@ -39,7 +39,10 @@ log = get_logger(__name__)
 class SessionProducerEvents:
     """What a topic tells one producer of this connection."""
 
-    def __init__(self, context: Context, producer_id: int, topic: TopicName) -> None:
+    def __init__(
+        self, context: Context, producer_id: int, topic: TopicName, schema_version: bytes
+    ) -> None:
+        self.schema_version = schema_version  # b"": it has no schema
         self.waiting_request: int | None = None  # its PRODUCER; None: it does not wait
         self._context = context
         self._topic = topic
@@ -50,7 +53,11 @@ class SessionProducerEvents:
         request_id, self.waiting_request = self.waiting_request, None
         self._context.put_control(
             reply.producer_success(
-                request_id, producer.name, producer.last_sequence_id, producer.topic_epoch
+                request_id,
+                producer.name,
+                producer.last_sequence_id,
+                producer.topic_epoch,
+                schema_version=self.schema_version,
             )
         )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from magnetar.broker.errors import NotAllowed
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.log.topic_deletion import client_key
-from magnetar.broker.session import reply, request
+from magnetar.broker.session import reply, request, schemas
 from magnetar.broker.session.access import Permission
 from magnetar.broker.session.events import SessionProducerEvents
 from magnetar.protos import pulsar_pb2 as pb
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 async def open_producer(context: Context, body: pb.CommandProducer) -> bytes:
     name, wanted = request.producer(body, context.client)
+    schema = request.schema(body)
     initial = body.initial_subscription_name
     if initial:
         context.require(Permission.CONSUME, name)
@@ -32,7 +33,8 @@ async def open_producer(context: Context, body: pb.CommandProducer) -> bytes:
             why = "subscriptions are not created automatically here; create it first"
             raise NotAllowed(f"initial subscription {initial!r}", why)
         await topic.ensure_subscription(initial, EARLIEST, properties={})
-    events = SessionProducerEvents(context, body.producer_id, name)
+    version = await schemas.admit_producer(context, topic, schema)
+    events = SessionProducerEvents(context, body.producer_id, name, version)
     handle = await topic.add_producer(wanted, events)
     if not context.add_producer(body.producer_id, handle):
         return reply.error(body.request_id, pb.ServiceNotReady, "closed while it was opening")
@@ -48,7 +50,12 @@ def confirm_producer(context: Context, body: pb.CommandProducer) -> bytes:
     assert isinstance(events, SessionProducerEvents)
     events.waiting_request = None if ready else body.request_id
     return reply.producer_success(
-        body.request_id, handle.name, handle.last_sequence_id, handle.topic_epoch, ready=ready
+        body.request_id,
+        handle.name,
+        handle.last_sequence_id,
+        handle.topic_epoch,
+        ready=ready,
+        schema_version=events.schema_version,
     )
 
 

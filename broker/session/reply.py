@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from magnetar.broker.session.access import Credentials
+    from magnetar.metadata.model import SchemaVersion
     from magnetar.protos.framing import Command
 
 NO_REQUEST: Final = 2**64 - 1  # the request id of a command that answers no request
@@ -121,6 +122,27 @@ def _lookup(body: pb.CommandLookupTopicResponse) -> bytes:
     return framing.encode_command(body)
 
 
+def schema(request_id: int, stored: SchemaVersion) -> bytes:
+    body = pb.CommandGetSchemaResponse(
+        request_id=request_id,
+        schema=pb.Schema(
+            name=stored.name,
+            schema_data=stored.data,
+            type=pb.Schema.Type.ValueType(stored.type),
+            properties=[
+                pb.KeyValue(key=key, value=value) for key, value in stored.properties.items()
+            ],
+        ),
+        schema_version=encoded_version(stored.version),
+    )
+    return framing.encode_command(body)
+
+
+def encoded_version(version: int | None) -> bytes:
+    """As messages carry it; None: b""."""
+    return b"" if version is None else version.to_bytes(8, signed=True)
+
+
 def schema_version(request_id: int, version: bytes) -> bytes:
     """b"": messages of bytes have no schema."""
     body = pb.CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version)
@@ -134,12 +156,13 @@ def producer_success(
     topic_epoch: int | None,
     *,
     ready: bool = True,
+    schema_version: bytes = b"",
 ) -> bytes:
     body = pb.CommandProducerSuccess(
         request_id=request_id,
         producer_name=name,
         last_sequence_id=last_sequence_id,
-        schema_version=b"",
+        schema_version=schema_version,
         producer_ready=ready,
     )
     if topic_epoch is not None:

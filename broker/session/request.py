@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from magnetar.broker.dispatch.key_shared_policy import HashRange, KeySharedMode, KeySharedPolicy
 from magnetar.broker.errors import NotAllowed
 from magnetar.broker.log.position import Position
+from magnetar.broker.schemas.schema import parse as parse_schema
 from magnetar.broker.topic.contract import (
     AccessMode,
     ClientInfo,
@@ -21,9 +22,13 @@ from magnetar.protos.names import TopicName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from magnetar.broker.schemas.schema import Schema
+
 NAME_BYTES_MAX: Final = 1_024
 """Of a subscription, producer or consumer, as of a topic (protos/names.py). Names are part of the
 topic's record, of statistics and of metrics."""
+
+_NO_SCHEMA: Final = (pb.Schema.Bytes, pb.Schema.AutoConsume)
 
 METADATA_BYTES_MAX: Final = 64 << 10
 """Of the properties of a producer, a consumer or a subscription: keys and values, in UTF-8. The
@@ -38,7 +43,6 @@ def topic_name(text: str) -> TopicName:
 def producer(body: pb.CommandProducer, client: ClientInfo) -> tuple[TopicName, ProducerRequest]:
     """Raises InvalidTopicName, NotAllowed."""
     name = topic_name(body.topic)
-    require_no_schema("producer", body.schema if body.HasField("schema") else None)
     _require_short("producer name", body.producer_name)
     _require_short("initial subscription name", body.initial_subscription_name)
     _require_small("producer metadata", body.metadata)
@@ -59,7 +63,6 @@ def producer(body: pb.CommandProducer, client: ClientInfo) -> tuple[TopicName, P
 def subscribe(body: pb.CommandSubscribe, client: ClientInfo) -> tuple[TopicName, SubscribeRequest]:
     """Raises InvalidTopicName, NotAllowed."""
     name = topic_name(body.topic)
-    require_no_schema("consumer", body.schema if body.HasField("schema") else None)
     _require_short("subscription name", body.subscription)
     _require_short("consumer name", body.consumer_name)
     _require_small("consumer metadata", body.metadata)
@@ -80,6 +83,7 @@ def subscribe(body: pb.CommandSubscribe, client: ClientInfo) -> tuple[TopicName,
         read_compacted=body.read_compacted,
         metadata={item.key: item.value for item in body.metadata},
         subscription_properties={item.key: item.value for item in body.subscription_properties},
+        auto_consume=body.schema.type == pb.Schema.AutoConsume,
     )
 
 
@@ -96,13 +100,15 @@ def _key_shared(meta: pb.KeySharedMeta) -> KeySharedPolicy:
     )
 
 
-def require_no_schema(what: str, schema: pb.Schema | None) -> None:
-    """The broker does not check messages against a schema, so it must not accept one."""
-    if schema is not None and schema.type not in (pb.Schema.Bytes, pb.Schema.AutoConsume):
-        kind = pb.Schema.Type.Name(schema.type)
-        raise NotAllowed(
-            f"{what} with a {kind} schema", "schemas are not supported yet; send bytes"
-        )
+def schema(
+    body: pb.CommandProducer | pb.CommandSubscribe | pb.CommandGetOrCreateSchema,
+) -> Schema | None:
+    """None: bytes, or whatever the topic has. Raises InvalidSchema."""
+    if not body.HasField("schema") or body.schema.type in _NO_SCHEMA:
+        return None
+    found = body.schema
+    properties = {item.key: item.value for item in found.properties}
+    return parse_schema(found.type, found.schema_data, found.name, properties)
 
 
 def _require_short(what: str, name: str) -> None:

@@ -1,28 +1,91 @@
-"""GET_SCHEMA and GET_OR_CREATE_SCHEMA, as a broker without a schema registry answers them.
-
-Messages of bytes have no schema. Apache's Java client asks for the version of that schema too (its
-dead-letter producer does before each message), and expects an empty version.
-"""
+"""GET_SCHEMA, GET_OR_CREATE_SCHEMA, and the schemas that producers and consumers present."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from magnetar.broker.errors import NoSchema
+from magnetar.broker.catalog.reserved import is_system
+from magnetar.broker.errors import NotAllowed
+from magnetar.broker.schemas import registry
+from magnetar.broker.schemas.registry import SchemaRules
 from magnetar.broker.session import reply, request
+from magnetar.broker.topic.live import NonPersistentTopic
+from magnetar.broker.topic.topic import PersistentTopic
+from magnetar.metadata.policies import SchemaCompatibility
 
 if TYPE_CHECKING:
+    from magnetar.broker.schemas.schema import Schema
     from magnetar.broker.session.context import Context
+    from magnetar.broker.topic.protocol import ServedTopic
     from magnetar.protos import pulsar_pb2 as pb
+    from magnetar.protos.names import TopicName
+
+VERSION_BYTES = 8
 
 
-async def get_schema(_: Context, body: pb.CommandGetSchema) -> bytes:
-    """No topic has a schema."""
-    raise NoSchema(str(request.topic_name(body.topic)))
+async def get_schema(context: Context, body: pb.CommandGetSchema) -> bytes:
+    """Any broker answers. A version of other than 8 bytes is none that a broker gave."""
+    name = request.topic_name(body.topic)
+    version: int | None = None
+    if body.schema_version:
+        if len(body.schema_version) != VERSION_BYTES:
+            what = f"schema version of {len(body.schema_version)} bytes"
+            raise NotAllowed(what, f"it has {VERSION_BYTES} bytes")
+        version = int.from_bytes(body.schema_version, signed=True)
+    return reply.schema(body.request_id, await context.broker.schemas.get(name, version))
 
 
 async def get_or_create_schema(context: Context, body: pb.CommandGetOrCreateSchema) -> bytes:
+    """Apache's Java client asks for the version of a schema of bytes too (its dead-letter producer
+    does before each message), and expects an empty version."""
     name = request.topic_name(body.topic)
-    request.require_no_schema("GET_OR_CREATE_SCHEMA", body.schema)
-    await context.broker.topic(name, create=False)
-    return reply.schema_version(body.request_id, b"")
+    schema = request.schema(body)
+    topic = await context.broker.topic(name, create=False)
+    version = None
+    if schema is not None:
+        rules = _rules_of(context, name)
+        version = await registry.admit_producer(context.broker.schemas, name, schema, rules)
+    assert topic.name == name
+    return reply.schema_version(body.request_id, reply.encoded_version(version))
+
+
+async def admit_producer(context: Context, topic: ServedTopic, schema: Schema | None) -> bytes:
+    """The version with which the producer writes; b"": it has no schema.
+
+    Raises IncompatibleSchema, TooManySchemas, MetadataError."""
+    rules = _rules_of(context, topic.name)
+    version = await registry.admit_producer(context.broker.schemas, topic.name, schema, rules)
+    return reply.encoded_version(version)
+
+
+async def admit_consumer(context: Context, topic: ServedTopic, schema: Schema) -> None:
+    """Raises IncompatibleSchema, TooManySchemas, MetadataError."""
+    rules = _rules_of(context, topic.name)
+    await registry.admit_consumer(
+        context.broker.schemas, topic.name, schema, rules, in_use=_in_use(topic)
+    )
+
+
+def _rules_of(context: Context, name: TopicName) -> SchemaRules:
+    """Raises PoliciesUnavailable."""
+    if is_system(name):
+        return SchemaRules(
+            SchemaCompatibility.ALWAYS_COMPATIBLE, auto_update=True, validation=False
+        )
+    return SchemaRules.of(context.broker.policies.policies_of(name))
+
+
+def _in_use(topic: ServedTopic) -> bool:
+    """Whether a topic without a schema has messages of bytes, or clients that use bytes."""
+    if isinstance(topic, NonPersistentTopic):
+        return topic.published.messages > 0 or topic.users > 0
+    assert isinstance(topic, PersistentTopic)
+    return (
+        bool(topic.producers)
+        or topic.log.stored_bytes > 0
+        or any(
+            not consumer.request.auto_consume
+            for subscription in topic.all_subscriptions
+            for consumer in subscription.consumers.values()
+        )
+    )

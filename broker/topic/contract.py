@@ -110,6 +110,7 @@ class SubscribeRequest:
     read_compacted: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     subscription_properties: Mapping[str, str] = field(default_factory=dict)
+    auto_consume: bool = False  # the consumer takes each schema that the topic has
 
 
 @dataclass(frozen=True, slots=True)

@@ -354,6 +354,35 @@ POLICIES: Final = (
         _count("--time", "-t", text="minutes; 0: never"),
     ),
     PolicyCommands(
+        "schema-compatibility-strategy",
+        "what must hold between the versions of a schema",
+        "schemaCompatibilityStrategy",
+        "schemaCompatibilityStrategy",
+        (
+            Flag(
+                "",
+                ("--compatibility", "-c"),
+                "FULL, BACKWARD, FORWARD, each also with _TRANSITIVE, ALWAYS_COMPATIBLE or"
+                " ALWAYS_INCOMPATIBLE",
+                str,
+            ),
+        ),
+    ),
+    PolicyCommands(
+        "is-allow-auto-update-schema",
+        "whether clients add versions of a schema",
+        "isAllowAutoUpdateSchema",
+        "",
+        (Flag("", _ENABLE, "", bool),),
+    ),
+    PolicyCommands(
+        "schema-validation-enforce",
+        "whether producers of a topic with a schema need one",
+        "schemaValidationEnforced",
+        "schemaValidationEnforced",
+        (Flag("", _ENABLE, "", bool),),
+    ),
+    PolicyCommands(
         "max-message-size",
         "the largest message of a topic",
         "",

@@ -286,21 +286,40 @@ async def test_bytes_are_a_schema_without_a_version(transport: str) -> None:
         assert isinstance(answer, pb.CommandSuccess)
 
 
-async def test_other_schemas_are_refused_by_name(transport: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "data", "why"),
+    [
+        (pb.Schema.Avro, b"{}", "no AVRO schema"),
+        (pb.Schema.Json, b"[" * 10_000, "no JSON schema"),
+        (pb.Schema.ProtobufNative, b"5", "no PROTOBUF_NATIVE schema"),
+        (pb.Schema.KeyValue, b"\x7f\xff\xff\xff", "ends early"),
+        (pb.Schema.External, b"", "EXTERNAL cannot be stored"),
+        (pb.Schema.String, bytes(200_000), "the limit is"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+async def test_invalid_schemas_are_refused_by_name(
+    transport: str, kind: pb.Schema.Type.ValueType, data: bytes, why: str
+) -> None:
     async with world(transport) as (client, _):
         await client.produce(TOPIC, producer_id=9)
-        body = pb.CommandGetOrCreateSchema(
-            topic=TOPIC, request_id=0, schema=schema(pb.Schema.String)
+        wrong = pb.Schema(name="s", schema_data=data, type=kind)
+        answer = await client.ask(
+            pb.CommandGetOrCreateSchema(topic=TOPIC, request_id=0, schema=wrong)
         )
-        answer = await client.ask(body)
-        assert answer.error_code == pb.NotAllowedError
-        assert "String schema" in answer.error_message
+        assert answer.error_code == pb.IncompatibleSchema
+        assert why in answer.error_message
         for answer in (
-            await client.produce(TOPIC, schema=schema(pb.Schema.Avro)),
-            await client.subscribe(TOPIC, schema=schema(pb.Schema.Avro)),
+            await client.produce(TOPIC, schema=wrong),
+            await client.subscribe(TOPIC, schema=wrong),
         ):
-            assert answer.error == pb.NotAllowedError
-            assert "Avro schema" in answer.message
+            assert answer.error == pb.IncompatibleSchema
+            assert why in answer.message
+        answer = await client.ask(
+            pb.CommandGetSchema(topic=TOPIC, request_id=0, schema_version=b"1")
+        )
+        assert answer.error_code == pb.NotAllowedError
+        assert "1 bytes" in answer.error_message
 
 
 # ---- floods --------------------------------------------------------------------------------------
@@ -309,7 +328,7 @@ async def test_other_schemas_are_refused_by_name(transport: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        pb.CommandGetOrCreateSchema(topic=TOPIC, request_id=0, schema=schema(pb.Schema.String)),
+        pb.CommandGetOrCreateSchema(topic=TOPIC, request_id=0, schema=schema(pb.Schema.External)),
         pb.CommandNewTxn(request_id=0),
         pb.CommandUnsubscribe(consumer_id=77, request_id=0),
     ],

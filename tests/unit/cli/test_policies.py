@@ -22,6 +22,7 @@ SAMPLES = {
     "--size": "10M",
     "--types": "Shared,Key_Shared",
     "--delete-mode": "delete_when_no_subscriptions",
+    "--compatibility": "FORWARD",
     "--max-inactive-duration": "10m",
 }
 

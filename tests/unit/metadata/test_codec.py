@@ -166,6 +166,9 @@ def levels() -> st.SearchStrategy[policies.Policies]:
             st.sampled_from(policies.InactiveMode),
             st.integers(1, 2**63 - 1),
         ),
+        "schema_compatibility": st.sampled_from(policies.SchemaCompatibility),
+        "schema_auto_update": st.booleans(),
+        "schema_validation": st.booleans(),
     }
     named = {field.name for field in fields(policies.EffectivePolicies)}
     values |= dict.fromkeys(named - values.keys(), counts)

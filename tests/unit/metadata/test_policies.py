@@ -23,6 +23,7 @@ from magnetar.metadata.policies import (
     Policies,
     Rate,
     Retention,
+    SchemaCompatibility,
     SubscribeRate,
     SubscriptionType,
     effective,
@@ -50,6 +51,9 @@ OF_NAMESPACE: dict[str, Any] = {
     "inactive_topic_deletion": InactiveTopicDeletion(
         enabled=True, mode=InactiveMode.SUBSCRIPTIONS_CAUGHT_UP, after_s=1
     ),
+    "schema_compatibility": SchemaCompatibility.FORWARD,
+    "schema_auto_update": False,
+    "schema_validation": True,
 }
 OF_NAMESPACE |= {name: 1 for name in NAMES if name not in OF_NAMESPACE}
 # A value that is false must override one that is true.

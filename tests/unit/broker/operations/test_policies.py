@@ -67,6 +67,9 @@ BODIES: dict[str, Any] = {
     },
     "subscription_expiration_time_minutes": 60,
     "max_message_bytes": 4096,
+    "schema_compatibility": "BACKWARD_TRANSITIVE",
+    "schema_auto_update": False,
+    "schema_validation": True,
 }
 
 

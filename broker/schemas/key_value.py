@@ -1,0 +1,47 @@
+"""Schemas of a key and a value, as Pulsar's Java client encodes them. Pure.
+
+The definition is the length of the key's definition (4 bytes, big-endian), the definition, and the
+same of the value. The properties say the types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+KEY_TYPE: Final = "key.schema.type"
+VALUE_TYPE: Final = "value.schema.type"
+_LENGTH_BYTES: Final = 4
+
+
+class NotKeyValue(ValueError):
+    """The bytes are no schema of a key and a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    type: str  # as in SchemaType; "BYTES" is another
+    data: bytes
+
+
+def parse(data: bytes, properties: Mapping[str, str]) -> tuple[Part, Part]:
+    """The key's and the value's. Raises NotKeyValue."""
+    key, rest = _take(data)
+    value, rest = _take(rest)
+    if rest:
+        raise NotKeyValue(f"{len(rest)} bytes behind the value's definition")
+    missing = [name for name in (KEY_TYPE, VALUE_TYPE) if name not in properties]
+    if missing:
+        raise NotKeyValue(f"property {missing[0]} is missing")
+    return Part(properties[KEY_TYPE], key), Part(properties[VALUE_TYPE], value)
+
+
+def _take(data: bytes) -> tuple[bytes, bytes]:
+    length = int.from_bytes(data[:_LENGTH_BYTES], signed=True)
+    end = _LENGTH_BYTES + max(length, 0)
+    if len(data) < max(end, _LENGTH_BYTES):
+        raise NotKeyValue("the definition ends early")
+    return data[_LENGTH_BYTES:end], data[end:]

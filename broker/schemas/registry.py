@@ -1,0 +1,259 @@
+"""The schemas of topics: their versions in the metadata store.
+
+One record holds all versions of a topic's schema. Each change is a compare-and-set of the record,
+so that two brokers never give one number to two versions. Both domains and all partitions of a
+topic share the record, whichever brokers serve them.
+
+A schema that is deleted leaves a mark in the record. Numbers go on behind it, and messages that
+were written with the earlier versions can still be decoded. The record itself is deleted with the
+topic, or by a forced deletion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.errors import IncompatibleSchema, NoSchema, TooManySchemas
+from magnetar.broker.schemas.compatibility import for_consumer, require_compatible, to_compare
+from magnetar.broker.schemas.schema import Schema, of_version
+from magnetar.metadata import codec, paths
+from magnetar.metadata.errors import Contended
+from magnetar.metadata.model import SchemaRecord, SchemaVersion
+from magnetar.metadata.node import VALUE_BYTES_MAX
+from magnetar.metadata.store import DELETE, KEEP, Verdict, update
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from magnetar.metadata.policies import EffectivePolicies, SchemaCompatibility
+    from magnetar.metadata.store import Change, MetadataStore, Versioned
+    from magnetar.protos.names import TopicName
+    from magnetar.runtime.clock import Clock
+
+VERSIONS_MAX: Final = 1_000
+"""Of one topic, deleted ones included."""
+
+RECORD_BYTES_MAX: Final = VALUE_BYTES_MAX - 1_024
+"""Of one topic's versions together."""
+
+LOST_RACES_MAX: Final = 20
+"""Versions that others added while one was compared, before the registry gives up."""
+
+METADATA_TIMEOUT_S: Final = 10.0
+"""For one change, while the metadata store does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRules:
+    """What a topic's policies say of its schema."""
+
+    compatibility: SchemaCompatibility
+    auto_update: bool  # clients may add versions
+    validation: bool  # a producer needs a schema where the topic has one
+
+    @classmethod
+    def of(cls, policies: EffectivePolicies) -> SchemaRules:
+        return cls(
+            policies.schema_compatibility, policies.schema_auto_update, policies.schema_validation
+        )
+
+
+class SchemaRegistry:
+    """Calls raise MetadataError, besides what each names."""
+
+    def __init__(self, store: MetadataStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def versions(self, topic: TopicName) -> Sequence[SchemaVersion]:
+        """The versions since the last deletion, oldest first."""
+        return _live(await self._record(topic))
+
+    async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
+        """A version, also one from before a deletion; None: the newest. Raises NoSchema."""
+        found = _version_in(await self._record(topic), version)
+        if found is None:  # this broker's view may be older than the version
+            await self._store.sync(_path(topic))
+            found = _version_in(await self._record(topic), version)
+        if found is None:
+            raise NoSchema(str(topic.base), version)
+        return found
+
+    async def version_of(self, topic: TopicName, schema: Schema) -> int:
+        """The number of an equal schema. Raises NoSchema."""
+        found = _equal(await self.versions(topic), schema)
+        if found is None:
+            raise NoSchema(str(topic.base))
+        return found
+
+    async def put(
+        self, topic: TopicName, schema: Schema, compatibility: SchemaCompatibility
+    ) -> int:
+        """The number of an equal version; if there is none, the schema becomes a new one.
+
+        Raises IncompatibleSchema, TooManySchemas.
+        """
+        for attempt in range(LOST_RACES_MAX):
+            if attempt:
+                await self._store.sync(_path(topic))
+            record = await self._record(topic)
+            found = _equal(_live(record), schema)
+            if found is not None:
+                return found
+            try:
+                await _require_compatible(_live(record), schema, compatibility)
+            except IncompatibleSchema:
+                if attempt:
+                    raise
+                continue  # the view may be old: look once more
+            added = await self._add(topic, record, schema)
+            if added is not None:
+                return added
+        raise Contended(_path(topic), LOST_RACES_MAX)
+
+    async def check(
+        self, topic: TopicName, schema: Schema, compatibility: SchemaCompatibility
+    ) -> None:
+        """Raises IncompatibleSchema: `put` would refuse the schema."""
+        versions = await self.versions(topic)
+        if _equal(versions, schema) is None:
+            await _require_compatible(versions, schema, compatibility)
+
+    async def delete(self, topic: TopicName, *, force: bool = False) -> int:
+        """Delete the schema; returns the number of the mark. With `force`, delete all versions for
+        good; returns the number of the newest. Raises NoSchema."""
+        await self._store.sync(_path(topic))
+        newest = await self.get(topic)
+        number = newest.version if force else newest.version + 1
+        mark = SchemaVersion(number, deleted=True, created_ms=self._clock.now_ms())
+
+        def delete(value: bytes | None) -> bytes | Verdict:
+            record = _decoded(value)
+            if not _live(record):
+                return KEEP
+            if record.versions[-1].version != newest.version:
+                raise Contended(_path(topic), 1)
+            return codec.encode_schema(replace(record, versions=(*record.versions, mark)))
+
+        await self._update(topic, (lambda _: DELETE) if force else delete)
+        return number
+
+    # ---- mechanics -------------------------------------------------------------------------------
+
+    async def _add(self, topic: TopicName, record: SchemaRecord, schema: Schema) -> int | None:
+        """Add a version to the record. None: it has changed meanwhile."""
+        number = record.versions[-1].version + 1 if record.versions else 0
+        added = SchemaVersion(
+            number,
+            type=int(schema.type),
+            name=schema.name,
+            data=schema.data,
+            properties=schema.properties,
+            created_ms=self._clock.now_ms(),
+            fingerprint=schema.fingerprint,
+        )
+        if len(record.versions) >= VERSIONS_MAX:
+            raise TooManySchemas(str(topic.base), f"it has {VERSIONS_MAX}")
+        value = codec.encode_schema(replace(record, versions=(*record.versions, added)))
+        if len(value) > RECORD_BYTES_MAX:
+            why = f"all of them have {len(value)} bytes; the limit is {RECORD_BYTES_MAX}"
+            raise TooManySchemas(str(topic.base), why)
+        expected = record.versions
+
+        def add(stored: bytes | None) -> bytes | Verdict:
+            return value if _decoded(stored).versions == expected else KEEP
+
+        stored = await self._update(topic, add)
+        return number if stored is not None and stored.value == value else None
+
+    async def _record(self, topic: TopicName) -> SchemaRecord:
+        found = await self._store.get(_path(topic))
+        return _decoded(None if found is None else found.value)
+
+    async def _update(self, topic: TopicName, change: Change) -> Versioned | None:
+        deadline = asyncio.get_running_loop().time() + METADATA_TIMEOUT_S
+        return await update(self._store, _path(topic), change, deadline=deadline)
+
+
+async def admit_producer(
+    registry: SchemaRegistry, topic: TopicName, schema: Schema | None, rules: SchemaRules
+) -> int | None:
+    """The version with which a producer writes. `schema` and the answer None: it has none.
+
+    Raises IncompatibleSchema, TooManySchemas, MetadataError.
+    """
+    if schema is None:
+        if rules.validation and await registry.versions(topic):
+            raise IncompatibleSchema(
+                "Producers cannot connect or send message without a schema to topics with a schema"
+                " when SchemaValidationEnforced is enabled"
+            )
+        return None
+    if rules.auto_update:
+        return await registry.put(topic, schema, rules.compatibility)
+    try:
+        return await registry.version_of(topic, schema)
+    except NoSchema:
+        raise IncompatibleSchema("Schema not found and schema auto updating is disabled.") from None
+
+
+async def admit_consumer(
+    registry: SchemaRegistry,
+    topic: TopicName,
+    schema: Schema,
+    rules: SchemaRules,
+    *,
+    in_use: bool,
+) -> None:
+    """Check that a consumer with this schema can read the topic. On a topic that nothing was ever
+    written to and that nobody uses, the schema becomes its first one. Pulsar's rule.
+
+    Raises IncompatibleSchema, TooManySchemas, MetadataError.
+    """
+    versions = await registry.versions(topic)
+    if not versions and not in_use:
+        await admit_producer(registry, topic, schema, rules)
+    elif not versions:
+        raise IncompatibleSchema(
+            "Failed to add schema to an active topic with empty(BYTES) schema: new schema type"
+            f" {schema.type.name}"
+        )
+    elif _equal(versions, schema) is None:
+        await _require_compatible(versions, schema, for_consumer(rules.compatibility))
+
+
+async def _require_compatible(
+    versions: Sequence[SchemaVersion], schema: Schema, compatibility: SchemaCompatibility
+) -> None:
+    """One comparison in each step of the loop."""
+    for each in to_compare(versions, compatibility):
+        require_compatible(schema, of_version(each), compatibility)
+        await asyncio.sleep(0)
+
+
+def _live(record: SchemaRecord) -> Sequence[SchemaVersion]:
+    """The versions since the last deletion."""
+    last = max((place for place, it in enumerate(record.versions) if it.deleted), default=-1)
+    return record.versions[last + 1 :]
+
+
+def _version_in(record: SchemaRecord, version: int | None) -> SchemaVersion | None:
+    if version is None:
+        live = _live(record)
+        return live[-1] if live else None
+    return next((it for it in record.versions if it.version == version and not it.deleted), None)
+
+
+def _equal(versions: Sequence[SchemaVersion], schema: Schema) -> int | None:
+    return next((it.version for it in versions if it.fingerprint == schema.fingerprint), None)
+
+
+def _decoded(value: bytes | None) -> SchemaRecord:
+    return SchemaRecord() if value is None else codec.decode_schema(value)
+
+
+def _path(topic: TopicName) -> str:
+    base = topic.base
+    return paths.schema(base.tenant, base.namespace, base.topic)

@@ -1,0 +1,136 @@
+"""Avro schemas: what is one, which are equal, and what reads what."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from magnetar.broker.schemas import avro
+from magnetar.broker.schemas.avro import NotAvro
+
+
+def parsed(tree: Any) -> avro.AvroSchema:
+    return avro.parse(json.dumps(tree).encode())
+
+
+def record(*fields: Any, name: str = "R", **more: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": list(fields), **more}
+
+
+def field(name: str, kind: Any, **more: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, **more}
+
+
+ENUM = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+LARGER = {**ENUM, "symbols": ["A", "B", "C"]}
+NODE = record(field("next", ["null", "Node"]), name="Node")
+A = field("a", "int")
+
+
+@pytest.mark.parametrize(
+    ("reader", "writer", "reads"),
+    [
+        ("int", "int", True),
+        ("long", "int", True),
+        ("double", "float", True),
+        ("int", "long", False),
+        ("string", "bytes", True),
+        ("string", "int", False),
+        (["null", "int"], "int", True),
+        ("int", ["null", "int"], False),
+        (["null", "long"], ["int", "null"], True),
+        ({"type": "array", "items": "long"}, {"type": "array", "items": "int"}, True),
+        ({"type": "map", "values": "int"}, {"type": "map", "values": "string"}, False),
+        (LARGER, ENUM, True),
+        (ENUM, LARGER, False),
+        ({**ENUM, "default": "A"}, LARGER, True),
+        ({"type": "fixed", "name": "F", "size": 4}, {"type": "fixed", "name": "F", "size": 8}, 0),
+        (record(A), record(A, field("b", "string")), True),
+        (record(A, field("b", "string")), record(A), False),
+        (record(A, field("b", "string", default="")), record(A), True),
+        (record(A, field("b", ["null", "string"])), record(A), False),
+        (record(A, field("b", ["null", "string"], default=None)), record(A), True),
+        (record(A, name="S"), record(A), False),
+        (record(A, name="S", aliases=["R"]), record(A), True),
+        (record(A, namespace="other"), record(A, namespace="one"), True),
+        (record(field("b", "int", aliases=["a"])), record(A), True),
+        (record(field("a", "string")), record(A), False),
+        (NODE, NODE, True),
+        (record(field("a", {"type": "int", "logicalType": "date"})), record(A), True),
+    ],
+)
+def test_resolution_follows_the_specification(reader: Any, writer: Any, reads: bool) -> None:
+    problem = avro.unreadable(parsed(reader), parsed(writer))
+    assert (problem == "") == bool(reads), problem
+
+
+def test_the_problem_names_the_field() -> None:
+    problem = avro.unreadable(parsed(record(A, field("b", "string"))), parsed(record(A)))
+    assert problem == "field b of R is new and has no default"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (record(A), record({**A, "doc": "text"}, doc="text"), True),
+        (record(A, namespace="n"), record(A, name="n.R"), True),
+        (record(A), record(field("a", {"type": "int"})), True),
+        (record(A), record({**A, "order": "ascending"}), True),
+        (record(A), record({**A, "default": 0}), False),
+        (record(A), record(field("a", "long")), False),
+        (record(A, field("b", "int")), record(field("b", "int"), A), False),
+        (record(field("a", {"type": "int", "logicalType": "date"})), record(A), False),
+    ],
+)
+def test_equal_schemas_have_one_canonical_form(one: Any, other: Any, equal: bool) -> None:
+    assert (parsed(one).canonical == parsed(other).canonical) == equal
+
+
+def deep(levels: int) -> Any:
+    tree: Any = "int"
+    for _ in range(levels):
+        tree = {"type": "array", "items": tree}
+    return tree
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        "Unknown",
+        5,
+        {"type": "record", "name": "R"},
+        {"type": "record", "fields": []},
+        {"type": "enum", "name": "E"},
+        {"type": "fixed", "name": "F"},
+        {"type": "array"},
+        {"type": "object", "properties": {}},
+        record(A, A),
+        record(field("a b", "int")),
+        record(A, name="5"),
+        ["int", "int"],
+        [["int"], "null"],
+        record(field("x", record(A)), field("y", record(A))),
+        deep(avro.DEPTH_MAX + 1),
+        ["null"] + [record(field(f"f{i}", "int"), name=f"R{i}") for i in range(avro.NODES_MAX)],
+    ],
+    ids=lambda tree: repr(tree)[:40],
+)
+def test_what_is_no_schema_is_refused(tree: Any) -> None:
+    with pytest.raises(NotAvro):
+        parsed(tree)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[" * 100_000])
+def test_what_is_no_json_is_refused(text: bytes) -> None:
+    with pytest.raises(NotAvro):
+        avro.parse(text)
+
+
+def test_a_long_chain_of_records_does_not_overflow_the_stack() -> None:
+    chain: list[Any] = [record(A, name="R0")]
+    chain += [record(field("a", f"R{i}"), name=f"R{i + 1}") for i in range(3_000)]
+    last = field("l", "R3000")
+    reader = parsed(record(field("x", chain, default={"a": 1}), last))
+    assert "too many steps" in avro.unreadable(reader, parsed(record(field("y", chain), last)))

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 async def tend_ledger(topic: Topic) -> None:
-    """See Log.tend."""
+    """See Log.tend and CursorJournal.tend."""
     topic.log.tend()
+    topic.cursors.tend()
 
 
 def may_unload(topic: Topic, idle_s: float, now: float) -> bool:

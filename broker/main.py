@@ -20,7 +20,8 @@ from magnetar.broker.dispatch.active import Choice, FailoverRules
 from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
-from magnetar.broker.operations.failures import FailureMetrics
+from magnetar.broker.log.memory_return import LOOK_S, MemoryReturn
+from magnetar.broker.operations.failures import FailureMetrics, health_details
 from magnetar.broker.operations.metrics import BrokerMetrics
 from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.endpoint import Endpoint
@@ -52,6 +53,7 @@ from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.http import BaseApp, Health, serve_http
 from magnetar.runtime.listener import authority, bind_port, is_loopback, port_of
 from magnetar.runtime.log import get_logger
+from magnetar.runtime.memory import trim as trim_memory
 from magnetar.runtime.metrics import counter, gauge, measure_process
 from magnetar.runtime.process import settle_gc
 from magnetar.runtime.steps import StepMetrics
@@ -60,6 +62,7 @@ from magnetar.runtime.supervise import Backoff, supervise
 if TYPE_CHECKING:
     import random
     import socket
+    from collections.abc import Awaitable, Callable
 
     from magnetar.bookie.ledger.config import LedgerConfig
     from magnetar.bookie.ledger.peer import OpenPeer
@@ -117,6 +120,21 @@ def log_config_of(config: BrokerConfig) -> LogConfig:
 async def trim(topic: Topic) -> None:
     """The chore that notices that retention has run out."""
     topic.trim()
+
+
+async def _trim_memory() -> None:
+    await asyncio.to_thread(trim_memory)
+
+
+async def return_memory(
+    budget: PublishBudget, give_back: Callable[[], Awaitable[object]] = _trim_memory
+) -> None:
+    """Give the memory of a burst of publishes back to the system when it is over."""
+    memory = MemoryReturn()
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if memory.is_due(peak=budget.take_peak(), used=budget.used):
+            await give_back()
 
 
 class BrokerProcess:
@@ -181,6 +199,7 @@ class BrokerProcess:
                     group.create_task(serve_http(self._app(broker), http_socket)),
                     group.create_task(measure_process(self._registry)),
                     group.create_task(self._register()),
+                    group.create_task(return_memory(broker.publish_budget)),
                     group.create_task(self._sweep(broker)),
                     group.create_task(
                         report_bad_copies(
@@ -455,6 +474,5 @@ class BrokerProcess:
             state = "unregistered"
         else:
             state = "serving"
-        quarantined = broker.quarantine.describe(asyncio.get_running_loop().time())
-        details = {"quarantined_topics": quarantined} if quarantined else {}
+        details = health_details(broker, asyncio.get_running_loop().time())
         return Health(self._role, self._config.id, state, state == "serving", details)

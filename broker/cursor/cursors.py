@@ -183,6 +183,10 @@ class Cursors:
     def _sequences_of(self, number: int, state: SequenceState) -> Sequences:
         return Sequences(number, state, producers_max=self._config.producers_max)
 
+    def tend(self) -> None:
+        """See CursorJournal.tend."""
+        self._journal.tend()
+
     async def close(self) -> None:
         """See CursorJournal.close."""
         await self._journal.close()

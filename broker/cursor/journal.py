@@ -134,6 +134,7 @@ class CursorJournal:
         self._ledger: CursorLedger | None = None  # None: no ledger is open for writing
         self._newest = max((*topic_log.owned_record.record.cursor_ledgers, LedgerId(-1)))
 
+        self._moving = False  # an idle ledger is to be replaced
         self._closing = False
         self._ended: LogError | None = None
         self._work = OnDemandTask(f"cursors {topic_log.name}", self._settle)
@@ -245,6 +246,13 @@ class CursorJournal:
         if self._owned_record.lost is not None:
             raise self._owned_record.lost
 
+    def tend(self) -> None:
+        """Move an idle ledger from a bookie that leaves, or to bookies that are back: without
+        changes nothing else would. Called about every `check_interval_s` of the log."""
+        if self._ledger is not None and not self._closing and self._is_worth_moving(self._ledger):
+            self._moving = True
+            self._wake()
+
     async def _write(self) -> None:
         """Make every change noted so far durable."""
         self._writing, self._receipts = self._receipts, []
@@ -255,6 +263,10 @@ class CursorJournal:
             if ledger is None or self._is_full(ledger) or not await self._append(ledger, changed):
                 await self._begin_ledger()
             self._on_stored(marks)
+        elif self._moving and self._ledger is not None and self._is_worth_moving(self._ledger):
+            log.info("moving a cursor ledger", topic=str(self._owned_record.name))
+            await self._begin_ledger()
+        self._moving = False
         self._give(None)
 
     def _on_stored(self, marks: Sequence[tuple[Journaled, Position]]) -> None:
@@ -263,17 +275,17 @@ class CursorJournal:
             self.on_ledger_left()
 
     def _is_full(self, ledger: CursorLedger) -> bool:
-        appender = ledger.appender
-        is_young = ledger.age_s < self._log.config.degraded_age_s_min
-        if (
-            appender.degraded
-            and not is_young
-            and self._log.ledgers.full_ensemble_possible(self._log.quorum())
-        ):
+        if self._is_worth_moving(ledger):
             return True
-        if appender.appended >= self._config.ledger_entries_max:
+        if ledger.appender.appended >= self._config.ledger_entries_max:
             return True
         return ledger.bytes > max(self._config.ledger_bytes_max, 4 * ledger.live_bytes)
+
+    def _is_worth_moving(self, ledger: CursorLedger) -> bool:
+        is_young = ledger.age_s < self._log.config.degraded_age_s_min
+        if is_young or not ledger.appender.degraded:
+            return False
+        return self._log.ledgers.full_ensemble_possible(self._log.quorum())
 
     async def _append(self, ledger: CursorLedger, changed: Sequence[Journaled]) -> bool:
         """Write deltas, and a snapshot if one is due. Returns False if the ledger has failed."""

@@ -26,6 +26,9 @@ PUBLISH_BYTES_MAX: Final = 256 << 20
 LOOK_S: Final = 0.05
 """`kept` falls without a call. While connections wait it is looked at so often."""
 
+AHEAD_SHARE: Final = 8
+"""Of the budget, what backlogs that are read ahead may take: 32 MiB of 256, six reads of 5 MB."""
+
 Turn = asyncio.Future[None]
 
 
@@ -36,6 +39,8 @@ class PublishBudget:
         """`kept` gets the bytes of the logs and returns the bytes of all, at least as many."""
         self.bytes_max = bytes_max
         self.accepted = 0  # by logs, and not confirmed
+        self.held = 0  # publishes that wait for a rate or for the outcome of another publish
+        self.ahead = 0  # of backlogs, read ahead of their dispatch
         self.peak = 0  # most that was used
         self._all = kept
         self._queue: dict[Turn, None] = {}
@@ -45,7 +50,8 @@ class PublishBudget:
 
     @property
     def used(self) -> int:
-        return self.accepted if self._all is None else self._all(self.accepted)
+        logs = self.accepted if self._all is None else self._all(self.accepted)
+        return logs + self.held + self.ahead
 
     @property
     def waiting(self) -> int:
@@ -60,6 +66,27 @@ class PublishBudget:
                 self._hurry()
         elif self.accepted > self.peak:
             self.peak = self.accepted
+
+    def take_peak(self) -> int:
+        """The most that was used since the last call."""
+        peak, self.peak = self.peak, self.used
+        return peak
+
+    def hold(self, size: int) -> None:
+        """Producers hold so many bytes more, or less, before a log takes them."""
+        self.held += size
+        self.peak = max(self.peak, self.accepted + self.held)
+        if size < 0 and self._queue and self.used < self.bytes_max // 2:
+            self._hurry()
+
+    def may_read_ahead(self, size: int) -> bool:
+        """Whether so many bytes of a backlog may be read ahead. Producers come first."""
+        within = self.ahead + size <= self.bytes_max // AHEAD_SHARE
+        return within and self.used + size <= self.bytes_max // 2
+
+    def hold_ahead(self, size: int) -> None:
+        """So many bytes more, or less, are or will be read ahead."""
+        self.ahead += size
 
     def turn(self) -> Turn | None:
         """A place in the queue; None: go on at once. Give it back with `leave` in any case."""
@@ -102,4 +129,6 @@ class PublishBudget:
 
     def check(self) -> None:
         assert self.accepted >= 0, "more was confirmed than taken"
+        assert self.held >= 0, "more was given up than held"
+        assert 0 <= self.ahead <= self.bytes_max // AHEAD_SHARE, "too much is read ahead"
         assert not self._queue or self._soon or self._timer is not None, "a wait without an end"

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
 
 
+def health_details(broker: Broker, now: float) -> dict[str, object]:
+    """What /health says beside the state: the quarantined topics, if there are any."""
+    quarantined = broker.quarantine.describe(now)
+    return {"quarantined_topics": quarantined} if quarantined else {}
+
+
 class FailureMetrics(Collector):
     """Register it with the registry of the process."""
 

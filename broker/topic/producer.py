@@ -90,6 +90,7 @@ class ProducerHandle:
         self._log_failed = log_failed
         self._order = AnswerOrder()
         self._held: deque[Decided | Held] = deque()
+        self._held_bytes = 0  # as the budget of the broker counts them
         self._refused: set[type[Exception]] = set()  # kinds of errors that are in the log
         self._drained = asyncio.Event()
         self._released = asyncio.Event()
@@ -121,6 +122,7 @@ class ProducerHandle:
             self._decide(publish, 0, now)
             if self._held:  # what it waits for may be known already
                 self.resume(now)
+        self._count_held()
 
     async def wait_room(self) -> None:
         """Return when the topic takes more, or at once when the producer has ended."""
@@ -179,6 +181,7 @@ class ProducerHandle:
                 if not first.ready:
                     if self._order.outstanding > outstanding:
                         self._holding[self] = self._holding.pop(self)  # the others' turn
+                    self._count_held()
                     return progressed
                 self._held.popleft()
                 self._decide(first.publish, first.stage, now)
@@ -186,6 +189,7 @@ class ProducerHandle:
                 self._held.popleft()
                 self._carry_out([first], now)
             progressed = True
+        self._count_held()
         self._holding.pop(self, None)
         self._released.set()
         if self.outstanding == 0:
@@ -238,8 +242,15 @@ class ProducerHandle:
         first = self._held[0]
         if not (isinstance(first, Held) and isinstance(first.until, Gate)):
             return False
+        return self._held_bytes < HELD_BYTES_MAX
+
+    def _count_held(self) -> None:
+        """Tell the budget how many bytes are held."""
+        if not (self._held or self._held_bytes):
+            return
         held = sum([sum(map(len, each.publish.sends.entries)) for each in self._held])
-        return held < HELD_BYTES_MAX
+        self._log.budget.hold(held - self._held_bytes)
+        self._held_bytes = held
 
     def _decide(self, publish: Publish, stage: int, now: float) -> None:
         decided = self._pipeline.decide(publish, now, first=stage)
@@ -312,6 +323,7 @@ class ProducerHandle:
         for each in self._held:
             each.publish.on_outcome(each.publish.unknown)  # it is not appended
         self._held.clear()
+        self._count_held()
         self._holding.pop(self, None)
         self._order.clear()
         self._released.set()

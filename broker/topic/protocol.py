@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from magnetar.broker.cursor.cursors import Cursors
     from magnetar.broker.dispatch.explain import Reason
     from magnetar.broker.log.log import Log
     from magnetar.broker.log.position import Position
@@ -120,6 +121,9 @@ class Topic(ServedTopic, Protocol):
     @property
     def log(self) -> Log:
         """Where its entries are, to be read by range."""
+
+    @property
+    def cursors(self) -> Cursors: ...
 
     @property
     def policies(self) -> PolicySource: ...

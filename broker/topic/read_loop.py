@@ -23,6 +23,7 @@ from magnetar.broker.errors import LogClosed, LogDamaged, LogFenced, LogUnavaila
 from magnetar.broker.log.losses import LostRange, lost_by
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.topic.dispatch_rate import longest_wait
+from magnetar.broker.topic.read_ahead import ReadAhead
 from magnetar.metadata.errors import MetadataError
 from magnetar.metadata.model import LedgerId
 from magnetar.runtime.log import get_logger
@@ -65,6 +66,7 @@ class ReadLoop:
     the next read. `on_read` sees the entries before the dispatcher. `name` is for logs."""
 
     __slots__ = (
+        "_ahead",
         "_bytes_max",
         "_delays",
         "_log",
@@ -94,6 +96,7 @@ class ReadLoop:
         """`skip` acknowledges entries that are lost for good."""
         self.failure: LogError | None = None  # of the read that the loop tries again
         self._log = topic_log
+        self._ahead = ReadAhead(topic_log, spawn)
         self._name = name
         self._bytes_max = bytes_max
         self._rates = rates
@@ -132,6 +135,7 @@ class ReadLoop:
         if self._task is not None:
             self._task.cancel()
         self._task = self._wanted = self.failure = None
+        self._ahead.drop()
 
     async def _run(self) -> None:
         try:
@@ -192,7 +196,7 @@ class ReadLoop:
     async def _answer(self, wanted: Read | Replay) -> None:
         entries_max, bytes_max = self._room()
         if isinstance(wanted, Read):
-            entries = await self._log.read(
+            entries = await self._ahead.read(
                 wanted.first,
                 entries_max=min(wanted.entries_max, entries_max),
                 bytes_max=bytes_max,

@@ -620,3 +620,33 @@ async def test_backlog_counts_entries_and_messages() -> None:
             assert abs(rough.messages - messages) <= 5
         cursor.acknowledge_cumulative(positions[9])
         assert cursor.backlog_nowait() == Backlog(1, 1, exact=True), "one message in each entry"
+
+
+async def test_an_idle_degraded_cursor_ledger_moves_without_a_change() -> None:
+    """A bookie that is decommissioned would wait for the next acknowledgement without end."""
+    world = ClusterState()
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        await topic.append_and_wait("a", "b", "c")
+        await cursors.ensure("s", EARLIEST, {})
+        cursor = cursors.get("s")
+        assert cursor is not None
+        world.ledgers.full_ensemble = False
+        cursor.acknowledge([topic.appended[1][1]])
+        await cursor.flush()
+        [before] = topic.log.owned_record.record.cursor_ledgers
+        cursors.tend()  # there are not enough bookies yet
+        await wait_until(lambda: cursors.is_settled)
+        assert topic.log.owned_record.record.cursor_ledgers == (before,)
+        world.ledgers.full_ensemble = True
+        cursors.tend()
+        await wait_until(lambda: topic.log.owned_record.record.cursor_ledgers != (before,))
+        await wait_until(lambda: cursors.is_settled)
+        [after] = topic.log.owned_record.record.cursor_ledgers
+        cursors.tend()
+        await wait_until(lambda: cursors.is_settled)
+        assert topic.log.owned_record.record.cursor_ledgers == (after,), "it moved twice"
+        position = topic.appended[1][1]
+    async with opened(world) as topic, opened_cursors(topic.log) as cursors:
+        cursor = cursors.get("s")
+        assert cursor is not None
+        assert cursor.is_acked(position)

@@ -1,0 +1,116 @@
+"""Reading a backlog ahead of its dispatch: the next range is read while this one is delivered.
+
+A read that follows the one before is answered with what was read ahead, if anything was. After each
+read of a backlog, one more of the same size is started. So at most one read per subscription is in
+flight ahead, of as many entries as the dispatcher had permits for, and of as many bytes as one read
+may have. The budget of the broker counts these bytes, and gives a bounded share of itself to them.
+What is read ahead is dropped when the dispatcher reads elsewhere.
+
+Near the end of the log nothing is read ahead: those entries are in the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.errors import LogError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    from magnetar.broker.log.entry import StoredEntry
+    from magnetar.broker.log.log import Log
+    from magnetar.broker.log.position import Position
+
+    Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+BACKLOG_ENTRIES_MIN: Final = 500
+"""Entries that must follow a read for the next one to be made ahead. A consumer that follows the
+end of the log reads from the cache."""
+
+
+class ReadAhead:
+    """Of one subscription. Called by one task."""
+
+    __slots__ = ("_entries", "_entries_min", "_first", "_held", "_log", "_spawn", "_task")
+
+    def __init__(
+        self, topic_log: Log, spawn: Spawn, *, entries_min: int = BACKLOG_ENTRIES_MIN
+    ) -> None:
+        self._log = topic_log
+        self._spawn = spawn
+        self._entries_min = entries_min
+        self._first: Position | None = None  # of what is or will be held; None: nothing
+        self._entries: list[StoredEntry] = []
+        self._held = 0  # bytes that the budget counts
+        self._task: asyncio.Task[None] | None = None  # None: no read is in flight
+
+    async def read(self, first: Position, *, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+        """As Log.read. Raises what it raises."""
+        if first == self._first and self._task is not None:
+            await asyncio.wait({self._task})
+        if first == self._first and self._entries:
+            found = self._take(entries_max, bytes_max)
+        else:
+            self.drop()
+            found = await self._log.read(first, entries_max=entries_max, bytes_max=bytes_max)
+        if found and not self._entries:
+            self._maybe_start(found[-1].position, entries_max, bytes_max)
+        return found
+
+    def drop(self) -> None:
+        """Forget what was read ahead, and read no more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        self._first, self._entries = None, []
+        self._count(0)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of what is read ahead, or may be by the read in flight."""
+        return self._held
+
+    def _take(self, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+        """The first of the held entries: one at least."""
+        sizes = accumulate(len(entry.data) for entry in self._entries[:entries_max])
+        count = max(1, sum([size <= bytes_max for size in sizes]))
+        found, self._entries = self._entries[:count], self._entries[count:]
+        self._first = self._entries[0].position if self._entries else None
+        self._count(sum([len(entry.data) for entry in self._entries]))
+        return found
+
+    def _maybe_start(self, last: Position, entries_max: int, bytes_max: int) -> None:
+        chain = self._log.chain
+        self.drop()
+        if chain.entries(after=last, through=self._log.confirmed) < self._entries_min:
+            return
+        if not self._log.budget.may_read_ahead(bytes_max):
+            return
+        self._count(bytes_max)
+        self._first = chain.next_position(last)
+        work = self._read(self._first, entries_max, bytes_max)
+        self._task = self._spawn(work)
+
+    async def _read(self, first: Position, entries_max: int, bytes_max: int) -> None:
+        """A failure is left to the read that is asked for."""
+        found: list[StoredEntry] = []
+        try:
+            found = await self._log.read(first, entries_max=entries_max, bytes_max=bytes_max)
+        except LogError:
+            pass
+        finally:
+            if self._task is asyncio.current_task():  # else it was dropped
+                self._task = None
+                self._entries = found
+                self._first = found[0].position if found and found[0].position == first else None
+                self._count(sum([len(entry.data) for entry in found]))
+                if self._first is None:
+                    self.drop()
+
+    def _count(self, size: int) -> None:
+        self._log.budget.hold_ahead(size - self._held)
+        self._held = size

@@ -16,6 +16,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 
 from magnetar.broker.admin.cluster import cluster_router, lookup_router, unload_router
+from magnetar.broker.admin.delivery import delivery_router
 from magnetar.broker.admin.ledgers import ledgers_router
 from magnetar.broker.admin.namespaces import namespaces_router, tenants_router
 from magnetar.broker.admin.non_persistent import health_router, non_persistent_router
@@ -51,6 +52,7 @@ ROUTERS: Final = (
     unload_router,
     lookup_router,
     topics_router,
+    delivery_router,
     subscriptions_router,
 )
 """Of two routes that match a request, the first one answers it. A subscription's name may contain

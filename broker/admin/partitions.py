@@ -214,8 +214,11 @@ _ABOUT_ALL: Final = re.compile(
     r"/admin/v2/(persistent|non-persistent)/([^/]+)/([^/]+)/([^/]+)"
     r"(/subscriptions?(?:/.*)?|/unload|/truncate|/terminate)"
 )
-_ONE_PARTITION: Final = re.compile(r"/subscription/.+/(?:position|skip)/[^/]+|.*/resetcursor")
-"""Message ids and counts of messages mean something in one partition only."""
+_DELIVERY: Final = re.compile(r"/subscription/.+/(?:explain|pending|key)")
+_ONE_PARTITION: Final = re.compile(
+    rf"/subscription/.+/(?:position|skip)/[^/]+|.*/resetcursor|{_DELIVERY.pattern}"
+)
+"""Message ids, counts of messages and consumers mean something in one partition only."""
 
 _JSON: Final = "application/json"
 
@@ -230,7 +233,7 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
     ) -> None:
         found = _ABOUT_ALL.fullmatch(scope["raw_path"].decode("latin-1"))
         name = None if found is None else _partitioned_name(found)
-        if found is None or name is None:
+        if found is None or name is None or _needs_no_record(broker, name, found[5]):
             await app(scope, receive, send)
             return
         try:
@@ -255,6 +258,12 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
         await answer(scope, receive, send)
 
     return serve
+
+
+def _needs_no_record(broker: "Broker", name: TopicName, rest: str) -> bool:
+    """Delivery is explained without the metadata store if the topic is open here: it is no
+    partitioned one then."""
+    return bool(_DELIVERY.fullmatch(rest)) and any(topic.name == name for topic in broker.topics)
 
 
 def _partitioned_name(found: "re.Match[str]") -> TopicName | None:

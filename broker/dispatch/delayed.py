@@ -154,7 +154,8 @@ class Delays:
         )
         if self.is_full:
             detail += "; the broker reads no new entries, because it keeps no more delayed ones"
-        return [Reason(Why.DELAYED, detail)]
+        facts = {"delayed": len(self.index), "nextDueMs": due_ms}
+        return [Reason(Why.DELAYED, detail, "", facts, in_s)]
 
     def _until_ms(self, now: float) -> int:
         """Entries are due up to this delivery time."""

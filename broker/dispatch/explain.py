@@ -7,8 +7,12 @@ every event.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Why(StrEnum):
@@ -31,6 +35,10 @@ class Why(StrEnum):
     READING = "reading"
     DISPATCH_RATE = "dispatch_rate"
     READ_FAILED = "read_failed"
+    NOT_DURABLE = "not_durable"
+    PUBLISH_BUDGET = "publish_budget"
+    METADATA_AWAY = "metadata_away"
+    QUARANTINED = "quarantined"
     SEEKING = "seeking"
     DELETING = "deleting"
     CLOSED = "closed"
@@ -43,6 +51,8 @@ class Reason:
     why: Why
     detail: str
     consumer: str = ""  # "": the reason is not about one consumer
+    facts: Mapping[str, object] = field(default_factory=dict)
+    next_s: float | None = None  # when it changes by itself, in so many seconds. None: on an event
 
     def __str__(self) -> str:
         return f"{self.why}: {self.detail}"

@@ -110,10 +110,12 @@ class Failover(SingleActive):
                 f"{active.name!r} has acknowledged the entries before {self.read_position}, "
                 f"or in {max(0.0, self._drained_at - now):.1f} s"
             )
-            reasons.append(Reason(Why.DRAINING, detail))
+            next_s = max(0.0, self._drained_at - now)
+            reasons.append(Reason(Why.DRAINING, detail, next_s=next_s))
         elif active is not None and len(self._candidates) > 1 and not active.available:
             detail = f"{active.name!r} is active; consumers on standby: {len(self._candidates) - 1}"
-            reasons.append(Reason(Why.STANDBY, detail))
+            facts = {"standby": len(self._candidates) - 1, "active": active.name}
+            reasons.append(Reason(Why.STANDBY, detail, facts=facts))
         return [*reasons, *super().explain(now)]
 
     def check(self) -> None:

@@ -58,6 +58,7 @@ from magnetar.broker.dispatch.draining import DrainingHashes
 from magnetar.broker.dispatch.explain import Reason, Why
 from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
 from magnetar.broker.dispatch.keyed_replay import KeyedReplay
+from magnetar.broker.dispatch.permits import unacked_by_subscription
 from magnetar.broker.dispatch.positions import PositionMap, ReplaySet
 from magnetar.broker.dispatch.ring import Ring
 from magnetar.broker.dispatch.sticky_hash import SLOTS, hash_of, sticky_key
@@ -94,7 +95,7 @@ class KeyShared:
         self.policy = KeySharedPolicy()  # of the connected consumers
         self._consumers: list[Consumer] = []
         self._selector: Selector = Ring()
-        self._slots = PositionMap()  # of the pending entries
+        self.slots = PositionMap()  # of the pending entries
         self._replay = KeyedReplay()  # the waiting entries
         self._draining = DrainingHashes()
         self._unblocked: set[int] = set()  # drained slots with waiting entries, until the timer
@@ -151,7 +152,7 @@ class KeyShared:
         ready = set(self._draining.on_left(consumer))
         for ledger, entries in consumer.pending.drain().items():
             self._redeliveries.count_again(ledger, entries)
-            slots = self._slots.pop_entries(ledger, entries)
+            slots = self.slots.pop_entries(ledger, entries)
             ready |= self._replay.add_all(ledger, zip(entries, slots, strict=True))
         self._returned |= ready
         self._on_moved(moved)
@@ -294,31 +295,30 @@ class KeyShared:
 
     def explain(self, now: float) -> list[Reason]:
         if not self._consumers:
-            return [Reason(Why.NO_CONSUMERS, "no consumer is connected")]
+            none = Reason(Why.NO_CONSUMERS, "no consumer is connected")
+            return [none, *self._delays.explain(now)]
         reasons = [reason for consumer in self._consumers for reason in consumer.explain()]
         if self._reading is not None:
             what = "new entries" if isinstance(self._reading, Read) else "waiting entries"
             reasons.append(Reason(Why.READING, f"the broker is reading {what}"))
-        reasons += self._explain_waiting()
-        if self._reading is not None:
-            return reasons
+        reasons += self._explain_waiting(now)
         if self._is_full():
-            half = self._limits.unacked_per_subscription // 2
-            detail = f"{self.unacked} messages are unacknowledged; the broker reads on at {half}"
-            reasons.append(Reason(Why.UNACKED_BY_SUBSCRIPTION, detail))
+            reasons.append(unacked_by_subscription(self.unacked, self._limits))
         elif self._look_ahead_room() <= 0:
             detail = (
                 f"{len(self._replay)} entries wait for their consumers; "
                 f"the broker reads on below {self._look_ahead_max()}"
             )
-            reasons.append(Reason(Why.LOOK_AHEAD, detail))
-        if self._acks.first_unacked(self.read_position) > self._confirmed():
+            facts = {"waiting": len(self._replay), "limit": self._look_ahead_max()}
+            reasons.append(Reason(Why.LOOK_AHEAD, detail, facts=facts))
+        nothing = self._acks.first_unacked(self.read_position) > self._confirmed()
+        if nothing and self._reading is None:
             pending = sum(len(consumer.pending) for consumer in self._consumers)
             detail = (
                 f"every entry up to {self._confirmed()} is delivered, waiting or acknowledged; "
                 f"{pending} entries are pending acknowledgement"
             )
-            reasons.append(Reason(Why.NOTHING_TO_READ, detail))
+            reasons.append(Reason(Why.NOTHING_TO_READ, detail, facts={"pending": pending}))
         return reasons + self._delays.explain(now)
 
     def ranges(self, consumer: Consumer) -> list[HashRange]:
@@ -336,7 +336,7 @@ class KeyShared:
     def pending_of(self, consumer: Consumer) -> Iterable[tuple[Position, int, int]]:
         """The pending entries of a consumer: position, unacknowledged messages, slot."""
         for position in consumer.pending:
-            yield position, consumer.pending.get(position), self._slots.get(position)
+            yield position, consumer.pending.get(position), self.slots.get(position)
 
     def describe(self) -> dict[str, object]:
         """Of the subscription; Pulsar's names."""
@@ -399,13 +399,13 @@ class KeyShared:
             consumer.check()
             places += consumer.pending
             for position in consumer.pending:
-                slot = self._slots.get(position)
+                slot = self.slots.get(position)
                 assert slot, "a pending entry without a slot"
                 if ordered:
                     assert holders.setdefault(slot, consumer) is consumer, "3"
                 if self._target(slot) is not consumer:
                     astray[slot, consumer] += 1
-        assert len(self._slots) == sum(len(it.pending) for it in self._consumers)
+        assert len(self.slots) == sum(len(it.pending) for it in self._consumers)
         if ordered:
             for (slot, consumer), count in astray.items():
                 draining = self._draining.get(slot)
@@ -475,7 +475,7 @@ class KeyShared:
             delivery.entries.append(entry)
             delivery.messages += messages
             consumer.pending.set(position, messages)
-            self._slots.set(position, slot)
+            self.slots.set(position, slot)
             if entry.view.chunk is not None:
                 self._on_chunk(entry, slot, consumer)
         for consumer, delivery in deliveries.items():
@@ -523,7 +523,7 @@ class KeyShared:
         if not messages:
             return 0
         consumer.on_unacked(-messages)
-        slot = self._slots.pop(position)
+        slot = self.slots.pop(position)
         if self._draining and self._draining.on_gone(slot, consumer) and slot in self._replay:
             if not self._unblocked:
                 self._unblock_at = now + self._settings.unblocking_interval_s
@@ -559,7 +559,7 @@ class KeyShared:
         counted by slot."""
         counts = Counter[int]()
         for ledger, entries in consumer.pending.ledgers().items():
-            slots = self._slots.ledgers()[ledger]
+            slots = self.slots.ledgers()[ledger]
             counts.update(filter(mask.__getitem__, map(slots.__getitem__, entries)))
         return {slot: n for slot, n in counts.items() if self._target(slot) is not consumer}
 
@@ -677,29 +677,73 @@ class KeyShared:
 
     # ---- reasons ---------------------------------------------------------------------------------
 
-    def _explain_waiting(self) -> list[Reason]:
+    def _explain_waiting(self, now: float) -> list[Reason]:
         """Why waiting entries are not delivered, other than by their consumers' permits."""
         reasons: list[Reason] = []
         blocking = [slot for slot in self._draining if self._drains(slot) and slot in self._replay]
-        for slot in sorted(blocking)[:EXPLAINED_MAX]:
-            draining = self._draining.get(slot)
-            assert draining is not None
-            target = self._target(slot)
-            detail = (
-                f"hash {slot} drains: {draining.references} entries are pending at consumer "
-                f"{draining.consumer.name!r}; {self._replay.waiting(slot)} entries wait for "
-                f"{'a consumer' if target is None else repr(target.name)}"
-            )
-            reasons.append(Reason(Why.DRAINING, detail))
+        reasons += [self._explain_draining(slot) for slot in sorted(blocking)[:EXPLAINED_MAX]]
         if len(blocking) > EXPLAINED_MAX:
-            detail = f"{len(blocking) - EXPLAINED_MAX} more hashes drain and have waiting entries"
-            reasons.append(Reason(Why.DRAINING, detail))
+            more = len(blocking) - EXPLAINED_MAX
+            detail = f"{more} more hashes drain and have waiting entries"
+            reasons.append(Reason(Why.DRAINING, detail, facts={"hashes": more}))
         if self._unblocked:
-            detail = f"{len(self._unblocked)} hashes have drained; the broker delivers them soon"
-            reasons.append(Reason(Why.UNBLOCKING, detail))
+            count = len(self._unblocked)
+            detail = f"{count} hashes have drained; the broker delivers them soon"
+            next_s = max(0.0, self._unblock_at - now)
+            reasons.append(Reason(Why.UNBLOCKING, detail, "", {"hashes": count}, next_s))
         unassigned = [slot for slot in self._replay.slots() if self._target(slot) is None]
         if unassigned:
             count = sum(map(self._replay.waiting, unassigned))
             detail = f"{count} entries wait for a consumer with their hash, such as {unassigned[0]}"
-            reasons.append(Reason(Why.UNASSIGNED, detail))
+            facts = {"entries": count, "hash": unassigned[0]}
+            reasons.append(Reason(Why.UNASSIGNED, detail, facts=facts))
         return reasons
+
+    def _explain_draining(self, slot: int) -> Reason:
+        draining = self._draining.get(slot)
+        assert draining is not None
+        target, waiting = self._target(slot), self._replay.waiting(slot)
+        detail = (
+            f"hash {slot} drains: {draining.references} entries are pending at consumer "
+            f"{draining.consumer.name!r}; {waiting} entries wait for "
+            f"{'a consumer' if target is None else repr(target.name)}"
+        )
+        facts: dict[str, object] = {
+            "hash": slot,
+            "pending": draining.references,
+            "pendingAt": draining.consumer.name,
+            "waiting": waiting,
+            "blockedAttempts": draining.blocked_attempts,
+        }
+        return Reason(Why.DRAINING, detail, facts=facts)
+
+    def explain_slot(self, slot: int, now: float) -> list[Reason]:
+        """Why the next entry of a slot would not be delivered at once. []: it would be."""
+        if not self._consumers:
+            return [Reason(Why.NO_CONSUMERS, "no consumer is connected")]
+        reasons: list[Reason] = []
+        if self._drains(slot):
+            reasons.append(self._explain_draining(slot))
+        if slot in self._unblocked:
+            next_s = max(0.0, self._unblock_at - now)
+            detail = f"hash {slot} has drained; the broker delivers it soon"
+            reasons.append(Reason(Why.UNBLOCKING, detail, "", {"hash": slot}, next_s))
+        target = self._target(slot)
+        if target is None:
+            detail = f"no consumer has hash {slot}; {self._replay.waiting(slot)} entries wait"
+            facts = {"hash": slot, "entries": self._replay.waiting(slot)}
+            reasons.append(Reason(Why.UNASSIGNED, detail, facts=facts))
+        else:
+            reasons += target.explain()
+        if self._is_full():
+            reasons.append(unacked_by_subscription(self.unacked, self._limits))
+        return reasons
+
+    def pending_in(self, slot: int) -> int:
+        """Pending entries of the slot. Costs O(pending entries)."""
+        return sum(1 for it in self.slots.ledgers().values() for at in it.values() if at == slot)
+
+    def waiting_in(self, slot: int) -> int:
+        """Entries of the slot that were read and wait for their consumer."""
+        in_flight = sum(1 for it in self._in_flight.values() if it == slot)
+        return self._replay.waiting(slot) + in_flight

@@ -45,6 +45,17 @@ class Limits:
         assert self.unacked_per_subscription > 0
 
 
+def unacked_by_subscription(unacked: int, limits: Limits) -> Reason:
+    """The consumers together have too many unacknowledged messages."""
+    limit, half = limits.unacked_per_subscription, limits.unacked_per_subscription // 2
+    detail = (
+        f"{unacked} messages are unacknowledged, the limit of the subscription is {limit};"
+        f" the broker reads on at {half}"
+    )
+    facts = {"unacked": unacked, "limit": limit, "resumesAt": half}
+    return Reason(Why.UNACKED_BY_SUBSCRIPTION, detail, facts=facts)
+
+
 @dataclass(slots=True, eq=False)
 class Consumer:
     """One consumer as a dispatcher sees it: its attributes, and its flow control.
@@ -102,17 +113,27 @@ class Consumer:
         """Why the consumer is not available. []: it is."""
         reasons: list[Reason] = []
         if self.leaving:
-            detail = "the consumer leaves and gets nothing more"
-            reasons.append(Reason(Why.LEAVING, detail, self.name))
+            detail = f"the consumer leaves; it has {self.unacked} messages to acknowledge"
+            facts = {"unacked": self.unacked}
+            reasons.append(Reason(Why.LEAVING, detail, self.name, facts))
         if self.permits <= 0:
-            detail = "the consumer has used all its permits"
-            reasons.append(Reason(Why.NO_PERMITS, detail, self.name))
+            detail = (
+                f"the consumer has {self.permits} permits, {self.unacked} messages unacknowledged;"
+                " its client grants more when the application takes messages"
+            )
+            facts = {"permits": self.permits, "unacked": self.unacked}
+            reasons.append(Reason(Why.NO_PERMITS, detail, self.name, facts))
         if self.blocked:
             half = self.limits.unacked_per_consumer // 2
-            detail = f"{self.unacked} messages are unacknowledged; delivery resumes at {half}"
-            reasons.append(Reason(Why.UNACKED_BY_CONSUMER, detail, self.name))
+            limit = self.limits.unacked_per_consumer
+            detail = (
+                f"{self.unacked} messages are unacknowledged, the limit is {limit};"
+                f" delivery resumes at {half}"
+            )
+            facts = {"unacked": self.unacked, "limit": limit, "resumesAt": half}
+            reasons.append(Reason(Why.UNACKED_BY_CONSUMER, detail, self.name, facts))
         if not self.writable():
-            detail = "the connection has too many unsent bytes"
+            detail = "the connection has too many unsent bytes: the client reads too slowly"
             reasons.append(Reason(Why.NOT_WRITABLE, detail, self.name))
         return reasons
 

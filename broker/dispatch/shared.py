@@ -39,6 +39,7 @@ from magnetar.broker.dispatch.acks import unacked_in, unacked_messages
 from magnetar.broker.dispatch.chunks import ChunkRoutes
 from magnetar.broker.dispatch.dispatcher import Deliver, EntryDetail, Read, Replay, after
 from magnetar.broker.dispatch.explain import Reason, Why
+from magnetar.broker.dispatch.permits import unacked_by_subscription
 from magnetar.broker.dispatch.positions import ReplaySet
 from magnetar.broker.dispatch.rotation import Rotation
 
@@ -216,28 +217,26 @@ class Shared:
 
     def explain(self, now: float) -> list[Reason]:
         if not self._consumers:
-            return [Reason(Why.NO_CONSUMERS, "no consumer is connected")]
+            none = Reason(Why.NO_CONSUMERS, "no consumer is connected")
+            return [none, *self._delays.explain(now)]
         reasons = [reason for consumer in self._consumers for reason in consumer.explain()]
         if self._reading is not None:
             what = "new entries" if isinstance(self._reading, Read) else "entries to redeliver"
-            return [*reasons, Reason(Why.READING, f"the broker is reading {what}")]
+            reasons.append(Reason(Why.READING, f"the broker is reading {what}"))
         if self._parked:
             count = sum(map(len, self._parked.values()))
             detail = f"{count} chunks wait for the consumers that have the rest of their messages"
-            reasons.append(Reason(Why.CHUNKS, detail))
-        if self._held or self._replay:
-            return reasons
+            reasons.append(Reason(Why.CHUNKS, detail, facts={"chunks": count}))
         if self._is_full():
-            half = self._limits.unacked_per_subscription // 2
-            detail = f"{self.unacked} messages are unacknowledged; the broker reads on at {half}"
-            reasons.append(Reason(Why.UNACKED_BY_SUBSCRIPTION, detail))
-        if self._acks.first_unacked(self.read_position) > self._confirmed():
+            reasons.append(unacked_by_subscription(self.unacked, self._limits))
+        waiting = self._held or self._replay or self._reading is not None
+        if not waiting and self._acks.first_unacked(self.read_position) > self._confirmed():
             pending = sum(len(consumer.pending) for consumer in self._consumers)
             detail = (
                 f"every entry up to {self._confirmed()} is delivered or acknowledged; "
                 f"{pending} entries are pending acknowledgement"
             )
-            reasons.append(Reason(Why.NOTHING_TO_READ, detail))
+            reasons.append(Reason(Why.NOTHING_TO_READ, detail, facts={"pending": pending}))
         return reasons + self._delays.explain(now)
 
     def check(self) -> None:

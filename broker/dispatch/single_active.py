@@ -48,6 +48,11 @@ class SingleActive:
         self._reading: Read | None = None  # None: no read is outstanding
         self._rewinds = 0  # a rewind voids the outstanding read
 
+    @property
+    def delivered_end(self) -> Position:
+        """The entries before it are delivered to the active consumer, or acknowledged."""
+        return self._held[0].position if self._held else self.read_position
+
     def _receiver(self) -> Consumer | None:
         """The consumer that may get entries now. None: no consumer may."""
         return self._active

@@ -778,6 +778,11 @@ class Log:
         outstanding = self._outstanding.queued + self._outstanding.in_flight
         return outstanding == 0 and self._work.is_idle and self._deletion.is_idle
 
+    @property
+    def trouble(self) -> str:
+        """For people: what fails and is tried again. "": nothing."""
+        return self._rolling.trouble or (self._writing.trouble if self._writing else "")
+
     def describe(self) -> dict[str, object]:
         """For people."""
         return {
@@ -791,7 +796,7 @@ class Log:
             "queued": self._outstanding.queued,
             "in_flight": self._outstanding.in_flight,
             "outstanding_bytes": self._outstanding.bytes,
-            "trouble": self._rolling.trouble or (self._writing.trouble if self._writing else ""),
+            "trouble": self.trouble,
         }
 
     def check(self) -> None:

@@ -160,6 +160,9 @@ class Topic(ServedTopic, Protocol):
         """Take no more messages, for good. Returns the last one, EARLIEST if there is none; a
         topic that is terminated already gives the same answer. Raises TopicClosing, LogError."""
 
+    def now_ms(self) -> int:
+        """The wall clock."""
+
     def explain(self, name: str) -> list[Reason]:
         """Why a subscription dispatches nothing. Raises SubscriptionNotFound."""
 

@@ -73,6 +73,7 @@ class ReadLoop:
         "_name",
         "_on_read",
         "_rates",
+        "_retry_at",
         "_skip",
         "_spawn",
         "_task",
@@ -106,6 +107,7 @@ class ReadLoop:
         self._skip = skip
         self._wanted: Read | Replay | None = None  # None: there is no read to start
         self._task: asyncio.Task[None] | None = None  # None: no read is outstanding
+        self._retry_at = 0.0  # the next attempt after a failure
         self._delays: Iterator[float] = iter(())  # before the next attempts
 
     def want(self, wanted: Read | Replay) -> None:
@@ -169,9 +171,19 @@ class ReadLoop:
             raise LogUnavailable(self._name, "reading", cause) from None
 
     @property
-    def throttled(self) -> DispatchRate | None:
-        """The rate that the outstanding read waits for. None: for none."""
-        return None if self._task is None else longest_wait(self._rates, _now())[1]
+    def retry_in_s(self) -> float:
+        """Until the next attempt after a failure; 0: it is under way."""
+        return max(0.0, self._retry_at - _now())
+
+    @property
+    def rate_wait_s(self) -> float:
+        """How long the next read must wait for the dispatch rates."""
+        return longest_wait(self._rates, _now())[0]
+
+    @property
+    def exhausted(self) -> DispatchRate | None:
+        """The dispatch rate that the next read must wait for longest. None: for none."""
+        return longest_wait(self._rates, _now())[1]
 
     async def _wait_rate(self) -> None:
         """Wait until every rate allows the next read. A changed rate counts within RATE_LOOK_S."""
@@ -276,7 +288,9 @@ class ReadLoop:
             chance = random.Random(self._name)
             self._delays = Backoff(RETRY_S_FIRST, RETRY_S_MAX, chance).delays()
         self.failure = error
-        return next(self._delays)
+        delay_s = next(self._delays)
+        self._retry_at = _now() + delay_s
+        return delay_s
 
 
 def _now() -> float:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from enum import Enum
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
@@ -24,7 +23,7 @@ from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS
 from magnetar.broker.dispatch.delayed import DelayPolicy, Delays
 from magnetar.broker.dispatch.dispatcher import Activate, Deliver, Environment, Read, Replay, after
 from magnetar.broker.dispatch.exclusive import Exclusive
-from magnetar.broker.dispatch.explain import Reason, Why
+from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.dispatch.failover import Failover
 from magnetar.broker.dispatch.key_shared import KeyShared
 from magnetar.broker.dispatch.shared import Shared
@@ -45,6 +44,7 @@ from magnetar.broker.topic.activity import Activity
 from magnetar.broker.topic.consumer import ConsumerHandle
 from magnetar.broker.topic.contract import CloseReason, LastMessage, SubscriptionType
 from magnetar.broker.topic.dispatch_rate import DispatchRate
+from magnetar.broker.topic.explanation import Snapshot, SubscriptionState, explain
 from magnetar.broker.topic.meter import Meter
 from magnetar.broker.topic.oldest import OldestUnacked
 from magnetar.broker.topic.read_loop import ReadLoop
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from magnetar.broker.cursor.cursors import Cursors
     from magnetar.broker.dispatch.active import FailoverRules
     from magnetar.broker.dispatch.dispatcher import Action, ConsumerRefused, Dispatcher
+    from magnetar.broker.dispatch.explain import Reason
     from magnetar.broker.dispatch.permits import Consumer, Limits
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.log import Log
@@ -82,13 +83,6 @@ DISPATCHERS: Final[Mapping[SubscriptionType, MakeDispatcher]] = {
     SubscriptionType.FAILOVER: Failover,
     SubscriptionType.KEY_SHARED: KeyShared,
 }
-
-
-class SubscriptionState(Enum):
-    OPEN = "open"
-    SEEKING = "seeking"
-    DELETING = "deleting"
-    CLOSED = "closed"
 
 
 class _AckView:
@@ -555,6 +549,24 @@ class Subscription:
         entries = await self._log.read(position, entries_max=1, bytes_max=1)
         return entries[0] if entries else None
 
+    async def read_entry(self, position: Position) -> StoredEntry | None:
+        """The entry at this position. None: it does not exist. Raises ReadFailed."""
+        entries = await self._log.read(position, entries_max=1, bytes_max=1)
+        return entries[0] if entries and entries[0].position == position else None
+
+    @property
+    def dispatcher(self) -> Dispatcher | None:
+        """None: no consumer has connected since the start or a seek."""
+        return self._dispatcher
+
+    def delivered_to_active(self) -> tuple[str, Position, Position] | None:
+        """Of a single-active type: the active consumer, and the positions between which its entries
+        are, both excluded. None: another type, or no consumer is active."""
+        machine = self._dispatcher
+        if isinstance(machine, Exclusive | Failover) and self.active_name:
+            return self.active_name, self.cursor.mark_delete, machine.delivered_end
+        return None
+
     @property
     def read_position(self) -> Position | None:
         """Where the dispatcher reads next; None: no consumer has connected yet."""
@@ -591,22 +603,25 @@ class Subscription:
 
     def explain(self) -> list[Reason]:
         """Why the subscription delivers nothing now."""
-        match self.state:
-            case SubscriptionState.SEEKING:
-                reasons = [Reason(Why.SEEKING, "a seek is moving the subscription")]
-            case SubscriptionState.DELETING:
-                reasons = [Reason(Why.DELETING, "the broker is deleting the subscription")]
-            case SubscriptionState.CLOSED:
-                return [Reason(Why.CLOSED, "this broker no longer serves the topic")]
-            case SubscriptionState.OPEN:
-                reasons = []
-        if self._read_loop.failure is not None:
-            reasons.append(Reason(Why.READ_FAILED, self._read_loop.explain()))
-        if (rate := self._read_loop.throttled) is not None:
-            reasons.append(Reason(Why.DISPATCH_RATE, f"{rate}, and that is used up"))
-        if self._dispatcher is None:
-            return [*reasons, Reason(Why.NO_CONSUMERS, "no consumer has connected yet")]
-        return reasons + self._dispatcher.explain(self._loop.time())
+        return explain(self.snapshot())
+
+    def snapshot(self) -> Snapshot:
+        """What `explain` needs, but for the facts of the broker."""
+        reads, machine = self._read_loop, self._dispatcher
+        rate, unconfirmed = reads.exhausted, self._log.pending_appends
+        reasons = None if machine is None else tuple(machine.explain(self._loop.time()))
+        if reasons is None or any(it.why is Why.NOTHING_TO_READ for it in reasons):
+            rate = None  # there is nothing to wait for
+        return Snapshot(
+            self.state,
+            reasons,
+            read_failure="" if reads.failure is None else reads.explain(),
+            retry_in_s=reads.retry_in_s,
+            rate="" if rate is None else str(rate),
+            rate_wait_s=reads.rate_wait_s,
+            unconfirmed=unconfirmed,
+            log_trouble=self._log.trouble if unconfirmed else "",
+        )
 
     async def describe(self) -> dict[str, Any]:
         """Pulsar's SubscriptionStats, and the backlog in messages."""

@@ -668,6 +668,10 @@ class PersistentTopic:
             self._removed_bytes + sum(meter.bytes for meter in meters),
         )
 
+    def now_ms(self) -> int:
+        """The wall clock."""
+        return self._clock.now_ms()
+
     def explain(self, name: str) -> list[Reason]:
         """Why a subscription dispatches nothing. Raises SubscriptionNotFound."""
         subscription = self._named(name)

@@ -14,17 +14,15 @@ from magnetar.cli.admin import (
     Json,
     Topic,
     command,
-    quoted,
     topic_path,
 )
+from magnetar.cli.delivery import Subscription, add_delivery, subscription_path
 from magnetar.cli.help import App
 from magnetar.cli.output import print_json
 
 INT64_MAX: Final = (1 << 63) - 1
 EARLIEST: Final = {"ledgerId": -1, "entryId": -1}
 LATEST: Final = {"ledgerId": INT64_MAX, "entryId": INT64_MAX}
-
-Subscription = Annotated[str, typer.Argument(help="its name")]
 
 _MESSAGE_ID = re.compile(r"(\d{1,19}):(\d{1,19})(?::(\d{1,9}))?")
 _AGO = re.compile(r"(\d{1,9})([smhdw])")
@@ -33,7 +31,7 @@ _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w":
 
 def add_to(app: typer.Typer) -> None:
     subscriptions = App(
-        help="List, create, delete, move and shorten the subscriptions of a topic.",
+        help="List, create, delete, move, shorten and explain the subscriptions of a topic.",
         no_args_is_help=True,
     )
     subscriptions.callback()(lambda: None)
@@ -44,6 +42,7 @@ def add_to(app: typer.Typer) -> None:
     subscriptions.command("clear-backlog")(clear_backlog)
     subscriptions.command("expire")(expire)
     subscriptions.command("reset")(reset)
+    add_delivery(subscriptions)
     app.add_typer(subscriptions, name="subscriptions")
 
 
@@ -77,7 +76,7 @@ def create(
             f"{start!r} is not earliest, latest or a message id such as 3:15",
             param_hint="--message-id",
         )
-    command(admin_url, "PUT", _path(topic, subscription), target)
+    command(admin_url, "PUT", subscription_path(topic, subscription), target)
     typer.echo(f"created {subscription} of {topic} at {start}")
 
 
@@ -88,7 +87,7 @@ def delete(
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
     """Delete a subscription and drop its backlog."""
-    path = _path(topic, subscription)
+    path = subscription_path(topic, subscription)
     command(admin_url, "DELETE", f"{path}?force={'true' if force else 'false'}")
     typer.echo(f"deleted {subscription} of {topic}")
 
@@ -112,7 +111,7 @@ def reset(
     number (3:15:2) is a message of a batch.
     """
     target = parse_target(to, now=datetime.now(UTC))
-    path = f"{_path(topic, subscription)}/resetcursor"
+    path = f"{subscription_path(topic, subscription)}/resetcursor"
     if isinstance(target, int):
         command(admin_url, "POST", f"{path}/{target}")
     else:
@@ -138,7 +137,7 @@ def skip(
     if everything:
         clear_backlog(topic, subscription, admin_url)
         return
-    command(admin_url, "POST", f"{_path(topic, subscription)}/skip/{count}")
+    command(admin_url, "POST", f"{subscription_path(topic, subscription)}/skip/{count}")
     typer.echo(f"skipped up to {count} entries of {subscription} of {topic}")
 
 
@@ -146,7 +145,7 @@ def clear_backlog(
     topic: Topic, subscription: Subscription, admin_url: AdminUrl = DEFAULT_ADMIN_URL
 ) -> None:
     """Acknowledge the whole backlog of a subscription."""
-    command(admin_url, "POST", f"{_path(topic, subscription)}/skip_all")
+    command(admin_url, "POST", f"{subscription_path(topic, subscription)}/skip_all")
     typer.echo(f"cleared the backlog of {subscription} of {topic}")
 
 
@@ -165,7 +164,7 @@ def expire(
     if subscription is None:
         path = f"{topic_path(topic)}/all_subscription"
     else:
-        path = _path(topic, subscription)
+        path = subscription_path(topic, subscription)
     command(admin_url, "POST", f"{path}/expireMessages/{seconds}")
     of = "all subscriptions" if subscription is None else subscription
     typer.echo(f"expired the messages of {of} of {topic} that are older than {age}")
@@ -214,7 +213,3 @@ def parse_target(text: str, *, now: datetime) -> int | dict[str, int]:
     if time.tzinfo is None:
         time = time.astimezone()  # as the clock on the wall says
     return max(int(time.timestamp() * 1000), 0)
-
-
-def _path(topic: str, subscription: str) -> str:
-    return f"{topic_path(topic)}/subscription/{quoted(subscription)}"

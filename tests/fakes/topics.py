@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.dispatch.permits import Limits
     from magnetar.broker.errors import BrokerError
+    from magnetar.broker.key_shared_settings import KeySharedSettings
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.log.position import Position
     from magnetar.broker.topic.consumer import ConsumerHandle
@@ -151,6 +152,7 @@ async def opened_topic(
     store: MetadataStore | None = None,
     deduplication: DeduplicationConfig | None = None,
     ledgers: FakeLedgers | None = None,
+    key_shared: KeySharedSettings | None = None,
     close: bool = True,
 ) -> AsyncIterator[TopicRig]:
     """A broker that serves the topic. `close=False`: it dies at the end instead of closing it."""
@@ -172,6 +174,7 @@ async def opened_topic(
             incarnation=drawn_incarnation(),
             limits=limits,
             deduplication=deduplication,
+            key_shared=key_shared,
         )
         try:
             yield it

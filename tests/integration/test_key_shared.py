@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pulsar
 import pytest
+from fakes.admin_port import invoke
 from fakes.standalone_process import StandaloneProcess
 from support import wait_for
 
@@ -270,6 +271,49 @@ def test_non_persistent_topic(api: Api, topic: str) -> None:
     assert len(seen[0] | seen[1]) == 10
     for consumer in consumers:
         consumer.close()
+    producer.close()
+
+
+def test_blocked_key_is_explained_by_the_command_line(api: Api, topic: str) -> None:
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    first = api.subscribe(topic, "c1")
+    for number in range(20):
+        producer.send(b"0", partition_key=f"key-{number}")
+    held = api.drain(first)
+    assert len(held) == 20
+    second = api.subscribe(topic, "c2")
+
+    def ask(command: str, *more: str) -> Any:
+        code, said, errors = invoke(
+            api.admin, "subscriptions", command, topic, "s", *more, "--json"
+        )
+        assert code == 0, errors
+        return json.loads(said)
+
+    keys = {key: ask("key", key) for key in {message.partition_key() for message in held}}
+    moved = {key: found for key, found in keys.items() if found["drainingConsumer"]}
+    assert moved
+    assert all(found["consumer"] == "c2" for found in moved.values())
+    for key in moved:
+        producer.send(b"1", partition_key=key)
+    wait_for(lambda: api.stats(topic)["msgInReplay"] == len(moved))
+    reasons = [it for it in ask("explain")["reasons"] if it["why"] == "draining"]
+    assert {it["facts"]["hash"] for it in reasons[:10]} <= {it["hash"] for it in moved.values()}
+    key, found = next(iter(moved.items()))
+    [pending] = ask("pending", "--hash", str(found["hash"]))["entries"]
+    assert (pending["key"], pending["consumer"], pending["redeliveryCount"]) == (key, "c1", 0)
+    _, said, _ = invoke(api.admin, "subscriptions", "explain", topic, "s")
+    assert "- draining: hash " in said
+    assert "entries are pending at consumer 'c1'" in said
+    _, said, _ = invoke(api.admin, "subscriptions", "key", topic, "s", key)
+    assert f"key {key} has hash {found['hash']}; consumer c2 gets its new messages" in said
+    assert "consumer c1 had the hash and drains it" in said
+    assert len(ask("pending", "--consumer", "c1", "--limit", "7")["entries"]) == 7
+    for message in held:
+        first.acknowledge(message)
+    assert {second.receive(timeout_millis=TIMEOUT_MS).partition_key() for _ in moved} == set(moved)
+    first.close()
+    second.close()
     producer.close()
 
 

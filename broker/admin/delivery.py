@@ -1,0 +1,101 @@
+"""Why a subscription does not deliver, over HTTP. Pulsar has no such requests."""
+
+import re
+from base64 import b64decode
+from binascii import Error as NotBase64
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Query
+
+from magnetar.broker.admin.topics import REFUSALS
+from magnetar.broker.dispatch.sticky_hash import SLOTS
+from magnetar.broker.log.position import EARLIEST, Position
+from magnetar.broker.operations import arguments, delivery
+from magnetar.broker.operations.arguments import subscription_name, topic_name
+from magnetar.broker.operations.delivery import KEY_BYTES_MAX, PAGE_ENTRIES_MAX
+from magnetar.broker.operations.delivery_model import Explanation, KeyShown, PendingPage
+from magnetar.broker.operations.errors import InvalidArgument
+from magnetar.broker.operations.model import Refusal
+
+if TYPE_CHECKING:
+    from magnetar.broker.broker import Broker
+
+_NOT_ALLOWED = {
+    "model": Refusal,
+    "description": "The topic has partitions: name one. Or the type has no hashes.",
+}
+_POSITION = re.compile(r"(\d{1,19}):(\d{1,19})")
+
+_Consumer = Annotated[str | None, Query(max_length=1_024, description="only of this consumer")]
+_Hash = Annotated[
+    int | None, Query(alias="hash", ge=1, lt=SLOTS, description="only of this hash (Key_Shared)")
+]
+_Key = Annotated[str, Query(max_length=KEY_BYTES_MAX, description="partition or ordering key")]
+_Base64 = Annotated[bool, Query(description="the key is bytes, encoded as base64")]
+_After = Annotated[str | None, Query(description="begin behind this message: ledger:entry")]
+_Limit = Annotated[int, Query(ge=1, le=PAGE_ENTRIES_MAX, description="entries of the page")]
+
+
+def delivery_router(broker: "Broker") -> APIRouter:
+    """`explain`, `pending` and `key` below
+    `/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}`."""
+    one = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription:path}"
+    router = APIRouter(tags=["delivery"], responses={**REFUSALS, 405: _NOT_ALLOWED})
+
+    @router.get(one + "/explain")
+    async def explain(tenant: str, namespace: str, topic: str, subscription: str) -> Explanation:
+        """Every reason why the subscription delivers no message now."""
+        name = topic_name(tenant, namespace, topic)
+        return await delivery.explanation(broker, name, subscription_name(subscription))
+
+    @router.get(one + "/pending")
+    async def pending(
+        tenant: str,
+        namespace: str,
+        topic: str,
+        subscription: str,
+        consumer: _Consumer = None,
+        of_hash: _Hash = None,
+        after: _After = None,
+        limit: _Limit = 20,
+    ) -> PendingPage:
+        """Entries that consumers have and have not acknowledged, in the order of the topic."""
+        name = topic_name(tenant, namespace, topic)
+        of = subscription_name(subscription)
+        begin = _position(after)
+        return await delivery.pending(
+            broker, name, of, consumer=consumer, slot=of_hash, after=begin, limit=limit
+        )
+
+    @router.get(one + "/key")
+    async def key_holder(
+        tenant: str,
+        namespace: str,
+        topic: str,
+        subscription: str,
+        key: _Key,
+        base64: _Base64 = False,
+    ) -> KeyShown:
+        """The hash of a key, the consumer that gets its messages, and what blocks them."""
+        name = topic_name(tenant, namespace, topic)
+        of = subscription_name(subscription)
+        return await delivery.key_holder(broker, name, of, _key(key, base64), shown=key)
+
+    return router
+
+
+def _position(text: str | None) -> Position:
+    if text is None:
+        return EARLIEST
+    found = _POSITION.fullmatch(text)
+    if found is None:
+        raise InvalidArgument("after", text, "a message id as ledger:entry, such as 3:15")
+    return arguments.position(int(found[1]), int(found[2]))
+
+
+def _key(text: str, base64: bool) -> bytes:
+    try:
+        return b64decode(text, validate=True) if base64 else text.encode()
+    except (NotBase64, UnicodeEncodeError):
+        expected = "base64" if base64 else "text of Unicode characters"
+        raise InvalidArgument("key", text, expected) from None

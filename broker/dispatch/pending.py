@@ -1,0 +1,58 @@
+"""The entries that consumers have and have not acknowledged, in pages, for operators. Pure.
+
+A page costs O(pending entries of the ledgers that it touches). Ledgers are visited in order, so the
+caller can stop after any of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from magnetar.broker.log.position import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from magnetar.broker.dispatch.permits import Consumer
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEntry:
+    position: Position
+    consumer: str  # its name
+    messages: int  # unacknowledged ones
+    slot: int  # of the key; 0: the subscription type has no hashes
+
+
+_NO_SLOTS: Mapping[int, Mapping[int, int]] = {}
+
+
+def ledgers_of(consumers: Sequence[Consumer], after: Position) -> list[int]:
+    """The ledgers with pending entries after this position, in order."""
+    found = {ledger for consumer in consumers for ledger in consumer.pending.ledgers()}
+    return sorted(ledger for ledger in found if ledger >= after.ledger)
+
+
+def pending_in(
+    ledger: int,
+    consumers: Sequence[Consumer],
+    slots: Mapping[int, Mapping[int, int]] = _NO_SLOTS,
+    *,
+    after: Position,
+    slot: int | None = None,
+) -> list[PendingEntry]:
+    """The pending entries of one ledger after a position, in order. `slots`: the slots of all
+    pending entries, by ledger and entry. With `slot`, only its entries."""
+    found: list[PendingEntry] = []
+    slot_of = slots.get(ledger, {})
+    first = after.entry + 1 if ledger == after.ledger else 0
+    for consumer in consumers:
+        entries = consumer.pending.ledgers().get(ledger, {})
+        found += [
+            PendingEntry(Position(ledger, entry), consumer.name, messages, slot_of.get(entry, 0))
+            for entry, messages in entries.items()
+            if entry >= first and (slot is None or slot_of.get(entry, 0) == slot)
+        ]
+    found.sort(key=lambda it: it.position)
+    return found

@@ -43,6 +43,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "magnetar.cli.subscriptions",
         "Look at the subscriptions of a topic: list, delete, reset.",
     ),
+    "schemas": (
+        "magnetar.cli.schemas",
+        "Show, add, check and delete the schemas of topics.",
+    ),
     "bookies": (
         "magnetar.cli.bookies",
         "Look at bookies and what they hold: list, drain, decommission, under-replicated, ledger.",

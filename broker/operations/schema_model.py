@@ -1,0 +1,56 @@
+"""The JSON of schemas, with the names of Pulsar's admin API."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from magnetar.broker.schemas.schema import SCHEMA_BYTES_MAX
+from magnetar.metadata.policies import SchemaCompatibility
+
+
+class SchemaBody(BaseModel):
+    """A schema as an administrator presents it."""
+
+    model_config = ConfigDict(populate_by_name=True, frozen=True)
+
+    type: str = Field(description="for example AVRO, JSON, PROTOBUF_NATIVE, STRING", max_length=40)
+    definition: str = Field(
+        default="",
+        alias="schema",
+        description="in the type's language",
+        max_length=SCHEMA_BYTES_MAX,
+    )
+    properties: dict[str, str] = {}
+
+
+class StoredSchema(BaseModel):
+    """One version of a schema."""
+
+    version: int
+    type: str
+    timestamp: int = Field(description="milliseconds since 1970-01-01")
+    data: str = Field(description="the definition, in the type's language")
+    properties: dict[str, str]
+
+
+class StoredSchemas(BaseModel):
+    """The versions of a schema, oldest first."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    get_schema_responses: list[StoredSchema] = Field(alias="getSchemaResponses")
+
+
+class Version(BaseModel):
+    """The number of a version."""
+
+    version: int
+
+
+class Compatibility(BaseModel):
+    """Whether a schema could become a version, and by which strategy."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    compatible: bool = Field(alias="isCompatibility")
+    strategy: SchemaCompatibility = Field(alias="schemaCompatibilityStrategy")

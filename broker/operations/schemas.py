@@ -1,0 +1,122 @@
+"""What an administrator can ask of schemas. Any broker answers: they are in the metadata store."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from magnetar.broker.errors import IncompatibleSchema, InvalidSchema, TopicNotFound
+from magnetar.broker.operations.errors import InvalidArgument
+from magnetar.broker.operations.policies import get_policy
+from magnetar.broker.operations.schema_model import (
+    Compatibility,
+    SchemaBody,
+    StoredSchema,
+    StoredSchemas,
+    Version,
+)
+from magnetar.broker.schemas import key_value
+from magnetar.broker.schemas.schema import AVRO_TYPES, Schema, SchemaType, parse
+from magnetar.metadata.policies import SchemaCompatibility
+
+if TYPE_CHECKING:
+    from magnetar.broker.broker import Broker
+    from magnetar.metadata.model import SchemaVersion
+    from magnetar.protos.names import TopicName
+
+
+async def get_schema(broker: Broker, name: TopicName, version: int | None = None) -> StoredSchema:
+    """A version; None: the newest. Raises NoSchema."""
+    return _shown(await broker.schemas.get(name, version))
+
+
+async def list_schemas(broker: Broker, name: TopicName) -> StoredSchemas:
+    """The versions since the last deletion, oldest first. Raises NoSchema."""
+    await broker.schemas.get(name)
+    found = await broker.schemas.versions(name)
+    return StoredSchemas(get_schema_responses=[_shown(it) for it in found])
+
+
+async def upload_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Version:
+    """Raises InvalidSchema, IncompatibleSchema, TooManySchemas."""
+    compatibility = await _compatibility(broker, name)
+    return Version(version=await broker.schemas.put(name, parsed(body), compatibility))
+
+
+async def delete_schema(broker: Broker, name: TopicName, *, force: bool) -> Version:
+    """Raises NoSchema."""
+    return Version(version=await broker.schemas.delete(name, force=force))
+
+
+async def check_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Compatibility:
+    """Raises InvalidSchema."""
+    compatibility = await _compatibility(broker, name)
+    schema = parsed(body)
+    try:
+        await broker.schemas.check(name, schema, compatibility)
+    except IncompatibleSchema:
+        return Compatibility(compatible=False, strategy=compatibility)
+    return Compatibility(compatible=True, strategy=compatibility)
+
+
+async def version_of_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Version:
+    """Raises InvalidSchema, NoSchema."""
+    return Version(version=await broker.schemas.version_of(name, parsed(body)))
+
+
+def parsed(body: SchemaBody) -> Schema:
+    """Raises InvalidSchema, InvalidArgument."""
+    if body.type not in SchemaType.__members__:
+        raise InvalidArgument("type", body.type, f"one of {', '.join(SchemaType.__members__)}")
+    kind = SchemaType[body.type]
+    try:
+        data = body.definition.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument("schema", body.definition, "text of Unicode characters") from None
+    if kind is SchemaType.KEY_VALUE:
+        data = _joined(data)
+    return parse(kind, data, body.type.title(), body.properties)
+
+
+async def _compatibility(broker: Broker, name: TopicName) -> SchemaCompatibility:
+    """A schema may be there before its topic."""
+    try:
+        found = await get_policy(broker, name.base, "schema_compatibility", applied=True)
+    except TopicNotFound:
+        namespace = name.namespace_name
+        found = await get_policy(broker, namespace, "schema_compatibility", applied=True)
+    assert isinstance(found, SchemaCompatibility)
+    return found
+
+
+def _shown(stored: SchemaVersion) -> StoredSchema:
+    kind = SchemaType(stored.type)
+    data = stored.data.decode("utf-8", "replace")
+    if kind is SchemaType.KEY_VALUE:
+        data = _divided(stored)
+    return StoredSchema(
+        version=stored.version,
+        type=kind.name,
+        timestamp=stored.created_ms,
+        data=data,
+        properties=dict(stored.properties),
+    )
+
+
+def _divided(stored: SchemaVersion) -> str:
+    """The definitions of a key and a value as one JSON object, as Pulsar shows them."""
+    parts = key_value.parse(stored.data, stored.properties)
+    names = {it.name for it in AVRO_TYPES}
+    shown = [json.loads(it.data) if it.type in names else it.data.decode() for it in parts]
+    return json.dumps({"key": shown[0], "value": shown[1]})
+
+
+def _joined(text: bytes) -> bytes:
+    try:
+        tree = json.loads(text)
+        parts = [tree["key"], tree["value"]]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        expected = "no KEY_VALUE schema: it is not JSON with the keys key and value"
+        raise InvalidSchema(expected) from None
+    texts = [it if isinstance(it, str) else json.dumps(it) for it in parts]
+    return b"".join(len(it.encode()).to_bytes(4) + it.encode() for it in texts)

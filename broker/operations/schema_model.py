@@ -36,9 +36,7 @@ class StoredSchema(BaseModel):
 class StoredSchemas(BaseModel):
     """The versions of a schema, oldest first."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
-    get_schema_responses: list[StoredSchema] = Field(alias="getSchemaResponses")
+    getSchemaResponses: list[StoredSchema]
 
 
 class Version(BaseModel):
@@ -50,7 +48,5 @@ class Version(BaseModel):
 class Compatibility(BaseModel):
     """Whether a schema could become a version, and by which strategy."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
-    compatible: bool = Field(alias="isCompatibility")
-    strategy: SchemaCompatibility = Field(alias="schemaCompatibilityStrategy")
+    isCompatibility: bool
+    schemaCompatibilityStrategy: SchemaCompatibility

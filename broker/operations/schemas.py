@@ -34,7 +34,7 @@ async def list_schemas(broker: Broker, name: TopicName) -> StoredSchemas:
     """The versions since the last deletion, oldest first. Raises NoSchema."""
     await broker.schemas.get(name)
     found = await broker.schemas.versions(name)
-    return StoredSchemas(get_schema_responses=[_shown(it) for it in found])
+    return StoredSchemas(getSchemaResponses=[_shown(it) for it in found])
 
 
 async def upload_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Version:
@@ -55,8 +55,8 @@ async def check_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Com
     try:
         await broker.schemas.check(name, schema, compatibility)
     except IncompatibleSchema:
-        return Compatibility(compatible=False, strategy=compatibility)
-    return Compatibility(compatible=True, strategy=compatibility)
+        return Compatibility(isCompatibility=False, schemaCompatibilityStrategy=compatibility)
+    return Compatibility(isCompatibility=True, schemaCompatibilityStrategy=compatibility)
 
 
 async def version_of_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Version:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.asking import partitions_of
+from magnetar.client.cipher import check_public_keys
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
 from magnetar.client.consuming.letter_topics import (
     dead_letter_producer,
@@ -36,6 +37,7 @@ from magnetar.client.errors import (
     NotAllowedError,
     PulsarException,
     Timeout,
+    WrongType,
 )
 from magnetar.client.loggers import install
 from magnetar.client.message_queue import SourceQueue
@@ -174,10 +176,10 @@ class Client:
         """Close all producers, consumers and readers, then the connections.
 
         If some of them fail to close, the client closes the rest and raises the first error.
-        Closing a closed client does nothing.
+        Raises AlreadyClosed if the client was closed before.
         """
         if self._failure is not None:
-            return
+            raise AlreadyClosed("the client was closed")
         self._failure = AlreadyClosed("the client was closed")
         errors: list[PulsarException] = []
         try:
@@ -205,7 +207,8 @@ class Client:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        if self._failure is None:
+            await self.close()
 
     # For the synchronous client
 
@@ -224,6 +227,8 @@ class Client:
         """Create the core of a producer. The caller opens it."""
         self._check_open()
         topic = _topic_name(options.topic)
+        if options.crypto_key_reader is not None:
+            await asyncio.to_thread(check_public_keys, options.key_names, options.crypto_key_reader)
         partitions = await self._partitions(topic)
         if partitions:
             return PartitionedPublisher(topic, partitions, options, self._parts)
@@ -239,6 +244,8 @@ class Client:
         """Create the core of a consumer or reader. The caller opens it."""
         self._check_open()
         parts = self._parts
+        if subscription.key_reader is not None:
+            await asyncio.to_thread(subscription.key_reader.prefetch)
         if isinstance(topics, re.Pattern):
             source: Source = Pattern(topics, many.regex_mode, many.period_s, parts)
         elif isinstance(topics, list):
@@ -407,7 +414,9 @@ async def _close(core: Core, errors: list[PulsarException]) -> None:
         errors.append(error)
 
 
-def _topic_name(text: str) -> TopicName:
+def _topic_name(text: object) -> TopicName:
+    if not isinstance(text, str):
+        raise WrongType(f"topic must be str, not {type(text).__name__}")
     try:
         return TopicName.parse(text)
     except InvalidName as error:

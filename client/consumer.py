@@ -12,9 +12,11 @@ from magnetar.client.consuming.subscription import Subscription
 from magnetar.client.errors import (
     AlreadyClosed,
     CumulativeAcknowledgementNotAllowedError,
+    InvalidConfiguration,
     OperationNotSupported,
     PulsarException,
     Timeout,
+    WrongType,
 )
 from magnetar.client.message import Message, MessageId
 from magnetar.client.message_queue import QUEUED_ERRORS_MAX, Sources, of_generation
@@ -43,6 +45,7 @@ class Consumer:
         self._subscriber = subscriber
         self._queue = queue
         self._policy = policy
+        self._closed = False
 
     async def receive(self, timeout_millis: int | None = None) -> Message:
         """Return the next message; wait until there is one.
@@ -50,8 +53,7 @@ class Consumer:
         `timeout_millis`: how long to wait, in milliseconds; None waits without limit. Raises
         Timeout if no message arrives within that time, and AlreadyClosed if the consumer is closed.
         """
-        timeout_s = None if timeout_millis is None else timeout_millis / 1000
-        return await take(self._subscriber, self._queue, timeout_s)
+        return await take(self._subscriber, self._queue, seconds(timeout_millis))
 
     async def batch_receive(self) -> list[Message]:
         """Return messages as soon as one limit of the consumer's `batch_receive_policy` is reached.
@@ -150,7 +152,7 @@ class Consumer:
         Raises OperationNotSupported if the id does not name one of the topics. Raises Timeout if
         the broker does not answer within `operation_timeout_seconds`, and AlreadyClosed.
         """
-        await self._subscriber.seek(messageid)
+        await self._subscriber.seek(seekable(messageid))
 
     async def get_last_message_id(self) -> MessageId:
         """Return the id of the topic's last message. Ledger and entry are -1 if the topic is empty.
@@ -184,8 +186,12 @@ class Consumer:
         receive and acknowledge them meanwhile.
 
         Raises Timeout if the broker does not confirm them within `operation_timeout_seconds`, and
-        the broker's refusal if it rejected some. The consumer is closed in every case.
+        the broker's refusal if it rejected some. The consumer is closed in every case. Raises
+        AlreadyClosed if it was closed before.
         """
+        if self._closed:
+            raise AlreadyClosed("the consumer was closed", topic=self.topic())
+        self._closed = True
         try:
             if drain:
                 await self._subscriber.drain()
@@ -201,7 +207,7 @@ class Consumer:
         return self._subscriber.subscription.name
 
     def consumer_name(self) -> str:
-        """Return the name given in `consumer_name`, or "" if none was given."""
+        """Return the name given in `consumer_name`, or the name that the client generated."""
         return self._subscriber.subscription.consumer_name or ""
 
     def is_connected(self) -> bool:
@@ -229,7 +235,8 @@ class Consumer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        if not self._closed:
+            await self.close()
 
 
 class LoopQueue:
@@ -365,6 +372,8 @@ def subscription_of(options: ConsumerOptions) -> Subscription:
         chunked_expire_s=options.expire_time_of_incomplete_chunked_message_ms / 1000,
         acknowledge_oldest_chunked=options.auto_ack_oldest_chunked_message_on_queue_full,
         dead_letters=dead_letter_policy(options),
+        key_reader=options.crypto_key_reader,
+        crypto_failure=options.crypto_failure_action,
         fails_on_corrupt=options.decode_failure_action is ConsumerDecodeFailureAction.FAIL,
     )
 
@@ -378,10 +387,32 @@ def dead_letter_policy(options: ConsumerOptions) -> DeadLetterPolicy | None:
 
 def known(message: Message | MessageId, core: ConsumerCore) -> Message | MessageId:
     """Return the message or id. Raises OperationNotSupported for an id whose topic is unknown and
-    must be known."""
+    must be known, and WrongType for anything else."""
     if isinstance(message, MessageId):
         core.check_id(message)
+    elif not isinstance(message, Message):
+        raise WrongType(f"expected Message or MessageId, not {type(message).__name__}")
     return message
+
+
+def seekable(target: MessageId | int) -> MessageId | int:
+    """Return the target of a seek. Raises WrongType and InvalidConfiguration."""
+    if isinstance(target, MessageId):
+        return target
+    if type(target) is not int:
+        raise WrongType(f"expected MessageId or milliseconds, not {type(target).__name__}")
+    if not 0 <= target < 1 << 63:
+        raise InvalidConfiguration(f"a time to seek to must be 0 to 2^63-1 ms, not {target}")
+    return target
+
+
+def seconds(timeout_millis: int | None) -> float | None:
+    """Return a time limit in seconds. None: no limit. Raises WrongType."""
+    if timeout_millis is None:
+        return None
+    if type(timeout_millis) is not int:
+        raise WrongType(f"timeout_millis must be int, not {type(timeout_millis).__name__}")
+    return timeout_millis / 1000
 
 
 def acknowledgeable(message: Message | MessageId, core: ConsumerCore) -> MessageId:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
     from magnetar.client.enums import CompressionType
 
+ENCRYPTION_KEYS_MAX: Final = 16
+"""Wrapped keys of one entry that a producer writes and a consumer tries: each costs a millisecond.
+"""
+
 KEY_FILE_BYTES_MAX: Final = 64 * 1024
 """A PEM file of an RSA key has at most some 4 KB."""
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from magnetar.client.encryption import ENCRYPTION_KEYS_MAX, CryptoKeyReader
 from magnetar.client.enums import CompressionType, NamedEnum
 from magnetar.client.errors import InvalidConfiguration, NotAllowedError, WrongType
 from magnetar.client.loggers import ClientLogger, ConsoleLogger, FileLogger
@@ -351,19 +352,18 @@ class ProducerOptions:
     properties: Mapping[str, str] | None = None
     batching_type: BatchingType = BatchingType.Default
     encryption_key: str | None = None
-    crypto_key_reader: object | None = None
+    crypto_key_reader: CryptoKeyReader | None = None
     access_mode: ProducerAccessMode = ProducerAccessMode.Shared
     message_router: MessageRouter | None = None
     hashing_scheme: HashingScheme = HashingScheme.JavaStringHash
     # Not a parameter of Apache's client: a subscription that is created together with the topic.
     initial_subscription_name: str | None = None
+    encryption_keys: Sequence[str] = ()  # more names of public keys, as in Apache's Java client
 
     def __post_init__(self) -> None:
         _expect("topic", self.topic, str)
         _refuse(
             "schema",
-            "encryption_key",
-            "crypto_key_reader",
             options=self,
         )
         if self.message_router is not None and not callable(self.message_router):
@@ -371,6 +371,17 @@ class ProducerOptions:
         _expect("message_routing_mode", self.message_routing_mode, PartitionsRoutingMode)
         _expect("hashing_scheme", self.hashing_scheme, HashingScheme)
         _expect("producer_name", self.producer_name, str, type(None))
+        _expect("encryption_key", self.encryption_key, str, type(None))
+        _expect("encryption_keys", self.encryption_keys, list, tuple)
+        for name in self.encryption_keys:
+            _expect("every name of encryption_keys", name, str)
+        _expect("crypto_key_reader", self.crypto_key_reader, CryptoKeyReader, type(None))
+        if bool(self.key_names) != (self.crypto_key_reader is not None):
+            raise InvalidConfiguration(
+                "encryption_key and crypto_key_reader: give both, or no message is encrypted"
+            )
+        if len(self.key_names) > ENCRYPTION_KEYS_MAX:
+            raise InvalidConfiguration(f"encryption_keys: at most {ENCRYPTION_KEYS_MAX} keys")
         _expect("batching_enabled", self.batching_enabled, bool, type(None))
         _expect("chunking_enabled", self.chunking_enabled, bool)
         _expect("block_if_queue_full", self.block_if_queue_full, bool)
@@ -399,6 +410,12 @@ class ProducerOptions:
             1, "batching_max_allowed_size_in_bytes", self.batching_max_allowed_size_in_bytes
         )
         _expect_at_least(0, "batching_max_publish_delay_ms", self.batching_max_publish_delay_ms)
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The names of the public keys that wrap the data key. Empty: nothing is encrypted."""
+        first = (self.encryption_key,) if self.encryption_key else ()
+        return (*first, *(name for name in self.encryption_keys if name not in first))
 
     def pending_messages_max(self, partitions: int = 1) -> int:
         """The limit on pending messages of a topic with so many partitions: that of each partition
@@ -435,7 +452,7 @@ class ConsumerOptions:
     properties: Mapping[str, str] | None = None
     pattern_auto_discovery_period: int = 60
     initial_position: InitialPosition = InitialPosition.Latest
-    crypto_key_reader: object | None = None
+    crypto_key_reader: CryptoKeyReader | None = None
     replicate_subscription_state_enabled: bool = False
     max_pending_chunked_message: int = 10
     auto_ack_oldest_chunked_message_on_queue_full: bool = False
@@ -460,8 +477,6 @@ class ConsumerOptions:
         _refuse(
             "schema",
             "is_read_compacted",
-            "crypto_key_reader",
-            "crypto_failure_action",
             "replicate_subscription_state_enabled",
             options=self,
         )
@@ -512,6 +527,7 @@ class ConsumerOptions:
         )
         _expect("dead_letter_policy", self.dead_letter_policy, ConsumerDeadLetterPolicy, type(None))
         _expect("enable_retry", self.enable_retry, bool)
+        _expect("crypto_key_reader", self.crypto_key_reader, CryptoKeyReader, type(None))
         _expect("crypto_failure_action", self.crypto_failure_action, ConsumerCryptoFailureAction)
         _expect("decode_failure_action", self.decode_failure_action, ConsumerDecodeFailureAction)
         _expect_at_least(ACK_TIMEOUT_TICK_MS_MIN, "ack_timeout_tick_ms", self.ack_timeout_tick_ms)
@@ -564,7 +580,7 @@ class ReaderOptions:
     reader_name: str | None = None
     subscription_role_prefix: str | None = None
     is_read_compacted: bool = False
-    crypto_key_reader: object | None = None
+    crypto_key_reader: CryptoKeyReader | None = None
     start_message_id_inclusive: bool = False
     crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL
 
@@ -574,13 +590,13 @@ class ReaderOptions:
         _refuse(
             "schema",
             "is_read_compacted",
-            "crypto_key_reader",
-            "crypto_failure_action",
             options=self,
         )
         _expect("reader_name", self.reader_name, str, type(None))
         _expect("start_message_id_inclusive", self.start_message_id_inclusive, bool)
         _expect_listener("reader_listener", self.reader_listener)
+        _expect("crypto_key_reader", self.crypto_key_reader, CryptoKeyReader, type(None))
+        _expect("crypto_failure_action", self.crypto_failure_action, ConsumerCryptoFailureAction)
         _expect("subscription_role_prefix", self.subscription_role_prefix, str, type(None))
         _expect_at_least(0, "receiver_queue_size", self.receiver_queue_size)
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from magnetar.client.callbacks import SendCallback, report
+from magnetar.client.errors import AlreadyClosed
 from magnetar.client.producing.outgoing import (
     MESSAGE_OVERHEAD_BYTES,
     PendingLimit,
@@ -41,6 +42,7 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self._let_in_is_due = False
         self._seal_is_due = False
+        self._closed = False
 
     @sending(outgoing_message)
     async def send(self, *args: Any, **kwargs: Any) -> MessageId:
@@ -113,8 +115,11 @@ class Producer:
         """Wait for the receipts of all pending messages, and close the producer.
 
         Raises Timeout if receipts are missing after `operation_timeout_seconds`. The producer is
-        closed in every case.
+        closed in every case. Raises AlreadyClosed if it was closed before.
         """
+        if self._closed:
+            raise AlreadyClosed("the producer was closed", topic=self.topic())
+        self._closed = True
         await self._publisher.close()
 
     def topic(self) -> str:
@@ -137,7 +142,8 @@ class Producer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        if not self._closed:
+            await self.close()
 
     # Called by the publisher
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from magnetar.client.consumer import LoopQueue, take
+from magnetar.client.consumer import LoopQueue, seconds, seekable, take
 from magnetar.client.consuming.retry import RetrySubscriber
 from magnetar.client.consuming.subscription import Subscription
 from magnetar.client.errors import AlreadyClosed
@@ -26,6 +26,7 @@ class Reader:
     def __init__(self, subscriber: ConsumerCore, queue: LoopQueue) -> None:
         self._subscriber = subscriber
         self._queue = queue
+        self._closed = False
 
     async def read_next(self, timeout_millis: int | None = None) -> Message:
         """Return the next message; wait until there is one.
@@ -33,8 +34,7 @@ class Reader:
         `timeout_millis`: how long to wait, in milliseconds; None waits without limit. Raises
         Timeout if no message arrives within that time, and AlreadyClosed if the reader is closed.
         """
-        timeout_s = None if timeout_millis is None else timeout_millis / 1000
-        return await take(self._subscriber, self._queue, timeout_s)
+        return await take(self._subscriber, self._queue, seconds(timeout_millis))
 
     async def has_message_available(self) -> bool:
         """Return whether there is a message after the last one that was read.
@@ -52,10 +52,16 @@ class Reader:
         message is the first that was published at that time or later. Raises Timeout if the broker
         does not answer within `operation_timeout_seconds`, and AlreadyClosed.
         """
-        await self._subscriber.seek(messageid)
+        await self._subscriber.seek(seekable(messageid))
 
     async def close(self) -> None:
-        """Close the reader. The broker deletes its subscription."""
+        """Close the reader. The broker deletes its subscription.
+
+        Raises AlreadyClosed if the reader was closed before.
+        """
+        if self._closed:
+            raise AlreadyClosed("the reader was closed", topic=self.topic())
+        self._closed = True
         await self._subscriber.close()
 
     def topic(self) -> str:
@@ -80,7 +86,8 @@ class Reader:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        if not self._closed:
+            await self.close()
 
 
 def reader_subscription(options: ReaderOptions, random: random.Random) -> Subscription:
@@ -101,6 +108,8 @@ def reader_subscription(options: ReaderOptions, random: random.Random) -> Subscr
         batch_indexes=True,
         nack_delay_s=0,
         unacked_timeout_s=None,
+        key_reader=options.crypto_key_reader,
+        crypto_failure=options.crypto_failure_action,
     )
 
 

@@ -8,12 +8,11 @@ waits for it. Send callbacks run on the loop's thread and must not wait for the 
 from __future__ import annotations
 
 import atexit
-import threading
-from collections import deque
+import weakref
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from magnetar.client.asyncio import Client as AsyncClient
 from magnetar.client.callbacks import SendCallback, report
@@ -21,14 +20,15 @@ from magnetar.client.consumer import (
     acknowledgeable,
     check_cumulative,
     known,
+    seconds,
+    seekable,
 )
 from magnetar.client.consuming.listeners import Listener, ListenerThread
 from magnetar.client.consuming.retry import RetrySubscriber, not_enabled
 from magnetar.client.environment import Environment
 from magnetar.client.errors import (
     AlreadyClosed,
-    OperationNotSupported,
-    PulsarException,
+    InvalidConfiguration,
     Timeout,
 )
 from magnetar.client.options import (
@@ -44,11 +44,13 @@ from magnetar.client.producing.outgoing import (
     outgoing_message,
     send_async_parameters,
 )
+from magnetar.client.producing.thread_limit import ThreadLimit
 from magnetar.client.reader import begin_at_latest, reader_subscription
 from magnetar.client.signature import sending, takes_parameters_of
-from magnetar.client.thread_bridge import LoopThread, Mailbox, Outcome, wait_for
+from magnetar.client.thread_bridge import Life, LoopThread, Mailbox, Outcome
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Mapping
     from datetime import timedelta
 
@@ -69,9 +71,7 @@ class Client:
     called from any thread. The parameters are those of ClientOptions.
     """
 
-    _thread: LoopThread
     _client: AsyncClient
-    _closed: bool
 
     @takes_parameters_of(ClientOptions)
     def __init__(self, options: ClientOptions) -> None:
@@ -122,7 +122,7 @@ class Client:
         Raises the same errors as `subscribe`.
         """
         rows = self._thread.call(self._client.table_rows(options))
-        return TableView(rows, self._thread)
+        return TableView(rows, self._life)
 
     def get_topic_partitions(self, topic: str) -> list[str]:
         """Return the names of the topic's partitions, or the topic's own name if it has none.
@@ -139,18 +139,12 @@ class Client:
         """Close all producers, consumers and readers, then the connections.
 
         If some of them fail to close, the client closes the rest and raises the first error.
-        Closing a closed client does nothing.
+        Raises AlreadyClosed if the client was closed before.
         """
-        if self._closed:
-            return
+        if self._engine.is_closed:
+            raise AlreadyClosed("the client was closed")
         self._thread.check_may_wait()
-        self._closed = True
-        timeout_s = self._client.parts.timeout_s
-        try:
-            self._stop_listeners(timeout_s)  # first: their acknowledgements must become durable
-            self._thread.call(self._client.close())
-        finally:
-            self._stop(timeout_s)
+        self._engine.close()
 
     def shutdown(self) -> None:
         """End everything at once, without waiting for the brokers.
@@ -158,33 +152,32 @@ class Client:
         Sends that have no receipt fail with Interrupted. Acknowledgements that the broker has not
         confirmed may be lost.
         """
-        if not self._closed:
-            self._closed = True
-            self._thread.call_soon(self._client.shutdown)
-            self._stop(0.0)
+        self._engine.shut_down()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if not self._engine.is_closed:
+            self.close()
 
     def _set_up(self, options: ClientOptions, environment: Environment) -> None:
-        self._thread = LoopThread("magnetar-client")
-        self._closed = False
-        self._listener_threads: list[ListenerThread] = []
-        self._listener_threads_max = options.message_listener_threads
-        self._listeners: list[Listener] = []
+        thread = LoopThread("magnetar-client")
         try:
-            self._client = self._thread.call(_made(options, environment))
+            self._client = thread.call(_made(options, environment))
         except BaseException:
-            self._thread.stop()
+            thread.stop()
             raise
-        _OPEN.add(self)
+        self._engine = _Engine(thread, self._client, options.message_listener_threads)
+        self._life = Life(thread, self._engine.drop)
+
+    @property
+    def _thread(self) -> LoopThread:
+        return self._life.thread
 
     async def _create_producer(self, options: ProducerOptions) -> Producer:
         publisher = await self._client.publisher(options)
-        producer = Producer(publisher, options, self._client, self._thread)
+        producer = Producer(publisher, options, self._client, self._life)
         await self._client.opened(publisher)
         return producer
 
@@ -192,9 +185,9 @@ class Client:
         mailbox = Mailbox(str(options.topic))
         inbox = _Inbox(self._thread, mailbox, await self._client.consumer_core(options, mailbox))
         policy = options.batch_receive_policy or ConsumerBatchReceivePolicy()
-        consumer = Consumer(inbox, policy, self._thread)
+        consumer = Consumer(inbox, policy, self._life)
         if options.message_listener is not None:
-            consumer.listener = self._listener(inbox, consumer, options.message_listener)
+            self._listen(inbox, consumer, options.message_listener)
         await self._client.opened(inbox.subscriber)
         return consumer
 
@@ -203,29 +196,78 @@ class Client:
         mailbox = Mailbox(options.topic)
         subscriber = await self._client.subscriber(options.topic, subscription, mailbox)
         inbox = _Inbox(self._thread, mailbox, subscriber)
-        reader = Reader(inbox, self._thread)
+        reader = Reader(inbox, self._life)
         await self._client.opened(inbox.subscriber)
         await begin_at_latest(inbox.subscriber)
         if options.reader_listener is not None:
-            self._listener(inbox, reader, options.reader_listener)
+            self._listen(inbox, reader, options.reader_listener)
         return reader
 
-    def _listener(
-        self, inbox: _Inbox, owner: object, listener: Callable[[Any, Any], object]
-    ) -> Listener:
+    def _listen(
+        self, inbox: _Inbox, owner: Consumer | Reader, listener: Callable[[Any, Any], object]
+    ) -> None:
         """Call `listener(owner, message)` for each message, always on the same thread."""
+        taken, owner_of = inbox.was_taken, weakref.ref(owner)
+
+        def deliver(message: Message) -> None:
+            current = owner_of()
+            if current is not None:  # else the program has dropped it, and its client
+                taken(message)
+                listener(current, message)
+
+        self._life.listening.append(owner)
+        owner.listener = self._engine.listen(inbox.mailbox, deliver)
+
+
+class _Engine:
+    """What runs for a client: the loop's thread, the asyncio client, the threads of listeners.
+
+    It does not refer to the objects of the program, so that they are freed when the program drops
+    them.
+    """
+
+    def __init__(self, thread: LoopThread, client: AsyncClient, listener_threads_max: int) -> None:
+        self._thread = thread
+        self._client = client
+        self._listener_threads: list[ListenerThread] = []
+        self._listener_threads_max = listener_threads_max
+        self._listeners: list[Listener] = []
+        self.is_closed = False
+        _RUNNING.add(self)
+
+    def listen(self, mailbox: Mailbox, deliver: Callable[[Message], None]) -> Listener:
         if len(self._listener_threads) < self._listener_threads_max:
             name = f"magnetar-listener-{len(self._listener_threads)}"
             self._listener_threads.append(ListenerThread(name))
         thread = self._listener_threads[len(self._listeners) % len(self._listener_threads)]
-
-        def deliver(message: Message) -> None:
-            inbox.was_taken(message)
-            listener(owner, message)
-
-        made = Listener(inbox.mailbox, deliver, thread)
+        made = Listener(mailbox, deliver, thread)
         self._listeners.append(made)
         return made
+
+    def close(self) -> None:
+        self.is_closed = True
+        timeout_s = self._client.parts.timeout_s
+        try:
+            self._stop_listeners(timeout_s)  # first: their acknowledgements must become durable
+            self._thread.call(self._client.close())
+        finally:
+            self._stop(timeout_s)
+
+    def shut_down(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._thread.call_soon(self._client.shutdown)
+            self._stop(0.0)
+
+    def drop(self) -> None:
+        """End everything without waiting: the program has dropped the client and all it made."""
+        if not self.is_closed:
+            self.is_closed = True
+            _RUNNING.discard(self)
+            self._thread.call_soon(self._client.shutdown)
+            self._thread.stop_soon()
+            for thread in self._listener_threads:
+                thread.stop_soon()
 
     def _stop_listeners(self, timeout_s: float) -> None:
         """Stop the listeners. Each finishes its current message."""
@@ -235,7 +277,7 @@ class Client:
             thread.stop(timeout_s)
 
     def _stop(self, listeners_timeout_s: float) -> None:
-        _OPEN.discard(self)
+        _RUNNING.discard(self)
         self._thread.stop()
         self._stop_listeners(listeners_timeout_s)
 
@@ -248,20 +290,19 @@ class Producer:
         publisher: ProducerCore,
         options: ProducerOptions,
         client: AsyncClient,
-        thread: LoopThread,
+        life: Life,
     ) -> None:
-        publisher.producer = self
+        self._life = life
         self._publisher = publisher
-        self._thread = thread
+        self._thread = life.thread
         self._clock = client.parts.clock
-        self._blocks = options.block_if_queue_full
-        self._limit = PendingLimit(
+        limit = PendingLimit(
             publisher.pending_messages_max, publisher.pending_bytes_max, topic=publisher.topic
         )
-        self._limit_lock = threading.Lock()
-        self._limit_changed = threading.Condition(self._limit_lock)
-        self._waiting: deque[object] = deque()  # one ticket for each send over the limit
-        self._bridge = thread.bridge(self._submit)
+        self._limit = ThreadLimit(limit, life.thread, blocks=options.block_if_queue_full)
+        publisher.producer = self._limit
+        self._bridge = life.thread.bridge(partial(_submit, publisher))
+        self._closed = False
 
     @sending(outgoing_message)
     def send(self, *args: Any, **kwargs: Any) -> MessageId:
@@ -282,7 +323,7 @@ class Producer:
         """
         self._thread.check_may_wait()
         message, size = outgoing_message(self._clock, *args, **kwargs)
-        error = self._reserve(size)
+        error = self._limit.reserve(size)
         if error is not None:
             raise error
         outcome = Outcome()
@@ -302,7 +343,7 @@ class Producer:
         AlreadyClosed if the client is closed.
         """
         message, size = outgoing_message(self._clock, content, *args, **kwargs)
-        error = self._reserve(size)
+        error = self._limit.reserve(size)
         if error is None:
             self._hand_over(message, size, partial(report, callback), waits=False)
         else:
@@ -316,8 +357,11 @@ class Producer:
         """Wait for the receipts of all pending messages, and close the producer.
 
         Raises Timeout if receipts are missing after `operation_timeout_seconds`. The producer is
-        closed in every case.
+        closed in every case. Raises AlreadyClosed if it was closed before.
         """
+        if self._closed:
+            raise AlreadyClosed("the producer was closed", topic=self.topic())
+        self._closed = True
         self._thread.call(self._publisher.close())
 
     def topic(self) -> str:
@@ -340,73 +384,39 @@ class Producer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # In the user's thread
-
-    def _reserve(self, size: int) -> PulsarException | None:
-        """Reserve `size` bytes, granted in FIFO order so that small messages cannot overtake a
-        large one. Returns None after success, else the error."""
-        with self._limit_lock:  # to take it through the condition costs ten times as much
-            if not self._waiting and self._limit.maybe_reserve(size):
-                return None
-            if not self._blocks or self._thread.is_current:
-                return self._limit.refusal()
-            ticket = object()
-            self._waiting.append(ticket)
-            try:
-                wait_for(
-                    self._limit_changed,
-                    lambda: self._waiting[0] is ticket and self._limit.maybe_reserve(size),
-                )
-            finally:
-                self._waiting.remove(ticket)
-                self._limit_changed.notify_all()  # the next ticket may fit
-        return None
+        close_once(self)
 
     def _hand_over(self, message: OutgoingMessage, size: int, done: Done, *, waits: bool) -> None:
         """Pass a message on that the limit admitted. On AlreadyClosed, release its reservation."""
         try:
             self._bridge.put((message, size, done, waits))
         except AlreadyClosed:
-            self.on_released(1, size)
-            self.on_burst_end()
+            self._limit.on_released(1, size)
+            self._limit.on_burst_end()
             raise
 
-    # On the loop
 
-    def on_released(self, messages: int, message_bytes: int) -> None:
-        """Release messages from the limit: their outcome is known. Internal to the client."""
-        with self._limit_lock:
-            self._limit.release(messages, message_bytes)
-
-    def on_burst_end(self) -> None:
-        """Wake sends that wait for the limit. Internal to the client."""
-        if self._waiting:
-            with self._limit_changed:
-                self._limit_changed.notify_all()
-
-    def _submit(self, sends: deque[tuple[OutgoingMessage, int, Done, bool]]) -> None:
-        """Submit a burst. If a thread waits for one of the messages, send the batches at once."""
-        submit = self._publisher.submit
-        any_waits = False
-        for message, size, done, waits in sends:
-            submit(message, size, done)
-            any_waits |= waits
-        if any_waits:
-            self._publisher.seal()
+def _submit(publisher: ProducerCore, sends: deque[tuple[OutgoingMessage, int, Done, bool]]) -> None:
+    """Submit a burst, on the loop. If a thread waits for one of the messages, send at once."""
+    submit = publisher.submit
+    any_waits = False
+    for message, size, done, waits in sends:
+        submit(message, size, done)
+        any_waits |= waits
+    if any_waits:
+        publisher.seal()
 
 
 class Consumer:
     """A consumer receives the messages of a subscription. `Client.subscribe` creates it."""
 
-    def __init__(
-        self, inbox: _Inbox, policy: ConsumerBatchReceivePolicy, thread: LoopThread
-    ) -> None:
+    def __init__(self, inbox: _Inbox, policy: ConsumerBatchReceivePolicy, life: Life) -> None:
+        self._life = life
         self._inbox = inbox
         self._subscriber = inbox.subscriber
         self._policy = policy
-        self._thread = thread
+        self._thread = life.thread
+        self._closed = False
         self.listener: Listener | None = None  # None: the user calls receive()
 
     def receive(self, timeout_millis: int | None = None) -> Message:
@@ -414,19 +424,19 @@ class Consumer:
 
         `timeout_millis`: how long to wait, in milliseconds; None waits without limit. Raises
         Timeout if no message arrives within that time, and AlreadyClosed if the consumer is closed.
-        Raises OperationNotSupported if the consumer has a `message_listener`.
+        Raises InvalidConfiguration if the consumer has a `message_listener`.
         """
-        if self.listener is not None:
-            raise OperationNotSupported("the consumer has a message_listener: receive() gets none")
-        return self._inbox.take(None if timeout_millis is None else timeout_millis / 1000)
+        refuse_beside_listener(self.listener)
+        return self._inbox.take(seconds(timeout_millis))
 
     def batch_receive(self) -> list[Message]:
         """Return messages as soon as one limit of the consumer's `batch_receive_policy` is reached.
 
         The list can be empty if the policy's time limit is reached first. If Ctrl-C interrupts the
         call, its messages go back to the queue for the next call. Raises AlreadyClosed if the
-        consumer is closed.
+        consumer is closed, and InvalidConfiguration if it has a `message_listener`.
         """
+        refuse_beside_listener(self.listener)
         policy = self._policy
         end_at = None if policy.timeout_s is None else monotonic() + policy.timeout_s
         messages: list[Message] = []
@@ -524,7 +534,7 @@ class Consumer:
         Raises OperationNotSupported if the id does not name one of the topics. Raises Timeout if
         the broker does not answer within `operation_timeout_seconds`, and AlreadyClosed.
         """
-        self._thread.call(self._subscriber.seek(messageid))
+        self._thread.call(self._subscriber.seek(seekable(messageid)))
 
     def get_last_message_id(self) -> MessageId:
         """Return the id of the topic's last message. Ledger and entry are -1 if the topic is empty.
@@ -558,8 +568,12 @@ class Consumer:
         receive and acknowledge them meanwhile.
 
         Raises Timeout if the broker does not confirm them within `operation_timeout_seconds`, and
-        the broker's refusal if it rejected some. The consumer is closed in every case.
+        the broker's refusal if it rejected some. The consumer is closed in every case. Raises
+        AlreadyClosed if it was closed before.
         """
+        if self._closed:
+            raise AlreadyClosed("the consumer was closed", topic=self.topic())
+        self._closed = True
         try:
             if drain:
                 self._thread.call(self._subscriber.drain())
@@ -576,7 +590,7 @@ class Consumer:
         return self._subscriber.subscription.name
 
     def consumer_name(self) -> str:
-        """Return the name given in `consumer_name`, or "" if none was given."""
+        """Return the name given in `consumer_name`, or the name that the client generated."""
         return self._subscriber.subscription.consumer_name or ""
 
     def is_connected(self) -> bool:
@@ -594,24 +608,29 @@ class Consumer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        close_once(self)
 
 
 class Reader:
     """A reader reads a topic from a chosen message. `Client.create_reader` creates it."""
 
-    def __init__(self, inbox: _Inbox, thread: LoopThread) -> None:
+    def __init__(self, inbox: _Inbox, life: Life) -> None:
+        self._life = life
         self._inbox = inbox
         self._subscriber = inbox.subscriber
-        self._thread = thread
+        self._thread = life.thread
+        self._closed = False
+        self.listener: Listener | None = None  # None: the user calls read_next()
 
     def read_next(self, timeout_millis: int | None = None) -> Message:
         """Return the next message; wait until there is one.
 
         `timeout_millis`: how long to wait, in milliseconds; None waits without limit. Raises
         Timeout if no message arrives within that time, and AlreadyClosed if the reader is closed.
+        Raises InvalidConfiguration if the reader has a `reader_listener`.
         """
-        return self._inbox.take(None if timeout_millis is None else timeout_millis / 1000)
+        refuse_beside_listener(self.listener)
+        return self._inbox.take(seconds(timeout_millis))
 
     def has_message_available(self) -> bool:
         """Return whether there is a message after the last one that was read.
@@ -629,10 +648,16 @@ class Reader:
         message is the first that was published at that time or later. Raises Timeout if the broker
         does not answer within `operation_timeout_seconds`, and AlreadyClosed.
         """
-        self._thread.call(self._subscriber.seek(messageid))
+        self._thread.call(self._subscriber.seek(seekable(messageid)))
 
     def close(self) -> None:
-        """Close the reader. The broker deletes its subscription."""
+        """Close the reader. The broker deletes its subscription.
+
+        Raises AlreadyClosed if the reader was closed before.
+        """
+        if self._closed:
+            raise AlreadyClosed("the reader was closed", topic=self.topic())
+        self._closed = True
         self._thread.call(self._subscriber.close())
 
     def topic(self) -> str:
@@ -647,7 +672,7 @@ class Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        close_once(self)
 
 
 class TableView:
@@ -656,9 +681,11 @@ class TableView:
     Reads cost no network: the view follows the topic in the background.
     """
 
-    def __init__(self, rows: TableRows, thread: LoopThread) -> None:
+    def __init__(self, rows: TableRows, life: Life) -> None:
+        self._life = life
         self._rows = rows
-        self._thread = thread
+        self._thread = life.thread
+        self._closed = False
 
     def get(self, key: str) -> bytes | None:
         """Return the key's value, or None if there is none."""
@@ -677,7 +704,13 @@ class TableView:
         self._thread.call(self._rows.for_each_and_listen(callback))
 
     def close(self) -> None:
-        """Close the table view. What it has read stays readable."""
+        """Close the table view. What it has read stays readable.
+
+        Raises AlreadyClosed if the view was closed before.
+        """
+        if self._closed:
+            raise AlreadyClosed(f"{self} was closed")
+        self._closed = True
         self._thread.call(self._rows.close())
 
     def __len__(self) -> int:
@@ -692,7 +725,7 @@ class TableView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        close_once(self)
 
 
 class _Inbox:
@@ -745,17 +778,35 @@ class _Inbox:
                 function(argument)
 
 
+class _Closable(Protocol):
+    _closed: bool
+
+    def close(self) -> None: ...
+
+
+def close_once(one: _Closable) -> None:
+    """Close an object at the end of its `with` block, unless the block has closed it."""
+    if not one._closed:
+        with suppress(AlreadyClosed):  # the client was closed
+            one.close()
+
+
+def refuse_beside_listener(listener: Listener | None) -> None:
+    if listener is not None:
+        raise InvalidConfiguration("the listener gets all messages: the call would get none")
+
+
 async def _made(options: ClientOptions, environment: Environment) -> AsyncClient:
     """Create the asyncio client; it needs a running loop."""
     return AsyncClient.in_environment(options, environment)
 
 
-_OPEN: set[Client] = set()
-"""Clients that are not closed. They are shut down at the program's exit, so that the program does
-not hang or crash in their threads."""
+_RUNNING: set[_Engine] = set()
+"""Engines of clients that are not closed. They are shut down at the program's exit, so that the
+program does not hang or crash in their threads."""
 
 
 @atexit.register
 def _end_open_clients() -> None:
-    for client in list(_OPEN):
-        client.shutdown()
+    for engine in list(_RUNNING):
+        engine.shut_down()

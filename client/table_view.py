@@ -114,6 +114,7 @@ class TableView:
 
     def __init__(self, rows: TableRows) -> None:
         self._rows = rows
+        self._closed = False
 
     def get(self, key: str) -> bytes | None:
         """Return the key's value, or None if there is none."""
@@ -131,7 +132,13 @@ class TableView:
         await self._rows.for_each_and_listen(callback)
 
     async def close(self) -> None:
-        """Close the table view. What it has read stays readable."""
+        """Close the table view. What it has read stays readable.
+
+        Raises AlreadyClosed if the view was closed before.
+        """
+        if self._closed:
+            raise AlreadyClosed(f"{self} was closed")
+        self._closed = True
         await self._rows.close()
 
     def __len__(self) -> int:
@@ -146,7 +153,8 @@ class TableView:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        if not self._closed:
+            await self.close()
 
 
 def table_subscription(options: TableViewOptions, random: random.Random) -> Subscription:

@@ -13,12 +13,13 @@ import os
 import threading
 import weakref
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from magnetar.client.errors import (
     AlreadyClosed,
+    InterruptedByUser,
     OperationNotSupported,
     PulsarException,
     Timeout,
@@ -26,11 +27,13 @@ from magnetar.client.errors import (
 from magnetar.client.message_queue import QUEUED_ERRORS_MAX, Sources, of_generation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from magnetar.client.message import Message, MessageId
 
 T = TypeVar("T")
+
+_CTRL_C = "Ctrl-C ended the wait"
 
 INTERRUPT_SEEN_S: Final = 1.0
 """The maximum delay of a Ctrl-C in seconds. The interpreter handles a signal between two of its
@@ -53,7 +56,7 @@ class LoopThread:
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the loop, wait for it, and return its result or raise its error.
 
-        An interrupt (Ctrl-C) of the waiting thread cancels the coroutine.
+        An interrupt (Ctrl-C) of the waiting thread cancels the coroutine and raises Interrupted.
         """
         try:
             self.check_may_wait()
@@ -76,6 +79,9 @@ class LoopThread:
             if self._ended:
                 coroutine.close()  # it may not have begun
             raise AlreadyClosed("the client was closed during the call") from None
+        except KeyboardInterrupt:
+            result.cancel()
+            raise InterruptedByUser(_CTRL_C) from None
         except BaseException:
             result.cancel()
             raise
@@ -124,6 +130,10 @@ class LoopThread:
         if not self.is_current:
             self._thread.join()
 
+    def stop_soon(self) -> None:
+        """End the loop and the thread without waiting."""
+        self.call_soon(self._stopping.set)
+
     def _run(self, started: threading.Event) -> None:
         async def main() -> None:
             self.loop = asyncio.get_running_loop()
@@ -146,6 +156,22 @@ def _result(call: concurrent.futures.Future[T]) -> T:
         except TimeoutError:
             if call.done():
                 return call.result()  # the TimeoutError is the call's, or it has just ended
+
+
+class Life:
+    """Keeps the threads of a client running. The client, and every producer, consumer, reader and
+    table view that it made, holds it; the loop and its tasks do not.
+
+    When the program has dropped the last of them without closing the client, the threads and the
+    connections end: at once, or with the next garbage collection if there are listeners.
+    """
+
+    def __init__(self, thread: LoopThread, end: Callable[[], None]) -> None:
+        """`end` must not wait: it is called wherever the last object happens to be freed."""
+        self.thread = thread
+        # Consumers and readers with a listener. The program need not hold them itself.
+        self.listening: list[object] = []
+        weakref.finalize(self, end).atexit = False
 
 
 class ThreadBridge(Generic[T]):
@@ -272,11 +298,13 @@ class Mailbox:
     def take(self, timeout_s: float | None) -> Message:
         """Return the next message; wait until there is one.
 
-        Raises Timeout after `timeout_s` seconds, and the error given to `fail`.
+        Raises Timeout after `timeout_s` seconds, Interrupted after Ctrl-C, and the error given to
+        `fail`.
         """
         with self._changed:
             if not self._messages and not self._errors:
-                self._wait(timeout_s)
+                with interruptible():
+                    self._wait(timeout_s)
             if not self._messages:
                 raise self._errors.popleft()
             return self._next()
@@ -322,6 +350,17 @@ class Mailbox:
             raise Timeout(f"no message within {timeout_s} s", topic=self._topic)
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Convert a Ctrl-C during a wait to Interrupted, which Apache's client raises."""
+    try:
+        yield
+    except InterruptedByUser:
+        raise
+    except KeyboardInterrupt:
+        raise InterruptedByUser(_CTRL_C) from None
+
+
 def wait_for(
     changed: threading.Condition, predicate: Callable[[], object], timeout_s: float | None = None
 ) -> object:
@@ -350,9 +389,13 @@ class Outcome:
         self._arrived.release()
 
     def wait(self) -> MessageId:
-        """Wait for the outcome. Returns the message's id or raises the error."""
-        while not self._arrived.acquire(timeout=INTERRUPT_SEEN_S):
-            pass
+        """Wait for the outcome. Returns the message's id or raises the error.
+
+        After Ctrl-C, raises Interrupted: the message may be stored.
+        """
+        with interruptible():
+            while not self._arrived.acquire(timeout=INTERRUPT_SEEN_S):
+                pass
         if self._error is not None:
             raise self._error
         assert self._message_id is not None

@@ -147,7 +147,7 @@ class EntryEncrypted(EntryError):
     """The payload is encrypted, and the client has no key."""
 
     def __init__(self) -> None:
-        super().__init__("the payload is encrypted; reading encrypted messages is not supported")
+        super().__init__("the payload is encrypted, and the reader has no key")
 
 
 def _shown(name: str) -> str:

@@ -80,6 +80,23 @@ class OutgoingMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class SealedKey:
+    """A data key, wrapped with the public key of this name."""
+
+    name: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """An encrypted payload, and what a reader needs to decrypt it."""
+
+    keys: Sequence[SealedKey]
+    param: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class EntryHeader:
     """The metadata that the entries of a producer have in common."""
 
@@ -87,6 +104,7 @@ class EntryHeader:
     publish_time_ms: int
     compression: Compression = Compression.NONE
     schema_version: bytes | None = None
+    seal: Callable[[bytes], Sealed] | None = None  # encrypts payloads; None: they are not encrypted
     # The encoded metadata of a plain entry before and behind its sequence id.
     before: bytes = field(init=False, repr=False, compare=False)
     behind: bytes = field(init=False, repr=False, compare=False)
@@ -98,8 +116,12 @@ class EntryHeader:
 
     @property
     def is_plain(self) -> bool:
-        """Whether entries have neither compression nor a schema version."""
-        return self.compression is Compression.NONE and self.schema_version is None
+        """Whether entries have neither compression nor a schema version nor encryption."""
+        return (
+            self.compression is Compression.NONE
+            and self.schema_version is None
+            and self.seal is None
+        )
 
 
 def encode_message(message: OutgoingMessage, header: EntryHeader) -> list[bytes]:
@@ -111,7 +133,7 @@ def encode_message(message: OutgoingMessage, header: EntryHeader) -> list[bytes]
         number = varint(message.sequence_id)
         return _checked_entry(header.before + number + header.behind, message.payload)
     metadata = _message_metadata(message, header)
-    return _entry(metadata, _compressed(message.payload, header))
+    return _entry(metadata, _compressed(message.payload, header), header)
 
 
 def encode_batch(messages: Sequence[OutgoingMessage], header: EntryHeader) -> list[bytes]:
@@ -133,7 +155,7 @@ def encode_batch(messages: Sequence[OutgoingMessage], header: EntryHeader) -> li
             metadata.partition_key_b64_encoded = True
     if ordering_key is not None and all(m.ordering_key == ordering_key for m in messages):
         metadata.ordering_key = ordering_key
-    return _entry(metadata, _compressed(payload, header))
+    return _entry(metadata, _compressed(payload, header), header)
 
 
 def encode_chunks(
@@ -149,14 +171,15 @@ def encode_chunks(
     count = max(1, -(-len(payload) // chunk_bytes_max))
     metadata = _message_metadata(message, header)
     if count == 1:
-        yield _entry(metadata, payload)
+        yield _entry(metadata, payload, header)
         return
     metadata.uuid = uuid
     metadata.num_chunks_from_msg = count
     metadata.total_chunk_msg_size = len(payload)
     for index in range(count):
         metadata.chunk_id = index
-        yield _entry(metadata, payload[index * chunk_bytes_max : (index + 1) * chunk_bytes_max])
+        piece = payload[index * chunk_bytes_max : (index + 1) * chunk_bytes_max]
+        yield _entry(metadata, piece, header)
 
 
 # Reading
@@ -180,6 +203,11 @@ class ReceivedEntry:
     payload: bytes  # still compressed
     metadata: pb.MessageMetadata  # for decode_messages
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the payload was encrypted when the entry arrived."""
+        return bool(self.metadata.encryption_keys)
+
 
 @dataclass(slots=True)
 class ReceivedMessage:
@@ -196,15 +224,15 @@ class ReceivedMessage:
     batch_index: int  # -1: the entry is not a batch
 
 
-def read_entry(data: bytes | memoryview) -> ReceivedEntry:
+def read_entry(data: bytes | memoryview, *, encrypted_too: bool = False) -> ReceivedEntry:
     """Check and parse the entry of a MESSAGE command. The result does not refer to `data`.
 
-    Raises ChecksumMismatch, MalformedEntry, EntryEncrypted.
+    Raises ChecksumMismatch, MalformedEntry, and EntryEncrypted unless `encrypted_too`.
     """
     broker, rest = strip_broker_metadata(data)
     entry = bytes(rest)
     metadata, payload_at = open_entry(entry)
-    if metadata.encryption_keys:
+    if metadata.encryption_keys and not encrypted_too:
         raise EntryEncrypted
     has = metadata.HasField
     is_batch = has("num_messages_in_batch")
@@ -243,6 +271,14 @@ def decode_messages(
     if not entry.is_batch:
         return [_received(metadata, plain, entry.sequence_id, -1)]
     return split_batch(plain, entry.num_messages, sequence_id=entry.sequence_id)
+
+
+def undecoded_message(entry: ReceivedEntry) -> ReceivedMessage:
+    """Return an entry whose payload cannot be decoded as one message with the payload as it is.
+
+    Raises MalformedEntry.
+    """
+    return _received(entry.metadata, entry.payload, entry.sequence_id, -1)
 
 
 def split_batch(payload: bytes, count: int, *, sequence_id: int) -> list[ReceivedMessage]:
@@ -362,7 +398,14 @@ def _single_metadata(message: OutgoingMessage) -> bytes:
     return metadata.SerializeToString()
 
 
-def _entry(metadata: pb.MessageMetadata, payload: bytes) -> list[bytes]:
+def _entry(metadata: pb.MessageMetadata, payload: bytes, header: EntryHeader) -> list[bytes]:
+    if header.seal is not None:
+        sealed = header.seal(payload)
+        del metadata.encryption_keys[:]  # of the chunk before
+        for key in sealed.keys:
+            metadata.encryption_keys.add(key=key.name, value=key.value)
+        metadata.encryption_param = sealed.param
+        payload = sealed.payload
     return _checked_entry(metadata.SerializeToString(), payload)
 
 

@@ -52,7 +52,9 @@ class LetterProducer:
         await self._producer.forward(letter)
 
     async def close(self) -> None:
-        """Close the producer."""
+        """Close the producer. A second call does nothing."""
+        if self._closed:
+            return
         self._closed = True
         if self._producer is not None:
             await self._producer.close()

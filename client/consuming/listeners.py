@@ -86,6 +86,10 @@ class ListenerThread:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
+    def stop_soon(self) -> None:
+        """End after the scheduled bursts, without waiting."""
+        self._due.put(None)
+
     def _run(self) -> None:
         while (listener := self._due.get()) is not None:
             listener.run_burst()

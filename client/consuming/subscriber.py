@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
+from magnetar.client.cipher import PayloadOpener, context_of
 from magnetar.client.consuming.acknowledger import Acknowledger
 from magnetar.client.consuming.acks import AckTracker
 from magnetar.client.consuming.chunks import ChunkBuffer, GivenUp
@@ -31,6 +32,7 @@ from magnetar.client.consuming.subscription import Subscription, subscribe_comma
 from magnetar.client.errors import (
     AlreadyClosed,
     ConnectError,
+    CryptoError,
     PulsarException,
     Timeout,
     is_retriable,
@@ -38,12 +40,18 @@ from magnetar.client.errors import (
 from magnetar.client.ids import bits_of, id_data, key_of, message_id_of, partition_of
 from magnetar.client.message import ChunkedMessageId, Delivery, Message, MessageId
 from magnetar.client.message_queue import MessageQueue, of_generation
+from magnetar.client.options import ConsumerCryptoFailureAction
 from magnetar.client.session.backoff import RETRY_DELAY_S_FIRST
 from magnetar.client.session.pool import Purpose
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.compression import UNCOMPRESSED_BYTES_MAX, UNCOMPRESSED_FACTOR
-from magnetar.protos.errors import EntryEncrypted, EntryError
-from magnetar.protos.message import ReceivedEntry, decode_messages, read_entry
+from magnetar.protos.errors import EntryError
+from magnetar.protos.message import (
+    ReceivedEntry,
+    decode_messages,
+    read_entry,
+    undecoded_message,
+)
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -52,6 +60,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message as Body
 
     from magnetar.client.consuming.letter_producer import LetterProducer
+    from magnetar.client.encryption import EncryptionContext
     from magnetar.client.environment import Parts
     from magnetar.client.ids import Key
     from magnetar.client.session.connection import Connection
@@ -87,6 +96,7 @@ class Subscriber:
         self._task: asyncio.Task[None] | None = None  # None: not opened
         self._connection: Connection | None = None  # None: not attached
         self._consumer_id = 0
+        self._opener = PayloadOpener(subscription.key_reader)
         self._permits = Permits(subscription.queue_messages_max)
         self._acks = Acknowledger(topic, AckTracker(batch_indexes=subscription.batch_indexes))
         backoff = subscription.nack_backoff
@@ -501,11 +511,16 @@ class Subscriber:
     def on_message(self, command: pb.CommandMessage, entry: memoryview) -> None:
         key = key_of(command.message_id)
         try:
-            received = read_entry(entry)
-            messages = decode_messages(received) if received.chunk is None else []
-        except EntryEncrypted:
-            event = "encrypted entry skipped: encryption is not supported yet"
-            self._leave(key, event, permits_of(entry, command.ack_set))
+            received = read_entry(entry, encrypted_too=True)
+            encryption = None
+            if received.is_encrypted:
+                received, encryption = self._decrypted(received)
+            if encryption is not None and encryption.is_decryption_failed():
+                messages = [undecoded_message(received)]
+            else:
+                messages = decode_messages(received) if received.chunk is None else []
+        except CryptoError as error:
+            self._refuse_undecryptable(key, error, permits_of(entry, command.ack_set))
             return
         except EntryError as error:
             self._refuse_corrupt([key], error, permits_of(entry, command.ack_set))
@@ -513,8 +528,8 @@ class Subscriber:
         sent, wanted = self._wanted(key, received, command.ack_set)
         if command.consumer_epoch < self._epoch:  # absent: from before the first request
             wanted = 0
-        delivery = self._delivery(received, command.redelivery_count)
-        if received.chunk is None:
+        delivery = self._delivery(received, command.redelivery_count, encryption)
+        if messages:
             shown = messages_of(key, messages, wanted, delivery)
         else:
             shown = self._assembled(key, received, delivery) if wanted else []
@@ -526,7 +541,47 @@ class Subscriber:
         self._permits.on_delivered(sent.bit_count(), len(shown), shown_bytes)
         self._burst += shown
 
-    def _delivery(self, received: ReceivedEntry, redelivery_count: int) -> Delivery:
+    def _decrypted(self, received: ReceivedEntry) -> tuple[ReceivedEntry, EncryptionContext]:
+        """Return an encrypted entry with its payload decrypted, or as it is if the user wants so.
+
+        Raises CryptoError.
+        """
+        try:
+            payload = self._opener.open(received)
+        except CryptoError as error:
+            if self.subscription.crypto_failure is not ConsumerCryptoFailureAction.CONSUME:
+                raise
+            log.warning("encrypted message delivered", topic=self.topic, error=str(error))
+            self.stats.undecryptable += 1
+            return received, context_of(received, failed=True)
+        return replace(received, payload=payload), context_of(received, failed=False)
+
+    def _refuse_undecryptable(self, key: Key, error: CryptoError, permits: int) -> None:
+        """Handle an entry that cannot be decrypted: acknowledge it, or leave it unacknowledged and
+        give the user the error, as the user chose."""
+        self.stats.undecryptable += 1
+        self._permits.on_delivered(permits, 0, 0)
+        discards = self.subscription.crypto_failure is ConsumerCryptoFailureAction.DISCARD
+        log.error(
+            "undecryptable entry",
+            topic=self.topic,
+            ledger=key[0],
+            entry=key[1],
+            error=str(error),
+            then="acknowledged" if discards else "left unacknowledged",
+        )
+        if discards:
+            self._acks.acknowledge(key, -1, 0)
+        else:
+            reason = f"message ({key[0]},{key[1]}) cannot be decrypted: {error.reason}"
+            self._queue.put_error(CryptoError(reason, topic=self.topic))
+
+    def _delivery(
+        self,
+        received: ReceivedEntry,
+        redelivery_count: int,
+        encryption: EncryptionContext | None,
+    ) -> Delivery:
         return Delivery(
             self.topic,
             self._partition,
@@ -536,6 +591,7 @@ class Subscriber:
             redelivery_count,
             None if received.broker is None else received.broker.index,
             self._generation,
+            encryption,
         )
 
     def on_active_changed(self, *, active: bool) -> None:
@@ -666,11 +722,6 @@ class Subscriber:
         size = max(1, message_id.batch_size())
         done = self._acks.acknowledged(_key_of(message_id), size)
         return [one for one in messages if not done >> max(0, one.message_id().batch_index()) & 1]
-
-    def _leave(self, key: Key, event: str, permits: int) -> None:
-        """Leave an entry unacknowledged, for a consumer that can assemble or decrypt it."""
-        log.error(event, topic=self.topic, ledger=key[0], entry=key[1])
-        self._permits.on_delivered(permits, 0, 0)
 
     def _grant(self) -> None:
         if self._connection is not None and not self._paused:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from magnetar.client.options import (
+    ConsumerCryptoFailureAction,
     ConsumerKeySharedPolicy,
     ConsumerType,
     InitialPosition,
@@ -16,6 +17,7 @@ from magnetar.protos import pulsar_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from magnetar.client.encryption import CryptoKeyReader
     from magnetar.client.message import MessageId
     from magnetar.client.policies import DeadLetterPolicy, RedeliveryBackoff
 
@@ -46,6 +48,8 @@ class Subscription:
     acknowledge_oldest_chunked: bool = False
     dead_letters: DeadLetterPolicy | None = None  # None: messages are redelivered without end
     fails_on_corrupt: bool = False  # whether the user gets the error of a corrupt entry
+    key_reader: CryptoKeyReader | None = None  # None: encrypted entries cannot be decrypted
+    crypto_failure: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL
 
     @property
     def is_durable(self) -> bool:

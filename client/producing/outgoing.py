@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -16,8 +17,6 @@ from magnetar.client.errors import (
 from magnetar.protos.message import OutgoingMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from magnetar.client.callbacks import SendCallback
     from magnetar.runtime.clock import Clock
 
@@ -57,6 +56,8 @@ def outgoing_message(
     if content is None:
         message.null_value = True
     if properties:
+        if not isinstance(properties, Mapping):
+            raise InvalidMessage(f"properties must be a mapping, not {type(properties).__name__}")
         message.properties = dict(properties)
         for text in (*properties.keys(), *properties.values()):
             size += len(_encoded("properties", text))
@@ -69,8 +70,8 @@ def outgoing_message(
         size += len(message.ordering_key)
     if sequence_id is not None:
         message.sequence_id = _checked("sequence_id", sequence_id)
-    if replication_clusters or disable_replication:
-        raise NotAllowedError("replication between clusters is not supported yet")
+    if disable_replication is not False or replication_clusters is not None:
+        _check_replication(disable_replication, replication_clusters)
     if event_timestamp is not None:
         message.event_time_ms = _checked("event_timestamp", event_timestamp)
     if deliver_at is not None:
@@ -145,6 +146,13 @@ class PendingLimit:
         assert 0 <= self._messages <= self._messages_max
         assert self._bytes <= self._bytes_max or self._messages == 1
         assert self._messages or not self._bytes
+
+
+def _check_replication(disable: object, clusters: object) -> None:
+    if not isinstance(disable, bool | None) or not isinstance(clusters, list | None):
+        raise InvalidMessage("disable_replication must be bool, and replication_clusters a list")
+    if disable or clusters:
+        raise NotAllowedError("replication between clusters is not supported yet")
 
 
 def _encoded(name: str, text: str) -> bytes:

@@ -13,10 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from magnetar.client.cipher import TAG_BYTES, sealer_of
 from magnetar.client.errors import (
     AlreadyClosed,
     ChecksumError,
     ConnectError,
+    CryptoError,
     Interrupted,
     MessageTooBig,
     NotAllowedError,
@@ -90,6 +92,7 @@ class Publisher:
         self._timeout_s = options.send_timeout_millis / 1000 or None
         self._compression = Compression(options.compression_type)
         self._header = EntryHeader("", 0)
+        self._sealer = sealer_of(options)
         initial = options.initial_sequence_id
         self._next_sequence_id = 0 if initial is None else initial + 1
         self._last_sequence_id = self._next_sequence_id - 1
@@ -338,7 +341,7 @@ class Publisher:
         """Encode messages as one entry, append it to the queue, and send it if attached."""
         try:
             parts = self._encode(messages)
-        except MessageTooBig as error:
+        except (MessageTooBig, CryptoError) as error:
             self._refuse(dones, message_bytes, error)
             return
         self._append(
@@ -384,6 +387,9 @@ class Publisher:
                 [done], message_bytes, MessageTooBig(error.size, error.limit, topic=self.topic)
             )
             return
+        except CryptoError as error:
+            self._refuse([done], message_bytes, error)
+            return
         whole = ChunkedSend(done)
         dones = [done] if len(chunks) == 1 else [whole.add() for _ in chunks]
         for index, parts in enumerate(chunks):
@@ -405,7 +411,7 @@ class Publisher:
 
     @property
     def _chunk_bytes_max(self) -> int:
-        return self._message_bytes_max
+        return self._message_bytes_max - (0 if self._sealer is None else TAG_BYTES)
 
     def _encode(self, messages: Sequence[OutgoingMessage]) -> list[bytes]:
         """Encode an entry. A single message is not a batch, which saves parsing a batch."""
@@ -423,8 +429,11 @@ class Publisher:
 
     def _fresh_header(self) -> EntryHeader:
         now_ms = self._now_ms()
+        if self._sealer is not None:
+            self._sealer.begin(self._loop.time())
         if self._header.publish_time_ms != now_ms:
-            self._header = EntryHeader(self.name, now_ms, self._compression)
+            seal = None if self._sealer is None else self._sealer.seal
+            self._header = EntryHeader(self.name, now_ms, self._compression, seal=seal)
         return self._header
 
     def _transmit(self, entry: PendingEntry) -> None:

@@ -51,7 +51,8 @@ async def test_close_leaves_no_tasks_and_closes_everything() -> None:
                 await call
         with pytest.raises(AlreadyClosed):
             await client.create_producer("t")
-        await client.close()
+        with pytest.raises(AlreadyClosed):
+            await client.close()
 
 
 async def test_a_close_that_is_cancelled_ends_everything_at_once() -> None:

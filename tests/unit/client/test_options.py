@@ -42,6 +42,7 @@ OURS = {
     "expire_time_of_incomplete_chunked_message_ms",
     "enable_retry",
     "decode_failure_action",
+    "encryption_keys",
 }
 """What only Apache's other clients have."""
 
@@ -100,9 +101,7 @@ def test_enums_are_apaches() -> None:
     ("options", "given"),
     [
         (ProducerOptions, {"schema": object()}),
-        (ProducerOptions, {"encryption_key": "key"}),
         (ConsumerOptions, {"is_read_compacted": True}),
-        (ConsumerOptions, {"crypto_key_reader": object()}),
         (ConsumerOptions, {"replicate_subscription_state_enabled": True}),
         (ReaderOptions, {"is_read_compacted": True}),
         (ClientOptions, {"authentication": object()}),
@@ -154,6 +153,8 @@ def test_topics_are_a_name_a_list_or_a_pattern() -> None:
         (ConsumerOptions, {"properties": 5}),
         (ConsumerOptions, {"start_message_id_inclusive": "x"}),
         (ReaderOptions, {"reader_listener": "x"}),
+        (ProducerOptions, {"encryption_key": "without a reader"}),
+        (ConsumerOptions, {"crypto_key_reader": object()}),
     ],
 )
 def test_invalid_value_is_refused_by_name(options: Any, given: dict[str, Any]) -> None:

@@ -119,7 +119,7 @@ def test_waiting_threads_are_admitted_in_fifo_order() -> None:
         threads = []
         for number, content in enumerate((LARGE, b"small", b"")):
             threads.append(in_thread(lambda content=content: producer.send(content)))  # type: ignore[misc]
-            wait_for(lambda number=number: len(producer._waiting) == number + 1)  # type: ignore[misc]
+            wait_for(lambda number=number: len(producer._limit._waiting) == number + 1)  # type: ignore[misc]
         cluster.topic(TOPIC).hold_receipts = False
         client._thread.call_soon(lambda: answer_first(cluster))
         for thread in threads:
@@ -146,7 +146,7 @@ def test_shutdown_fails_all_waiting_threads() -> None:
     cluster.topic(TOPIC).hold_receipts = True
     producer.send_async(bytes(500), None)
     threads = [in_thread(send) for _ in range(3)]
-    wait_for(lambda: len(producer._waiting) == 3)
+    wait_for(lambda: len(producer._limit._waiting) == 3)
     client.shutdown()
     for thread in threads:
         thread.join(30)

@@ -394,7 +394,8 @@ async def test_close_waits_for_receipts() -> None:
         assert told.results == [Result.Ok, Result.AlreadyClosed]
         with pytest.raises(AlreadyClosed):
             await producer.send(b"z")
-        await producer.close()
+        with pytest.raises(AlreadyClosed):
+            await producer.close()
 
 
 async def test_close_gives_up_after_the_operations_time() -> None:

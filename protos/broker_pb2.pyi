@@ -433,3 +433,43 @@ class HeldTopic(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["error", b"error", "owner_url", b"owner_url"]) -> None: ...
 
 Global___HeldTopic: typing_extensions.TypeAlias = HeldTopic
+
+@typing.final
+class TopicPoliciesRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: builtins.int
+    topic: builtins.str
+    """Full name: persistent://tenant/namespace/topic."""
+    def __init__(
+        self,
+        *,
+        topic: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["topic", b"topic"]) -> None: ...
+
+Global___TopicPoliciesRequest: typing_extensions.TypeAlias = TopicPoliciesRequest
+
+@typing.final
+class TopicPoliciesReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OWNER_URL_FIELD_NUMBER: builtins.int
+    DEDUPLICATION_FIELD_NUMBER: builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: builtins.int
+    owner_url: builtins.str
+    """grpc:// URL of the owner if it is another broker; then all other fields are empty."""
+    deduplication: builtins.bool
+    """The topic's owner drops messages that it has stored already."""
+    max_message_bytes: builtins.int
+    """Of the payload of an entry, in bytes; 0: as CONNECTED says."""
+    def __init__(
+        self,
+        *,
+        owner_url: builtins.str = ...,
+        deduplication: builtins.bool = ...,
+        max_message_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["deduplication", b"deduplication", "max_message_bytes", b"max_message_bytes", "owner_url", b"owner_url"]) -> None: ...
+
+Global___TopicPoliciesReply: typing_extensions.TypeAlias = TopicPoliciesReply

@@ -1,5 +1,5 @@
 """Registers the format "magnetar": Spark imports every module named `pyspark_*`."""
 
-from magnetar.spark.source.datasource import MagnetarDataSource as DefaultSource
+from magnetar.spark.datasource import MagnetarFormat as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -19,7 +19,7 @@ class SparkError(Exception):
 
 
 class InvalidOption(SparkError):
-    """An option of `spark.read.format("magnetar")` is unknown, missing or invalid."""
+    """An option of the source or the sink is unknown, missing or invalid."""
 
     def __init__(self, option: str, reason: str) -> None:
         super().__init__(f"option {option!r}: {reason}")
@@ -124,6 +124,64 @@ class ReadStalled(SparkError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[type[ReadStalled], tuple[str, float, str]]:
+        return type(self), (self.topic, self.waited_s, self.reason)
+
+
+class RowRefused(SparkError):
+    """The sink cannot write a row as it is. `row` counts the rows of one task from 0."""
+
+    def __init__(self, partition: int, row: int, column: str, reason: str) -> None:
+        super().__init__(f"row {row} of partition {partition}, column {column!r}: {reason}")
+        self.partition = partition
+        self.row = row
+        self.column = column
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[RowRefused], tuple[int, int, str, str]]:
+        return type(self), (self.partition, self.row, self.column, self.reason)
+
+
+class WriteRefused(SparkError):
+    """A broker refuses to take messages for a topic."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(f"{topic}: {reason}")
+        self.topic = topic
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[WriteRefused], tuple[str, str]]:
+        return type(self), (self.topic, self.reason)
+
+
+class DeduplicationOff(WriteRefused):
+    """The sink should write exactly once, and the topic's brokers do not drop duplicates."""
+
+    def __init__(self, topic: str, reason: str = "") -> None:
+        super().__init__(
+            topic,
+            reason
+            or "deliveryGuarantee dedup needs deduplication, which is off for this topic: switch it"
+            " on (magnetar namespaces set-deduplication NAMESPACE --enable) or write at-least-once",
+        )
+
+
+class RowsChanged(WriteRefused):
+    """A repeated batch holds other rows than before, or in another order, so that the sink cannot
+    tell which of them are stored."""
+
+
+class WriteStalled(SparkError):
+    """For the time `sendTimeoutMs`, no broker confirmed a message."""
+
+    definite = False
+
+    def __init__(self, topic: str, waited_s: float, reason: str) -> None:
+        super().__init__(f"{topic}: no receipt for {waited_s:.1f} s; {reason}")
+        self.topic = topic
+        self.waited_s = waited_s
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[WriteStalled], tuple[str, float, str]]:
         return type(self), (self.topic, self.waited_s, self.reason)
 
 

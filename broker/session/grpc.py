@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -60,6 +61,7 @@ class BrokerService:
             "PlanTopics": self._call(pb.PlanTopicsRequest, self._ranges.plan),
             "FindEntry": self._call(pb.FindEntryRequest, self._ranges.find_entry),
             "HoldTopics": self._call(pb.HoldTopicsRequest, self._ranges.hold),
+            "TopicPolicies": unary_handler(self._policies),
         }
 
     def _call(
@@ -120,6 +122,20 @@ class BrokerService:
         )
         async for frame in frames:
             yield frame
+
+    async def _policies(self, request: bytes) -> bytes:
+        await self._serving.wait()
+        name = TopicName.parse(_parsed(pb.TopicPoliciesRequest, request).topic)
+        broker = self._endpoint.broker
+        located = await broker.locate(name, authoritative=False)
+        if located.broker != broker.me:
+            return pb.TopicPoliciesReply(owner_url=located.broker.grpc_url).SerializeToString()
+        with suppress(TopicNotFound):  # its namespace's policies count
+            await broker.stored_topic(name, create=False)
+        policies = broker.policies.policies_of(name)
+        return pb.TopicPoliciesReply(
+            deduplication=policies.deduplication, max_message_bytes=policies.max_message_bytes
+        ).SerializeToString()
 
 
 def _parsed(kind: type[Request], data: bytes) -> Request:

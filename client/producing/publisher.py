@@ -158,6 +158,24 @@ class Publisher:
         if self._batch_timer is None:
             self._arm_batch_timer()
 
+    def submit_entry(self, messages: list[OutgoingMessage], message_bytes: int, done: Done) -> None:
+        """Accept messages that become one entry, and call `done` with the outcome of each.
+
+        The caller decides what an entry holds, so that a repeated call sends the same entry: the
+        sink for Spark needs it. `done` is called before this returns only if the entry fails at
+        once.
+        """
+        self.seal()
+        dones = [done] * len(messages)
+        if self._failure is not None:
+            self._refuse(dones, message_bytes, self._failure)
+            return
+        for message in messages:
+            if message.sequence_id < 0:
+                message.sequence_id = self._next_sequence_id
+                self._next_sequence_id += 1
+        self._send(messages, dones, message_bytes)
+
     def seal(self) -> None:
         """Send the open batches now, without waiting for more messages."""
         if self._builder is not None:

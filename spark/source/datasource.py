@@ -16,7 +16,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class MagnetarDataSource(DataSource):
-    """The data source that Spark finds under the format's name.
+    """The source. The sink is in magnetar.spark.datasource.
 
     Raises InvalidOption and InvalidSchema.
     """

@@ -72,6 +72,12 @@ def plan_range(broker: str, topic: str) -> Plan:
     return Plan(reply.owner_url, reply.exists, tuple(ledgers))
 
 
+def topic_policies(broker: str, topic: str) -> pb.TopicPoliciesReply:
+    """Ask a broker for the policies of a topic. Raises BrokerLost, BrokerRefused."""
+    request = pb.TopicPoliciesRequest(topic=topic)
+    return _ask(broker, f"{_SERVICE}TopicPolicies", request, pb.TopicPoliciesReply)
+
+
 def find_topics(
     broker: str, topics: Sequence[str], namespaces: Sequence[str]
 ) -> pb.FindTopicsReply:

@@ -1,0 +1,56 @@
+"""Asks the owner of a topic for the policies that a sink depends on. Blocks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from magnetar.client.session.backoff import ReconnectDelay
+from magnetar.spark.errors import WriteRefused, WriteStalled
+
+if TYPE_CHECKING:
+    from magnetar.spark.sink.options import WriteOptions
+
+REDIRECTS_MAX: Final = 4  # in one round; the next round begins after a delay
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The policies of one topic."""
+
+    deduplication: bool  # the owner drops messages that it has stored already
+    message_bytes_max: int  # of the payload of an entry; 0: as the broker allows
+
+
+def policies_of(options: WriteOptions, topic: str) -> Policies:
+    """Ask the brokers in turn, until one answers. Raises WriteRefused, WriteStalled."""
+    from magnetar.spark.source.range_client import BrokerLost, BrokerRefused  # loads grpc
+
+    began_s = time.monotonic()
+    delay = ReconnectDelay(Random())
+    while True:
+        failure = ""
+        for broker in options.brokers:
+            try:
+                return _follow(broker, topic)
+            except BrokerLost as error:
+                failure = str(error)
+            except BrokerRefused as error:
+                raise WriteRefused(topic, str(error)) from error
+        waited_s = time.monotonic() - began_s
+        if waited_s >= options.send_timeout_s:
+            raise WriteStalled(topic, waited_s, failure)
+        time.sleep(delay.on_failed(time.monotonic()))
+
+
+def _follow(broker: str, topic: str) -> Policies:
+    from magnetar.spark.source.range_client import BrokerLost, topic_policies
+
+    for _ in range(REDIRECTS_MAX + 1):
+        found = topic_policies(broker, topic)
+        if not found.owner_url:
+            return Policies(found.deduplication, found.max_message_bytes)
+        broker = found.owner_url
+    raise BrokerLost(f"topic {topic}: no owner after {REDIRECTS_MAX} redirects")

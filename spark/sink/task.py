@@ -1,0 +1,289 @@
+"""Publishes the rows of one task: a thin shell around Encoder and Cutter.
+
+All entries go through one asyncio client. At most `pendingBytes` are gathered or without a receipt.
+The task ends when every row has a receipt, or with the first error. Then the client is shut down at
+once and sends nothing more. So what a topic holds of a task is always its first entries, without a
+gap, and a repeated task goes on where the broker's sequence ids say that the former one ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from magnetar.client.asyncio import Client
+from magnetar.client.environment import Environment
+from magnetar.client.errors import ProducerBusy, PulsarException
+from magnetar.client.options import ClientOptions, ProducerOptions
+from magnetar.client.producing.hashing import java_string_hash
+from magnetar.client.producing.publisher import Publisher
+from magnetar.spark.errors import (
+    DeduplicationOff,
+    RowsChanged,
+    SparkError,
+    WriteRefused,
+    WriteStalled,
+)
+from magnetar.spark.sink.batches import Cutter, Entry
+from magnetar.spark.sink.columns import Encoder, Target
+from magnetar.spark.sink.identity import MESSAGES_MAX
+from magnetar.spark.sink.options import Batching
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import pyarrow as pa
+
+    from magnetar.client.message import MessageId
+    from magnetar.spark.sink.columns import Addressed
+    from magnetar.spark.sink.identity import Identity
+    from magnetar.spark.sink.options import WriteOptions
+    from magnetar.spark.sink.policies import Policies
+
+YIELD_ROWS: Final = 500  # rows between two turns of the loop: some milliseconds
+BUSY_DELAY_S: Final = 0.2  # between two attempts to take the name of a producer that is connected
+UNLIMITED: Final = 1 << 62
+
+
+class TaskWriter:
+    """Writes one task. `run` is called once."""
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        identity: Identity | None,
+        partition: int,
+        *,
+        policies: Callable[[str], Awaitable[Policies]],
+        environment: Environment | None = None,
+    ) -> None:
+        """`identity` None: at least once. `partition`: number of the task, for errors.
+
+        `policies` asks the owner of a topic, and raises SparkError.
+        """
+        self._options = options
+        self._identity = identity
+        self._policies = policies
+        world = Environment(pending_bytes_max=UNLIMITED) if environment is None else environment
+        self._client = Client.in_environment(
+            ClientOptions(
+                options.service_url, operation_timeout_seconds=max(1, int(options.send_timeout_s))
+            ),
+            world,
+        )
+        topic = None if options.topic is None else str(options.topic)
+        self._encoder = Encoder(topic, partition)
+        self._cutter = Cutter(
+            first_sequence_id=None if identity is None else identity.first_sequence_id,
+            by_key=options.batching is Batching.KEY,
+            open_bytes_max=options.pending_bytes // 2,
+        )
+        self._partitions: dict[str, list[Target]] = {}  # by topic; empty: it has none
+        self._sends: dict[Target, _Send] = {}
+        self._pending_bytes = 0  # without a receipt
+        self._pending_messages = 0
+        self._changed = asyncio.Event()
+        self._failure: SparkError | None = None
+        self.skipped = 0  # messages that an earlier attempt has stored
+
+    @property
+    def rows(self) -> int:
+        return self._encoder.rows
+
+    async def run(self, batches: AsyncIterator[pa.RecordBatch]) -> None:
+        """Write all rows. Raises SparkError."""
+        try:
+            async for batch in batches:
+                await self._write(batch)
+            for entry in self._cutter.cut_all():
+                await self._submit(entry)
+            await self._wait(lambda: not self._pending_messages)
+        except BaseException:
+            self._client.shutdown()
+            raise
+        await self._close()
+
+    async def _write(self, batch: pa.RecordBatch) -> None:
+        for at, addressed in enumerate(self._encoder.messages(batch)):
+            target = addressed.target
+            if target.topic not in self._partitions:
+                await self._look_up(target)
+            partitions = self._partitions[target.topic]
+            if partitions:
+                target = partitions[_partition_of(addressed, len(partitions))]
+            message, size, row = addressed.message, addressed.size, addressed.row
+            if row >= MESSAGES_MAX:
+                raise self._encoder.refused(row, "value", "is one row too many for a task")
+            for entry in self._cutter.add(target, message, size, row):
+                await self._submit(entry)
+            if at % YIELD_ROWS == YIELD_ROWS - 1:
+                await asyncio.sleep(0)
+
+    async def _look_up(self, target: Target) -> None:
+        """Learn how many partitions the topic has. A partition is a target of its own."""
+        try:
+            names = await self._client.get_topic_partitions(target.topic)
+        except PulsarException as error:
+            raise WriteRefused(target.topic, _reason(error)) from error
+        alone = names == [target.topic]
+        self._partitions[target.topic] = [] if alone else [Target(name) for name in names]
+
+    async def _submit(self, entry: Entry) -> None:
+        """Send an entry when there is room for it, unless it is stored already."""
+        send = self._sends.get(entry.target) or await self._open(entry.target)
+        if self._identity is not None:
+            if entry.last_sequence_id <= send.stored:
+                self.skipped += len(entry.messages)
+                return
+            if entry.first_sequence_id <= send.stored:
+                raise RowsChanged(
+                    entry.target.topic,
+                    f"row {entry.first_row} of {self._identity.producer_name!r}, batch"
+                    f" {self._identity.batch}, begins an entry that an earlier attempt has stored"
+                    " in part: the batch holds other rows than before, or in another order",
+                )
+            if 0 < send.bytes_max < entry.bytes:
+                # The broker would refuse it and store what comes behind it, and a repeated task
+                # could not see the gap.
+                raise WriteRefused(
+                    entry.target.topic,
+                    f"rows {entry.rows[0]} to {entry.rows[-1]} are {entry.bytes} bytes; the topic's"
+                    f" largest message has {send.bytes_max}",
+                )
+        most = self._options.pending_bytes
+        room = most - self._cutter.open_bytes - entry.bytes
+        await self._wait(lambda: not self._pending_messages or self._pending_bytes <= room)
+        self._pending_bytes += entry.bytes
+        self._pending_messages += len(entry.messages)
+        send.publisher.submit_entry(
+            entry.messages, entry.bytes, partial(self._on_outcome, _Pending(entry))
+        )
+        if self._failure is not None:
+            raise self._failure
+
+    async def _open(self, target: Target) -> _Send:
+        """Attach a producer. With dedup, wait while an earlier attempt of this task is connected:
+        the broker takes one producer of a name at a time."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._options.send_timeout_s
+        while True:
+            try:
+                send = _Send(await self._publisher(target))
+                await self._client.opened(send.publisher)
+                break
+            except ProducerBusy as error:
+                if loop.time() >= give_up_at:
+                    raise WriteStalled(
+                        target.topic, self._options.send_timeout_s, _reason(error)
+                    ) from error
+                await asyncio.sleep(BUSY_DELAY_S)
+            except PulsarException as error:
+                raise WriteRefused(target.topic, _reason(error)) from error
+        if self._identity is not None:
+            policies = await self._policies(target.topic)
+            if not policies.deduplication:
+                raise DeduplicationOff(target.topic)
+            send.bytes_max = policies.message_bytes_max
+            send.stored = send.publisher.last_sequence_id
+        self._sends[target] = send
+        return send
+
+    async def _publisher(self, target: Target) -> Publisher:
+        name = None if self._identity is None else self._identity.producer_name
+        publisher = await self._client.publisher(
+            ProducerOptions(
+                target.topic,
+                producer_name=name,
+                send_timeout_millis=0,  # an entry that is given up would leave a gap
+                max_pending_messages=0,
+                max_pending_messages_across_partitions=0,
+                compression_type=self._options.compression,
+            )
+        )
+        assert isinstance(publisher, Publisher), "a partition has no partitions"
+        publisher.producer = _Unlimited()
+        return publisher
+
+    def _on_outcome(
+        self, pending: _Pending, error: PulsarException | None, _: MessageId | None
+    ) -> None:
+        """The outcome of one message of an entry. The messages of an entry have one outcome."""
+        self._pending_messages -= 1
+        pending.left -= 1
+        if not pending.left:
+            self._pending_bytes -= pending.entry.bytes
+            self._changed.set()
+        if error is not None and self._failure is None:
+            entry = pending.entry
+            rows = f"rows {entry.rows[0]} to {entry.rows[-1]}" if len(entry.rows) > 1 else ""
+            self._failure = (
+                WriteRefused(entry.target.topic, f"{rows}: {_reason(error)}")
+                if rows
+                else self._encoder.refused(entry.rows[0], "value", _reason(error))
+            )
+            self._changed.set()
+
+    async def _wait(self, until: Callable[[], bool]) -> None:
+        """Wait for receipts. Raises the first failure, and WriteStalled if no receipt comes."""
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if until():
+                return
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(self._options.send_timeout_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                topics = sorted({target.topic for target in self._sends})
+                reason = f"{self._pending_messages} messages wait for {self._options.service_url}"
+                raise WriteStalled(
+                    ", ".join(topics[:3]), self._options.send_timeout_s, reason
+                ) from None
+
+    async def _close(self) -> None:
+        try:
+            await self._client.close()
+        except PulsarException:  # every row has its receipt
+            self._client.shutdown()
+
+
+class _Send:
+    """A producer of this task."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.publisher = publisher
+        self.stored = -1  # the highest sequence id of an earlier attempt
+        self.bytes_max = 0  # of an entry; 0: as the broker announced
+
+
+class _Pending:
+    """An entry, and how many of its messages have no outcome."""
+
+    __slots__ = ("entry", "left")
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.left = len(entry.messages)
+
+
+class _Unlimited:
+    """The task has a limit for all of its producers, so that they have none themselves."""
+
+    def on_released(self, messages: int, message_bytes: int) -> None:
+        pass
+
+    def on_burst_end(self) -> None:
+        pass
+
+
+def _partition_of(addressed: Addressed, count: int) -> int:
+    """The partition of a message: by its key, as this client's producers choose it, else in turn
+    by the number of the row, so that a repeated task chooses the same."""
+    key = addressed.message.partition_key
+    return (addressed.row if key is None else java_string_hash(key)) % count
+
+
+def _reason(error: PulsarException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,134 @@
+"""`df.write.format("magnetar")` and `df.writeStream.format("magnetar")`: rows become messages.
+
+Spark sends a writer to the executors; each task writes its rows (task.py). Consumers get them at
+once, also if another task of the job fails later: there are no transactions, so `abort` undoes
+nothing. When Spark repeats a task, an at-least-once sink stores its rows again; with dedup, the
+broker drops the rows that it has stored.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from magnetar.spark.errors import DeduplicationOff, InvalidOption
+from magnetar.spark.sink.columns import check_columns
+from magnetar.spark.sink.identity import Identity
+from magnetar.spark.sink.options import Guarantee, parse_options
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from magnetar.spark.sink.options import WriteOptions
+
+
+def batch_writer(
+    given: Mapping[str, str], schema: StructType, overwrite: bool
+) -> DataSourceArrowWriter:
+    """Check what is written, on the driver. Raises InvalidOption, InvalidSchema, DeduplicationOff,
+    WriteStalled."""
+    if overwrite:
+        raise InvalidOption("mode", "overwrite: a topic is never emptied by a write; use append")
+    options = parse_options(given)
+    check_columns(schema, options)
+    if options.guarantee is Guarantee.DEDUP and options.topic is not None:
+        from magnetar.spark.sink.policies import policies_of
+
+        if not policies_of(options, str(options.topic)).deduplication:
+            raise DeduplicationOff(str(options.topic))
+    return BatchWriter(options)
+
+
+def stream_writer(
+    given: Mapping[str, str], schema: StructType, overwrite: bool
+) -> DataSourceStreamArrowWriter:
+    """Check what is written, on the driver. Raises InvalidOption, InvalidSchema.
+
+    Spark calls it twice for each micro-batch, so it asks no broker.
+    """
+    if overwrite:
+        raise InvalidOption(
+            "outputMode", "complete: a topic is never emptied; use append or update"
+        )
+    options = parse_options(given, streaming=True)
+    check_columns(schema, options)
+    return StreamWriter(options)
+
+
+class Written(WriterCommitMessage):
+    """What a task has written."""
+
+    def __init__(self, rows: int, skipped: int) -> None:
+        self.rows = rows
+        self.skipped = skipped  # of these, an earlier attempt had stored so many
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """A batch job. Each attempt of a task has the same identity."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._job = options.job_id or f"{Random().getrandbits(64):016x}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write the rows of one task, on an executor. Raises SparkError."""
+        return _write(self._options, iterator, f"job-{self._job}", 0)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """A streaming query."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write the rows of one task of a micro-batch, on an executor. Raises SparkError."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        assert query is not None
+        assert batch is not None
+        return _write(self._options, iterator, query, int(batch))
+
+
+def _write(
+    options: WriteOptions, iterator: Iterator[pa.RecordBatch], writer: str, batch: int
+) -> Written:
+    import asyncio
+
+    from pyspark import TaskContext
+
+    from magnetar.spark.sink.policies import Policies, policies_of
+    from magnetar.spark.sink.task import TaskWriter
+
+    context = TaskContext.get()
+    partition = 0 if context is None else context.partitionId()
+    is_exact = options.guarantee is Guarantee.DEDUP
+    identity = Identity(writer, batch, partition) if is_exact else None
+
+    async def batches() -> AsyncIterator[pa.RecordBatch]:
+        # Spark's iterator blocks until the next rows are computed.
+        while (batch := await asyncio.to_thread(next, iterator, None)) is not None:
+            yield batch
+
+    async def policies(topic: str) -> Policies:
+        return await asyncio.to_thread(policies_of, options, topic)
+
+    async def run() -> Written:
+        task = TaskWriter(options, identity, partition, policies=policies)
+        await task.run(batches())
+        return Written(task.rows, task.skipped)
+
+    return asyncio.run(run())

@@ -1,0 +1,302 @@
+"""The sink and the pipelines on Spark, executors being processes, against a standalone server."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+import magnetar
+from magnetar.local_process import LocalProcess, standalone
+from magnetar.spark.errors import JavaMissing
+from magnetar.spark.session import spark_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+BORN_MS = 1_356_998_400_000  # 2013-01-01
+KEPT = {
+    "MAGNETAR_STANDALONE_DEFAULT_RETENTION_TIME_IN_MINUTES": "-1",
+    "MAGNETAR_STANDALONE_DEFAULT_RETENTION_SIZE_IN_MB": "-1",
+}
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    try:
+        session = spark_session("tests", master="local[2,3]")
+    except JavaMissing as missing:
+        pytest.skip(str(missing))
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalProcess]:
+    """In the namespace public/exact, deduplication is on."""
+    with standalone(tmp_path_factory.mktemp("standalone"), KEPT) as server:
+        admin = f"http://127.0.0.1:{server.ports['http']}/admin/v2/namespaces/public/exact"
+        httpx.put(admin, timeout=60).raise_for_status()
+        httpx.post(f"{admin}/deduplication", json=True, timeout=60).raise_for_status()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def url(server: LocalProcess) -> str:
+    return f"grpc://127.0.0.1:{server.ports['grpc']}"
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[magnetar.Client]:
+    with magnetar.Client(url) as client:
+        yield client
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"written-{next(_numbers)}"
+
+
+@pytest.fixture
+def exact() -> str:
+    return f"persistent://public/exact/written-{next(_numbers)}"
+
+
+def write(frame: DataFrame, url: str, topic: str | None, **options: str) -> None:
+    writer = frame.write.format("magnetar").mode("append").option("service.url", url)
+    if topic is not None:
+        writer = writer.option("topic", topic)
+    for name, value in options.items():
+        writer = writer.option(name, value)
+    writer.save()
+
+
+def read(spark: SparkSession, url: str, topic: str) -> list[Any]:
+    reader = spark.read.format("magnetar").option("service.url", url).option("topic", topic)
+    return reader.load().orderBy("__index").collect()
+
+
+# -- Batch -------------------------------------------------------------------------------------
+
+
+def test_every_part_of_a_row_is_in_its_message(
+    spark: SparkSession, url: str, client: magnetar.Client, topic: str
+) -> None:
+    rows = spark.range(50).selectExpr(
+        "cast(concat('value ', id) as binary) as value",
+        "concat('k', id % 3) as __key",
+        "'o' as __orderingKey",
+        f"timestamp_millis({BORN_MS} + id) as __eventTime",
+        "map('row', cast(id as string)) as __messageProperties",
+    )
+    consumer = client.subscribe(topic, "s")
+    write(rows.coalesce(1), url, topic)
+    for number in range(50):
+        message = consumer.receive(30_000)
+        assert message.data() == b"value %d" % number
+        assert message.partition_key() == f"k{number % 3}"
+        assert message.ordering_key() == "o"
+        assert message.event_timestamp() == BORN_MS + number
+        assert message.properties() == {"row": str(number)}
+
+
+def test_a_topic_is_copied_with_all_that_its_messages_have(
+    spark: SparkSession, url: str, client: magnetar.Client, topic: str
+) -> None:
+    producer = client.create_producer(topic)
+    producer.send(None, partition_key="deleted")
+    producer.send(b"", properties={"a": "b"}, event_timestamp=5)
+    reader = spark.read.format("magnetar").option("service.url", url).option("topic", topic)
+    rows = spark.createDataFrame([(b"\xff\xfe", b"binary key")], "__key binary, value binary")
+    write(rows, url, topic)
+    write(reader.load().coalesce(1), url, f"{topic}-copy")
+    kept = ("value", "__key", "__eventTime", "__messageProperties")
+    theirs, ours = read(spark, url, topic), read(spark, url, f"{topic}-copy")
+    assert [[row[name] for name in kept] for row in ours] == [
+        [row[name] for name in kept] for row in theirs
+    ]
+    assert len(ours) == 3
+    assert ours[0]["value"] is None
+    assert bytes(ours[2]["__key"]) == b"\xff\xfe"
+
+
+def test_rows_choose_their_topics_and_partitions(
+    spark: SparkSession, server: LocalProcess, url: str, client: magnetar.Client, topic: str
+) -> None:
+    admin = f"http://127.0.0.1:{server.ports['http']}/admin/v2/persistent/public/default"
+    httpx.put(f"{admin}/{topic}/partitions", json=3, timeout=60).raise_for_status()
+    rows = spark.range(40).selectExpr(
+        "cast(id as string) as value",
+        f"if(id < 10, '{topic}-other', '{topic}') as __topic",
+        "if(id < 25, 'key', null) as __key",
+    )
+    write(rows, url, None)
+    assert len(read(spark, url, f"{topic}-other")) == 10
+    parts = [read(spark, url, f"{topic}-partition-{number}") for number in range(3)]
+    assert sorted(int(row["value"]) for part in parts for row in part) == list(range(10, 40))
+    with_key = [sum(row["__key"] is not None for row in part) for part in parts]
+    assert sorted(with_key) == [0, 0, 15]  # a key has one partition
+    assert all(len(part) - keyed >= 4 for part, keyed in zip(parts, with_key, strict=True))
+
+
+def test_columns_become_a_json_object(spark: SparkSession, url: str, topic: str) -> None:
+    rows = spark.sql(
+        "select 7 as number, 'é' as text, cast(null as double) as nothing, array(1, 2) as many,"
+        " named_struct('a', timestamp'2013-01-01 00:00:00') as deep, map('k', 1.5d) as pairs,"
+        " 'key' as __key"
+    )
+    write(rows, url, topic)
+    write(rows.selectExpr("struct(number, text) as value"), url, topic)
+    found = [json.loads(row["value"]) for row in read(spark, url, topic)]
+    assert found[0] == {
+        "number": 7,
+        "text": "é",
+        "nothing": None,
+        "many": [1, 2],
+        "deep": {"a": "2013-01-01T00:00:00+00:00"},
+        "pairs": {"k": 1.5},
+    }
+    assert found[1] == {"number": 7, "text": "é"}
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "named"),
+    [
+        ("'v' as value", {"topik": "t"}, "option 'topik': is unknown"),
+        ("'v' as value", {"deliveryGuarantee": "dedup"}, "needs deduplication, which is off"),
+        ("repeat('x', 6000000) as value", {}, "row 0 of partition 0.*MessageTooBig"),
+        ("double('NaN') as number", {}, "row 0 of partition 0.*not JSON"),
+    ],
+)
+def test_a_mistake_in_what_is_written_is_named(
+    spark: SparkSession, url: str, topic: str, row: str, options: dict[str, str], named: str
+) -> None:
+    with pytest.raises(Exception, match=f"(?s){named}"):
+        write(spark.sql(f"select {row}"), url, topic, **options)
+
+
+def test_a_batch_job_that_is_run_again_stores_nothing_twice(
+    spark: SparkSession, url: str, exact: str
+) -> None:
+    rows = spark.range(5_000).selectExpr("cast(id as string) as value")
+    for _ in range(2):
+        write(rows, url, exact, deliveryGuarantee="dedup", jobId="nightly")
+    found = [int(row["value"]) for row in read(spark, url, exact)]
+    assert sorted(found) == list(range(5_000))
+
+
+def test_the_mode_overwrite_is_refused(spark: SparkSession, url: str, topic: str) -> None:
+    rows = spark.sql("select 'v' as value")
+    options = {"service.url": url, "topic": topic}
+    with pytest.raises(Exception, match="a topic is never emptied"):
+        rows.write.format("magnetar").mode("overwrite").options(**options).save()
+
+
+# -- Exactly once ------------------------------------------------------------------------------
+
+
+def test_a_task_whose_worker_dies_stores_each_row_once(
+    spark: SparkSession, url: str, client: magnetar.Client, exact: str
+) -> None:
+    def dies_once(batches: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        for number, batch in enumerate(batches):
+            if number == 2 and context.attemptNumber() == 0:
+                # Until the sink has stored something; it reads ahead of its receipts.
+                with magnetar.Client(url) as client:
+                    reader = client.create_reader(exact, magnetar.MessageId.earliest)
+                    reader.read_next(60_000)
+                os._exit(1)
+            yield batch
+
+    rows = spark.range(0, 40_000, 1, 1).selectExpr("cast(id as string) as value")
+    write(rows.mapInArrow(dies_once, "value string"), url, exact, deliveryGuarantee="dedup")
+    assert [int(row["value"]) for row in read(spark, url, exact)] == list(range(40_000))
+
+
+def start(frame: DataFrame, url: str, topic: str, folder: Path, **options: str) -> Any:
+    stream = frame.writeStream.format("magnetar").option("service.url", url)
+    stream = stream.option("topic", topic).option("checkpointLocation", str(folder / "checkpoint"))
+    return stream.options(**options).trigger(availableNow=True).start()
+
+
+def files_of(spark: SparkSession, folder: Path, files: int, rows: int) -> DataFrame:
+    """A stream of numbers from 0 on: one batch for each file."""
+    (folder / "in").mkdir()
+    for number in range(files):
+        lines = "".join(f"{number * rows + row}\n" for row in range(rows))
+        (folder / "in" / f"{number}.txt").write_text(lines)
+    return spark.readStream.option("maxFilesPerTrigger", "1").text(str(folder / "in"))
+
+
+def test_a_batch_that_is_repeated_is_stored_once(
+    spark: SparkSession, url: str, exact: str, topic: str, tmp_path: Path
+) -> None:
+    """The driver was killed after the batch and before Spark noted it."""
+    frame = files_of(spark, tmp_path, 3, 1_500)
+    start(frame, url, exact, tmp_path, deliveryGuarantee="dedup").awaitTermination(120)
+    commits = tmp_path / "checkpoint" / "commits"
+    assert sorted(file.name for file in commits.iterdir() if file.name.isdigit()) == ["0", "1", "2"]
+    for left in ("2", ".2.crc"):
+        (commits / left).unlink(missing_ok=True)
+    start(frame, url, exact, tmp_path, deliveryGuarantee="dedup").awaitTermination(120)
+    assert (commits / "2").exists()
+    found = [int(row["value"]) for row in read(spark, url, exact)]
+    assert sorted(found) == list(range(4_500))
+    # The same at least once: the batch is there twice.
+    shutil.rmtree(tmp_path / "checkpoint")
+    start(frame, url, topic, tmp_path).awaitTermination(120)
+    (commits / "2").unlink()
+    (commits / ".2.crc").unlink(missing_ok=True)
+    start(frame, url, topic, tmp_path).awaitTermination(120)
+    assert len(read(spark, url, topic)) == 4_500 + 1_500
+
+
+def test_a_query_goes_on_after_kills_of_the_server_and_stores_each_row_once(
+    spark: SparkSession, server: LocalProcess, url: str, exact: str, tmp_path: Path
+) -> None:
+    frame = files_of(spark, tmp_path, 6, 4_000)
+    options = {"deliveryGuarantee": "dedup", "batching": "key", "sendTimeoutMs": "120000"}
+    rows = frame.selectExpr("value", "right(value, 1) as __key")
+    query = start(rows, url, exact, tmp_path, **options)
+    for kills in range(2):
+        while (
+            query.isActive
+            and len(list((tmp_path / "checkpoint").glob("commits/[0-9]"))) < 1 + 2 * kills
+        ):
+            time.sleep(0.02)
+        server.kill()
+        server.start()
+    assert query.awaitTermination(240)
+    found = read(spark, url, exact)
+    assert sorted(int(row["value"]) for row in found) == list(range(24_000))
+    for digit in "07":  # the order of a key
+        of_key = [int(row["value"]) for row in found if bytes(row["__key"]).decode() == digit]
+        assert of_key == sorted(of_key)
+
+
+def test_dedup_is_refused_where_the_broker_does_not_deduplicate(
+    spark: SparkSession, url: str, topic: str, tmp_path: Path
+) -> None:
+    frame = files_of(spark, tmp_path, 1, 10)
+    query = start(frame, url, topic, tmp_path, deliveryGuarantee="dedup")
+    with pytest.raises(Exception, match=f"{topic}: .*needs deduplication, which is off"):
+        query.awaitTermination(120)
+    assert not (tmp_path / "checkpoint" / "commits" / "0").exists()

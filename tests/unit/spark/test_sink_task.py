@@ -1,0 +1,197 @@
+"""The tasks of a sink against a real broker on the test's loop: without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from fakes.admin import admin_of
+from fakes.broker import RunningBroker, running_broker
+from fakes.cluster_state import ClusterState
+
+from magnetar.client.asyncio import Client
+from magnetar.client.message import MessageId
+from magnetar.spark.errors import DeduplicationOff, RowsChanged, SparkError, WriteStalled
+from magnetar.spark.sink.identity import Identity
+from magnetar.spark.sink.options import parse_options
+from magnetar.spark.sink.policies import Policies
+from magnetar.spark.sink.task import TaskWriter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+pytestmark = pytest.mark.real_loop(60)
+
+TOPIC = "persistent://public/exact/t"
+WIDE = 130  # messages of so many bytes: about 1,000 in an entry
+
+
+@dataclass
+class World:
+    broker: RunningBroker
+    client: Client
+
+    async def write(
+        self,
+        numbers: Iterable[int],
+        *,
+        batch: int = 0,
+        partition: int = 0,
+        dedup: bool = True,
+        is_on: bool = True,
+        bytes_max: int = 0,
+        width: int = WIDE,
+        until: asyncio.Event | None = None,
+        **options: str,
+    ) -> TaskWriter:
+        """Run one task. With `until`, it has more rows that come only then."""
+        given = {"service.url": self.broker.grpc_url, "topic": TOPIC} | options
+
+        async def policies(_: str) -> Policies:
+            return Policies(is_on, bytes_max)
+
+        task = TaskWriter(
+            parse_options(given),
+            Identity("q", batch, partition) if dedup else None,
+            partition,
+            policies=policies,
+        )
+        await task.run(batches([str(number).zfill(width) for number in numbers], until))
+        return task
+
+    async def stored(self, topic: str = TOPIC) -> list[int]:
+        reader = await self.client.create_reader(topic, MessageId.earliest)
+        found = []
+        while await reader.has_message_available():
+            found.append(int((await reader.read_next(10_000)).data()))
+        await reader.close()
+        return found
+
+
+async def batches(values: list[str], until: asyncio.Event | None) -> AsyncIterator[pa.RecordBatch]:
+    for at in range(0, len(values), 1_000):
+        yield pa.RecordBatch.from_pydict({"value": values[at : at + 1_000]})
+    if until is not None:
+        await until.wait()
+
+
+@asynccontextmanager
+async def world(**settings: Any) -> AsyncIterator[World]:
+    async with (
+        running_broker(ClusterState(), **settings) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        (await admin.put("namespaces/public/exact")).raise_for_status()
+        path = "namespaces/public/exact"
+        (await admin.post(f"{path}/deduplication", json=True)).raise_for_status()
+        keep = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+        (await admin.post(f"{path}/retention", json=keep)).raise_for_status()
+        async with Client(broker.grpc_url) as client:
+            yield World(broker, client)
+
+
+async def wait_stored(it: World) -> None:
+    while not await it.stored():  # noqa: ASYNC110 - the topic announces nothing
+        await asyncio.sleep(0.01)
+
+
+async def test_a_task_that_is_repeated_stores_nothing_twice() -> None:
+    async with world() as it:
+        first = await it.write(range(3_500))
+        again = await it.write(range(3_500))
+        assert (first.rows, first.skipped) == (3_500, 0)
+        assert (again.rows, again.skipped) == (3_500, 3_500)
+        await it.write(range(3_500, 4_000), batch=1)
+        late = await it.write(range(3_500))  # a zombie of the first batch
+        assert late.skipped == 3_500
+        assert await it.stored() == list(range(4_000))
+
+
+async def test_a_task_that_was_ended_is_finished_by_the_next_attempt() -> None:
+    async with world() as it:
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.15):
+                    await it.write(range(9_000), until=asyncio.Event())
+        task = await it.write(range(12_000))
+        assert task.skipped >= 1_000
+        assert await it.stored() == list(range(12_000))
+
+
+async def test_an_attempt_waits_for_its_twin_and_then_stores_nothing() -> None:
+    async with world() as it:
+        end = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            slow = group.create_task(it.write(range(5_000), until=end))
+            await wait_stored(it)
+            twin = group.create_task(it.write(range(5_000)))
+            await asyncio.sleep(0.3)
+            assert not twin.done()
+            end.set()
+        assert slow.result().skipped == 0
+        assert twin.result().skipped == 5_000
+        assert await it.stored() == list(range(5_000))
+
+
+async def test_a_twin_that_never_ends_is_named() -> None:
+    async with world() as it:
+        end = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(it.write(range(2_000), until=end))
+            await wait_stored(it)
+            with pytest.raises(WriteStalled, match="spark/q/0"):
+                await it.write(range(2_000), sendTimeoutMs="400")
+            end.set()
+
+
+async def test_other_rows_in_a_repeated_batch_are_refused() -> None:
+    async with world() as it:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await it.write(range(5_000), until=asyncio.Event())
+        count = len(await it.stored())
+        assert count
+        with pytest.raises(RowsChanged, match="'spark/q/0', batch 0"):
+            await it.write(range(5_000), width=1)
+        assert len(await it.stored()) == count
+
+
+async def test_dedup_needs_deduplication() -> None:
+    async with world() as it:
+        with pytest.raises(DeduplicationOff, match="set-deduplication"):
+            await it.write([1], is_on=False)
+        assert await it.stored() == []
+
+
+async def test_a_message_that_is_too_large_ends_the_task_and_leaves_no_gap() -> None:
+    async with world(message_bytes_max=4_000) as it:
+        numbers = [*range(10), int("9" * 4_200), *range(100)]
+        with pytest.raises(SparkError, match="MessageTooBig"):
+            await it.write(numbers, width=3_000)
+        stored = await it.stored()
+        assert stored == numbers[: len(stored)]
+        assert len(stored) <= 10
+
+
+async def test_no_broker_is_named() -> None:
+    async with world() as it:
+        with pytest.raises(SparkError, match=r"127\.0\.0\.1:1"):
+            await it.write([1], **{"service.url": "grpc://127.0.0.1:1", "sendTimeoutMs": "300"})
+
+
+async def test_messages_within_the_limit_of_pending_bytes() -> None:
+    async with world() as it:
+        task = await it.write(range(20_000), dedup=False, pendingBytes=str(1 << 20))
+        assert task.rows == 20_000
+        assert await it.stored() == list(range(20_000))
+
+
+async def test_with_dedup_an_entry_over_the_topics_limit_ends_the_task_before_it_is_sent() -> None:
+    async with world() as it:
+        with pytest.raises(SparkError, match=r"rows 0 to 0 are .* largest message has 100"):
+            await it.write([1], bytes_max=100)
+        assert await it.stored() == []

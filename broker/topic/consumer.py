@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from magnetar.broker.dispatch.permits import Consumer
 from magnetar.broker.errors import ConsumerNotFound, InvalidPermits
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     )
 
     Done = Callable[[BrokerError | None], None]
+
+
+PERMITS_MAX: Final = (1 << 31) - 1
+"""Of one consumer, as in Pulsar, which counts in 32 bits. More are dropped."""
 
 
 class ConsumerHandle:
@@ -87,11 +91,13 @@ class ConsumerHandle:
     # ---- notices ---------------------------------------------------------------------------------
 
     def flow(self, permits: int) -> None:
-        """The client grants permits for this many more messages. Raises InvalidPermits."""
+        """The client grants permits for this many more messages, PERMITS_MAX in all. Raises
+        InvalidPermits."""
         if permits < 1:
             raise InvalidPermits(permits)
         if self.attached:
             self.activity.on_flow(self._now_ms())
+            permits = min(permits, PERMITS_MAX - self.machine.permits)
             self.subscription.on_flow(self, permits)
 
     def acknowledge(

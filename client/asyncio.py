@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from magnetar.client.asking import partitions_of
+from magnetar.client.authentication import credentials_of
 from magnetar.client.cipher import check_public_keys
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
 from magnetar.client.consuming.letter_topics import (
@@ -59,7 +60,7 @@ from magnetar.client.scope import Scope
 from magnetar.client.service_info import ServiceInfo, service_info_of
 from magnetar.client.session.lookup import Lookup
 from magnetar.client.session.pool import Pool
-from magnetar.client.session.transport import dialer_of
+from magnetar.client.session.transport import dialer_of, service_url_of
 from magnetar.client.signature import takes_parameters_of
 from magnetar.client.table_view import TableRows, TableView, table_subscription
 from magnetar.protos.errors import InvalidTopicName as InvalidName
@@ -377,6 +378,7 @@ class Client:
             dialer,
             open_timeout_s=options.connection_timeout_ms / 1000,
             keepalive_s=environment.keepalive_s,
+            credentials=credentials_of(options.authentication),
         )
         self._failure = None
         self._service = service_info_of(options)
@@ -384,7 +386,12 @@ class Client:
         self._parts = Parts(
             scope=scope,
             pool=pool,
-            lookup=Lookup(options.service_url, pool, timeout_s=timeout_s),
+            lookup=Lookup(
+                service_url_of(options),
+                pool,
+                timeout_s=timeout_s,
+                listener_name=options.listener_name,
+            ),
             clock=environment.clock,
             random=environment.random,
             timeout_s=timeout_s,

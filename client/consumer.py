@@ -186,8 +186,9 @@ class Consumer:
         receive and acknowledge them meanwhile.
 
         Raises Timeout if the broker does not confirm them within `operation_timeout_seconds`, and
-        the broker's refusal if it rejected some. The consumer is closed in every case. Raises
-        AlreadyClosed if it was closed before.
+        the broker's refusal if it rejected some. Raises OperationNotSupported for `drain` if the
+        broker is not Magnetar's. The consumer is closed in every case. Raises AlreadyClosed if it
+        was closed before.
         """
         if self._closed:
             raise AlreadyClosed("the consumer was closed", topic=self.topic())

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from magnetar.client.authentication import Authentication
 from magnetar.client.encryption import ENCRYPTION_KEYS_MAX, CryptoKeyReader
 from magnetar.client.enums import CompressionType, NamedEnum
 from magnetar.client.errors import InvalidConfiguration, NotAllowedError, WrongType
@@ -281,12 +282,27 @@ MessageListener = Callable[[Any, Any], object]
 """Called as `listener(consumer, message)`, or `listener(reader, message)` for a reader."""
 
 
+_OPTIONAL_TEXTS: Final = (
+    "log_conf_file_path",
+    "tls_trust_certs_file_path",
+    "listener_name",
+    "tls_private_key_file_path",
+    "tls_certificate_file_path",
+)
+
+
 @dataclass(frozen=True)
 class ClientOptions:
-    """How to reach the brokers and how long to try."""
+    """How to reach the brokers and how long to try.
+
+    `service_url` names the brokers and the transport: `grpc://host:6660[,host2:6660]`,
+    `pulsar://host:6650[,…]`, with TLS `grpcs://` and `pulsar+ssl://`. `use_tls` selects the one
+    with TLS for a URL without. As in Apache's client, `tls_validate_hostname` is off by default:
+    set it to True. gRPC always validates the host's name.
+    """
 
     service_url: str
-    authentication: object | None = None
+    authentication: Authentication | None = None
     operation_timeout_seconds: int = 30
     io_threads: int = 1
     message_listener_threads: int = 1
@@ -305,16 +321,11 @@ class ClientOptions:
 
     def __post_init__(self) -> None:
         _expect("service_url", self.service_url, str)
-        _refuse(
-            "authentication",
-            "tls_trust_certs_file_path",
-            "tls_allow_insecure_connection",
-            "tls_validate_hostname",
-            "listener_name",
-            "tls_private_key_file_path",
-            "tls_certificate_file_path",
-            options=self,
-        )
+        _expect("authentication", self.authentication, Authentication, type(None))
+        for name in _OPTIONAL_TEXTS:
+            _expect(name, getattr(self, name), str, type(None))
+        for name in ("use_tls", "tls_allow_insecure_connection", "tls_validate_hostname"):
+            _expect(name, getattr(self, name), bool)
         _expect("logger", self.logger, logging.Logger, ConsoleLogger, FileLogger, type(None))
         _expect_at_least(1, "operation_timeout_seconds", self.operation_timeout_seconds)
         _expect_at_least(1, "connection_timeout_ms", self.connection_timeout_ms)
@@ -322,8 +333,6 @@ class ClientOptions:
         _expect_at_least(1, "concurrent_lookup_requests", self.concurrent_lookup_requests)
         _expect_at_least(1, "io_threads", self.io_threads)
         _expect_at_least(0, "stats_interval_in_seconds", self.stats_interval_in_seconds)
-        _expect("log_conf_file_path", self.log_conf_file_path, str, type(None))
-        _expect("use_tls", self.use_tls, bool)
 
 
 @dataclass(frozen=True)

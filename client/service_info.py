@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from magnetar.client.authentication import Authentication
 from magnetar.client.errors import InvalidConfiguration, WrongType
 
 if TYPE_CHECKING:
@@ -24,10 +25,11 @@ class ServiceInfo:
     def __init__(
         self,
         service_url: str,
-        authentication: object | None = None,
+        authentication: Authentication | None = None,
         tls_trust_certs_file_path: str | None = None,
     ) -> None:
         _expect("service_url", service_url, str)
+        _expect("authentication", authentication, Authentication, type(None))
         _expect("tls_trust_certs_file_path", tls_trust_certs_file_path, str, type(None))
         self._service_url = service_url
         self._authentication = authentication
@@ -39,7 +41,7 @@ class ServiceInfo:
         return self._service_url
 
     @property
-    def authentication(self) -> object | None:
+    def authentication(self) -> Authentication | None:
         """The credentials. None: none are sent. Apache's class keeps them private."""
         return self._authentication
 

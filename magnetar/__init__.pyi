@@ -1,4 +1,12 @@
 from . import exceptions, functions, tableview
+from .client.authentication import (
+    Authentication,
+    AuthenticationAthenz,
+    AuthenticationBasic,
+    AuthenticationOauth2,
+    AuthenticationTLS,
+    AuthenticationToken,
+)
 from .client.encryption import CryptoKeyReader, EncryptionContext, EncryptionKey
 from .client.enums import CompressionType
 from .client.errors import (
@@ -127,6 +135,12 @@ __all__ = [
     "Result",
     "PulsarException",
     "AlreadyClosed",
+    "Authentication",
+    "AuthenticationAthenz",
+    "AuthenticationBasic",
+    "AuthenticationOauth2",
+    "AuthenticationTLS",
+    "AuthenticationToken",
     "AuthenticationError",
     "AuthorizationError",
     "BrokerMetadataError",

@@ -12,7 +12,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 from magnetar.client.asking import asking, partitions_of
-from magnetar.client.errors import ConnectError, InvalidTopicName, PulsarException
+from magnetar.client.errors import (
+    ConnectError,
+    InvalidTopicName,
+    OperationNotSupported,
+    PulsarException,
+)
 from magnetar.client.options import RegexSubscriptionMode
 from magnetar.client.session.backoff import ReconnectDelay
 from magnetar.client.session.pool import Purpose
@@ -187,6 +192,9 @@ class Pattern:
     @asynccontextmanager
     async def _watch(self) -> AsyncIterator[TopicWatch]:
         connection = await self._parts.lookup.any_broker(Purpose.CONSUME)
+        if not connection.watches_topics:
+            reason = f"the broker {connection.server_version!r} does not announce topics"
+            raise OperationNotSupported(reason, broker=connection.broker)
         watch = TopicWatch(connection, next(self._parts.ids))
         try:
             async with asyncio.timeout(self._parts.timeout_s):

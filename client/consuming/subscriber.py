@@ -33,6 +33,7 @@ from magnetar.client.errors import (
     AlreadyClosed,
     ConnectError,
     CryptoError,
+    OperationNotSupported,
     PulsarException,
     Timeout,
     is_retriable,
@@ -399,13 +400,19 @@ class Subscriber:
 
     async def drain(self) -> None:
         """Ask the broker for no more messages, and wait until the user has acknowledged the ones
-        that were delivered. Does nothing if the broker does not support it.
+        that were delivered.
 
-        Raises Timeout if that takes longer than an operation may. The consumer then stays open.
+        Raises Timeout if that takes longer than an operation may, and OperationNotSupported if the
+        broker is not Magnetar's. The consumer then stays open.
         """
         connection = self._connection
-        if self._failure is not None or connection is None or not connection.drains_consumers:
+        if self._failure is not None or connection is None:
             return
+        if not connection.drains_consumers:
+            raise OperationNotSupported(
+                f"close(drain=True) needs a broker of Magnetar, not {connection.server_version!r}",
+                topic=self.topic,
+            )
         command = pb.CommandDrainConsumer(consumer_id=self._consumer_id)
         try:
             async with asyncio.timeout(self._parts.timeout_s):

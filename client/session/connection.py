@@ -14,6 +14,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
+from magnetar.client.authentication import NoCredentials
 from magnetar.client.errors import (
     AlreadyClosed,
     ConnectError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message as Body
 
+    from magnetar.client.authentication import Credentials
     from magnetar.protos.receipts import ReceiptRun
     from magnetar.runtime.frames import FrameStream
 
@@ -108,12 +110,19 @@ class Connection:
         open_timeout_s: float,
         keepalive_s: float,
         is_proxied: bool = False,
+        credentials: Credentials | None = None,
     ) -> None:
         """`is_proxied`: the stream leads to a proxy, which connects to `broker`."""
         self.broker = broker
         self.max_message_bytes = MESSAGE_BYTES_MAX
         self.drains_consumers = False  # the broker knows DRAIN_CONSUMER
         self.error: PulsarException | None = None  # why the session ended; None: it has not
+        self.server_version = ""  # as the broker calls itself; "": it has not answered yet
+        self.watches_topics = False  # the broker knows WATCH_TOPIC_LIST
+        self._credentials = credentials or NoCredentials()
+        self._group: asyncio.TaskGroup
+        self._challenge: asyncio.Task[None] | None = None  # answers a challenge; None: no such task
+        self._tasks: list[asyncio.Task[None]] = []  # all end with the session
         self._stream = stream
         self._proxy_to = host_and_port(broker) if is_proxied else None
         self._open_timeout_s = open_timeout_s
@@ -144,23 +153,13 @@ class Connection:
 
     async def run(self) -> None:
         """Open the session and read it to its end. Afterwards `error` holds the reason."""
-        connect = pb.CommandConnect(
-            client_version=CLIENT_VERSION,
-            protocol_version=PROTOCOL_VERSION,
-            auth_method_name="none",
-            proxy_to_broker_url=self._proxy_to,
-            feature_flags=pb.FeatureFlags(supports_broker_entry_metadata=True),
-        )
-        self.send_control(connect)
         try:
-            async with asyncio.TaskGroup() as group:
-                helpers = (
-                    group.create_task(self._outbox.run()),
-                    group.create_task(self._watch()),
-                )
+            async with asyncio.TaskGroup() as self._group:
+                for work in (self._introduce, self._outbox.run, self._watch):
+                    self._tasks.append(self._group.create_task(work()))
                 await self._read()
-                for helper in helpers:
-                    helper.cancel()
+                for task in self._tasks:
+                    task.cancel()
         finally:
             self._end(AlreadyClosed("the client was closed", broker=self.broker))
 
@@ -177,6 +176,45 @@ class Connection:
         """End the session at once and drop the outbox."""
         self._end(ConnectError(reason, broker=self.broker))
         self._given_up.set()
+
+    # Credentials
+
+    async def _introduce(self) -> None:
+        """Send CONNECT. Without credentials, the session does not open."""
+        try:
+            data = await self._credentials.data()
+        except PulsarException as error:
+            if not self._opened.done():
+                self._opened.set_exception(error)
+            return
+        connect = pb.CommandConnect(
+            client_version=CLIENT_VERSION,
+            protocol_version=PROTOCOL_VERSION,
+            auth_method_name=self._credentials.method,
+            auth_data=data,
+            proxy_to_broker_url=self._proxy_to,
+            feature_flags=pb.FeatureFlags(
+                supports_auth_refresh=True,
+                supports_broker_entry_metadata=True,
+                supports_topic_watchers=True,
+            ),
+        )
+        self.send_control(connect)
+
+    async def _authenticate_again(self) -> None:
+        """Answer a challenge of the broker with new credentials."""
+        try:
+            data = await self._credentials.data()
+        except PulsarException as error:
+            self.give_up(f"no credentials to answer the broker: {error.reason}")
+            return
+        self.send_control(
+            pb.CommandAuthResponse(
+                client_version=CLIENT_VERSION,
+                protocol_version=PROTOCOL_VERSION,
+                response=pb.AuthData(auth_method_name=self._credentials.method, auth_data=data),
+            )
+        )
 
     # Requests
 
@@ -312,9 +350,17 @@ class Connection:
     def _on_connected(self, body: pb.CommandConnected) -> None:
         if body.max_message_size > 0:
             self.max_message_bytes = body.max_message_size
+        self.server_version = body.server_version
+        self.watches_topics = body.feature_flags.supports_topic_watchers
         self.drains_consumers = body.feature_flags.supports_drain_consumer
         if not self._opened.done():
             self._opened.set_result(None)
+
+    def _on_auth_challenge(self, _: pb.CommandAuthChallenge) -> None:
+        task = self._challenge
+        if task is None or task.done():  # else the answer under way answers this one, too
+            self._challenge = self._group.create_task(self._authenticate_again())
+            self._tasks = [task for task in self._tasks if not task.done()] + [self._challenge]
 
     def _on_receipts(self, run: ReceiptRun) -> None:
         producer = self._producers.get(run.producer_id)
@@ -446,6 +492,7 @@ class Connection:
 
 _HANDLERS: dict[int, Callable[[Connection, Any], None]] = {
     pb.BaseCommand.CONNECTED: Connection._on_connected,
+    pb.BaseCommand.AUTH_CHALLENGE: Connection._on_auth_challenge,
     pb.BaseCommand.SEND_ERROR: Connection._on_send_error,
     pb.BaseCommand.MESSAGE: Connection._ignore,  # `_on_command` handles a MESSAGE with an entry
     pb.BaseCommand.CLOSE_PRODUCER: Connection._on_close_producer,

@@ -9,6 +9,7 @@ from magnetar.client.session.service_url import host_and_port
 from magnetar.runtime.grpc_frames import open_channel, open_frame_stream
 
 if TYPE_CHECKING:
+    import grpc
     from grpc import aio
 
     from magnetar.client.session.pool import Purpose
@@ -25,13 +26,17 @@ then, the delivery raises an error in another loop."""
 class GrpcDialer:
     """Opens streams. The streams to one broker share a channel."""
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
+        """`credentials`: those of TLS; None: the streams are not encrypted."""
+        self._credentials = credentials
         self._channels: dict[str, aio.Channel] = {}
 
     def open(self, broker: str, _: Purpose) -> FrameStream:
         channel = self._channels.get(broker)
         if channel is None:
-            channel = self._channels[broker] = open_channel(host_and_port(broker))
+            channel = self._channels[broker] = open_channel(
+                host_and_port(broker), self._credentials
+            )
         return open_frame_stream(channel, SESSION_METHOD, peer=broker)
 
     async def close(self) -> None:

@@ -48,8 +48,14 @@ class Lookup:
     answers.
     """
 
-    def __init__(self, service_url: str, pool: Pool, *, timeout_s: float) -> None:
-        """`timeout_s`: the time limit of an operation, which includes its lookups."""
+    def __init__(
+        self, service_url: str, pool: Pool, *, timeout_s: float, listener_name: str | None = None
+    ) -> None:
+        """`timeout_s`: the time limit of an operation, which includes its lookups.
+
+        `listener_name`: which of the brokers' advertised addresses to use; None: the default one.
+        """
+        self._listener_name = listener_name
         self._brokers = parse_service_url(service_url)
         self._scheme = scheme_of(service_url)
         self._pool = pool
@@ -90,7 +96,11 @@ class Lookup:
         for _ in range(REDIRECTS_MAX):
             answer = await self._answer(
                 connection,
-                pb.CommandLookupTopic(topic=topic, authoritative=authoritative),
+                pb.CommandLookupTopic(
+                    topic=topic,
+                    authoritative=authoritative,
+                    advertised_listener_name=self._listener_name,
+                ),
                 pb.CommandLookupTopicResponse,
             )
             if answer.response == pb.CommandLookupTopicResponse.Failed:

@@ -6,10 +6,12 @@ import asyncio
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from magnetar.client.authentication import NoCredentials
 from magnetar.client.session.connection import KEEPALIVE_S, Connection
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
+    from magnetar.client.authentication import Credentials
     from magnetar.client.scope import Scope
     from magnetar.runtime.frames import FrameStream
 
@@ -43,7 +45,9 @@ class Pool:
         *,
         open_timeout_s: float,
         keepalive_s: float = KEEPALIVE_S,
+        credentials: Credentials | None = None,  # None: brokers do not learn who the client is
     ) -> None:
+        self._credentials = credentials or NoCredentials()
         self._scope = scope
         self._dialer = dialer
         self._open_timeout_s = open_timeout_s
@@ -73,6 +77,7 @@ class Pool:
         connection = Connection(
             self._dialer.open(through or broker, purpose),
             broker,
+            credentials=self._credentials,
             is_proxied=through is not None,
             open_timeout_s=self._open_timeout_s,
             keepalive_s=self._keepalive_s,

@@ -157,9 +157,14 @@ async def call_unary(channel: aio.Channel, method: str, request: bytes) -> bytes
         raise CallFailed(method, "the channel was closed here") from None
 
 
-def open_channel(address: str) -> aio.Channel:
-    """Return a channel to "host:port", which connects at the first call. The caller closes it."""
-    return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> aio.Channel:
+    """Return a channel to "host:port", which connects at the first call. The caller closes it.
+
+    `credentials`: those of TLS; None: the channel is not encrypted.
+    """
+    if credentials is None:
+        return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
 
 
 @asynccontextmanager

@@ -188,7 +188,10 @@ class Session:
             then(self, body)
 
     def on_connect(self, body: Any, _: object) -> None:
-        self.send(pb.CommandConnected(server_version="fake", protocol_version=21))
+        flags = pb.FeatureFlags(supports_topic_watchers=self.broker.announces_topics)
+        self.send(
+            pb.CommandConnected(server_version="fake", protocol_version=21, feature_flags=flags)
+        )
 
     def on_ping(self, body: Any, _: object) -> None:
         if not self.broker.silent:
@@ -409,6 +412,7 @@ class Broker:
         self.reads = asyncio.Event()  # cleared: it leaves what comes where it is
         self.reads.set()
         self.hold_acks = False
+        self.announces_topics = True
         self.sessions: list[Session] = []
         self.scripted: dict[type, deque[Any]] = {}
 

@@ -104,9 +104,6 @@ def test_enums_are_apaches() -> None:
         (ConsumerOptions, {"is_read_compacted": True}),
         (ConsumerOptions, {"replicate_subscription_state_enabled": True}),
         (ReaderOptions, {"is_read_compacted": True}),
-        (ClientOptions, {"authentication": object()}),
-        (ClientOptions, {"tls_trust_certs_file_path": "x"}),
-        (ClientOptions, {"listener_name": "x"}),
     ],
 )
 def test_unsupported_parameter_is_refused_by_name(options: Any, given: dict[str, Any]) -> None:

@@ -10,9 +10,16 @@ import pytest
 from fakes.client_world import TOPIC, A, B, client_among
 from support import settle
 
+from magnetar.client.authentication import (
+    Authentication,
+    AuthenticationBasic,
+    AuthenticationToken,
+    credentials_of,
+)
 from magnetar.client.errors import (
     AuthenticationError,
     ConnectError,
+    ErrorGettingAuthenticationData,
     LookupError,  # noqa: A004 - Apache's name
     PulsarException,
     TopicNotFound,
@@ -33,9 +40,15 @@ CONNECTED = encode_command(pb.CommandConnected(server_version="fake"))
 class Peer:
     """A connection and the broker's end of its stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, authentication: Authentication | None = None) -> None:
         ours, self.stream = memory_stream_pair("client", "broker", frames_max=16)
-        self.connection = Connection(ours, A, open_timeout_s=10, keepalive_s=KEEPALIVE_S)
+        self.connection = Connection(
+            ours,
+            A,
+            open_timeout_s=10,
+            keepalive_s=KEEPALIVE_S,
+            credentials=credentials_of(authentication),
+        )
         self.got: list[Any] = []
 
     async def read(self) -> None:
@@ -48,9 +61,11 @@ class Peer:
 
 
 @asynccontextmanager
-async def conversation(*, accept: bool = True) -> AsyncIterator[Peer]:
+async def conversation(
+    *, accept: bool = True, authentication: Authentication | None = None
+) -> AsyncIterator[Peer]:
     """A running connection that the broker has accepted."""
-    peer = Peer()
+    peer = Peer(authentication)
     async with asyncio.TaskGroup() as group:
         group.create_task(peer.connection.run())
         group.create_task(peer.read())
@@ -96,6 +111,32 @@ async def test_a_broker_that_refuses_says_why() -> None:
         await peer.stream.send([encode_command(refusal)])
         with pytest.raises(AuthenticationError, match="wrong token"):
             await peer.connection.wait_opened()
+
+
+async def test_credentials_are_sent_and_sent_again_when_asked_for() -> None:
+    async with conversation(authentication=AuthenticationBasic("u", "p")) as peer:
+        (connect,) = peer.got
+        assert (connect.auth_method_name, connect.auth_data) == ("basic", b"u:p")
+        peer.got.clear()
+        challenge = pb.CommandAuthChallenge(server_version="fake")
+        challenge.challenge.auth_data = b"PulsarAuthRefresh"
+        await peer.stream.send([encode_command(challenge) * 3])
+        await settle()
+        (answer,) = (it for it in peer.got if type(it) is pb.CommandAuthResponse)  # to all three
+        assert answer.response.auth_method_name == "basic"
+        assert answer.response.auth_data == b"u:p"
+        peer.got.clear()
+        await peer.stream.send([encode_command(challenge)])
+        await settle()
+        assert [type(it) for it in peer.got] == [pb.CommandAuthResponse]
+        await peer.stream.close()
+
+
+async def test_credentials_that_are_missing_fail_the_session_by_name() -> None:
+    async with client_among(authentication=AuthenticationToken("")) as (client, cluster):
+        with pytest.raises(ErrorGettingAuthenticationData, match="0 bytes"):
+            await client.create_producer("t")
+        assert cluster.brokers[A].commands(pb.CommandConnect) == []
 
 
 async def test_both_sides_send_ping() -> None:

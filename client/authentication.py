@@ -1,0 +1,286 @@
+"""What a client presents to the brokers: Apache's classes, and the credentials behind them.
+
+A client sends its credentials in CONNECT and again whenever a broker asks for them. An application
+that needs new tokens passes a function, which the client calls each time. Magnetar's brokers accept
+every client, and do not look at credentials yet; Apache Pulsar's brokers do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
+
+from magnetar.client.errors import (
+    ErrorGettingAuthenticationData,
+    InvalidConfiguration,
+    NotAllowedError,
+    WrongType,
+)
+from magnetar.client.oauth2 import Oauth2Tokens
+
+TOKEN_BYTES_MAX: Final = 64 << 10
+"""The largest token or file with a token. CONNECT must fit into what a broker reads before it knows
+the client; tokens have some hundred bytes."""
+
+TokenSupplier = Callable[[], str]
+
+
+class Credentials(Protocol):
+    """What proves to a broker who the client is."""
+
+    method: str  # the name of the broker's provider, as "token"
+    certificate: tuple[str, str] | None  # paths of certificate and private key for TLS; None: none
+
+    async def data(self) -> bytes | None:
+        """Return the content of CONNECT or AUTH_RESPONSE; None: nothing beside the method's name.
+
+        Raises ErrorGettingAuthenticationData.
+        """
+
+
+class NoCredentials:
+    """The client does not say who it is."""
+
+    method = "none"
+    certificate: tuple[str, str] | None = None
+
+    async def data(self) -> bytes | None:
+        return None
+
+
+class Authentication:
+    """Credentials by the name of their kind, with parameters as text.
+
+    The kinds are those of the classes below: "tls", "token", "basic" and "oauth2", also under the
+    class names of Apache's Java client. Raises NotAllowedError for a shared library and for another
+    kind, and InvalidConfiguration for wrong parameters.
+    """
+
+    auth: Credentials
+
+    def __init__(self, dynamicLibPath: str, authParamsString: str) -> None:
+        _expect_text("dynamicLibPath", dynamicLibPath)
+        _expect_text("authParamsString", authParamsString)
+        kind = _KINDS.get(dynamicLibPath.lower())
+        if kind is None:
+            raise NotAllowedError(
+                f"dynamicLibPath: {dynamicLibPath!r} is not supported: expected"
+                f" {', '.join(sorted(name for name in _KINDS if '.' not in name))}"
+            )
+        self.auth = kind(authParamsString)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(method={self.auth.method!r})"  # never the secret
+
+
+class AuthenticationTLS(Authentication):
+    """The client's certificate and its private key, as paths of PEM files. Needs a URL with TLS."""
+
+    def __init__(self, certificate_path: str, private_key_path: str) -> None:
+        _expect_text("certificate_path", certificate_path)
+        _expect_text("private_key_path", private_key_path)
+        self.auth = _Tls(certificate_path, private_key_path)
+
+
+class AuthenticationToken(Authentication):
+    """A token, usually a JSON Web Token: as text, or as a function that returns the text.
+
+    The client calls the function in a thread for each connection, and when a broker asks for new
+    credentials because the token has expired.
+    """
+
+    def __init__(self, token: str | TokenSupplier) -> None:
+        if isinstance(token, str):
+            self.auth = _Token(lambda: token, blocks=False)
+        elif callable(token):
+            self.auth = _Token(token)
+        else:
+            raise WrongType(f"token must be str or a function, not {type(token).__name__}")
+
+
+class AuthenticationBasic(Authentication):
+    """A user name and a password. `auth_params_string`: the same as a JSON object."""
+
+    def __init__(
+        self,
+        username: str | None = None,
+        password: str | None = None,
+        method: str = "basic",
+        auth_params_string: str | None = None,
+    ) -> None:
+        if auth_params_string is not None:
+            _expect_text("auth_params_string", auth_params_string)
+            self.auth = _basic(auth_params_string)
+            return
+        for name, value in (("username", username), ("password", password), ("method", method)):
+            _expect_text(name, value)
+        assert username is not None
+        assert password is not None
+        self.auth = _Basic(username, password, method)
+
+
+class AuthenticationOauth2(Authentication):
+    """A token from an OAuth 2.0 server, with the client's own credentials.
+
+    `auth_params_string` is a JSON object: `issuer_url` and `private_key` (the path, or a `file:` or
+    `data:` URL, of a JSON object with `client_id` and `client_secret`) are required, `audience` and
+    `scope` are optional.
+    """
+
+    def __init__(self, auth_params_string: str) -> None:
+        _expect_text("auth_params_string", auth_params_string)
+        self.auth = _oauth2(auth_params_string)
+
+
+class AuthenticationAthenz(Authentication):
+    """Not supported: raises NotAllowedError."""
+
+    def __init__(self, auth_params_string: str) -> None:
+        _expect_text("auth_params_string", auth_params_string)
+        raise NotAllowedError(
+            "AuthenticationAthenz is not supported: use a token, TLS or OAuth 2.0"
+        )
+
+
+def credentials_of(authentication: Authentication | None) -> Credentials:
+    return NoCredentials() if authentication is None else authentication.auth
+
+
+# Kinds of credentials
+
+
+class _Token:
+    method = "token"
+    certificate: tuple[str, str] | None = None
+
+    def __init__(self, supply: TokenSupplier, *, blocks: bool = True) -> None:
+        self._supply = supply
+        self._blocks = blocks
+
+    async def data(self) -> bytes:
+        try:
+            token = await asyncio.to_thread(self._supply) if self._blocks else self._supply()
+        except Exception as error:
+            reason = f"the function that returns the token failed: {error!r}"
+            raise ErrorGettingAuthenticationData(reason) from error
+        if type(token) is not str:
+            reason = f"the function returned {type(token).__name__} instead of str"
+            raise ErrorGettingAuthenticationData(reason)
+        encoded = token.strip().encode()
+        if not 0 < len(encoded) <= TOKEN_BYTES_MAX:
+            reason = f"the token has {len(encoded)} bytes, expected 1 to {TOKEN_BYTES_MAX}"
+            raise ErrorGettingAuthenticationData(reason)
+        return encoded
+
+
+class _Basic:
+    certificate: tuple[str, str] | None = None
+
+    def __init__(self, username: str, password: str, method: str) -> None:
+        self.method = method
+        self._data = f"{username}:{password}".encode()
+
+    async def data(self) -> bytes:
+        return self._data
+
+
+class _Tls:
+    method = "tls"
+
+    def __init__(self, certificate_path: str, private_key_path: str) -> None:
+        self.certificate: tuple[str, str] | None = certificate_path, private_key_path
+
+    async def data(self) -> None:
+        return None  # the broker takes the name from the certificate
+
+
+class _Oauth2:
+    method = "token"
+    certificate: tuple[str, str] | None = None
+
+    def __init__(self, tokens: Oauth2Tokens) -> None:
+        self._tokens = tokens
+
+    async def data(self) -> bytes:
+        return (await self._tokens.token()).encode()
+
+
+def _token(params: str) -> Credentials:
+    """Parse `token:TEXT`, `file:PATH`, `env:NAME` or the token alone, as Apache's clients do."""
+    kind, _, rest = params.partition(":")
+    if kind == "token":
+        return _Token(lambda: rest, blocks=False)
+    if kind == "file":
+        path = Path(unquote(rest.removeprefix("//")))
+        return _Token(lambda: _read_token(path))
+    if kind == "env":
+        return _Token(lambda: os.environ[rest])
+    return _Token(lambda: params, blocks=False)
+
+
+def _read_token(path: Path) -> str:
+    with path.open() as file:
+        return file.read(TOKEN_BYTES_MAX + 1)
+
+
+def _basic(params: str) -> Credentials:
+    values = _json_object("basic", params, ("username", "password"))
+    return _Basic(values["username"], values["password"], values.get("method", "basic"))
+
+
+def _tls(params: str) -> Credentials:
+    """Parse `tlsCertFile:PATH,tlsKeyFile:PATH`."""
+    pairs = dict(part.strip().partition(":")[::2] for part in params.split(","))
+    if not (pairs.get("tlsCertFile") and pairs.get("tlsKeyFile")):
+        raise InvalidConfiguration(
+            f"tls: expected tlsCertFile:PATH,tlsKeyFile:PATH, not {params!r}"
+        )
+    return _Tls(pairs["tlsCertFile"], pairs["tlsKeyFile"])
+
+
+def _oauth2(params: str) -> Credentials:
+    return _Oauth2(
+        Oauth2Tokens.parse(_json_object("oauth2", params, ("issuer_url", "private_key")))
+    )
+
+
+def _athenz(params: str) -> Credentials:
+    return AuthenticationAthenz(params).auth
+
+
+_KINDS: Final[dict[str, Callable[[str], Credentials]]] = {
+    "token": _token,
+    "basic": _basic,
+    "tls": _tls,
+    "oauth2": _oauth2,
+    "athenz": _athenz,
+    "org.apache.pulsar.client.impl.auth.authenticationtoken": _token,
+    "org.apache.pulsar.client.impl.auth.authenticationbasic": _basic,
+    "org.apache.pulsar.client.impl.auth.authenticationtls": _tls,
+    "org.apache.pulsar.client.impl.auth.oauth2.authenticationoauth2": _oauth2,
+    "org.apache.pulsar.client.impl.auth.authenticationathenz": _athenz,
+}
+
+
+def _json_object(kind: str, text: str, required: tuple[str, ...]) -> dict[str, str]:
+    """Parse a JSON object of texts. The error does not show `text`, which holds secrets."""
+    try:
+        values: Any = json.loads(text)
+    except ValueError:
+        raise InvalidConfiguration(f"{kind}: the parameters are not a JSON object") from None
+    if not isinstance(values, dict) or not all(isinstance(it, str) for it in values.values()):
+        raise InvalidConfiguration(f"{kind}: the parameters are not a JSON object of texts")
+    for name in required:
+        if not values.get(name):
+            raise InvalidConfiguration(f"{kind}: the parameter {name} is missing")
+    return values
+
+
+def _expect_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise WrongType(f"{name} must be str, not {type(value).__name__}")

@@ -1,0 +1,102 @@
+"""Gets access tokens from an OAuth 2.0 server: the grant of a client's own credentials (RFC 6749,
+section 4.4). The server's address of tokens comes from its metadata (OpenID Connect Discovery)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlencode
+
+from magnetar.client.errors import ErrorGettingAuthenticationData, InvalidConfiguration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ANSWER_BYTES_MAX: Final = 1 << 20
+REQUEST_S: Final = 10.0
+"""Seconds that one request to the server may take."""
+
+EARLY_S: Final = 10.0
+"""A token is not used in its last seconds: it must still be valid when the broker reads it."""
+
+
+@dataclass
+class Oauth2Tokens:
+    """The tokens of one client. A token is kept until it expires."""
+
+    issuer_url: str
+    private_key: str
+    audience: str = ""
+    scope: str = ""
+    _token: str = field(default="", repr=False)
+    _valid_until: float = 0.0  # time.monotonic()
+
+    @classmethod
+    def parse(cls, params: Mapping[str, str]) -> Oauth2Tokens:
+        """Take the parameters of Apache's client. Raises InvalidConfiguration."""
+        issuer_url = params["issuer_url"].rstrip("/")
+        if not issuer_url.startswith(("https://", "http://")):
+            raise InvalidConfiguration(f"oauth2: issuer_url {issuer_url!r} is not an HTTP URL")
+        return cls(
+            issuer_url, params["private_key"], params.get("audience", ""), params.get("scope", "")
+        )
+
+    async def token(self) -> str:
+        """Return a valid token. Raises ErrorGettingAuthenticationData."""
+        if time.monotonic() >= self._valid_until:
+            self._token, self._valid_until = await asyncio.to_thread(self._fetch)
+        return self._token
+
+    def _fetch(self) -> tuple[str, float]:
+        """Return a token and the time until which it is used. Blocks."""
+        began = time.monotonic()
+        try:
+            key = json.loads(_content(self.private_key))
+            form = {
+                "grant_type": "client_credentials",
+                "client_id": key["client_id"],
+                "client_secret": key["client_secret"],
+            }
+            form |= {"audience": self.audience} if self.audience else {}
+            form |= {"scope": self.scope} if self.scope else {}
+            metadata = _ask(f"{self.issuer_url}/.well-known/openid-configuration")
+            answer = _ask(metadata["token_endpoint"], urlencode(form).encode())
+            token, lifetime_s = answer["access_token"], float(answer.get("expires_in", 0))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = f"no token from {self.issuer_url}: {type(error).__name__}: {error}"
+            raise ErrorGettingAuthenticationData(reason) from None
+        if not isinstance(token, str):
+            raise ErrorGettingAuthenticationData(f"no token from {self.issuer_url}: not a text")
+        return token, began + max(0.0, lifetime_s - EARLY_S)
+
+
+def _ask(url: str, form: bytes | None = None) -> dict[str, Any]:
+    """GET, or POST a form. Raises OSError, ValueError."""
+    if not url.startswith(("https://", "http://")):
+        raise ValueError(f"{url!r} is not an HTTP URL")
+    request = urllib.request.Request(url, data=form, headers={"Accept": "application/json"})
+    with urllib.request.urlopen(request, timeout=REQUEST_S) as response:
+        values: Any = json.loads(response.read(ANSWER_BYTES_MAX))
+    if not isinstance(values, dict):
+        raise ValueError(f"{url} did not answer with a JSON object")
+    return values
+
+
+def _content(private_key: str) -> bytes:
+    """Read the key: a path, or a URL `file:…` or `data:application/json;base64,…`."""
+    if private_key.startswith("data:"):
+        head, _, content = private_key.partition(",")
+        if not head.endswith(";base64"):
+            raise ValueError("private_key: expected data:application/json;base64,…")
+        return base64.b64decode(content, validate=True)
+    path = private_key.removeprefix("file:")
+    path = unquote(path.removeprefix("//")) if path != private_key else path
+    with Path(path).open("rb") as file:
+        return file.read(ANSWER_BYTES_MAX)

@@ -1,0 +1,93 @@
+"""How a client encrypts its connections: the trusted certificates, and its own."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from magnetar.client.authentication import credentials_of
+from magnetar.client.errors import InvalidConfiguration, NotAllowedError
+
+if TYPE_CHECKING:
+    import grpc
+
+    from magnetar.client.options import ClientOptions
+
+PEM_BYTES_MAX: Final = 10 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """The options of TLS. The paths are those of PEM files."""
+
+    trust_certs: str | None  # None: the authorities that the system trusts
+    allows_insecure: bool  # any certificate is accepted
+    validates_hostname: bool
+    certificate: tuple[str, str] | None  # the client's certificate and its private key
+
+    @classmethod
+    def of(cls, options: ClientOptions) -> Tls:
+        """Take the options of a client. Raises InvalidConfiguration."""
+        own = options.tls_certificate_file_path, options.tls_private_key_file_path
+        if (own[0] is None) != (own[1] is None):
+            raise InvalidConfiguration(
+                "tls_certificate_file_path and tls_private_key_file_path are used together"
+            )
+        given = (own[0], own[1]) if own[0] is not None and own[1] is not None else None
+        return cls(
+            options.tls_trust_certs_file_path,
+            options.tls_allow_insecure_connection,
+            options.tls_validate_hostname,
+            given or credentials_of(options.authentication).certificate,
+        )
+
+    def context(self) -> ssl.SSLContext:
+        """Return a context for connections over TCP. Raises InvalidConfiguration."""
+        try:
+            context = ssl.create_default_context(cafile=self.trust_certs)
+        except OSError as error:  # also ssl.SSLError
+            raise _unusable("tls_trust_certs_file_path", self.trust_certs, error) from None
+        context.check_hostname = self.validates_hostname and not self.allows_insecure
+        if self.allows_insecure:
+            context.verify_mode = ssl.CERT_NONE
+        if self.certificate is not None:
+            try:
+                context.load_cert_chain(*self.certificate)
+            except OSError as error:
+                paths = " and ".join(self.certificate)
+                raise _unusable("tls_certificate_file_path", paths, error) from None
+        return context
+
+    def grpc_credentials(self) -> grpc.ChannelCredentials:
+        """Return the credentials of a gRPC channel, which always validates the host's name.
+
+        Raises InvalidConfiguration, and NotAllowedError for `allows_insecure`.
+        """
+        import grpc
+
+        if self.allows_insecure:
+            raise NotAllowedError(
+                "tls_allow_insecure_connection: gRPC always checks certificates; use pulsar+ssl://"
+            )
+        certificate, key = self.certificate or (None, None)
+        return grpc.ssl_channel_credentials(
+            root_certificates=_read("tls_trust_certs_file_path", self.trust_certs),
+            private_key=_read("tls_private_key_file_path", key),
+            certificate_chain=_read("tls_certificate_file_path", certificate),
+        )
+
+
+def _read(option: str, path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(PEM_BYTES_MAX)
+    except OSError as error:
+        raise _unusable(option, path, error) from None
+
+
+def _unusable(option: str, path: str | None, error: OSError) -> InvalidConfiguration:
+    return InvalidConfiguration(f"{option}: {path} cannot be used: {error}")

@@ -40,6 +40,7 @@ from magnetar.client.errors import (
     Timeout,
     WrongType,
 )
+from magnetar.client.interceptors import consumer_hooks
 from magnetar.client.loggers import install
 from magnetar.client.message_queue import SourceQueue
 from magnetar.client.options import (
@@ -123,7 +124,7 @@ class Client:
         subscriber = await self.consumer_core(options, queue)
         await self.opened(subscriber)
         policy = options.batch_receive_policy or ConsumerBatchReceivePolicy()
-        return Consumer(subscriber, queue, policy)
+        return Consumer(subscriber, queue, policy, consumer_hooks(options.interceptors))
 
     @takes_parameters_of(ReaderOptions)
     async def create_reader(self, options: ReaderOptions) -> Reader:

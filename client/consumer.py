@@ -27,6 +27,7 @@ from magnetar.client.options import (
     ConsumerType,
 )
 from magnetar.client.policies import RECONSUME_TIMES_MAX, DeadLetterPolicy
+from magnetar.client.rates import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,18 +35,25 @@ if TYPE_CHECKING:
 
     from magnetar.client.consuming.many import ConsumerCore
     from magnetar.client.consuming.statistics import ConsumerStatistics
+    from magnetar.client.interceptors import ConsumerHooks
 
 
 class Consumer:
     """A consumer receives the messages of a subscription. `Client.subscribe` creates it."""
 
     def __init__(
-        self, subscriber: ConsumerCore, queue: LoopQueue, policy: ConsumerBatchReceivePolicy
+        self,
+        subscriber: ConsumerCore,
+        queue: LoopQueue,
+        policy: ConsumerBatchReceivePolicy,
+        hooks: ConsumerHooks | None,  # None: no interceptors
     ) -> None:
+        self._hooks = hooks
         self._subscriber = subscriber
         self._queue = queue
         self._policy = policy
         self._closed = False
+        self._rates = Rates(asyncio.get_running_loop().time())
 
     async def receive(self, timeout_millis: int | None = None) -> Message:
         """Return the next message; wait until there is one.
@@ -53,7 +61,8 @@ class Consumer:
         `timeout_millis`: how long to wait, in milliseconds; None waits without limit. Raises
         Timeout if no message arrives within that time, and AlreadyClosed if the consumer is closed.
         """
-        return await take(self._subscriber, self._queue, seconds(timeout_millis))
+        message = await take(self._subscriber, self._queue, seconds(timeout_millis))
+        return self._shown(message)
 
     async def batch_receive(self) -> list[Message]:
         """Return messages as soon as one limit of the consumer's `batch_receive_policy` is reached.
@@ -79,7 +88,7 @@ class Consumer:
                 raise
             messages.append(message)
             size += len(message.data())
-        return messages
+        return [self._shown(message) for message in messages]
 
     async def acknowledge(self, message: Message | MessageId) -> None:
         """Acknowledge a message, so that the broker does not deliver it again.
@@ -90,6 +99,8 @@ class Consumer:
         """
         self._subscriber.check_open()
         self._subscriber.acknowledge(acknowledgeable(message, self._subscriber))
+        if self._hooks is not None:
+            self._hooks.on_acknowledge(self, message)
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge a message and all messages before it in its topic or partition.
@@ -100,6 +111,8 @@ class Consumer:
         self._subscriber.check_open()
         check_cumulative(self._subscriber.subscription)
         self._subscriber.acknowledge_cumulative(acknowledgeable(message, self._subscriber))
+        if self._hooks is not None:
+            self._hooks.on_acknowledge_cumulative(self, message)
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
         """Ask the broker to redeliver a message after `negative_ack_redelivery_delay_ms`.
@@ -108,6 +121,8 @@ class Consumer:
         """
         self._subscriber.check_open()
         self._subscriber.negative_acknowledge(known(message, self._subscriber))
+        if self._hooks is not None:
+            self._hooks.on_negative_acknowledge(self, message)
 
     def pause(self) -> None:
         """Request no more messages from the broker. Those in the queue can still be received."""
@@ -118,8 +133,12 @@ class Consumer:
         self._subscriber.resume()
 
     def get_stats(self) -> ConsumerStatistics:
-        """Return what the consumer counted since it was created."""
-        return replace(self._subscriber.stats)
+        """Return what the consumer counted since it was created, and its rates."""
+        stats = replace(self._subscriber.stats)
+        stats.messages_per_second, stats.bytes_per_second = self._rates.rates(
+            stats.messages_received, stats.bytes_received, asyncio.get_running_loop().time()
+        )
+        return stats
 
     async def reconsume_later(
         self,
@@ -197,7 +216,11 @@ class Consumer:
             if drain:
                 await self._subscriber.drain()
         finally:
-            await self._subscriber.close()
+            try:
+                await self._subscriber.close()
+            finally:
+                if self._hooks is not None:
+                    self._hooks.close()
 
     def topic(self) -> str:
         """Return the full name of the topic; of a list, the names; of a pattern, the pattern."""
@@ -221,6 +244,9 @@ class Consumer:
         Of the consumers of a Failover subscription, one is active. The other consumers stand by.
         """
         return self._subscriber.is_active
+
+    def _shown(self, message: Message) -> Message:
+        return message if self._hooks is None else self._hooks.before_consume(self, message)
 
     def __aiter__(self) -> Self:
         """Receive messages with `async for`. The loop ends when the consumer is closed."""

@@ -22,6 +22,7 @@ from magnetar.client.authentication import Authentication
 from magnetar.client.encryption import ENCRYPTION_KEYS_MAX, CryptoKeyReader
 from magnetar.client.enums import CompressionType, NamedEnum
 from magnetar.client.errors import InvalidConfiguration, NotAllowedError, WrongType
+from magnetar.client.interceptors import ConsumerInterceptor, ProducerInterceptor
 from magnetar.client.loggers import ClientLogger, ConsoleLogger, FileLogger
 from magnetar.client.message import MessageId
 from magnetar.client.policies import ConsumerDeadLetterPolicy, RedeliveryBackoff
@@ -368,6 +369,7 @@ class ProducerOptions:
     # Not a parameter of Apache's client: a subscription that is created together with the topic.
     initial_subscription_name: str | None = None
     encryption_keys: Sequence[str] = ()  # more names of public keys, as in Apache's Java client
+    interceptors: Sequence[ProducerInterceptor] = ()
 
     def __post_init__(self) -> None:
         _expect("topic", self.topic, str)
@@ -389,6 +391,7 @@ class ProducerOptions:
             raise InvalidConfiguration(
                 "encryption_key and crypto_key_reader: give both, or no message is encrypted"
             )
+        _expect_all("interceptors", self.interceptors, ProducerInterceptor)
         if len(self.key_names) > ENCRYPTION_KEYS_MAX:
             raise InvalidConfiguration(f"encryption_keys: at most {ENCRYPTION_KEYS_MAX} keys")
         _expect("batching_enabled", self.batching_enabled, bool, type(None))
@@ -480,6 +483,7 @@ class ConsumerOptions:
     expire_time_of_incomplete_chunked_message_ms: int = 60000
     enable_retry: bool = False
     decode_failure_action: ConsumerDecodeFailureAction = ConsumerDecodeFailureAction.DISCARD
+    interceptors: Sequence[ConsumerInterceptor] = ()
 
     def __post_init__(self) -> None:
         _expect_topics(self.topic)
@@ -538,6 +542,7 @@ class ConsumerOptions:
         _expect("enable_retry", self.enable_retry, bool)
         _expect("crypto_key_reader", self.crypto_key_reader, CryptoKeyReader, type(None))
         _expect("crypto_failure_action", self.crypto_failure_action, ConsumerCryptoFailureAction)
+        _expect_all("interceptors", self.interceptors, ConsumerInterceptor)
         _expect("decode_failure_action", self.decode_failure_action, ConsumerDecodeFailureAction)
         _expect_at_least(ACK_TIMEOUT_TICK_MS_MIN, "ack_timeout_tick_ms", self.ack_timeout_tick_ms)
         for name in ("negative_ack_redelivery_backoff", "ack_timeout_redelivery_backoff"):
@@ -653,6 +658,13 @@ def _expect(name: str, value: object, *kinds: type) -> None:
             value.encode()
         except UnicodeEncodeError:
             raise InvalidConfiguration(f"{name}: {value!r} cannot be encoded as UTF-8") from None
+
+
+def _expect_all(name: str, values: object, kind: type) -> None:
+    _expect(name, values, list, tuple)
+    assert isinstance(values, list | tuple)
+    for one in values:
+        _expect(f"every one of {name}", one, kind)
 
 
 def _expect_listener(name: str, listener: object) -> None:

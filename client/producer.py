@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING, Any, Self
 
 from magnetar.client.callbacks import SendCallback, report
 from magnetar.client.errors import AlreadyClosed
+from magnetar.client.interceptors import MessageToSend, ProducerHooks
 from magnetar.client.producing.outgoing import (
     MESSAGE_OVERHEAD_BYTES,
     PendingLimit,
     outgoing_message,
     send_async_parameters,
 )
+from magnetar.client.rates import Rates
 from magnetar.client.signature import sending
 
 if TYPE_CHECKING:
     from magnetar.client.errors import PulsarException
     from magnetar.client.message import MessageId
     from magnetar.client.options import ProducerOptions
+    from magnetar.client.producing.batching import Done
     from magnetar.client.producing.partitions import ProducerCore
+    from magnetar.client.producing.statistics import ProducerStatistics
     from magnetar.protos.message import OutgoingMessage
     from magnetar.runtime.clock import Clock
 
@@ -43,6 +47,8 @@ class Producer:
         self._let_in_is_due = False
         self._seal_is_due = False
         self._closed = False
+        self._rates = Rates(self._loop.time())
+        self._hooks = ProducerHooks(options.interceptors) if options.interceptors else None
 
     @sending(outgoing_message)
     async def send(self, *args: Any, **kwargs: Any) -> MessageId:
@@ -62,8 +68,12 @@ class Producer:
         InvalidMessage, and AlreadyClosed if the producer is closed. Cancelling the call does not
         take back a message that the producer has accepted.
         """
+        hooked = None
+        if self._hooks is not None:
+            hooked = self._hooks.before_send(self, MessageToSend(*args, **kwargs))
+            args, kwargs = (), hooked.arguments()
         message, size = outgoing_message(self._clock, *args, **kwargs)
-        return await self._send(message, size)
+        return await self._send(message, size, hooked)
 
     async def forward(self, message: OutgoingMessage) -> MessageId:
         """Publish a message that the client made, as `send` does. Internal to the client."""
@@ -73,14 +83,20 @@ class Producer:
         """Close the producer at once. Internal to the client."""
         self._publisher.shut_down(error)
 
-    async def _send(self, message: OutgoingMessage, size: int) -> MessageId:
+    async def _send(
+        self, message: OutgoingMessage, size: int, hooked: MessageToSend | None = None
+    ) -> MessageId:
         outcome: asyncio.Future[MessageId] = self._loop.create_future()
+        done: Done = partial(_settle, outcome)
+        if hooked is not None and self._hooks is not None:
+            done = self._hooks.around(self, hooked, done)
         if self._maybe_reserve(size):
-            self._submit(message, size, outcome)
+            self._submit(message, size, done)
             return await outcome
         if not self._blocks:
-            raise self._limit.refusal()
-        waiting = _Waiting(message, size, outcome)
+            done(self._limit.refusal(), None)
+            return await outcome
+        waiting = _Waiting(message, size, done)
         self._waiting.append(waiting)
         try:
             return await outcome
@@ -101,11 +117,19 @@ class Producer:
         MemoryBufferIsFull at once. Raises InvalidMessage if the message is invalid. Apache's
         asyncio client does not have this method; its synchronous client does.
         """
+        hooked = None
+        if self._hooks is not None:
+            hooked = self._hooks.before_send(self, MessageToSend(content, *args, **kwargs))
+            arguments = hooked.arguments()
+            content, args, kwargs = arguments.pop("content"), (), arguments
         message, size = outgoing_message(self._clock, content, *args, **kwargs)
+        done: Done = partial(report, callback)
+        if hooked is not None and self._hooks is not None:
+            done = self._hooks.around(self, hooked, done)
         if self._maybe_reserve(size):
-            self._publisher.submit(message, size, partial(report, callback))
+            self._publisher.submit(message, size, done)
         else:
-            report(callback, self._limit.refusal(), None)
+            done(self._limit.refusal(), None)
 
     async def flush(self) -> None:
         """Send all pending messages and wait until they are stored. Raises the first error."""
@@ -120,7 +144,19 @@ class Producer:
         if self._closed:
             raise AlreadyClosed("the producer was closed", topic=self.topic())
         self._closed = True
-        await self._publisher.close()
+        try:
+            await self._publisher.close()
+        finally:
+            if self._hooks is not None:
+                self._hooks.close()
+
+    def get_stats(self) -> ProducerStatistics:
+        """Return what the producer counted since it was created, and its rates."""
+        stats = self._publisher.statistics()
+        stats.messages_per_second, stats.bytes_per_second = self._rates.rates(
+            stats.messages_sent, stats.bytes_sent, self._loop.time()
+        )
+        return stats
 
     def topic(self) -> str:
         """Return the full name of the topic."""
@@ -164,7 +200,7 @@ class Producer:
         self._let_in_is_due = False
         while self._waiting and self._limit.maybe_reserve(self._waiting[0].size):
             waiting = self._waiting.popleft()
-            self._submit(waiting.message, waiting.size, waiting.outcome)
+            self._submit(waiting.message, waiting.size, waiting.done)
 
     def _maybe_reserve(self, size: int) -> bool:
         """Reserve `size` bytes if the limit allows it and no other send waits.
@@ -173,10 +209,8 @@ class Producer:
         """
         return not self._waiting and self._limit.maybe_reserve(size)
 
-    def _submit(
-        self, message: OutgoingMessage, size: int, outcome: asyncio.Future[MessageId]
-    ) -> None:
-        self._publisher.submit(message, size, partial(_settle, outcome))
+    def _submit(self, message: OutgoingMessage, size: int, done: Done) -> None:
+        self._publisher.submit(message, size, done)
         if not self._seal_is_due:
             self._seal_is_due = True
             self._loop.call_soon(self._seal)
@@ -192,7 +226,7 @@ class _Waiting:
 
     message: OutgoingMessage
     size: int
-    outcome: asyncio.Future[MessageId]
+    done: Done
 
 
 def _settle(

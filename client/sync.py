@@ -31,6 +31,12 @@ from magnetar.client.errors import (
     InvalidConfiguration,
     Timeout,
 )
+from magnetar.client.interceptors import (
+    ConsumerHooks,
+    MessageToSend,
+    ProducerHooks,
+    consumer_hooks,
+)
 from magnetar.client.options import (
     ClientOptions,
     ConsumerBatchReceivePolicy,
@@ -45,6 +51,7 @@ from magnetar.client.producing.outgoing import (
     send_async_parameters,
 )
 from magnetar.client.producing.thread_limit import ThreadLimit
+from magnetar.client.rates import Rates
 from magnetar.client.reader import begin_at_latest, reader_subscription
 from magnetar.client.signature import sending, takes_parameters_of
 from magnetar.client.thread_bridge import Life, LoopThread, Mailbox, Outcome
@@ -59,6 +66,7 @@ if TYPE_CHECKING:
     from magnetar.client.message import Message, MessageId
     from magnetar.client.producing.batching import Done
     from magnetar.client.producing.partitions import ProducerCore
+    from magnetar.client.producing.statistics import ProducerStatistics
     from magnetar.client.service_info import ServiceInfo
     from magnetar.client.table_view import Changed, TableRows
     from magnetar.protos.message import OutgoingMessage
@@ -185,7 +193,7 @@ class Client:
         mailbox = Mailbox(str(options.topic))
         inbox = _Inbox(self._thread, mailbox, await self._client.consumer_core(options, mailbox))
         policy = options.batch_receive_policy or ConsumerBatchReceivePolicy()
-        consumer = Consumer(inbox, policy, self._life)
+        consumer = Consumer(inbox, policy, consumer_hooks(options.interceptors), self._life)
         if options.message_listener is not None:
             self._listen(inbox, consumer, options.message_listener)
         await self._client.opened(inbox.subscriber)
@@ -213,7 +221,8 @@ class Client:
             current = owner_of()
             if current is not None:  # else the program has dropped it, and its client
                 taken(message)
-                listener(current, message)
+                shown = current.shown(message) if isinstance(current, Consumer) else message
+                listener(current, shown)
 
         self._life.listening.append(owner)
         owner.listener = self._engine.listen(inbox.mailbox, deliver)
@@ -302,7 +311,9 @@ class Producer:
         self._limit = ThreadLimit(limit, life.thread, blocks=options.block_if_queue_full)
         publisher.producer = self._limit
         self._bridge = life.thread.bridge(partial(_submit, publisher))
+        self._hooks = ProducerHooks(options.interceptors) if options.interceptors else None
         self._closed = False
+        self._rates = Rates(monotonic())
 
     @sending(outgoing_message)
     def send(self, *args: Any, **kwargs: Any) -> MessageId:
@@ -322,12 +333,20 @@ class Producer:
         InvalidMessage, and AlreadyClosed if the producer is closed.
         """
         self._thread.check_may_wait()
+        hooked = None
+        if self._hooks is not None:
+            hooked = self._hooks.before_send(self, MessageToSend(*args, **kwargs))
+            args, kwargs = (), hooked.arguments()
         message, size = outgoing_message(self._clock, *args, **kwargs)
-        error = self._limit.reserve(size)
-        if error is not None:
-            raise error
         outcome = Outcome()
-        self._hand_over(message, size, outcome.settle, waits=True)
+        done: Done = outcome.settle
+        if hooked is not None and self._hooks is not None:
+            done = self._hooks.around(self, hooked, done)
+        error = self._limit.reserve(size)
+        if error is None:
+            self._hand_over(message, size, done, waits=True)
+        else:
+            done(error, None)
         return outcome.wait()
 
     @sending(send_async_parameters)
@@ -342,12 +361,20 @@ class Producer:
         MemoryBufferIsFull at once. Raises InvalidMessage if the message is invalid, and
         AlreadyClosed if the client is closed.
         """
+        hooked = None
+        if self._hooks is not None:
+            hooked = self._hooks.before_send(self, MessageToSend(content, *args, **kwargs))
+            arguments = hooked.arguments()
+            content, args, kwargs = arguments.pop("content"), (), arguments
         message, size = outgoing_message(self._clock, content, *args, **kwargs)
+        done: Done = partial(report, callback)
+        if hooked is not None and self._hooks is not None:
+            done = self._hooks.around(self, hooked, done)
         error = self._limit.reserve(size)
         if error is None:
-            self._hand_over(message, size, partial(report, callback), waits=False)
+            self._hand_over(message, size, done, waits=False)
         else:
-            report(callback, error, None)
+            done(error, None)
 
     def flush(self) -> None:
         """Send all pending messages and wait until they are stored. Raises the first error."""
@@ -362,7 +389,19 @@ class Producer:
         if self._closed:
             raise AlreadyClosed("the producer was closed", topic=self.topic())
         self._closed = True
-        self._thread.call(self._publisher.close())
+        try:
+            self._thread.call(self._publisher.close())
+        finally:
+            if self._hooks is not None:
+                self._hooks.close()
+
+    def get_stats(self) -> ProducerStatistics:
+        """Return what the producer counted since it was created, and its rates."""
+        stats = self._thread.call(_counted(self._publisher))
+        stats.messages_per_second, stats.bytes_per_second = self._rates.rates(
+            stats.messages_sent, stats.bytes_sent, monotonic()
+        )
+        return stats
 
     def topic(self) -> str:
         """Return the full name of the topic."""
@@ -410,13 +449,21 @@ def _submit(publisher: ProducerCore, sends: deque[tuple[OutgoingMessage, int, Do
 class Consumer:
     """A consumer receives the messages of a subscription. `Client.subscribe` creates it."""
 
-    def __init__(self, inbox: _Inbox, policy: ConsumerBatchReceivePolicy, life: Life) -> None:
+    def __init__(
+        self,
+        inbox: _Inbox,
+        policy: ConsumerBatchReceivePolicy,
+        hooks: ConsumerHooks | None,  # None: no interceptors
+        life: Life,
+    ) -> None:
+        self._hooks = hooks
         self._life = life
         self._inbox = inbox
         self._subscriber = inbox.subscriber
         self._policy = policy
         self._thread = life.thread
         self._closed = False
+        self._rates = Rates(monotonic())
         self.listener: Listener | None = None  # None: the user calls receive()
 
     def receive(self, timeout_millis: int | None = None) -> Message:
@@ -427,7 +474,7 @@ class Consumer:
         Raises InvalidConfiguration if the consumer has a `message_listener`.
         """
         refuse_beside_listener(self.listener)
-        return self._inbox.take(seconds(timeout_millis))
+        return self.shown(self._inbox.take(seconds(timeout_millis)))
 
     def batch_receive(self) -> list[Message]:
         """Return messages as soon as one limit of the consumer's `batch_receive_policy` is reached.
@@ -448,11 +495,11 @@ class Consumer:
                 messages.append(message)
                 size += len(message.data())
         except Timeout:
-            return messages
+            pass
         except BaseException:
             self._inbox.put_back(messages)
             raise
-        return messages
+        return [self.shown(message) for message in messages]
 
     def acknowledge(self, message: Message | MessageId) -> None:
         """Acknowledge a message, so that the broker does not deliver it again.
@@ -462,6 +509,8 @@ class Consumer:
         durable. Raises AlreadyClosed if the consumer is closed.
         """
         self._inbox.do(self._subscriber.acknowledge, acknowledgeable(message, self._subscriber))
+        if self._hooks is not None:
+            self._hooks.on_acknowledge(self, message)
 
     def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge a message and all messages before it in its topic or partition.
@@ -473,6 +522,8 @@ class Consumer:
         self._inbox.do(
             self._subscriber.acknowledge_cumulative, acknowledgeable(message, self._subscriber)
         )
+        if self._hooks is not None:
+            self._hooks.on_acknowledge_cumulative(self, message)
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
         """Ask the broker to redeliver a message after `negative_ack_redelivery_delay_ms`.
@@ -480,6 +531,8 @@ class Consumer:
         Raises AlreadyClosed if the consumer is closed.
         """
         self._inbox.do(self._subscriber.negative_acknowledge, known(message, self._subscriber))
+        if self._hooks is not None:
+            self._hooks.on_negative_acknowledge(self, message)
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Ask the broker to redeliver all messages that this consumer has not acknowledged."""
@@ -494,8 +547,12 @@ class Consumer:
         self._inbox.do(self._subscriber.resume, None)
 
     def get_stats(self) -> ConsumerStatistics:
-        """Return what the consumer counted since it was created."""
-        return self._thread.call(self._subscriber.statistics())
+        """Return what the consumer counted since it was created, and its rates."""
+        stats = self._thread.call(self._subscriber.statistics())
+        stats.messages_per_second, stats.bytes_per_second = self._rates.rates(
+            stats.messages_received, stats.bytes_received, monotonic()
+        )
+        return stats
 
     def reconsume_later(
         self,
@@ -580,7 +637,11 @@ class Consumer:
                 self._thread.call(self._subscriber.drain())
         finally:
             self.pause_message_listener()
-            self._thread.call(self._subscriber.close())
+            try:
+                self._thread.call(self._subscriber.close())
+            finally:
+                if self._hooks is not None:
+                    self._hooks.close()
 
     def topic(self) -> str:
         """Return the full name of the topic; of a list, the names; of a pattern, the pattern."""
@@ -604,6 +665,10 @@ class Consumer:
         Of the consumers of a Failover subscription, one is active. The other consumers stand by.
         """
         return self._subscriber.is_active
+
+    def shown(self, message: Message) -> Message:
+        """Return the message that the program gets. Internal to the client."""
+        return message if self._hooks is None else self._hooks.before_consume(self, message)
 
     def __enter__(self) -> Self:
         return self
@@ -777,6 +842,10 @@ class _Inbox:
         if not self.subscriber.is_over:
             for function, argument in items:
                 function(argument)
+
+
+async def _counted(publisher: ProducerCore) -> ProducerStatistics:
+    return publisher.statistics()
 
 
 class _Closable(Protocol):

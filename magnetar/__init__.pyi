@@ -58,6 +58,7 @@ from .client.errors import (
     UnknownError,
     UnsupportedVersionError,
 )
+from .client.interceptors import ConsumerInterceptor, MessageToSend, ProducerInterceptor
 from .client.loggers import ConsoleLogger, FileLogger, LoggerLevel
 from .client.message import Message, MessageId
 from .client.message_batch import MessageBatch
@@ -103,6 +104,9 @@ __all__ = [
     "ServiceInfo",
     "ServiceInfoProvider",
     "AutoClusterFailover",
+    "ProducerInterceptor",
+    "ConsumerInterceptor",
+    "MessageToSend",
     "ConsoleLogger",
     "FileLogger",
     "LoggerLevel",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
@@ -18,8 +18,11 @@ class ConsumerStatistics:
     corrupt: int = 0  # entries that could not be decoded
     undecryptable: int = 0  # entries that could not be decrypted
     chunked_given_up: int = 0  # chunked messages that did not become complete
+    # Since the last call of get_stats that was at least a second earlier.
+    messages_per_second: float = field(default=0.0, compare=False)
+    bytes_per_second: float = field(default=0.0, compare=False)
 
     def plus(self, other: ConsumerStatistics) -> ConsumerStatistics:
         """Return the sums."""
-        names = [field.name for field in fields(self)]
+        names = [one.name for one in fields(self)]
         return ConsumerStatistics(*[getattr(self, it) + getattr(other, it) for it in names])

@@ -13,6 +13,7 @@ from magnetar.client.options import ProducerAccessMode
 from magnetar.client.producing.outgoing import outgoing_message
 from magnetar.client.producing.publisher import Publisher
 from magnetar.client.producing.routing import router_of
+from magnetar.client.producing.statistics import ProducerStatistics, statistics_of
 from magnetar.client.together import together
 from magnetar.runtime.log import get_logger
 
@@ -124,6 +125,10 @@ class PartitionedPublisher:
         for publisher in self._begun():
             publisher.shut_down(error)
         self._over.set()
+
+    def statistics(self) -> ProducerStatistics:
+        """Return what the publishers have counted, without rates."""
+        return statistics_of([publisher.counter for publisher in self._begun()])
 
     @property
     def name(self) -> str:

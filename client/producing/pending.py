@@ -36,6 +36,7 @@ class PendingEntry:
     # Messages whose reservation ends with this entry: 0 for a chunk before the last.
     reserved: int = -1  # -1: as many as `messages`
     is_chunk: bool = False
+    sent_at: float = 0.0
 
     def __post_init__(self) -> None:
         if self.reserved < 0:

@@ -33,6 +33,11 @@ from magnetar.client.options import BatchingType, ProducerOptions
 from magnetar.client.producing.batching import BatchBuilder, Done
 from magnetar.client.producing.chunked import ChunkedSend
 from magnetar.client.producing.pending import PendingEntries, PendingEntry, ReceiptOutOfOrder
+from magnetar.client.producing.statistics import (
+    ProducerStatistics,
+    SendCounter,
+    statistics_of,
+)
 from magnetar.client.session.pool import Purpose
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.compression import Compression
@@ -93,6 +98,7 @@ class Publisher:
         self._compression = Compression(options.compression_type)
         self._header = EntryHeader("", 0)
         self._sealer = sealer_of(options)
+        self.counter = SendCounter()
         initial = options.initial_sequence_id
         self._next_sequence_id = 0 if initial is None else initial + 1
         self._last_sequence_id = self._next_sequence_id - 1
@@ -222,6 +228,10 @@ class Publisher:
         finally:
             self.shut_down(self._failure)
 
+    def statistics(self) -> ProducerStatistics:
+        """Return what the publisher has counted, without rates."""
+        return statistics_of([self.counter])
+
     def shut_down(self, error: PulsarException) -> None:
         """Close the producer at once. Messages without a receipt fail with Interrupted."""
         self._parts.live.discard(self)
@@ -310,10 +320,11 @@ class Publisher:
         self._attachment.trouble = None
         self._told += len(stored)
         self._last_sequence_id = stored[-1][0].highest_sequence_id
-        self._release(
-            sum([entry.reserved for entry, _ in stored]),
-            sum([entry.message_bytes for entry, _ in stored]),
-        )
+        messages = sum([entry.reserved for entry, _ in stored])
+        self._release(messages, sum([entry.message_bytes for entry, _ in stored]))
+        now = self._loop.time()
+        self.counter.messages_stored += messages
+        self.counter.latencies_s.extend([now - entry.sent_at for entry, _ in stored])
         partition, topic = self._partition, self.topic
         for entry, entry_id in stored:
             if not entry.is_batch:
@@ -376,6 +387,8 @@ class Publisher:
         )
 
     def _append(self, entry: PendingEntry) -> None:
+        entry.sent_at = self._loop.time()
+        self.counter.on_sent(entry.reserved, sum(map(len, entry.parts)))
         self._pending.append(entry)
         if self._pending.attached:
             self._transmit(entry)
@@ -523,6 +536,7 @@ class Publisher:
 
     def _refuse(self, dones: list[Done], message_bytes: int, error: PulsarException) -> None:
         """Fail messages that do not become an entry."""
+        self.counter.messages_sent += len(dones)
         self._refused = self._refused or error
         self._tell(dones, len(dones), message_bytes, error)
         self.producer.on_burst_end()
@@ -538,6 +552,7 @@ class Publisher:
         self, dones: list[Done], reserved: int, message_bytes: int, error: PulsarException
     ) -> None:
         self._release(reserved, message_bytes)
+        self.counter.messages_failed += reserved
         for done in dones:
             done(error, None)
 
@@ -548,6 +563,7 @@ class Publisher:
         """Fail all remaining messages."""
         if self._builder is not None:
             for batch in self._builder.seal():
+                self.counter.messages_sent += len(batch.dones)
                 self._tell(batch.dones, len(batch.dones), batch.message_bytes, error)
         for entry in self._pending.abandon():
             self._report(entry, error)

@@ -43,6 +43,7 @@ OURS = {
     "enable_retry",
     "decode_failure_action",
     "encryption_keys",
+    "interceptors",
 }
 """What only Apache's other clients have."""
 

@@ -1,0 +1,160 @@
+"""Hooks of the program into sending and consuming, with the names of Apache's Java client.
+
+A program derives from these classes and overrides what it needs. An exception in a hook is logged,
+and the message goes its way as if the hook did nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from magnetar.client.callbacks import call
+from magnetar.client.message import Message
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from datetime import timedelta
+
+    from magnetar.client.errors import PulsarException
+    from magnetar.client.message import MessageId
+
+    Done = Callable[[PulsarException | None, MessageId | None], None]
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class MessageToSend:
+    """The arguments of one `send`. A hook may change them. Units are those of `send`."""
+
+    content: Any
+    properties: Mapping[str, str] | None = None
+    partition_key: str | None = None
+    ordering_key: str | None = None
+    sequence_id: int | None = None
+    replication_clusters: list[str] | None = None
+    disable_replication: bool = False
+    event_timestamp: int | None = None
+    deliver_at: int | None = None
+    deliver_after: timedelta | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the fields as keyword arguments of `send`."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class ProducerInterceptor:
+    """Hooks of a producer. `producer` is the object that `create_producer` returned."""
+
+    def before_send(self, producer: Any, message: MessageToSend) -> MessageToSend:
+        """Return the message to send: the same, changed or not, or another one.
+
+        Called in the thread or task that sends, before the message is checked.
+        """
+        return message
+
+    def on_send_acknowledgement(
+        self,
+        producer: Any,
+        message: MessageToSend,
+        message_id: MessageId | None,
+        error: PulsarException | None,
+    ) -> None:
+        """The message is stored under `message_id`, or failed with `error`; the other is None.
+
+        Called on the client's loop, before the callback of the send; it must not wait.
+        """
+
+    def close(self) -> None:
+        """The producer is closed."""
+
+
+class ConsumerInterceptor:
+    """Hooks of a consumer. `consumer` is the object that `subscribe` returned."""
+
+    def before_consume(self, consumer: Any, message: Message) -> Message:
+        """Return the message that the program gets. Called where the program receives it."""
+        return message
+
+    def on_acknowledge(self, consumer: Any, message_id: MessageId) -> None:
+        """The program acknowledged a message; the broker has not confirmed it yet."""
+
+    def on_acknowledge_cumulative(self, consumer: Any, message_id: MessageId) -> None:
+        """The program acknowledged all messages up to this one."""
+
+    def on_negative_acknowledge(self, consumer: Any, message_id: MessageId) -> None:
+        """The program asked for a redelivery of the message."""
+
+    def close(self) -> None:
+        """The consumer is closed."""
+
+
+class ProducerHooks:
+    """Calls the interceptors of one producer, in their order."""
+
+    def __init__(self, interceptors: Sequence[ProducerInterceptor]) -> None:
+        self._interceptors = interceptors
+
+    def before_send(self, producer: object, message: MessageToSend) -> MessageToSend:
+        for one in self._interceptors:
+            try:
+                message = one.before_send(producer, message)
+            except Exception as error:
+                log.error("an interceptor failed", exc_info=error, interceptor=repr(one))
+        return message
+
+    def around(self, producer: object, message: MessageToSend, done: Done) -> Done:
+        """Return a function that tells the interceptors the outcome, then calls `done`."""
+
+        def tell(error: PulsarException | None, message_id: MessageId | None) -> None:
+            for one in self._interceptors:
+                call(one.on_send_acknowledgement, producer, message, message_id, error)
+            done(error, message_id)
+
+        return tell
+
+    def close(self) -> None:
+        for one in self._interceptors:
+            call(one.close)
+
+
+class ConsumerHooks:
+    """Calls the interceptors of one consumer, in their order."""
+
+    def __init__(self, interceptors: Sequence[ConsumerInterceptor]) -> None:
+        self._interceptors = interceptors
+
+    def before_consume(self, consumer: object, message: Message) -> Message:
+        for one in self._interceptors:
+            try:
+                message = one.before_consume(consumer, message)
+            except Exception as error:
+                log.error("an interceptor failed", exc_info=error, interceptor=repr(one))
+        return message
+
+    def on_acknowledge(self, consumer: object, message: Message | MessageId) -> None:
+        for one in self._interceptors:
+            call(one.on_acknowledge, consumer, _id_of(message))
+
+    def on_acknowledge_cumulative(self, consumer: object, message: Message | MessageId) -> None:
+        for one in self._interceptors:
+            call(one.on_acknowledge_cumulative, consumer, _id_of(message))
+
+    def on_negative_acknowledge(self, consumer: object, message: Message | MessageId) -> None:
+        for one in self._interceptors:
+            call(one.on_negative_acknowledge, consumer, _id_of(message))
+
+    def close(self) -> None:
+        for one in self._interceptors:
+            call(one.close)
+
+
+def consumer_hooks(interceptors: Sequence[ConsumerInterceptor]) -> ConsumerHooks | None:
+    """Return the hooks of a consumer. None: it has no interceptors."""
+    return ConsumerHooks(interceptors) if interceptors else None
+
+
+def _id_of(message: Message | MessageId) -> MessageId:
+    return message.message_id() if isinstance(message, Message) else message

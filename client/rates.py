@@ -1,0 +1,28 @@
+"""Rates of what a producer or consumer counts, computed only when the program asks for them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+RATE_SPAN_S_MIN: Final = 1.0
+"""Counts of a shorter time say little."""
+
+
+class Rates:
+    """A machine: counts and times in, averages per second out.
+
+    An average covers the time since the last question that was at least RATE_SPAN_S_MIN earlier.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._messages = self._bytes = 0
+        self._rates = (0.0, 0.0)
+
+    def rates(self, messages: int, size: int, now: float) -> tuple[float, float]:
+        """Return messages and bytes per second, from what was counted until now."""
+        span = now - self._since
+        if span >= RATE_SPAN_S_MIN:
+            self._rates = (messages - self._messages) / span, (size - self._bytes) / span
+            self._since, self._messages, self._bytes = now, messages, size
+        return self._rates

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test lint sim chaos rolling siege powercuts explore mutants bench bench-versus docs constraints compose protos clean
+.PHONY: setup demo check test lint sim chaos rolling siege powercuts explore mutants bench bench-versus docs constraints compose pulsar protos clean
 
 setup: $(STAMP)
 
@@ -36,7 +36,7 @@ test: setup
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	MYPYPATH=tests $(BIN)/mypy -p magnetar -p benchmarks -p fakes -p checkers -p chaos -p power -p world -p explorer -p mutants -p compose
+	MYPYPATH=tests $(BIN)/mypy -p magnetar -p benchmarks -p fakes -p checkers -p chaos -p power -p world -p explorer -p mutants -p compose -p apache
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory protos
 	git diff --exit-code --stat -- protos
@@ -110,6 +110,14 @@ compose: setup
 # Stubs are not generated: every method is served and called with serializers of our own.
 protos: setup
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=quiet:. magnetar/protos/*.proto
+
+# Our client against a real Apache Pulsar, whose jars Maven fetches once (235 MB, outside of the
+# tree). Needs Java 17 and Maven. Takes about 2 minutes, the first time 2 more.
+PULSAR_JARS ?= $(HOME)/.cache/magnetar/apache-pulsar
+pulsar: setup
+	@test -n "$$(ls $(PULSAR_JARS)/pulsar-broker-*.jar 2>/dev/null)" || { command -v mvn >/dev/null || { echo "Maven is missing: apt-get install maven"; exit 1; }; \
+	  mvn -q -B -f tests/apache/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(PULSAR_JARS); }
+	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m pytest tests/apache/suite.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

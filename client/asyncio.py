@@ -6,9 +6,9 @@ import asyncio
 import itertools
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from magnetar.client.asking import partitions_of
+from magnetar.client.asking import asking, partitions_of
 from magnetar.client.authentication import credentials_of
 from magnetar.client.cipher import check_public_keys
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
@@ -29,6 +29,7 @@ from magnetar.client.consuming.many import (
 from magnetar.client.consuming.retry import RetrySubscriber
 from magnetar.client.consuming.sources import Partitions, Pattern, Source, TopicList
 from magnetar.client.consuming.subscriber import Subscriber
+from magnetar.client.decoding import Decoder
 from magnetar.client.environment import Core, Environment, Parts
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -57,6 +58,7 @@ from magnetar.client.producer import Producer
 from magnetar.client.producing.partitions import PartitionedPublisher, ProducerCore
 from magnetar.client.producing.publisher import Publisher
 from magnetar.client.reader import Reader, begin_at_latest, reader_subscription
+from magnetar.client.schema.wire import schema_info
 from magnetar.client.scope import Scope
 from magnetar.client.service_info import ServiceInfo, service_info_of
 from magnetar.client.session.lookup import Lookup
@@ -68,9 +70,12 @@ from magnetar.protos.errors import InvalidTopicName as InvalidName
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from magnetar.client.consuming.letter_producer import LetterProducer
     from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.message_queue import MessageQueue, SharedQueue
+    from magnetar.client.schema.schema import Schema, SchemaInfo
 
 __all__ = ["Client", "Consumer", "Producer", "Reader", "TableView"]
 
@@ -82,6 +87,7 @@ class Client:
     producer, consumer or reader is created. The parameters are those of ClientOptions.
     """
 
+    wait_for_schemas: Callable[[Coroutine[Any, Any, None]], None] | None = None  # see Decoder
     _failure: PulsarException | None  # None: it is open
     _parts: Parts
 
@@ -138,7 +144,9 @@ class Client:
                 "reader_listener: the asyncio client has no listeners; call read_next() in a task"
             )
         queue = LoopQueue()
-        subscription = reader_subscription(options, self._parts.random)
+        subscription = self.decoding(
+            reader_subscription(options, self._parts.random), options.schema
+        )
         subscriber = await self.subscriber(options.topic, subscription, queue)
         await self.opened(subscriber)
         await begin_at_latest(subscriber)
@@ -262,9 +270,21 @@ class Client:
             source, self._named(subscription), many.total_messages_max, queue, parts, self._letters
         )
 
+    def decoding(self, subscription: Subscription, schema: Schema | None) -> Subscription:
+        """Return the subscription with a decoder of the schema's values."""
+        if schema is None:
+            return subscription
+        decoder = Decoder(schema, self._schema_of, self.wait_for_schemas)
+        return replace(subscription, decoder=decoder)
+
+    async def _schema_of(self, topic: str, version: bytes) -> SchemaInfo:
+        lookup = self._parts.lookup
+        found = await asking(lambda: lookup.schema(topic, version), self._parts, topic)
+        return schema_info(found)
+
     async def consumer_core(self, options: ConsumerOptions, queue: SharedQueue) -> ConsumerCore:
         """Create the core of a consumer. The caller opens it."""
-        subscription = subscription_of(options)
+        subscription = self.decoding(subscription_of(options), options.schema)
         if options.enable_retry:
             return await self._retry_subscriber(options.topic, subscription, queue)
         return await self.subscriber(options.topic, subscription, queue, many_of(options))
@@ -272,7 +292,9 @@ class Client:
     async def table_rows(self, options: TableViewOptions) -> TableRows:
         """Create the core of a table view, and read what the topic holds."""
         queue = LoopQueue()
-        subscription = table_subscription(options, self._parts.random)
+        subscription = self.decoding(
+            table_subscription(options, self._parts.random), options.schema
+        )
         subscriber = await self.subscriber(options.topic, subscription, queue)
         await self.opened(subscriber)
         rows = TableRows(subscriber, queue, options)
@@ -314,7 +336,9 @@ class Client:
             dead_letters=replace(policy, retry_letter_topic=retry, dead_letter_topic=dead),
         )
         # The retry topic gets its messages from this subscription only: miss none of them.
-        later = replace(subscription, initial_position=InitialPosition.Earliest)
+        later = replace(
+            subscription, initial_position=InitialPosition.Earliest, presents_schema=False
+        )
         sources = queue.share()
 
         def part(topic: str) -> MessageQueue:

@@ -372,6 +372,14 @@ async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | No
         except TimeoutError:
             raise Timeout(f"no message within {timeout_s} s", topic=subscriber.topic) from None
     subscriber.on_taken(message)
+    decoder = subscriber.subscription.decoder
+    if decoder is not None and not decoder.knows(message):
+        try:
+            await decoder.prepare(message)
+        except BaseException:
+            queue.put_back([message])
+            subscriber.on_returned([message])
+            raise
     return message
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import total_ordering
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -34,6 +34,13 @@ class Delivery:
     last_index: int | None  # index of the entry's last message; None: the broker does not send it
     generation: int  # of the consumer's queue at the time of delivery
     encryption: EncryptionContext | None = None  # None: the entry was not encrypted
+    decoder: Decoder | None = None  # None: the consumer has no schema
+
+
+class Decoder(Protocol):
+    """What makes values of payloads (decoding.py)."""
+
+    def decode(self, message: Message) -> Any: ...
 
 
 class Message:
@@ -52,9 +59,18 @@ class Message:
         """Return the payload."""
         return self._received.payload
 
-    def value(self) -> bytes:
-        """Return the payload. Schemas, which would decode it, are not supported yet."""
-        return self._received.payload
+    def value(self) -> Any:
+        """Return the value that the consumer's schema makes of the payload; without a schema, the
+        payload. A message whose content was None has the value None with a schema.
+
+        A schema raises ValueError or TypeError for a payload that it cannot decode. Raises
+        InvalidMessage if the broker does not know the version with which the message was written.
+        In the synchronous client the call may ask the broker for that version, once for each.
+        """
+        decoder = self._delivery.decoder
+        if decoder is None:
+            return self._received.payload
+        return None if self._received.null_value else decoder.decode(self)
 
     def message_id(self) -> MessageId:
         """Return the id: where the message is stored, and what `acknowledge` accepts."""

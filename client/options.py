@@ -26,6 +26,7 @@ from magnetar.client.interceptors import ConsumerInterceptor, ProducerIntercepto
 from magnetar.client.loggers import ClientLogger, ConsoleLogger, FileLogger
 from magnetar.client.message import MessageId
 from magnetar.client.policies import ConsumerDeadLetterPolicy, RedeliveryBackoff
+from magnetar.client.schema.schema import Schema
 
 if TYPE_CHECKING:
     from magnetar.client.message import Message
@@ -345,7 +346,7 @@ class ProducerOptions:
 
     topic: str
     producer_name: str | None = None
-    schema: object | None = None
+    schema: Schema | None = None
     initial_sequence_id: int | None = None
     send_timeout_millis: int = 30000
     compression_type: CompressionType = CompressionType.NONE
@@ -373,10 +374,7 @@ class ProducerOptions:
 
     def __post_init__(self) -> None:
         _expect("topic", self.topic, str)
-        _refuse(
-            "schema",
-            options=self,
-        )
+        _expect("schema", self.schema, Schema, type(None))
         if self.message_router is not None and not callable(self.message_router):
             raise InvalidConfiguration(f"message_router must be callable: {self.message_router!r}")
         _expect("message_routing_mode", self.message_routing_mode, PartitionsRoutingMode)
@@ -452,7 +450,7 @@ class ConsumerOptions:
     topic: str | list[str] | re.Pattern[str]
     subscription_name: str
     consumer_type: ConsumerType = ConsumerType.Exclusive
-    schema: object | None = None
+    schema: Schema | None = None
     message_listener: MessageListener | None = None
     receiver_queue_size: int = 1000
     max_total_receiver_queue_size_across_partitions: int = 50000
@@ -487,8 +485,8 @@ class ConsumerOptions:
 
     def __post_init__(self) -> None:
         _expect_topics(self.topic)
+        _expect("schema", self.schema, Schema, type(None))
         _refuse(
-            "schema",
             "is_read_compacted",
             "replicate_subscription_state_enabled",
             options=self,
@@ -588,7 +586,7 @@ class ReaderOptions:
 
     topic: str
     start_message_id: MessageId
-    schema: object | None = None
+    schema: Schema | None = None
     reader_listener: MessageListener | None = None
     receiver_queue_size: int = 1000
     reader_name: str | None = None
@@ -601,8 +599,8 @@ class ReaderOptions:
     def __post_init__(self) -> None:
         _expect("topic", self.topic, str)
         _expect("start_message_id", self.start_message_id, MessageId)
+        _expect("schema", self.schema, Schema, type(None))
         _refuse(
-            "schema",
             "is_read_compacted",
             options=self,
         )
@@ -621,12 +619,12 @@ class TableViewOptions:
 
     topic: str
     subscription_name: str | None = None
-    schema: object | None = None
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         _expect("topic", self.topic, str)
         _expect("subscription_name", self.subscription_name, str, type(None))
-        _refuse("schema", options=self)
+        _expect("schema", self.schema, Schema, type(None))
 
 
 def _expect_topics(topic: object) -> None:

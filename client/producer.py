@@ -14,6 +14,7 @@ from magnetar.client.interceptors import MessageToSend, ProducerHooks
 from magnetar.client.producing.outgoing import (
     MESSAGE_OVERHEAD_BYTES,
     PendingLimit,
+    message_maker,
     outgoing_message,
     send_async_parameters,
 )
@@ -37,7 +38,7 @@ class Producer:
     def __init__(self, publisher: ProducerCore, options: ProducerOptions, clock: Clock) -> None:
         publisher.producer = self
         self._publisher = publisher
-        self._clock = clock
+        self._message = message_maker(options.schema, clock)
         self._blocks = options.block_if_queue_full
         self._limit = PendingLimit(
             publisher.pending_messages_max, publisher.pending_bytes_max, topic=publisher.topic
@@ -72,7 +73,7 @@ class Producer:
         if self._hooks is not None:
             hooked = self._hooks.before_send(self, MessageToSend(*args, **kwargs))
             args, kwargs = (), hooked.arguments()
-        message, size = outgoing_message(self._clock, *args, **kwargs)
+        message, size = self._message(*args, **kwargs)
         return await self._send(message, size, hooked)
 
     async def forward(self, message: OutgoingMessage) -> MessageId:
@@ -122,7 +123,7 @@ class Producer:
             hooked = self._hooks.before_send(self, MessageToSend(content, *args, **kwargs))
             arguments = hooked.arguments()
             content, args, kwargs = arguments.pop("content"), (), arguments
-        message, size = outgoing_message(self._clock, content, *args, **kwargs)
+        message, size = self._message(content, *args, **kwargs)
         done: Done = partial(report, callback)
         if hooked is not None and self._hooks is not None:
             done = self._hooks.around(self, hooked, done)

@@ -47,6 +47,7 @@ from magnetar.client.options import (
 )
 from magnetar.client.producing.outgoing import (
     PendingLimit,
+    message_maker,
     outgoing_message,
     send_async_parameters,
 )
@@ -176,6 +177,7 @@ class Client:
         except BaseException:
             thread.stop()
             raise
+        self._client.wait_for_schemas = thread.call
         self._engine = _Engine(thread, self._client, options.message_listener_threads)
         self._life = Life(thread, self._engine.drop)
 
@@ -200,7 +202,9 @@ class Client:
         return consumer
 
     async def _create_reader(self, options: ReaderOptions) -> Reader:
-        subscription = reader_subscription(options, self._client.parts.random)
+        subscription = self._client.decoding(
+            reader_subscription(options, self._client.parts.random), options.schema
+        )
         mailbox = Mailbox(options.topic)
         subscriber = await self._client.subscriber(options.topic, subscription, mailbox)
         inbox = _Inbox(self._thread, mailbox, subscriber)
@@ -304,7 +308,7 @@ class Producer:
         self._life = life
         self._publisher = publisher
         self._thread = life.thread
-        self._clock = client.parts.clock
+        self._message = message_maker(options.schema, client.parts.clock)
         limit = PendingLimit(
             publisher.pending_messages_max, publisher.pending_bytes_max, topic=publisher.topic
         )
@@ -337,7 +341,7 @@ class Producer:
         if self._hooks is not None:
             hooked = self._hooks.before_send(self, MessageToSend(*args, **kwargs))
             args, kwargs = (), hooked.arguments()
-        message, size = outgoing_message(self._clock, *args, **kwargs)
+        message, size = self._message(*args, **kwargs)
         outcome = Outcome()
         done: Done = outcome.settle
         if hooked is not None and self._hooks is not None:
@@ -366,7 +370,7 @@ class Producer:
             hooked = self._hooks.before_send(self, MessageToSend(content, *args, **kwargs))
             arguments = hooked.arguments()
             content, args, kwargs = arguments.pop("content"), (), arguments
-        message, size = outgoing_message(self._clock, content, *args, **kwargs)
+        message, size = self._message(content, *args, **kwargs)
         done: Done = partial(report, callback)
         if hooked is not None and self._hooks is not None:
             done = self._hooks.around(self, hooked, done)
@@ -753,7 +757,7 @@ class TableView:
         self._thread = life.thread
         self._closed = False
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str) -> Any:
         """Return the key's value, or None if there is none."""
         return self._rows.get(key)
 

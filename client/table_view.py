@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from magnetar.client.callbacks import call
 from magnetar.client.consumer import take
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-Changed = Callable[[str, bytes], object]
-"""Called as `callback(key, value)`."""
+Changed = Callable[[str, Any], object]
+"""Called as `callback(key, value)`: what the schema makes of it; without one, the payload."""
 
 
 class TableRows:
@@ -42,7 +42,7 @@ class TableRows:
         self._subscriber = subscriber
         self._queue = queue
         self._options = options
-        self._rows: dict[str, bytes] = {}
+        self._rows: dict[str, Any] = {}
         self._listeners: list[Changed] = []
         self._task: asyncio.Task[None] | None = None  # None: not opened
 
@@ -62,7 +62,7 @@ class TableRows:
             self._task.cancel()
         await self._subscriber.close()
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str) -> Any:
         return self._rows.get(key)
 
     def for_each(self, callback: Changed) -> None:
@@ -90,7 +90,8 @@ class TableRows:
             log.info("table view ended", topic=self._subscriber.topic, reason=str(error))
 
     def _on_message(self, message: Message) -> None:
-        key, value = message.partition_key(), message.data()
+        key = message.partition_key()
+        value: Any = message.data()
         if not key:
             log.warning(
                 "message without a key ignored",
@@ -99,6 +100,16 @@ class TableRows:
             )
             return
         if value:
+            try:
+                value = message.value()
+            except (PulsarException, ValueError, TypeError) as error:
+                log.error(
+                    "message ignored: the schema does not decode it",
+                    topic=message.topic_name(),
+                    message_id=str(message.message_id()),
+                    error=str(error),
+                )
+                return
             self._rows[key] = value
         else:
             self._rows.pop(key, None)
@@ -116,7 +127,7 @@ class TableView:
         self._rows = rows
         self._closed = False
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str) -> Any:
         """Return the key's value, or None if there is none."""
         return self._rows.get(key)
 

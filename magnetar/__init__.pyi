@@ -1,4 +1,4 @@
-from . import exceptions, functions, tableview
+from . import exceptions, functions, schema, tableview
 from .client.authentication import (
     Authentication,
     AuthenticationAthenz,
@@ -83,6 +83,7 @@ from .client.policies import (
     DeadLetterPolicyBuilder,
     MultiplierRedeliveryBackoff,
 )
+from .client.schema.schema import BytesSchema
 from .client.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
 from .client.sync import Client, Consumer, Producer, Reader, TableView
 from .functions.context import Context
@@ -98,6 +99,8 @@ __all__ = [
     "Message",
     "MessageId",
     "MessageBatch",
+    "BytesSchema",
+    "schema",
     "CryptoKeyReader",
     "EncryptionContext",
     "EncryptionKey",

@@ -599,6 +599,7 @@ class Subscriber:
             None if received.broker is None else received.broker.index,
             self._generation,
             encryption,
+            decoder=self.subscription.decoder,
         )
 
     def on_active_changed(self, *, active: bool) -> None:

@@ -12,14 +12,17 @@ from magnetar.client.options import (
     InitialPosition,
     KeySharedMode,
 )
+from magnetar.client.schema.wire import wire_schema
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from magnetar.client.decoding import Decoder
     from magnetar.client.encryption import CryptoKeyReader
     from magnetar.client.message import MessageId
     from magnetar.client.policies import DeadLetterPolicy, RedeliveryBackoff
+    from magnetar.client.schema.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,15 @@ class Subscription:
     fails_on_corrupt: bool = False  # whether the user gets the error of a corrupt entry
     key_reader: CryptoKeyReader | None = None  # None: encrypted entries cannot be decrypted
     crypto_failure: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL
+    decoder: Decoder | None = None  # None: the values of messages are their payloads
+    presents_schema: bool = True  # whether the broker is told of the decoder's schema
+
+    @property
+    def schema(self) -> Schema | None:
+        """What the broker is told of; None: no schema."""
+        if self.decoder is None or not self.presents_schema:
+            return None
+        return self.decoder.schema
 
     @property
     def is_durable(self) -> bool:
@@ -78,6 +90,7 @@ def subscribe_command(topic: str, subscription: Subscription) -> pb.CommandSubsc
         metadata=[pb.KeyValue(key=key, value=value) for key, value in properties.items()],
         initialPosition=_INITIAL_POSITIONS[subscription.initial_position],
         keySharedMeta=_key_shared_meta(subscription),
+        schema=wire_schema(subscription.schema),
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.client.errors import (
     InvalidMessage,
@@ -17,7 +18,10 @@ from magnetar.client.errors import (
 from magnetar.protos.message import OutgoingMessage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from magnetar.client.callbacks import SendCallback
+    from magnetar.client.schema.schema import Schema
     from magnetar.runtime.clock import Clock
 
 UNASSIGNED: Final = -1
@@ -82,6 +86,20 @@ def outgoing_message(
         delay_ms = deliver_after // timedelta(milliseconds=1)
         message.deliver_at_ms = _checked("deliver_after", clock.now_ms() + delay_ms)
     return message, size
+
+
+def message_maker(
+    schema: Schema | None, clock: Clock
+) -> Callable[..., tuple[OutgoingMessage, int]]:
+    """Return `outgoing_message` with a clock, for values of the schema."""
+    if schema is None:
+        return partial(outgoing_message, clock)
+
+    def encoded(content: Any, *args: Any, **kwargs: Any) -> tuple[OutgoingMessage, int]:
+        payload = None if content is None else schema.encode(content)
+        return outgoing_message(clock, payload, *args, **kwargs)
+
+    return encoded
 
 
 def send_async_parameters(

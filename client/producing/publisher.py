@@ -38,6 +38,7 @@ from magnetar.client.producing.statistics import (
     SendCounter,
     statistics_of,
 )
+from magnetar.client.schema.wire import wire_schema
 from magnetar.client.session.pool import Purpose
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.compression import Compression
@@ -99,6 +100,7 @@ class Publisher:
         self._header = EntryHeader("", 0)
         self._sealer = sealer_of(options)
         self.counter = SendCounter()
+        self._schema_version: bytes | None = None  # None: the broker knows no schema
         initial = options.initial_sequence_id
         self._next_sequence_id = 0 if initial is None else initial + 1
         self._last_sequence_id = self._next_sequence_id - 1
@@ -464,7 +466,9 @@ class Publisher:
             self._sealer.begin(self._loop.time())
         if self._header.publish_time_ms != now_ms:
             seal = None if self._sealer is None else self._sealer.seal
-            self._header = EntryHeader(self.name, now_ms, self._compression, seal=seal)
+            self._header = EntryHeader(
+                self.name, now_ms, self._compression, self._schema_version, seal=seal
+            )
         return self._header
 
     def _transmit(self, entry: PendingEntry) -> None:
@@ -604,11 +608,14 @@ class Publisher:
             producer_access_mode=pb.ProducerAccessMode.ValueType(self._options.access_mode),
             metadata=[pb.KeyValue(key=key, value=value) for key, value in properties.items()],
             initial_subscription_name=self._options.initial_subscription_name,
+            schema=wire_schema(self._options.schema),
         )
 
     def _on_created(self, answer: pb.CommandProducerSuccess) -> None:
         if self._epoch == 1 or not self.name:
             self.name = answer.producer_name
+        self._schema_version = answer.schema_version or None
+        self._header = EntryHeader("", 0)
         if answer.HasField("topic_epoch"):
             self._topic_epoch = answer.topic_epoch
         nowhere = -1

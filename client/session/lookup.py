@@ -156,6 +156,21 @@ class Lookup:
         )
         return list(answer.topics)
 
+    async def schema(self, topic: str, version: bytes) -> pb.Schema:
+        """Return a version of a topic's schema. Raises TopicNotFound if there is none, and the
+        errors of `owner`."""
+        connection = await self.any_broker()
+        answer = await self._answer(
+            connection,
+            pb.CommandGetSchema(topic=topic, schema_version=version),
+            pb.CommandGetSchemaResponse,
+        )
+        if answer.HasField("error_code"):
+            raise from_server_error(
+                answer.error_code, answer.error_message, topic=topic, broker=connection.broker
+            )
+        return answer.schema
+
     async def _answer(self, connection: Connection, body: Body, answer: type[Answer]) -> Answer:
         try:
             async with asyncio.timeout(self._question_s):

@@ -101,7 +101,6 @@ def test_enums_are_apaches() -> None:
 @pytest.mark.parametrize(
     ("options", "given"),
     [
-        (ProducerOptions, {"schema": object()}),
         (ConsumerOptions, {"is_read_compacted": True}),
         (ConsumerOptions, {"replicate_subscription_state_enabled": True}),
         (ReaderOptions, {"is_read_compacted": True}),

@@ -1,0 +1,104 @@
+"""Decodes messages with the versions of the schema with which they were written.
+
+A consumer has one decoder. It fetches each version once, and keeps a bounded number of them. The
+asyncio client fetches before `receive` returns the message, so that `value()` never waits. The
+synchronous client fetches when `value()` is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from magnetar.client.errors import InvalidMessage, PulsarException, TopicNotFound
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from magnetar.client.message import Message
+    from magnetar.client.schema.schema import Schema, SchemaInfo
+
+VERSIONS_MAX: Final = 1_000
+"""Of all topics of a consumer; beyond it the decoder forgets the oldest one."""
+
+log = get_logger(__name__)
+
+Key = tuple[str, bytes]
+
+
+class Decoder:
+    """`fetch(topic, version)` asks a broker. `wait` runs a coroutine on the client's loop and waits
+    for it, in the user's thread; None: the client is asyncio's."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        fetch: Callable[[str, bytes], Awaitable[SchemaInfo]],
+        wait: Callable[[Coroutine[Any, Any, None]], None] | None,
+    ) -> None:
+        self.schema = schema
+        self._fetch = fetch
+        self._wait = wait
+        self._known: dict[Key, Callable[[bytes], Any] | PulsarException] = {}
+        self._turn = asyncio.Lock()
+
+    def knows(self, message: Message) -> bool:
+        """Whether `decode` needs no broker."""
+        version = message.delivery.schema_version
+        return (
+            not version
+            or not self.schema.needs_writer
+            or (_topic_of(message), version) in self._known
+        )
+
+    async def prepare(self, message: Message) -> None:
+        """Fetch the version of a message. A failure that may pass is logged: `decode` raises."""
+        key = _topic_of(message), message.delivery.schema_version
+        async with self._turn:
+            if self.knows(message):
+                return
+            try:
+                found = self.schema.decoder_of(await self._fetch(*key)) or self.schema.decode
+            except (TopicNotFound, ValueError, TypeError) as error:  # it stays like that
+                self._keep(key, InvalidMessage(f"schema version {_number(key[1])}: {error}"))
+            except PulsarException as error:
+                log.warning("a schema was not fetched", topic=key[0], error=str(error))
+                raise
+            else:
+                self._keep(key, found)
+
+    def decode(self, message: Message) -> Any:
+        """The value of a message. Raises InvalidMessage if its version is unknown or does not fit
+        the schema, what the schema's `decode` raises, and the errors of the broker."""
+        version = message.delivery.schema_version
+        data = message.data()
+        if not version or not self.schema.needs_writer:
+            return self.schema.decode(data)
+        key = _topic_of(message), version
+        if key not in self._known:
+            if self._wait is None:
+                number = _number(version)
+                raise InvalidMessage(f"schema version {number} was not fetched; receive again")
+            self._wait(self.prepare(message))
+        found = self._known[key]
+        if isinstance(found, PulsarException):
+            raise found
+        return found(data)
+
+    def _keep(self, key: Key, found: Callable[[bytes], Any] | PulsarException) -> None:
+        if len(self._known) >= VERSIONS_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[key] = found
+
+
+def _topic_of(message: Message) -> str:
+    """Partitions share their versions."""
+    topic = message.delivery.topic
+    if message.delivery.partition >= 0:
+        return topic.rpartition("-partition-")[0]
+    return topic
+
+
+def _number(version: bytes) -> int:
+    return int.from_bytes(version, signed=True)

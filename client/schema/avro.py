@@ -1,0 +1,100 @@
+"""Avro: values in its binary encoding, by fastavro."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+from magnetar.client.schema import structure
+from magnetar.client.schema.schema import Schema, SchemaInfo, SchemaType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+try:
+    import fastavro
+except ImportError:  # the extra is not installed
+    fastavro = None
+
+_REFUSALS: Final = (ValueError, AttributeError, KeyError, IndexError, OverflowError, struct.error)
+"""What fastavro raises for values that do not fit, besides TypeError."""
+
+
+class AvroLibraryMissing(ImportError):
+    """fastavro is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("AvroSchema needs fastavro: pip install 'magnetar[avro]'")
+
+
+class AvroSchema(Schema):
+    """Avro's binary encoding of a Record class, a dataclass or a Pydantic model; or of dicts, with
+    a `schema_definition`.
+
+    A message is read with the version of the schema with which it was written, and the value is
+    what this schema makes of it: new fields have their defaults, fields that are gone are dropped.
+    Raises AvroLibraryMissing (an ImportError) without fastavro, the extra `avro`; ValueError
+    without a class and a definition, or for a definition that is not valid.
+    """
+
+    def __init__(self, record_cls: Any, schema_definition: Any = None) -> None:
+        if fastavro is None:
+            raise AvroLibraryMissing
+        if record_cls is None and schema_definition is None:
+            raise ValueError("AvroSchema needs a record_cls or a schema_definition")
+        if record_cls is not None:
+            schema_definition = structure.definition_of(record_cls)
+        self._schema = schema_definition
+        self._parsed = _parsed(schema_definition)
+        super().__init__(record_cls, SchemaType.AVRO, schema_definition, "AVRO")
+
+    def encode(self, obj: Any) -> bytes:
+        if self._record_cls is not None:
+            self._validate_object_type(obj)
+        elif not isinstance(obj, dict):
+            raise ValueError("If using the custom schema, the record data should be dict type.")
+        buffer = io.BytesIO()
+        try:
+            fastavro.schemaless_writer(buffer, self._parsed, structure.plain(obj))
+        except _REFUSALS as error:
+            raise ValueError(f"the value does not fit the Avro schema: {error}") from error
+        return buffer.getvalue()
+
+    def decode(self, data: bytes) -> Any:
+        return self._decoded(data, self._parsed)
+
+    @property
+    def needs_writer(self) -> bool:
+        return True
+
+    def decoder_of(self, writer: SchemaInfo) -> Callable[[bytes], Any] | None:
+        if writer.schema_type() is not SchemaType.AVRO:
+            found = writer.schema_type().name
+            raise ValueError(f"the message was written with a schema of type {found}, not AVRO")
+        definition = json.loads(writer.schema())
+        # A record that only has another name is read all the same, as by Apache's client.
+        if isinstance(definition, dict) and isinstance(self._schema, dict):
+            definition = {**definition, "name": self._schema.get("name")}
+            definition.pop("namespace", None)
+            if "namespace" in self._schema:
+                definition["namespace"] = self._schema["namespace"]
+        parsed = _parsed(definition)
+        return lambda data: self._decoded(data, parsed)
+
+    def _decoded(self, data: bytes, writer: Any) -> Any:
+        try:
+            found = fastavro.schemaless_reader(io.BytesIO(data), writer, self._parsed)
+        except (EOFError, *_REFUSALS, fastavro.read.SchemaResolutionError) as error:
+            raise ValueError(f"the payload does not fit the Avro schema: {error!r}") from error
+        if self._record_cls is None:
+            return found
+        return structure.made(self._record_cls, found)
+
+
+def _parsed(definition: Any) -> Any:
+    try:
+        return fastavro.parse_schema(definition)
+    except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, *_REFUSALS) as error:
+        raise ValueError(f"no valid Avro schema: {error!r}") from error

@@ -1,0 +1,417 @@
+"""Records: classes whose fields describe an Avro schema, in the style of Apache's Python client.
+
+    class Order(Record):
+        number = Long(required=True)
+        note = String()
+
+The schema of a class is the very JSON that Apache's client makes of it, so that both clients share
+the versions in the registry. A field that is not required is a union with null. A field has a
+default in the schema only with `required_default=True`; a new version that adds a field needs that,
+or consumers with it cannot read earlier messages.
+"""
+
+from __future__ import annotations
+
+import copy
+from enum import Enum, EnumMeta
+from typing import Any, ClassVar
+
+_OWN = ("_default", "_required", "_required_default")
+"""Attributes of a record that are no fields."""
+
+
+class Field:
+    """A field of a record.
+
+    `default`: the value of a record that is made without one. `required`: the schema is not a union
+    with null. `required_default`: the schema has the default.
+    """
+
+    kind: ClassVar[str] = ""  # in Avro
+    kinds: ClassVar[tuple[type, ...]] = ()  # of values
+
+    def __init__(
+        self, default: Any = None, required: bool = False, required_default: bool = False
+    ) -> None:
+        self._required = required
+        self._required_default = required_default
+        self._default = None
+        if default is not None:
+            self._default = self.validate_type("default", default)
+
+    def type(self) -> str:
+        """Return the name of the type in Avro."""
+        return self.kind
+
+    def python_type(self) -> Any:
+        """Return the type of values, or a tuple of types."""
+        return self.kinds[0] if len(self.kinds) == 1 else self.kinds
+
+    def validate_type(self, name: str, val: Any) -> Any:
+        """Return the value as the record keeps it. Raises TypeError for a value of another type."""
+        if val is None and not self._required:
+            return self.default()
+        if not isinstance(val, self.python_type()):
+            expected = " or ".join(it.__name__ for it in self.kinds)
+            raise TypeError(f"Invalid type '{type(val)}' for field '{name}'. Expected: {expected}")
+        return val
+
+    def schema(self) -> Any:
+        """Return the schema of the field's type."""
+        return self.schema_info(set())
+
+    def schema_info(self, _defined_names: set[str]) -> Any:
+        """Return the schema; a type that is defined already is its name."""
+        return self.kind
+
+    def default(self) -> Any:
+        return self._default
+
+    def required_default(self) -> bool:
+        return self._required_default
+
+    @property
+    def is_required(self) -> bool:
+        return self._required
+
+
+class Null(Field):
+    """Always None."""
+
+    kind = "null"
+    kinds = (type(None),)
+
+    def validate_type(self, name: str, val: Any) -> Any:
+        if val is not None:
+            raise TypeError(f"Field {name} is set to be None")
+        return val
+
+
+class Boolean(Field):
+    """A bool; without a default it is False."""
+
+    kind = "boolean"
+    kinds = (bool,)
+
+    def default(self) -> Any:
+        return False if self._default is None else self._default
+
+
+class Integer(Field):
+    """A signed number of 32 bits."""
+
+    kind = "int"
+    kinds = (int,)
+
+
+class Long(Field):
+    """A signed number of 64 bits."""
+
+    kind = "long"
+    kinds = (int,)
+
+
+class Float(Field):
+    """A number of single precision."""
+
+    kind = "float"
+    kinds = (float, int)
+
+
+class Double(Field):
+    """A number of double precision."""
+
+    kind = "double"
+    kinds = (float, int)
+
+
+class Bytes(Field):
+    """Bytes; text becomes UTF-8."""
+
+    kind = "bytes"
+    kinds = (bytes, str)
+
+    def validate_type(self, name: str, val: Any) -> Any:
+        found = super().validate_type(name, val)
+        return found.encode() if isinstance(found, str) else found
+
+
+class String(Field):
+    """Text; bytes are decoded as UTF-8."""
+
+    kind = "string"
+    kinds = (str, bytes)
+
+    def validate_type(self, name: str, val: Any) -> Any:
+        found = super().validate_type(name, val)
+        return found.decode() if isinstance(found, bytes) else found
+
+
+class CustomEnum(Field):
+    """A member of an Enum class; its name or its integer value is taken, too."""
+
+    kind = "enum"
+
+    def __init__(
+        self,
+        enum_type: Any,
+        default: Any = None,
+        required: bool = False,
+        required_default: bool = False,
+    ) -> None:
+        if not (isinstance(enum_type, type) and issubclass(enum_type, Enum)):
+            raise TypeError(f"{enum_type!r} is not a valid Enum type")
+        self.enum_type = enum_type
+        self.values = {member.value: member for member in enum_type}
+        super().__init__(default, required, required_default)
+
+    def python_type(self) -> Any:
+        return self.enum_type
+
+    def validate_type(self, name: str, val: Any) -> Any:
+        if val is None or isinstance(val, self.enum_type):
+            return val
+        known = self.enum_type.__members__ if isinstance(val, str) else self.values
+        if type(val) not in (str, int):
+            expected = self.enum_type.__name__
+            raise TypeError(f"Invalid type '{type(val)}' for field '{name}'. Expected: {expected}")
+        if val not in known:
+            expected = ", ".join(map(str, known))
+            raise TypeError(f"Invalid enum value '{val}' for field '{name}'. Expected: {expected}")
+        return known[val]
+
+    def schema_info(self, defined_names: set[str]) -> Any:
+        name = self.enum_type.__name__
+        if name in defined_names:
+            return name
+        defined_names.add(name)
+        return {"type": "enum", "name": name, "symbols": [it.name for it in self.enum_type]}
+
+
+class Array(Field):
+    """A list; its items have the type of a field or record."""
+
+    kind = "array"
+    kinds = (list,)
+
+    def __init__(
+        self,
+        array_type: Any,
+        default: Any = None,
+        required: bool = False,
+        required_default: bool = False,
+    ) -> None:
+        self.array_type = _part(array_type)
+        super().__init__(default, required, required_default)
+
+    def validate_type(self, name: str, val: Any) -> Any:
+        if val is None:
+            return None
+        super().validate_type(name, val)
+        for item in val:
+            if not isinstance(item, self.array_type.python_type()):
+                raise TypeError(
+                    f"Array field {name} items should all be of type {self.array_type.type()}"
+                )
+        return val
+
+    def schema_info(self, defined_names: set[str]) -> Any:
+        return {"type": "array", "items": _part_schema(self.array_type, defined_names)}
+
+
+class Map(Field):
+    """A dict with texts as keys; its values have the type of a field or record."""
+
+    kind = "map"
+    kinds = (dict,)
+
+    def __init__(
+        self,
+        value_type: Any,
+        default: Any = None,
+        required: bool = False,
+        required_default: bool = False,
+    ) -> None:
+        self.value_type = _part(value_type)
+        super().__init__(default, required, required_default)
+
+    def validate_type(self, name: str, val: Any) -> Any:
+        if val is None:
+            return None
+        super().validate_type(name, val)
+        for key, item in val.items():
+            if not isinstance(key, str):
+                raise TypeError(f"Map keys for field {name} should all be strings")
+            if not isinstance(item, self.value_type.python_type()):
+                raise TypeError(
+                    f"Map values for field {name} should all be of type {self.value_type.type()}"
+                )
+        return val
+
+    def schema_info(self, defined_names: set[str]) -> Any:
+        return {"type": "map", "values": _part_schema(self.value_type, defined_names)}
+
+
+class _RecordMeta(type):
+    """Collects the fields that the body of a class names."""
+
+    _fields: dict[str, Any]
+
+    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> _RecordMeta:
+        if bases:  # Record itself has none
+            fields: dict[str, Any] = {}
+            for key, value in body.items():
+                if isinstance(value, EnumMeta):
+                    fields[key] = CustomEnum(value)
+                elif isinstance(value, _RecordMeta):
+                    fields[key] = value()
+                elif isinstance(value, (Record, Field)):
+                    fields[key] = value
+            body["_fields"] = fields
+            body["_required"] = False
+        return type.__new__(cls, name, bases, body)
+
+
+class Record(metaclass=_RecordMeta):
+    """The base of record classes. An instance is made with its fields as keywords.
+
+    Setting a field to a value of another type raises TypeError; setting one that the class does not
+    declare raises AttributeError. `_avro_namespace`: the namespace of the record in Avro.
+    `_sorted_fields`: whether the schema has the fields in alphabetical order.
+    """
+
+    _avro_namespace: ClassVar[str | None] = None
+    _sorted_fields: ClassVar[bool] = False
+    _fields: ClassVar[dict[str, Any]] = {}
+    _required = False
+
+    def __init__(
+        self,
+        default: Any = None,
+        required_default: bool = False,
+        required: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._required_default = required_default
+        self._default = default
+        self._required = required
+        for name, kind in self._fields.items():
+            if name in kwargs:
+                setattr(self, name, _made(kind, kwargs[name]))
+            elif isinstance(kind, Record):
+                setattr(self, name, kind)
+            else:
+                object.__setattr__(self, name, kind.default())
+
+    @classmethod
+    def schema(cls) -> Any:
+        """Return the Avro schema of the class."""
+        return cls.schema_info(set())
+
+    @classmethod
+    def schema_info(cls, defined_names: set[str]) -> Any:
+        """Return the schema; a record that is defined already is its name."""
+        name = cls.__name__
+        full = name if cls._avro_namespace is None else f"{cls._avro_namespace}.{name}"
+        if full in defined_names:
+            return full
+        defined_names.add(full)
+        schema: dict[str, Any] = {"type": "record", "name": name}
+        if cls._avro_namespace is not None:
+            schema["namespace"] = cls._avro_namespace
+        fields: list[Any] = []
+        for key in sorted(cls._fields) if cls._sorted_fields else cls._fields:
+            field = cls._fields[key]
+            kind = field.schema_info(defined_names)
+            shown: dict[str, Any] = {"name": key}
+            if field.required_default():
+                default = field.default()
+                shown["default"] = default.name if isinstance(default, Enum) else default
+            shown["type"] = kind if field.is_required else ["null", kind]
+            fields.append(shown)
+        schema["fields"] = fields
+        return schema
+
+    def type(self) -> str:
+        return type(self).__name__
+
+    def python_type(self) -> Any:
+        return type(self)
+
+    def validate_type(self, name: str, val: Any) -> Any:
+        """As that of a field: a record is the field of another one."""
+        if val is None and not self._required:
+            return self.default()
+        if not isinstance(val, type(self)):
+            expected = type(self).__name__
+            raise TypeError(
+                f"Invalid type '{type(val)}' for sub-record field '{name}'. Expected: {expected}"
+            )
+        return val
+
+    def default(self) -> Any:
+        return self._default
+
+    def required_default(self) -> bool:
+        return self._required_default
+
+    @property
+    def is_required(self) -> bool:
+        return self._required
+
+    def fields(self) -> dict[str, Any]:
+        """Return the values of the fields, by name. Apache's client does not have this method."""
+        return {name: getattr(self, name) for name in self._fields}
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        if key in _OWN:
+            object.__setattr__(self, key, value)
+            return
+        if key not in self._fields:
+            raise AttributeError(f"Cannot set undeclared field {key} on record")
+        object.__setattr__(self, key, self._fields[key].validate_type(key, value))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return self.fields() == other.fields()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return str(self.fields())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.fields()})"
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """The value of a field; where it is declared as a record, a dict becomes one."""
+    if isinstance(kind, Record) and isinstance(value, dict):
+        return _record(kind, value)
+    if isinstance(kind, Array) and isinstance(value, list):
+        return [_made(kind.array_type, item) for item in value]
+    if isinstance(kind, Map) and isinstance(value, dict):
+        return {key: _made(kind.value_type, item) for key, item in value.items()}
+    return value
+
+
+def _record(kind: Record, value: dict[str, Any]) -> Record:
+    made = copy.copy(kind)
+    made.__init__(**value)  # type: ignore[misc]
+    return made
+
+
+def _part(kind: Any) -> Any:
+    """The type of an array's items or a map's values."""
+    if isinstance(kind, _RecordMeta):
+        return kind()
+    if not isinstance(kind, (Record, Field)):
+        raise TypeError(f"Argument {kind!r} is not a Record or a Field")
+    return kind
+
+
+def _part_schema(kind: Any, defined_names: set[str]) -> Any:
+    if isinstance(kind, (Array, Map, Record)):
+        return kind.schema_info(defined_names)
+    return kind.type()

@@ -1,0 +1,59 @@
+"""Protobuf: messages of generated classes, with the definition that Apache's clients present."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from google.protobuf import descriptor_pb2
+from google.protobuf.message import DecodeError, Message
+
+from magnetar.client.schema.schema import Schema, SchemaType
+
+
+class ProtobufNativeSchema(Schema):
+    """The binary encoding of a generated Protobuf class (`record_cls`).
+
+    `decode` raises ValueError for bytes that are no such message. Raises TypeError for another
+    class.
+    """
+
+    def __init__(self, record_cls: Any) -> None:
+        if not (isinstance(record_cls, type) and issubclass(record_cls, Message)):
+            raise TypeError(f"record_cls must be a protobuf Message subclass, got {record_cls!r}")
+        definition = _definition_of(record_cls.DESCRIPTOR)
+        super().__init__(record_cls, SchemaType.PROTOBUF_NATIVE, definition, "PROTOBUF_NATIVE")
+
+    def encode(self, obj: Any) -> bytes:
+        self._validate_object_type(obj)
+        assert isinstance(obj, Message)
+        return obj.SerializeToString()
+
+    def decode(self, data: bytes) -> Any:
+        try:
+            return self._record_cls.FromString(data)
+        except DecodeError as error:
+            raise ValueError(f"the payload is no {self._record_cls.__name__}: {error}") from error
+
+    def __str__(self) -> str:
+        return f"ProtobufNativeSchema({self._record_cls.__name__})"
+
+
+def _definition_of(descriptor: Any) -> dict[str, str]:
+    files = descriptor_pb2.FileDescriptorSet()
+    _collect(descriptor.file, set(), files)
+    return {
+        "fileDescriptorSet": base64.b64encode(files.SerializeToString()).decode(),
+        "rootMessageTypeName": descriptor.full_name,
+        "rootFileDescriptorName": descriptor.file.name,
+    }
+
+
+def _collect(file: Any, seen: set[str], into: descriptor_pb2.FileDescriptorSet) -> None:
+    """The imports of a file come before it."""
+    if file.name in seen:
+        return
+    for dependency in file.dependencies:
+        _collect(dependency, seen, into)
+    seen.add(file.name)
+    file.CopyToProto(into.file.add())

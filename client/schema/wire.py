@@ -1,0 +1,46 @@
+"""Schemas in the commands of the protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from magnetar.client.schema.schema import SchemaInfo, SchemaType
+from magnetar.protos import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    from magnetar.client.schema.schema import Schema
+
+_WITH_DEFINITION: Final = frozenset(
+    (
+        SchemaType.JSON,
+        SchemaType.AVRO,
+        SchemaType.PROTOBUF,
+        SchemaType.PROTOBUF_NATIVE,
+        SchemaType.KEY_VALUE,
+    )
+)
+
+
+def wire_schema(schema: Schema | None) -> pb.Schema | None:
+    """What PRODUCER and SUBSCRIBE carry; None: the broker is told of no schema."""
+    info = None if schema is None else schema.schema_info()
+    if info is None or info.schema_type() <= SchemaType.NONE:
+        return None
+    kind = info.schema_type()
+    return pb.Schema(
+        name=info.name(),
+        schema_data=info.schema().encode() if kind in _WITH_DEFINITION else b"",
+        type=pb.Schema.Type.ValueType(kind),
+        properties=[pb.KeyValue(key=key, value=it) for key, it in info.properties().items()],
+    )
+
+
+def schema_info(found: pb.Schema) -> SchemaInfo:
+    """What a broker answered. A type that this client does not know is NONE."""
+    known = int(found.type) in set(SchemaType)
+    return SchemaInfo(
+        SchemaType(found.type) if known else SchemaType.NONE,
+        found.name,
+        found.schema_data.decode("utf-8", "replace"),
+        {item.key: item.value for item in found.properties},
+    )

@@ -1,0 +1,137 @@
+"""The decoder of a consumer: each version is fetched once, and failures keep no message back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from magnetar.client import decoding
+from magnetar.client.decoding import Decoder
+from magnetar.client.errors import ConnectError, InvalidMessage, PulsarException, TopicNotFound
+from magnetar.client.message import Delivery, Message, MessageId
+from magnetar.protos.message import ReceivedMessage
+from magnetar.schema import AvroSchema, JsonSchema, Record, SchemaInfo, SchemaType, String
+
+TOPIC = "persistent://public/default/t"
+
+
+class Old(Record):
+    a = String(required=True)
+
+
+class New(Record):
+    a = String(required=True)
+    b = String(default="-", required_default=True)
+
+
+def version(number: int) -> bytes:
+    return number.to_bytes(8)
+
+
+def message(value: Record, number: int | None, topic: str = TOPIC, partition: int = -1) -> Message:
+    payload = AvroSchema(type(value)).encode(value)
+    wire = b"" if number is None else version(number)
+    delivery = Delivery(topic, partition, "p", 0, wire, 0, None, 0)
+    return Message(
+        ReceivedMessage(payload, {}, None, False, None, 0, 0, False, -1), MessageId(), delivery
+    )
+
+
+class Registry:
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bytes]] = []
+        self.failures: list[PulsarException] = []
+        self.versions: list[Any] = [Old, New]
+
+    async def fetch(self, topic: str, wanted: bytes) -> SchemaInfo:
+        self.asked.append((topic, wanted))
+        await asyncio.sleep(0)
+        if self.failures:
+            raise self.failures.pop()
+        found = self.versions[int.from_bytes(wanted)]
+        if isinstance(found, SchemaInfo):
+            return found
+        return AvroSchema(found).schema_info()
+
+
+async def test_a_version_is_fetched_once_for_all_partitions() -> None:
+    registry = Registry()
+    decoder = Decoder(AvroSchema(New), registry.fetch, None)
+    messages = [message(Old(a="x"), 0, f"{TOPIC}-partition-{it}", it) for it in range(3)]
+    async with asyncio.TaskGroup() as group:
+        for each in messages:
+            group.create_task(decoder.prepare(each))
+    assert registry.asked == [(TOPIC, version(0))]
+    assert [decoder.decode(it).b for it in messages] == ["-"] * 3
+
+
+async def test_without_a_version_the_own_schema_decodes() -> None:
+    registry = Registry()
+    decoder = Decoder(AvroSchema(New), registry.fetch, None)
+    plain = message(New(a="x", b="y"), None)
+    assert decoder.knows(plain)
+    assert decoder.decode(plain).b == "y"
+    assert Decoder(JsonSchema(New), registry.fetch, None).knows(message(Old(a="x"), 5))
+    assert registry.asked == []
+
+
+async def test_a_missing_version_is_told_by_value_and_not_asked_again() -> None:
+    registry = Registry()
+    registry.failures = [TopicNotFound("no schema of version 0")]
+    decoder = Decoder(AvroSchema(New), registry.fetch, None)
+    lost = message(Old(a="x"), 0)
+    for _ in range(2):
+        await decoder.prepare(lost)
+        with pytest.raises(InvalidMessage, match="schema version 0"):
+            decoder.decode(lost)
+    assert len(registry.asked) == 1
+
+
+async def test_a_failure_that_passes_is_asked_again() -> None:
+    registry = Registry()
+    registry.failures = [ConnectError("no broker")]
+    decoder = Decoder(AvroSchema(New), registry.fetch, None)
+    late = message(Old(a="x"), 0)
+    with pytest.raises(ConnectError):
+        await decoder.prepare(late)
+    with pytest.raises(InvalidMessage, match="was not fetched"):
+        decoder.decode(late)
+    await decoder.prepare(late)
+    assert decoder.decode(late).a == "x"
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        SchemaInfo(SchemaType.JSON, "", "{}"),
+        SchemaInfo(SchemaType.AVRO, "", "{"),
+        SchemaInfo(SchemaType.AVRO, "", json.dumps("unknown")),
+    ],
+)
+async def test_a_version_that_is_no_avro_schema_is_told_by_value(stored: SchemaInfo) -> None:
+    registry = Registry()
+    registry.versions = [stored]
+    decoder = Decoder(AvroSchema(New), registry.fetch, None)
+    strange = message(Old(a="x"), 0)
+    await decoder.prepare(strange)
+    with pytest.raises(InvalidMessage):
+        decoder.decode(strange)
+
+
+async def test_the_decoder_keeps_a_bounded_number_of_versions() -> None:
+    registry = Registry()
+    registry.versions = [Old] * (decoding.VERSIONS_MAX + 1)
+    decoder = Decoder(AvroSchema(New), registry.fetch, None)
+    for number in range(decoding.VERSIONS_MAX + 1):
+        await decoder.prepare(message(Old(a="x"), number))
+    assert not decoder.knows(message(Old(a="x"), 0))
+    assert decoder.knows(message(Old(a="x"), 1))
+
+
+def test_a_synchronous_client_waits_in_value() -> None:
+    registry = Registry()
+    decoder = Decoder(AvroSchema(New), registry.fetch, asyncio.run)
+    assert decoder.decode(message(Old(a="x"), 0)).b == "-"

@@ -12,6 +12,7 @@ import tracemalloc
 from typing import Final
 
 from magnetar.broker.dispatch.delayed_index import DelayedIndex
+from magnetar.broker.dispatch.delayed_segment import decode_segment, encode_segment
 from magnetar.broker.log.position import Position
 
 ENTRIES: Final = 1_000_000
@@ -68,10 +69,32 @@ def memory(kind: str) -> None:
     print(f"{kind} delays: {used / len(index):.1f} bytes each, {used / 1e6:.0f} MB together")
 
 
+def stored(kind: str) -> None:
+    """The segments that a broker writes, and the index that the next one makes of them."""
+    index, segments = DelayedIndex(), []
+    index.on_sealed = lambda run: segments.append(encode_segment("subscription", run.left()))
+    began_s = time.perf_counter()
+    fill(index, delays(kind, ENTRIES))
+    filled_s = time.perf_counter()
+    again, slowest_s = DelayedIndex(), 0.0
+    for data in segments:
+        step_s = time.perf_counter()
+        again.restore(decode_segment(data).items)
+        slowest_s = max(slowest_s, time.perf_counter() - step_s)
+    restored_s = time.perf_counter() - filled_s
+    size = sum(map(len, segments))
+    print(
+        f"{kind} delays, stored: {size / len(again):.1f} bytes each, add with encoding"
+        f" {(filled_s - began_s) * 1e6 / ENTRIES:.1f} us each, restored in {restored_s:.1f} s"
+        f" ({len(again)} of {ENTRIES}), longest step {slowest_s * 1e3:.1f} ms"
+    )
+
+
 def main() -> None:
     for kind in ("fixed", "random"):
         measure(kind)
         memory(kind)
+        stored(kind)
 
 
 if __name__ == "__main__":

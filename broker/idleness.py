@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 async def tend_ledger(topic: Topic) -> None:
-    """See Log.tend and CursorJournal.tend."""
+    """See Log.tend, CursorJournal.tend and DelayedStore.tend."""
     topic.log.tend()
     topic.cursors.tend()
+    topic.delayed.tend()
 
 
 def may_unload(topic: Topic, idle_s: float, now: float) -> bool:

@@ -390,6 +390,7 @@ _TOPIC: Final = _Table(
     _part("dropped", _DROPPED_HEAD, optional=True),
     *_plain("incarnation", "deleted"),
     _part("terminated", _ENTRY_PLACE, optional=True),
+    _tuple("delayed_ledgers"),
 )
 encode_topic: Final = _TOPIC.encode
 decode_topic: Final = _TOPIC.decode

@@ -372,6 +372,7 @@ class TopicRecord:
     incarnation: str = ""  # drawn when the topic was created; "": not upgraded yet
     deleted: bool = False  # being deleted: all its ledgers are in `deleting`
     terminated: EntryPlace | None = None  # the last entry, for good; None: it is not terminated
+    delayed_ledgers: tuple[LedgerId, ...] = ()  # segments of the delayed-delivery indexes
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -385,7 +386,8 @@ class TopicRecord:
         oldest = self.ledgers[0].ledger if self.ledgers else None
         if self.dropped is not None and oldest is not None and oldest <= self.dropped.ledger:
             raise InvalidRecord(kind, f"ledger {oldest} was dropped")
-        used = [part.ledger for part in self.ledgers] + list(self.cursor_ledgers)
+        used = [part.ledger for part in self.ledgers]
+        used += [*self.cursor_ledgers, *self.delayed_ledgers]
         both = set(used) & set(self.deleting)
         if both:
             raise InvalidRecord(kind, f"ledgers {sorted(both)} are in use and being deleted")

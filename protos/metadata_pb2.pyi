@@ -744,6 +744,7 @@ class TopicRecord(google.protobuf.message.Message):
     PROPERTIES_FIELD_NUMBER: builtins.int
     DROPPED_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
+    DELAYED_LEDGERS_FIELD_NUMBER: builtins.int
     TERMINATED_FIELD_NUMBER: builtins.int
     DELETED_FIELD_NUMBER: builtins.int
     format: builtins.int
@@ -772,6 +773,10 @@ class TopicRecord(google.protobuf.message.Message):
         """absent: no ledger was dropped from the head"""
 
     @property
+    def delayed_ledgers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """segments of the delayed-delivery indexes"""
+
+    @property
     def terminated(self) -> Global___EntryPlace:
         """the last entry of a terminated topic; absent: it is not terminated"""
 
@@ -787,11 +792,12 @@ class TopicRecord(google.protobuf.message.Message):
         properties: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         dropped: Global___DroppedHead | None = ...,
         incarnation: builtins.str = ...,
+        delayed_ledgers: collections.abc.Iterable[builtins.int] | None = ...,
         terminated: Global___EntryPlace | None = ...,
         deleted: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["dropped", b"dropped", "terminated", b"terminated"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cursor_ledgers", b"cursor_ledgers", "deleted", b"deleted", "deleting", b"deleting", "dropped", b"dropped", "epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "ledgers", b"ledgers", "properties", b"properties", "subscriptions", b"subscriptions", "terminated", b"terminated"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cursor_ledgers", b"cursor_ledgers", "delayed_ledgers", b"delayed_ledgers", "deleted", b"deleted", "deleting", b"deleting", "dropped", b"dropped", "epoch", b"epoch", "format", b"format", "incarnation", b"incarnation", "ledgers", b"ledgers", "properties", b"properties", "subscriptions", b"subscriptions", "terminated", b"terminated"]) -> None: ...
 
 Global___TopicRecord: typing_extensions.TypeAlias = TopicRecord
 

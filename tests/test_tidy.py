@@ -59,8 +59,13 @@ def test_no_module_has_a_fixme() -> None:
 
 
 def test_every_format_page_names_the_version_that_the_code_writes() -> None:
-    for page in (ROOT / name for name in ("bookie/storage/FORMAT.md", "broker/cursor/FORMAT.md")):
-        code = (page.parent / "format.py").read_text()
+    for name, module in (
+        ("bookie/storage/FORMAT.md", "format.py"),
+        ("broker/cursor/FORMAT.md", "format.py"),
+        ("broker/dispatch/DELAYED_FORMAT.md", "delayed_segment.py"),
+    ):
+        page = ROOT / name
+        code = (page.parent / module).read_text()
         [version] = set(re.findall(r"^\w*VERSION(?:: Final)? = (\d+)", code, re.MULTILINE))
         assert re.search(rf"\bversion {version}\b", page.read_text(), re.IGNORECASE), page
 

@@ -63,11 +63,12 @@ class Delays:
         policy: DelayPolicy,
         wall_ms: Callable[[float], int],
         *,
+        index: DelayedIndex | None = None,
         entries_max: int = INDEX_ENTRIES_MAX,
     ) -> None:
         """`wall_ms`: the wall clock in milliseconds at a time of the event loop, which is about
-        now."""
-        self.index = DelayedIndex()
+        now. `index`: what an earlier owner has found; None: an empty one."""
+        self.index = DelayedIndex() if index is None else index
         self._policy = policy
         self._wall_ms = wall_ms
         self._entries_max = entries_max

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 RUN_ENTRIES: Final = 1_024
 """Sealing a run takes about 0.5 ms. The buffer takes up to 250 KB; a million entries are 1,000
@@ -44,13 +44,18 @@ _Due = tuple[int, int, int]  # delivery time, ledger, entry
 
 
 class DelayedIndex:
+    """`on_sealed` is called with each new run, and `on_dropped` when a run is no longer used: what
+    is left of it is in the buffer again."""
+
     def __init__(self, run_entries: int = RUN_ENTRIES) -> None:
+        self.on_sealed: Callable[[Run], None] = _ignore
+        self.on_dropped: Callable[[Run], None] = _ignore
         self._run_entries = run_entries
         self._buffer: dict[Position, int] = {}  # delivery times
         self._buffer_heap: list[_Due] = []  # with every entry of the buffer, and removed ones
-        self._runs: list[_Run] = []  # by first position; none is empty
+        self._runs: list[Run] = []  # by first position; none is empty
         self._lasts: list[Position] = []  # for each run: the last position of it and those before
-        self._heads: list[tuple[int, int, int, int, _Run]] = []  # one for each run, and old ones
+        self._heads: list[tuple[int, int, int, int, Run]] = []  # one for each run, and old ones
         self._in_runs = 0  # entries that are not removed
         self._serial = 0  # makes the tuples of `_heads` comparable
 
@@ -133,9 +138,31 @@ class DelayedIndex:
             self._in_runs -= run.remove_through(position)
         self._tidy_runs()
 
+    @property
+    def buffered(self) -> int:
+        """Entries that are in no run."""
+        return len(self._buffer)
+
+    def seal(self) -> None:
+        """Make a run of what is in the buffer."""
+        if self._buffer:
+            self._seal()
+
+    def restore(self, items: Sequence[tuple[Position, int]]) -> Run | None:
+        """Add a run that was sealed before, as far as the index does not have its entries.
+        `items`: see Run. Returns the run, without a call of `on_sealed`; None: it adds nothing."""
+        new = [item for item in items if item[0] not in self]
+        if not new:
+            return None
+        run = Run(new)
+        self._add_run(run)
+        return run
+
     def clear(self) -> None:
         self._buffer.clear()
         self._buffer_heap.clear()
+        for run in self._runs:
+            self.on_dropped(run)
         self._runs.clear()
         self._lasts.clear()
         self._heads.clear()
@@ -155,7 +182,7 @@ class DelayedIndex:
 
     # ---- mechanics -------------------------------------------------------------------------------
 
-    def _find(self, position: Position) -> tuple[_Run, int] | None:
+    def _find(self, position: Position) -> tuple[Run, int] | None:
         """The run that has the entry, and its place there."""
         if not self._runs or position > self._lasts[-1]:
             return None
@@ -169,14 +196,14 @@ class DelayedIndex:
             at -= 1
         return None
 
-    def _remove_at(self, run: _Run, place: int) -> None:
+    def _remove_at(self, run: Run, place: int) -> None:
         run.gone[place] = 1
         run.count -= 1
         self._in_runs -= 1
         if run.count * 4 <= len(run.keys):
             self._dissolve(run)
 
-    def _dissolve(self, run: _Run) -> None:
+    def _dissolve(self, run: Run) -> None:
         """Move what is left of a run into the buffer."""
         left = list(run.left())
         self._in_runs -= run.count
@@ -189,12 +216,13 @@ class DelayedIndex:
                 self._seal()
 
     def _seal(self) -> None:
-        run = _Run(sorted(self._buffer.items()))
+        run = Run(sorted(self._buffer.items()))
         self._buffer.clear()
         self._buffer_heap.clear()
         self._add_run(run)
+        self.on_sealed(run)
 
-    def _add_run(self, run: _Run) -> None:
+    def _add_run(self, run: Run) -> None:
         if not self._runs or run.first > self._runs[-1].first:
             self._runs.append(run)
             self._lasts.append(max(run.last, self._lasts[-1]) if self._lasts else run.last)
@@ -213,8 +241,11 @@ class DelayedIndex:
         """Forget the runs that are empty."""
         kept = [run for run in self._runs if run.count]
         if len(kept) < len(self._runs):
+            dropped = [run for run in self._runs if not run.count]
             self._runs = kept
             self._count_lasts()
+            for run in dropped:
+                self.on_dropped(run)
 
     def _tidy_buffer(self) -> None:
         """Bound the removed entries of the heap."""
@@ -231,7 +262,7 @@ class DelayedIndex:
             heappop(heap)
         return None
 
-    def _run_head(self) -> tuple[int, int, int, int, _Run] | None:
+    def _run_head(self) -> tuple[int, int, int, int, Run] | None:
         heads = self._heads
         while heads:
             run = heads[0][4]
@@ -258,7 +289,7 @@ class DelayedIndex:
             assert run.count == run.gone.count(0)
 
 
-class _Run:
+class Run:
     """Entries in the order of the log, and in the order of their delivery times."""
 
     __slots__ = (
@@ -337,5 +368,9 @@ class _Run:
         return Position(self.ledgers[key >> _ENTRY_BITS], key & _ENTRY_MASK)
 
 
-def _first_of(run: _Run) -> Position:
+def _ignore(_: Run) -> None:
+    """The runs are kept in memory only."""
+
+
+def _first_of(run: Run) -> Position:
     return run.first

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from magnetar.metadata.model import LedgerMetadata, TopicRecord
 
-KINDS: Final = frozenset({"data", "cursor"})
+KINDS: Final = frozenset({"data", "cursor", "delayed"})
 """What a topic's record lists. Ledgers of other kinds are kept."""
 
 
@@ -81,7 +81,7 @@ def judge(
     if record is None:
         return Verdict.ORPHAN
     ledger = metadata.ledger
-    if ledger in record.cursor_ledgers or ledger in record.deleting:
+    if ledger in (*record.cursor_ledgers, *record.delayed_ledgers, *record.deleting):
         return Verdict.LISTED
     if any(part.ledger == ledger for part in record.ledgers):
         return Verdict.LISTED

@@ -201,7 +201,7 @@ class OwnedRecord:
         if record is None:
             return True
         listed = {part.ledger for part in record.ledgers}
-        return ledger in listed or ledger in record.cursor_ledgers
+        return ledger in listed or ledger in (*record.cursor_ledgers, *record.delayed_ledgers)
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Called once when the ownership is lost."""

@@ -244,12 +244,14 @@ def client_key(kind: str, *names: str) -> str:
 
 def deleted(record: TopicRecord) -> TopicRecord:
     """The record of a topic that is deleted from now on."""
-    used = [part.ledger for part in record.ledgers] + list(record.cursor_ledgers)
+    used = [part.ledger for part in record.ledgers]
+    used += [*record.cursor_ledgers, *record.delayed_ledgers]
     emptied = replace(
         record,
         deleted=True,
         ledgers=(),
         cursor_ledgers=(),
+        delayed_ledgers=(),
         subscriptions={},
         properties={},
         dropped=None,

@@ -257,6 +257,7 @@ class InternalStats(_Statistics):
     last_confirmed_entry: str
     terminated: str | None = Field(description="the last message for good; null: not terminated")
     cursor_ledgers: list[int] = Field(description="of all cursors together")
+    delayed_ledgers: list[int] = Field(description="with the indexes of delayed messages")
     ledgers_to_delete: int = Field(description="dropped ledgers whose deletion is not complete")
     lost: list[str] = Field(description="entries that were skipped: all bookies had lost them")
     ledgers: list[LedgerInfo]

@@ -89,6 +89,7 @@ async def internal_stats(broker: Broker, name: TopicName) -> InternalStats:
         last_confirmed_entry=str(log.confirmed),
         terminated=None if log.terminated is None else str(log.terminated),
         cursor_ledgers=list(log.owned_record.record.cursor_ledgers),
+        delayed_ledgers=list(log.owned_record.record.delayed_ledgers),
         ledgers_to_delete=len(log.owned_record.record.deleting),
         lost=[str(lost) for lost in log.losses.ranges],
         ledgers=[

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ProducerRequest,
         SubscribeRequest,
     )
+    from magnetar.broker.topic.delayed_store import DelayedStore
     from magnetar.broker.topic.meter import Meter
     from magnetar.broker.topic.subscription import Subscription
     from magnetar.protos.names import TopicName
@@ -124,6 +125,9 @@ class Topic(ServedTopic, Protocol):
 
     @property
     def cursors(self) -> Cursors: ...
+
+    @property
+    def delayed(self) -> DelayedStore: ...
 
     @property
     def policies(self) -> PolicySource: ...

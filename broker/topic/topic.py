@@ -49,6 +49,7 @@ from magnetar.broker.topic.contract import (
     SubscriptionType,
 )
 from magnetar.broker.topic.deduplication import Deduplication, DeduplicationConfig, switch
+from magnetar.broker.topic.delayed_store import DelayedStore
 from magnetar.broker.topic.dispatch_rate import DispatchRate
 from magnetar.broker.topic.meter import Meter
 from magnetar.broker.topic.persistence import quorum_of
@@ -188,6 +189,7 @@ class PersistentTopic:
         dedup_config = deduplication or DeduplicationConfig()
         config = _cursor_config(dedup_config.producers_max)
         cursors = await Cursors.open(log, config)
+        delayed = await DelayedStore.open(log, cursors)
         restored = await Deduplication.open(log, cursors, policies, clock, dedup_config)
         record = log.owned_record.record
         if record.ledgers or record.cursor_ledgers:
@@ -198,6 +200,7 @@ class PersistentTopic:
             log,
             cursors,
             restored,
+            delayed,
             clock=clock,
             names=names,
             tasks=tasks,
@@ -217,6 +220,7 @@ class PersistentTopic:
         log: Log,
         cursors: Cursors,
         deduplication: Deduplication,
+        delayed: DelayedStore,
         *,
         clock: Clock,
         names: ProducerNames,
@@ -251,6 +255,7 @@ class PersistentTopic:
         self._in = Meter(now)
         self._chunks = Meter(now)
         self.deduplication = deduplication
+        self.delayed = delayed
         self._size = TopicSizeStage()
         self._publish_rate = RateStage(self._wake_at)
         self._rate_timer: asyncio.TimerHandle | None = None  # None: none was ever set
@@ -293,6 +298,7 @@ class PersistentTopic:
         log.protect = partial(self.guard.call, "log")
         log.start(self._spawn)
         cursors.start(self._spawn)
+        self.delayed.start(self._spawn)
         for subscription in cursors.names:
             self._add_durable(subscription)
         self._unfollow = policies.subscribe(self._on_policies)
@@ -582,7 +588,11 @@ class PersistentTopic:
             rate=self._rate,
             spawn=self._spawn_read,
             guard=self.guard,
-            delays=Delays(self._delay_policy, self._wall_ms),
+            delays=Delays(
+                self._delay_policy,
+                self._wall_ms,
+                index=self.delayed.index_of(cursor.name) if cursor.durable else None,
+            ),
             now_ms=self._clock.now_ms,
             abandoned=self._forget_subscription,
             partition=self.name.partition,
@@ -596,6 +606,8 @@ class PersistentTopic:
 
     def _forget_subscription(self, subscription: Subscription) -> None:
         subscription.close(CloseReason.UNSUBSCRIBED)
+        if subscription.cursor.durable:
+            self.delayed.forget(subscription.name)
         key = subscription.name, subscription.cursor.durable
         if self._subscriptions.get(key) is subscription:
             del self._subscriptions[key]
@@ -752,7 +764,8 @@ class PersistentTopic:
         some."""
         producers = self.producers or self.admission.waiting
         busy = producers or any(it.consumers for it in self.all_subscriptions)
-        if busy or not (self.log.is_settled and self.cursors.is_settled):
+        settled = self.log.is_settled and self.cursors.is_settled and self.delayed.is_settled
+        if busy or not settled:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = asyncio.get_running_loop().time()
@@ -778,6 +791,7 @@ class PersistentTopic:
         """After `begin_deletion`: the topic is deleted, or the broker does not know whether it
         is."""
         self.cursors.abandon()
+        self.delayed.abandon()
         self.log.abandon()
         self.state = TopicState.CLOSED
         self._closed.set()
@@ -801,6 +815,7 @@ class PersistentTopic:
                 self._disconnect(reason, reason)
                 self.deduplication.snapshot()
                 await self.cursors.close()
+                await self.delayed.close()
                 await self.log.close()
         except (TimeoutError, BrokerError) as error:
             # The next owner recovers what was not closed.
@@ -809,6 +824,7 @@ class PersistentTopic:
             self._disconnect(reason, reason)
             self.trimmer.end()
             self.cursors.abandon()
+            self.delayed.abandon()
             self.log.abandon()
             self._unfollow()
             if self._rate_timer is not None:

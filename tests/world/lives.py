@@ -80,7 +80,7 @@ class Lives:
         for path, record in self._records.items():
             listed = any(part.ledger == ledger for part in record.ledgers)
             self._oracle.hold(
-                not listed and ledger not in record.cursor_ledgers,
+                not listed and ledger not in (*record.cursor_ledgers, *record.delayed_ledgers),
                 "LIVE",
                 partial("{} is deleted, and {} lists it".format, ledger, path),
             )

@@ -42,6 +42,7 @@ from magnetar.broker.topic.contract import (
     SubscriptionType,
 )
 from magnetar.broker.topic.deduplication import Deduplication, DeduplicationConfig
+from magnetar.broker.topic.delayed_store import DelayedStore
 from magnetar.broker.topic.producer_admission import ProducerNames
 from magnetar.broker.topic.topic import PersistentTopic, TopicState
 from magnetar.metadata.policies import UNLIMITED, Retention
@@ -367,6 +368,7 @@ class Owner:
             log,
             cursors,
             await Deduplication.open(log, cursors, policies, clock, config),
+            await DelayedStore.open(log, cursors),
             clock=clock,
             names=ProducerNames("world"),
             tasks=tasks,
@@ -533,7 +535,8 @@ async def _judge_ledgers(world: World, judge: ClientNode, topic: PersistentTopic
     for _ in range(2):  # a ledger that the first one cannot delete yet
         await sweeper.sweep()
     record = topic.log.owned_record.record
-    listed = {part.ledger for part in record.ledgers} | set(record.cursor_ledgers)
+    listed = {part.ledger for part in record.ledgers}
+    listed |= {*record.cursor_ledgers, *record.delayed_ledgers}
     listed.update(record.deleting)
     left = [
         ledger

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fakes.cluster_state import ClusterState
 from fakes.entries import sends_of
+from fakes.topic_log import SMALL
 from fakes.topics import opened_topic
 from support import settle, wait_until
 
+from magnetar.broker.dispatch.delayed_index import RUN_ENTRIES
 from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.topic.contract import SubscriptionType
 from magnetar.metadata.policies import DelayedDelivery
@@ -73,6 +76,36 @@ async def test_next_broker_finds_what_is_delayed() -> None:
         assert delayed(it) == 1
         await pass_time(world.clock, 21)
         assert session.texts == ["now", "later"]
+
+
+async def test_next_broker_does_not_read_what_is_stored_as_delayed() -> None:
+    world, count = ClusterState(), RUN_ENTRIES + 10
+    config = replace(SMALL, ledger_entries_max=50_000)
+    async with opened_topic(world, config=config, close=False) as it:
+        await it.subscribe(kind=SHARED)
+        handle, receipts = await it.produce("producer")
+        at_ms = 1_700_000_000_000 + 1_000_000
+        message = OutgoingMessage(b"later", sequence_id=0, deliver_at_ms=at_ms)
+        view = parse_entry(b"".join(encode_message(message, EntryHeader("p", 1_700_000_000_000))))
+        for first in range(0, count, 100):
+            views = [view] * min(100, count - first)
+            handle.publish(sends_of(*views, first=first), asyncio.get_running_loop().time())
+        await wait_until(lambda: len(receipts.answers) == count, what="the receipts")
+        await wait_until(lambda: delayed(it) == count, what="the index")
+        await wait_until(lambda: it.topic.delayed.is_settled, what="the segments")
+        [ledger] = it.topic.log.owned_record.record.delayed_ledgers
+    world.ledgers.reads.clear()
+    async with opened_topic(world, config=config, close=False) as it:
+        assert delayed(it) == RUN_ENTRIES
+        _, session = await it.subscribe(kind=SHARED, permits=5_000)
+        await wait_until(lambda: delayed(it) == count, what="the rest")
+        read = sum(last - first + 1 for at, first, last in world.ledgers.reads if at != ledger)
+        assert read < 200, "the backlog was read again"
+        world.clock.advance_ms(1_000_000)
+        await asyncio.sleep(100)
+        await wait_until(lambda: len(session.positions) == count, what="the messages")
+        await it.topic.subscriptions["s"].skip_all()
+        await wait_until(lambda: it.topic.log.owned_record.record.delayed_ledgers == ())
 
 
 async def test_policy_that_switches_delays_off_delivers_what_waits() -> None:

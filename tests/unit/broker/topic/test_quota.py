@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from fakes.cluster_state import ClusterState
+from fakes.entries import sends_of
 from fakes.policies import SettablePolicies
 from fakes.topics import opened_topic
+from support import wait_until
 
 from magnetar.broker.cursor.backlog import bytes_after, position_with
 from magnetar.broker.errors import BacklogQuotaHeld, BacklogQuotaRefused
 from magnetar.broker.log.position import EARLIEST
-from magnetar.broker.topic.contract import CloseReason
+from magnetar.broker.topic.contract import CloseReason, SubscriptionType
 from magnetar.metadata.policies import BacklogAction, BacklogQuota
+from magnetar.protos.entry import parse_entry
+from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_message
 
 HOLD, REFUSE = BacklogAction.HOLD_PRODUCERS, BacklogAction.REFUSE_PRODUCERS
 EVICT = BacklogAction.EVICT_BACKLOG
@@ -44,6 +50,29 @@ async def test_nothing_but_durable_subscriptions_counts() -> None:
         await it.subscribe("reader", durable=False, start=EARLIEST)
         await it.publish("a", "b")
         await it.topic.quotas.check()
+        await it.produce("p")
+
+
+async def test_a_long_delay_holds_the_backlog_and_trips_the_quota() -> None:
+    """The messages behind a delayed one are acknowledged, but only a prefix of the log counts as
+    consumed."""
+    world = ClusterState()
+    policies = SettablePolicies(backlog_quota_bytes=BacklogQuota(500, HOLD))
+    async with opened_topic(world, policies=policies) as it:
+        consumer, received = await it.subscribe(kind=SubscriptionType.SHARED)
+        handle, session = await it.produce("delaying")
+        message = OutgoingMessage(b"later", sequence_id=0, deliver_at_ms=1_700_000_000_000 + 10**9)
+        view = parse_entry(b"".join(encode_message(message, EntryHeader("p", 1_700_000_000_000))))
+        handle.publish(sends_of(view), asyncio.get_running_loop().time())
+        await wait_until(lambda: len(session.answers) == 1)
+        texts = list("abcdefghijklmnopqrst")
+        await it.publish(*texts)
+        await wait_until(lambda: received.texts == texts)
+        consumer.acknowledge(received.positions)
+        await it.topic.quotas.check()
+        with pytest.raises(BacklogQuotaHeld, match="500 bytes"):
+            await it.produce("p")
+        await it.topic.subscriptions["s"].skip_all()  # as TTL does: it wins over the delay
         await it.produce("p")
 
 

@@ -1,0 +1,352 @@
+"""Each operation of the client, cancelled at each of its awaits: nothing is left behind.
+
+An operation is run again and again. The n-th time, its task is cancelled when it awaits for the
+n-th time, or some turns of the loop later, when the awaited thing may have happened. Afterwards the
+client must work, and its close must leave no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.client_world import EARLIEST, TOPIC, client_among, publish, receive, subscription
+from support import settle
+
+from magnetar.client.asyncio import Client, Consumer, Producer
+from magnetar.client.errors import AlreadyClosed, PulsarException
+from magnetar.client.message import MessageId
+from magnetar.protos.message import decode_messages, read_entry
+
+if TYPE_CHECKING:
+    from fakes.session_broker import FakeBrokers
+
+AWAITS_MAX = 200
+TURNS_LATER = (0, 1, 2, 3, 5, 8)
+
+
+class CancelledAt(Awaitable[Any]):
+    """Runs a coroutine, and cancels its task `later` turns after it awaits for the n-th time."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], nth: int, later: int) -> None:
+        self._work = work
+        self._nth = nth
+        self._later = later
+        self.awaits = 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        steps = self._work.__await__()
+        while True:
+            try:
+                waits_for = steps.send(None)
+            except StopIteration as end:
+                return end.value
+            self.awaits += 1
+            if self.awaits == self._nth:
+                self._cancel(task, self._later)
+            try:
+                yield waits_for
+            except BaseException as error:
+                try:
+                    waits_for = steps.throw(error)
+                except StopIteration as end:
+                    return end.value
+                yield waits_for
+
+    def _cancel(self, task: asyncio.Task[Any], turns: int) -> None:
+        if task.done():
+            return
+        if turns == 0:
+            task.cancel()
+        else:
+            asyncio.get_running_loop().call_soon(self._cancel, task, turns - 1)
+
+
+@dataclass
+class World:
+    client: Client
+    cluster: FakeBrokers
+    consumer: Consumer | None = None
+    producer: Producer | None = None
+    result: Any = None  # of the operation; None: it was cancelled, or has none
+
+    def stored(self) -> list[bytes]:
+        """All messages of the topic, in order."""
+        found = []
+        for entry in self.cluster.topic(TOPIC).entries.values():
+            received = read_entry(memoryview(entry))
+            found += [bytes(it.payload) for it in decode_messages(received)]
+        return found
+
+
+Work = Callable[[World], Coroutine[Any, Any, Any]]
+
+
+def tasks_of_clients() -> list[str]:
+    found = []
+    for task in asyncio.all_tasks():
+        code: Any = getattr(task.get_coro(), "cr_code", None)
+        if (
+            code is not None
+            and "/client/" in code.co_filename
+            and "/tests/" not in code.co_filename
+        ):
+            found.append(repr(task))
+    return found
+
+
+async def cancel_everywhere(work: Work, *, before: Work, after: Work) -> None:
+    for nth in itertools.count(1):
+        assert nth < AWAITS_MAX
+        reached = False
+        for later in TURNS_LATER:
+            async with client_among(operation_timeout_seconds=5) as (client, cluster):
+                world = World(client, cluster)
+                await before(world)
+                cancelled = CancelledAt(work(world), nth, later)
+
+                async def main(world: World = world, what: CancelledAt = cancelled) -> None:
+                    world.result = await what
+
+                async with asyncio.TaskGroup() as group:
+                    task = group.create_task(main())
+                reached = reached or cancelled.awaits >= nth
+                assert task.done()
+                try:
+                    async with asyncio.timeout(60):
+                        await after(world)
+                        with suppress(AlreadyClosed):
+                            await client.close()
+                except (TimeoutError, PulsarException, AssertionError) as error:
+                    pytest.fail(f"cancelled at await {nth}, {later} turns later: {error!r} {error}")
+                await settle()
+                left = tasks_of_clients()
+                assert not left, f"cancelled at await {nth}, {later} turns later: {left}"
+        if not reached:
+            return
+
+
+async def nothing(_: World) -> None:
+    pass
+
+
+async def with_producer(world: World) -> None:
+    world.producer = await world.client.create_producer(
+        "t", batching_max_messages=3, batching_max_publish_delay_ms=5
+    )
+
+
+async def with_messages(world: World) -> None:
+    world.consumer = await world.client.subscribe("t", "s", initial_position=EARLIEST)
+    await publish(world.client, 6, batch=2)
+
+
+async def with_received(world: World) -> None:
+    await with_messages(world)
+    assert world.consumer is not None
+    await receive(world.consumer, 6)
+
+
+async def sends_again(world: World) -> None:
+    """What was cancelled is stored once or not at all; what follows is stored once, in order."""
+    assert world.producer is not None
+    for value in (b"1", b"2", b"3", b"4"):
+        await world.producer.send(value)
+    stored = world.stored()
+    assert stored in ([b"1", b"2", b"3", b"4"], [b"x", b"1", b"2", b"3", b"4"]), stored
+
+
+async def receives_all(world: World) -> None:
+    assert world.consumer is not None
+    got = [int((await world.consumer.receive(5000)).data()) for _ in range(6)]
+    assert got == list(range(6)), got
+
+
+async def is_gone_from_the_broker(world: World) -> None:
+    """Neither the client nor a broker holds a producer or consumer that its caller never got."""
+    await world.client.close()
+    for broker in world.cluster.brokers.values():
+        for session in broker.sessions:
+            assert not session.producers
+            assert not session.consumers
+    assert not world.client.parts.live
+
+
+async def can_subscribe(world: World) -> None:
+    """The subscription has no consumer that its caller never got."""
+    if isinstance(world.result, Consumer):
+        await world.result.close()
+    consumer = await world.client.subscribe("t", "s")
+    await consumer.close()
+
+
+async def sends(world: World) -> None:
+    assert world.producer is not None
+    await world.producer.send(b"x")
+
+
+async def sends_and_flushes(world: World) -> None:
+    assert world.producer is not None
+    world.producer.send_async(b"x", None)
+    await world.producer.flush()
+
+
+async def test_send() -> None:
+    await cancel_everywhere(sends, before=with_producer, after=sends_again)
+
+
+async def test_flush() -> None:
+    await cancel_everywhere(sends_and_flushes, before=with_producer, after=sends_again)
+
+
+async def test_close_of_a_producer() -> None:
+    async def closes(world: World) -> None:
+        assert world.producer is not None
+        world.producer.send_async(b"x", None)
+        await world.producer.close()
+
+    async def another_sends(world: World) -> None:
+        await with_producer(world)
+        await sends_again(world)
+
+    await cancel_everywhere(closes, before=with_producer, after=another_sends)
+
+
+async def test_create_producer() -> None:
+    await cancel_everywhere(
+        lambda world: world.client.create_producer("t"),
+        before=nothing,
+        after=is_gone_from_the_broker,
+    )
+
+
+async def test_subscribe() -> None:
+    await cancel_everywhere(
+        lambda world: world.client.subscribe("t", "s"), before=nothing, after=can_subscribe
+    )
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer", "reader", "list"])
+async def test_create_on_partitions(kind: str) -> None:
+    async def creates(world: World) -> None:
+        world.cluster.partitions[TOPIC] = 2
+        match kind:
+            case "producer":
+                await world.client.create_producer("t")
+            case "consumer":
+                await world.client.subscribe("t", "s")
+            case "reader":
+                await world.client.create_reader("t", MessageId.earliest)
+            case _:
+                await world.client.subscribe(["t", "u"], "s")
+
+    await cancel_everywhere(creates, before=nothing, after=is_gone_from_the_broker)
+
+
+async def test_receive() -> None:
+    async def receives(world: World) -> None:
+        assert world.consumer is not None
+        await world.consumer.receive(5000)
+
+    async def receives_the_rest(world: World) -> None:
+        """A message that was taken by a receive that was cancelled at its end may be missing."""
+        assert world.consumer is not None
+        first = int((await world.consumer.receive(5000)).data())
+        rest = [int((await world.consumer.receive(5000)).data()) for _ in range(5 - first)]
+        assert first in (0, 1)
+        assert [first, *rest] == list(range(first, 6))
+
+    await cancel_everywhere(receives, before=with_messages, after=receives_the_rest)
+
+
+async def test_receive_of_nothing_yet() -> None:
+    async def before(world: World) -> None:
+        world.consumer = await world.client.subscribe("t", "s", initial_position=EARLIEST)
+
+    async def receives(world: World) -> None:
+        assert world.consumer is not None
+        await world.consumer.receive(50)
+
+    async def after(world: World) -> None:
+        await publish(world.client, 6, batch=2)
+        await receives_all(world)
+
+    async def work(world: World) -> None:
+        try:
+            await receives(world)
+        except PulsarException:
+            return
+
+    await cancel_everywhere(work, before=before, after=after)
+
+
+async def test_batch_receive() -> None:
+    async def receives(world: World) -> None:
+        assert world.consumer is not None
+        await world.consumer.batch_receive()
+
+    async def closes(world: World) -> None:
+        assert world.consumer is not None
+        await world.consumer.close()
+        world.consumer = await world.client.subscribe("t", "s")
+        await receives_all(world)
+
+    await cancel_everywhere(receives, before=with_messages, after=closes)
+
+
+async def test_acknowledge() -> None:
+    async def acknowledges(world: World) -> None:
+        assert world.consumer is not None
+        for message in await receive(world.consumer, 6):
+            await world.consumer.acknowledge(message)
+
+    async def closes(world: World) -> None:
+        assert world.consumer is not None
+        await world.consumer.close()
+        world.consumer = await world.client.subscribe("t", "s")
+        left = sum(bits.bit_count() for bits in subscription(world.cluster).unacked.values())
+        for number in range(6 - left, 6):
+            assert int((await world.consumer.receive(5000)).data()) == number
+
+    await cancel_everywhere(acknowledges, before=with_messages, after=closes)
+
+
+async def test_seek() -> None:
+    async def seeks(world: World) -> None:
+        assert world.consumer is not None
+        await world.consumer.seek(MessageId.earliest)
+
+    async def seeks_again(world: World) -> None:
+        await seeks(world)
+        await receives_all(world)
+
+    await cancel_everywhere(seeks, before=with_received, after=seeks_again)
+
+
+@pytest.mark.parametrize("name", ["close", "unsubscribe", "get_last_message_id"])
+async def test_other_calls_of_a_consumer(name: str) -> None:
+    async def calls(world: World) -> None:
+        await getattr(world.consumer, name)()
+
+    async def subscribes(world: World) -> None:
+        assert world.consumer is not None
+        with suppress(PulsarException):
+            await world.consumer.close()
+        await can_subscribe(world)
+
+    await cancel_everywhere(calls, before=with_received, after=subscribes)
+
+
+async def test_close_of_the_client() -> None:
+    async def opened(world: World) -> None:
+        await with_producer(world)
+        await with_received(world)
+
+    await cancel_everywhere(lambda world: world.client.close(), before=opened, after=nothing)

@@ -30,7 +30,7 @@ from magnetar.client.policies import RECONSUME_TIMES_MAX, DeadLetterPolicy
 from magnetar.client.rates import Rates
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
 
     from magnetar.client.consuming.many import ConsumerCore
@@ -291,6 +291,12 @@ class LoopQueue:
         if self._failure is None:
             self._messages.extend(messages)
             self._wake(len(messages))
+
+    def remove(self, unwanted: Callable[[Message], bool]) -> list[Message]:
+        removed = [one for one in self._messages if unwanted(one)]
+        if removed:
+            self._messages = deque(one for one in self._messages if not unwanted(one))
+        return removed
 
     def put_back(self, messages: Sequence[Message]) -> None:
         if self._failure is None:

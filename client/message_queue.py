@@ -27,6 +27,9 @@ class MessageQueue(Protocol):
     generation: int
     """How often the queue was cleared."""
 
+    def remove(self, unwanted: Callable[[Message], bool]) -> list[Message]:
+        """Remove and return the messages for which `unwanted` is True, in order."""
+
     def put_back(self, messages: Sequence[Message]) -> None:
         """Put messages that the user took back at the front; drop those of older generations."""
 
@@ -94,6 +97,7 @@ class SourceQueue:
         self.put = shared.put
         self.put_error = shared.put_error
         self.put_back = shared.put_back
+        self.remove = shared.remove
 
     @property
     def generation(self) -> int:

@@ -153,7 +153,9 @@ class ConsumerKeySharedPolicy:
 
     `sticky_ranges` are pairs of a first and a last hash, both included: the hash of a key is the
     remainder of its Murmur3 hash by 65536. With `allow_out_of_order_delivery` a new consumer gets
-    its keys at once, although messages of them are unacknowledged at another consumer. Raises
+    its keys at once, although messages of them are unacknowledged at another consumer. With
+    `ordered_negative_acks` (Magnetar only) the later messages of a key wait until a negatively
+    acknowledged one is acknowledged. All consumers of a subscription agree on both. Raises
     InvalidConfiguration.
     """
 
@@ -162,7 +164,14 @@ class ConsumerKeySharedPolicy:
         key_shared_mode: KeySharedMode = KeySharedMode.AutoSplit,
         allow_out_of_order_delivery: bool = False,
         sticky_ranges: Sequence[tuple[int, int]] | None = None,
+        *,
+        ordered_negative_acks: bool = False,
     ) -> None:
+        _expect("ordered_negative_acks", ordered_negative_acks, bool)
+        if ordered_negative_acks and allow_out_of_order_delivery:
+            raise InvalidConfiguration(
+                "ordered_negative_acks needs the order that allow_out_of_order_delivery gives up"
+            )
         _expect("key_shared_mode", key_shared_mode, KeySharedMode)
         _expect("allow_out_of_order_delivery", allow_out_of_order_delivery, bool)
         if key_shared_mode is KeySharedMode.Sticky and not sticky_ranges:
@@ -176,6 +185,7 @@ class ConsumerKeySharedPolicy:
         for one, two in pairwise(ranges):
             if two[0] <= one[1]:
                 raise InvalidConfiguration(f"sticky_ranges: {one} and {two} overlap")
+        self._ordered_negative_acks = ordered_negative_acks
         self._policy = KeySharedPolicy()
         self._policy.set_key_shared_mode(key_shared_mode)
         self._policy.set_allow_out_of_order_delivery(allow_out_of_order_delivery)
@@ -190,6 +200,11 @@ class ConsumerKeySharedPolicy:
     def allow_out_of_order_delivery(self) -> bool:
         """Return whether a new consumer gets its keys at once."""
         return self._policy.is_allow_out_of_order_delivery()
+
+    @property
+    def ordered_negative_acks(self) -> bool:
+        """Return whether a negative acknowledgement withholds the later messages of its key."""
+        return self._ordered_negative_acks
 
     @property
     def sticky_ranges(self) -> list[tuple[int, int]]:

@@ -466,6 +466,7 @@ class Consumer:
         self._subscriber = inbox.subscriber
         self._policy = policy
         self._thread = life.thread
+        self._orders_negative_acks = inbox.subscriber.subscription.orders_negative_acks
         self._closed = False
         self._rates = Rates(monotonic())
         self.listener: Listener | None = None  # None: the user calls receive()
@@ -534,9 +535,18 @@ class Consumer:
 
         Raises AlreadyClosed if the consumer is closed.
         """
-        self._inbox.do(self._subscriber.negative_acknowledge, known(message, self._subscriber))
+        given = known(message, self._subscriber)
+        if self._orders_negative_acks and not self._thread.is_current:
+            # The thread must not take a later message of the key before the client has seen this.
+            self._thread.call(self._negative_acknowledge(given))
+        else:
+            self._inbox.do(self._subscriber.negative_acknowledge, given)
         if self._hooks is not None:
             self._hooks.on_negative_acknowledge(self, message)
+
+    async def _negative_acknowledge(self, message: Message | MessageId) -> None:
+        self._subscriber.check_open()
+        self._subscriber.negative_acknowledge(message)
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Ask the broker to redeliver all messages that this consumer has not acknowledged."""

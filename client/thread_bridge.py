@@ -280,6 +280,13 @@ class Mailbox:
             taken, self._last_taken = self._last_taken, None
             return taken
 
+    def remove(self, unwanted: Callable[[Message], bool]) -> list[Message]:
+        with self._changed:
+            removed = [one for one in self._messages if unwanted(one)]
+            if removed:
+                self._messages = deque(one for one in self._messages if not unwanted(one))
+            return removed
+
     def fail(self, error: PulsarException) -> None:
         with self._changed:
             self._failure = self._failure or error

@@ -612,6 +612,7 @@ class FeatureFlags(google.protobuf.message.Message):
     SUPPORTS_SCALABLE_TOPICS_FIELD_NUMBER: builtins.int
     SUPPORTS_TC_METADATA_DISCOVERY_FIELD_NUMBER: builtins.int
     SUPPORTS_DRAIN_CONSUMER_FIELD_NUMBER: builtins.int
+    SUPPORTS_ORDERED_NEGATIVE_ACKS_FIELD_NUMBER: builtins.int
     supports_auth_refresh: builtins.bool
     supports_broker_entry_metadata: builtins.bool
     """0x0e02 in MESSAGE"""
@@ -624,6 +625,8 @@ class FeatureFlags(google.protobuf.message.Message):
     supports_tc_metadata_discovery: builtins.bool
     supports_drain_consumer: builtins.bool
     """an extension, as DRAIN_CONSUMER"""
+    supports_ordered_negative_acks: builtins.bool
+    """an extension, as NEGATIVE_ACK"""
     def __init__(
         self,
         *,
@@ -637,9 +640,10 @@ class FeatureFlags(google.protobuf.message.Message):
         supports_scalable_topics: builtins.bool | None = ...,
         supports_tc_metadata_discovery: builtins.bool | None = ...,
         supports_drain_consumer: builtins.bool | None = ...,
+        supports_ordered_negative_acks: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["supports_auth_refresh", b"supports_auth_refresh", "supports_broker_entry_metadata", b"supports_broker_entry_metadata", "supports_drain_consumer", b"supports_drain_consumer", "supports_get_partitioned_metadata_without_auto_creation", b"supports_get_partitioned_metadata_without_auto_creation", "supports_partial_producer", b"supports_partial_producer", "supports_repl_dedup_by_lid_and_eid", b"supports_repl_dedup_by_lid_and_eid", "supports_scalable_topics", b"supports_scalable_topics", "supports_tc_metadata_discovery", b"supports_tc_metadata_discovery", "supports_topic_watcher_reconcile", b"supports_topic_watcher_reconcile", "supports_topic_watchers", b"supports_topic_watchers"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["supports_auth_refresh", b"supports_auth_refresh", "supports_broker_entry_metadata", b"supports_broker_entry_metadata", "supports_drain_consumer", b"supports_drain_consumer", "supports_get_partitioned_metadata_without_auto_creation", b"supports_get_partitioned_metadata_without_auto_creation", "supports_partial_producer", b"supports_partial_producer", "supports_repl_dedup_by_lid_and_eid", b"supports_repl_dedup_by_lid_and_eid", "supports_scalable_topics", b"supports_scalable_topics", "supports_tc_metadata_discovery", b"supports_tc_metadata_discovery", "supports_topic_watcher_reconcile", b"supports_topic_watcher_reconcile", "supports_topic_watchers", b"supports_topic_watchers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["supports_auth_refresh", b"supports_auth_refresh", "supports_broker_entry_metadata", b"supports_broker_entry_metadata", "supports_drain_consumer", b"supports_drain_consumer", "supports_get_partitioned_metadata_without_auto_creation", b"supports_get_partitioned_metadata_without_auto_creation", "supports_ordered_negative_acks", b"supports_ordered_negative_acks", "supports_partial_producer", b"supports_partial_producer", "supports_repl_dedup_by_lid_and_eid", b"supports_repl_dedup_by_lid_and_eid", "supports_scalable_topics", b"supports_scalable_topics", "supports_tc_metadata_discovery", b"supports_tc_metadata_discovery", "supports_topic_watcher_reconcile", b"supports_topic_watcher_reconcile", "supports_topic_watchers", b"supports_topic_watchers"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["supports_auth_refresh", b"supports_auth_refresh", "supports_broker_entry_metadata", b"supports_broker_entry_metadata", "supports_drain_consumer", b"supports_drain_consumer", "supports_get_partitioned_metadata_without_auto_creation", b"supports_get_partitioned_metadata_without_auto_creation", "supports_ordered_negative_acks", b"supports_ordered_negative_acks", "supports_partial_producer", b"supports_partial_producer", "supports_repl_dedup_by_lid_and_eid", b"supports_repl_dedup_by_lid_and_eid", "supports_scalable_topics", b"supports_scalable_topics", "supports_tc_metadata_discovery", b"supports_tc_metadata_discovery", "supports_topic_watcher_reconcile", b"supports_topic_watcher_reconcile", "supports_topic_watchers", b"supports_topic_watchers"]) -> None: ...
 
 Global___FeatureFlags: typing_extensions.TypeAlias = FeatureFlags
 
@@ -1469,6 +1473,40 @@ class CommandDrainConsumer(google.protobuf.message.Message):
 Global___CommandDrainConsumer: typing_extensions.TypeAlias = CommandDrainConsumer
 
 @typing.final
+class CommandNegativeAck(google.protobuf.message.Message):
+    """An extension of Magnetar: a consumer of a Key_Shared subscription with ordered_negative_acks will
+    ask for entries again. From now on the broker withholds the later entries of their keys until they
+    are acknowledged. `returned` are such later entries that the consumer has and has not processed:
+    the broker delivers them again, and does not count that as a redelivery. Answered by SUCCESS or
+    ERROR. Sent only to a broker that announces supports_ordered_negative_acks.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONSUMER_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    MESSAGE_IDS_FIELD_NUMBER: builtins.int
+    RETURNED_FIELD_NUMBER: builtins.int
+    consumer_id: builtins.int
+    request_id: builtins.int
+    @property
+    def message_ids(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___MessageIdData]: ...
+    @property
+    def returned(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___MessageIdData]: ...
+    def __init__(
+        self,
+        *,
+        consumer_id: builtins.int | None = ...,
+        request_id: builtins.int | None = ...,
+        message_ids: collections.abc.Iterable[Global___MessageIdData] | None = ...,
+        returned: collections.abc.Iterable[Global___MessageIdData] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["consumer_id", b"consumer_id", "request_id", b"request_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["consumer_id", b"consumer_id", "message_ids", b"message_ids", "request_id", b"request_id", "returned", b"returned"]) -> None: ...
+
+Global___CommandNegativeAck: typing_extensions.TypeAlias = CommandNegativeAck
+
+@typing.final
 class CommandTopicMigrated(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1754,8 +1792,11 @@ class KeySharedMeta(google.protobuf.message.Message):
     KEYSHAREDMODE_FIELD_NUMBER: builtins.int
     HASHRANGES_FIELD_NUMBER: builtins.int
     ALLOWOUTOFORDERDELIVERY_FIELD_NUMBER: builtins.int
+    ORDERED_NEGATIVE_ACKS_FIELD_NUMBER: builtins.int
     keySharedMode: Global___KeySharedMode.ValueType
     allowOutOfOrderDelivery: builtins.bool
+    ordered_negative_acks: builtins.bool
+    """an extension, as NEGATIVE_ACK"""
     @property
     def hashRanges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___IntRange]:
         """STICKY only"""
@@ -1766,9 +1807,10 @@ class KeySharedMeta(google.protobuf.message.Message):
         keySharedMode: Global___KeySharedMode.ValueType | None = ...,
         hashRanges: collections.abc.Iterable[Global___IntRange] | None = ...,
         allowOutOfOrderDelivery: builtins.bool | None = ...,
+        ordered_negative_acks: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allowOutOfOrderDelivery", b"allowOutOfOrderDelivery", "keySharedMode", b"keySharedMode"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allowOutOfOrderDelivery", b"allowOutOfOrderDelivery", "hashRanges", b"hashRanges", "keySharedMode", b"keySharedMode"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["allowOutOfOrderDelivery", b"allowOutOfOrderDelivery", "keySharedMode", b"keySharedMode", "ordered_negative_acks", b"ordered_negative_acks"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allowOutOfOrderDelivery", b"allowOutOfOrderDelivery", "hashRanges", b"hashRanges", "keySharedMode", b"keySharedMode", "ordered_negative_acks", b"ordered_negative_acks"]) -> None: ...
 
 Global___KeySharedMeta: typing_extensions.TypeAlias = KeySharedMeta
 
@@ -2981,6 +3023,7 @@ class BaseCommand(google.protobuf.message.Message):
         WATCH_TOPIC_LIST_CLOSE: BaseCommand._Type.ValueType  # 67
         TOPIC_MIGRATED: BaseCommand._Type.ValueType  # 68
         DRAIN_CONSUMER: BaseCommand._Type.ValueType  # 10001
+        NEGATIVE_ACK: BaseCommand._Type.ValueType  # 10002
 
     class Type(_Type, metaclass=_TypeEnumTypeWrapper): ...
     CONNECT: BaseCommand.Type.ValueType  # 2
@@ -3042,6 +3085,7 @@ class BaseCommand(google.protobuf.message.Message):
     WATCH_TOPIC_LIST_CLOSE: BaseCommand.Type.ValueType  # 67
     TOPIC_MIGRATED: BaseCommand.Type.ValueType  # 68
     DRAIN_CONSUMER: BaseCommand.Type.ValueType  # 10001
+    NEGATIVE_ACK: BaseCommand.Type.ValueType  # 10002
 
     TYPE_FIELD_NUMBER: builtins.int
     CONNECT_FIELD_NUMBER: builtins.int
@@ -3103,6 +3147,7 @@ class BaseCommand(google.protobuf.message.Message):
     WATCHTOPICLISTCLOSE_FIELD_NUMBER: builtins.int
     TOPICMIGRATED_FIELD_NUMBER: builtins.int
     DRAINCONSUMER_FIELD_NUMBER: builtins.int
+    NEGATIVEACK_FIELD_NUMBER: builtins.int
     type: Global___BaseCommand.Type.ValueType
     @property
     def connect(self) -> Global___CommandConnect: ...
@@ -3222,6 +3267,8 @@ class BaseCommand(google.protobuf.message.Message):
     def topicMigrated(self) -> Global___CommandTopicMigrated: ...
     @property
     def drainConsumer(self) -> Global___CommandDrainConsumer: ...
+    @property
+    def negativeAck(self) -> Global___CommandNegativeAck: ...
     def __init__(
         self,
         *,
@@ -3285,8 +3332,9 @@ class BaseCommand(google.protobuf.message.Message):
         watchTopicListClose: Global___CommandWatchTopicListClose | None = ...,
         topicMigrated: Global___CommandTopicMigrated | None = ...,
         drainConsumer: Global___CommandDrainConsumer | None = ...,
+        negativeAck: Global___CommandNegativeAck | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ack", b"ack", "ackResponse", b"ackResponse", "active_consumer_change", b"active_consumer_change", "addPartitionToTxn", b"addPartitionToTxn", "addPartitionToTxnResponse", b"addPartitionToTxnResponse", "addSubscriptionToTxn", b"addSubscriptionToTxn", "addSubscriptionToTxnResponse", b"addSubscriptionToTxnResponse", "authChallenge", b"authChallenge", "authResponse", b"authResponse", "close_consumer", b"close_consumer", "close_producer", b"close_producer", "connect", b"connect", "connected", b"connected", "consumerStats", b"consumerStats", "consumerStatsResponse", b"consumerStatsResponse", "drainConsumer", b"drainConsumer", "endTxn", b"endTxn", "endTxnOnPartition", b"endTxnOnPartition", "endTxnOnPartitionResponse", b"endTxnOnPartitionResponse", "endTxnOnSubscription", b"endTxnOnSubscription", "endTxnOnSubscriptionResponse", b"endTxnOnSubscriptionResponse", "endTxnResponse", b"endTxnResponse", "error", b"error", "flow", b"flow", "getLastMessageId", b"getLastMessageId", "getLastMessageIdResponse", b"getLastMessageIdResponse", "getOrCreateSchema", b"getOrCreateSchema", "getOrCreateSchemaResponse", b"getOrCreateSchemaResponse", "getSchema", b"getSchema", "getSchemaResponse", b"getSchemaResponse", "getTopicsOfNamespace", b"getTopicsOfNamespace", "getTopicsOfNamespaceResponse", b"getTopicsOfNamespaceResponse", "lookupTopic", b"lookupTopic", "lookupTopicResponse", b"lookupTopicResponse", "message", b"message", "newTxn", b"newTxn", "newTxnResponse", b"newTxnResponse", "partitionMetadata", b"partitionMetadata", "partitionMetadataResponse", b"partitionMetadataResponse", "ping", b"ping", "pong", b"pong", "producer", b"producer", "producer_success", b"producer_success", "reachedEndOfTopic", b"reachedEndOfTopic", "redeliverUnacknowledgedMessages", b"redeliverUnacknowledgedMessages", "seek", b"seek", "send", b"send", "send_error", b"send_error", "send_receipt", b"send_receipt", "subscribe", b"subscribe", "success", b"success", "tcClientConnectRequest", b"tcClientConnectRequest", "tcClientConnectResponse", b"tcClientConnectResponse", "topicMigrated", b"topicMigrated", "type", b"type", "unsubscribe", b"unsubscribe", "watchTopicList", b"watchTopicList", "watchTopicListClose", b"watchTopicListClose", "watchTopicListSuccess", b"watchTopicListSuccess", "watchTopicUpdate", b"watchTopicUpdate"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "ackResponse", b"ackResponse", "active_consumer_change", b"active_consumer_change", "addPartitionToTxn", b"addPartitionToTxn", "addPartitionToTxnResponse", b"addPartitionToTxnResponse", "addSubscriptionToTxn", b"addSubscriptionToTxn", "addSubscriptionToTxnResponse", b"addSubscriptionToTxnResponse", "authChallenge", b"authChallenge", "authResponse", b"authResponse", "close_consumer", b"close_consumer", "close_producer", b"close_producer", "connect", b"connect", "connected", b"connected", "consumerStats", b"consumerStats", "consumerStatsResponse", b"consumerStatsResponse", "drainConsumer", b"drainConsumer", "endTxn", b"endTxn", "endTxnOnPartition", b"endTxnOnPartition", "endTxnOnPartitionResponse", b"endTxnOnPartitionResponse", "endTxnOnSubscription", b"endTxnOnSubscription", "endTxnOnSubscriptionResponse", b"endTxnOnSubscriptionResponse", "endTxnResponse", b"endTxnResponse", "error", b"error", "flow", b"flow", "getLastMessageId", b"getLastMessageId", "getLastMessageIdResponse", b"getLastMessageIdResponse", "getOrCreateSchema", b"getOrCreateSchema", "getOrCreateSchemaResponse", b"getOrCreateSchemaResponse", "getSchema", b"getSchema", "getSchemaResponse", b"getSchemaResponse", "getTopicsOfNamespace", b"getTopicsOfNamespace", "getTopicsOfNamespaceResponse", b"getTopicsOfNamespaceResponse", "lookupTopic", b"lookupTopic", "lookupTopicResponse", b"lookupTopicResponse", "message", b"message", "newTxn", b"newTxn", "newTxnResponse", b"newTxnResponse", "partitionMetadata", b"partitionMetadata", "partitionMetadataResponse", b"partitionMetadataResponse", "ping", b"ping", "pong", b"pong", "producer", b"producer", "producer_success", b"producer_success", "reachedEndOfTopic", b"reachedEndOfTopic", "redeliverUnacknowledgedMessages", b"redeliverUnacknowledgedMessages", "seek", b"seek", "send", b"send", "send_error", b"send_error", "send_receipt", b"send_receipt", "subscribe", b"subscribe", "success", b"success", "tcClientConnectRequest", b"tcClientConnectRequest", "tcClientConnectResponse", b"tcClientConnectResponse", "topicMigrated", b"topicMigrated", "type", b"type", "unsubscribe", b"unsubscribe", "watchTopicList", b"watchTopicList", "watchTopicListClose", b"watchTopicListClose", "watchTopicListSuccess", b"watchTopicListSuccess", "watchTopicUpdate", b"watchTopicUpdate"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "ackResponse", b"ackResponse", "active_consumer_change", b"active_consumer_change", "addPartitionToTxn", b"addPartitionToTxn", "addPartitionToTxnResponse", b"addPartitionToTxnResponse", "addSubscriptionToTxn", b"addSubscriptionToTxn", "addSubscriptionToTxnResponse", b"addSubscriptionToTxnResponse", "authChallenge", b"authChallenge", "authResponse", b"authResponse", "close_consumer", b"close_consumer", "close_producer", b"close_producer", "connect", b"connect", "connected", b"connected", "consumerStats", b"consumerStats", "consumerStatsResponse", b"consumerStatsResponse", "drainConsumer", b"drainConsumer", "endTxn", b"endTxn", "endTxnOnPartition", b"endTxnOnPartition", "endTxnOnPartitionResponse", b"endTxnOnPartitionResponse", "endTxnOnSubscription", b"endTxnOnSubscription", "endTxnOnSubscriptionResponse", b"endTxnOnSubscriptionResponse", "endTxnResponse", b"endTxnResponse", "error", b"error", "flow", b"flow", "getLastMessageId", b"getLastMessageId", "getLastMessageIdResponse", b"getLastMessageIdResponse", "getOrCreateSchema", b"getOrCreateSchema", "getOrCreateSchemaResponse", b"getOrCreateSchemaResponse", "getSchema", b"getSchema", "getSchemaResponse", b"getSchemaResponse", "getTopicsOfNamespace", b"getTopicsOfNamespace", "getTopicsOfNamespaceResponse", b"getTopicsOfNamespaceResponse", "lookupTopic", b"lookupTopic", "lookupTopicResponse", b"lookupTopicResponse", "message", b"message", "negativeAck", b"negativeAck", "newTxn", b"newTxn", "newTxnResponse", b"newTxnResponse", "partitionMetadata", b"partitionMetadata", "partitionMetadataResponse", b"partitionMetadataResponse", "ping", b"ping", "pong", b"pong", "producer", b"producer", "producer_success", b"producer_success", "reachedEndOfTopic", b"reachedEndOfTopic", "redeliverUnacknowledgedMessages", b"redeliverUnacknowledgedMessages", "seek", b"seek", "send", b"send", "send_error", b"send_error", "send_receipt", b"send_receipt", "subscribe", b"subscribe", "success", b"success", "tcClientConnectRequest", b"tcClientConnectRequest", "tcClientConnectResponse", b"tcClientConnectResponse", "topicMigrated", b"topicMigrated", "type", b"type", "unsubscribe", b"unsubscribe", "watchTopicList", b"watchTopicList", "watchTopicListClose", b"watchTopicListClose", "watchTopicListSuccess", b"watchTopicListSuccess", "watchTopicUpdate", b"watchTopicUpdate"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "ackResponse", b"ackResponse", "active_consumer_change", b"active_consumer_change", "addPartitionToTxn", b"addPartitionToTxn", "addPartitionToTxnResponse", b"addPartitionToTxnResponse", "addSubscriptionToTxn", b"addSubscriptionToTxn", "addSubscriptionToTxnResponse", b"addSubscriptionToTxnResponse", "authChallenge", b"authChallenge", "authResponse", b"authResponse", "close_consumer", b"close_consumer", "close_producer", b"close_producer", "connect", b"connect", "connected", b"connected", "consumerStats", b"consumerStats", "consumerStatsResponse", b"consumerStatsResponse", "drainConsumer", b"drainConsumer", "endTxn", b"endTxn", "endTxnOnPartition", b"endTxnOnPartition", "endTxnOnPartitionResponse", b"endTxnOnPartitionResponse", "endTxnOnSubscription", b"endTxnOnSubscription", "endTxnOnSubscriptionResponse", b"endTxnOnSubscriptionResponse", "endTxnResponse", b"endTxnResponse", "error", b"error", "flow", b"flow", "getLastMessageId", b"getLastMessageId", "getLastMessageIdResponse", b"getLastMessageIdResponse", "getOrCreateSchema", b"getOrCreateSchema", "getOrCreateSchemaResponse", b"getOrCreateSchemaResponse", "getSchema", b"getSchema", "getSchemaResponse", b"getSchemaResponse", "getTopicsOfNamespace", b"getTopicsOfNamespace", "getTopicsOfNamespaceResponse", b"getTopicsOfNamespaceResponse", "lookupTopic", b"lookupTopic", "lookupTopicResponse", b"lookupTopicResponse", "message", b"message", "negativeAck", b"negativeAck", "newTxn", b"newTxn", "newTxnResponse", b"newTxnResponse", "partitionMetadata", b"partitionMetadata", "partitionMetadataResponse", b"partitionMetadataResponse", "ping", b"ping", "pong", b"pong", "producer", b"producer", "producer_success", b"producer_success", "reachedEndOfTopic", b"reachedEndOfTopic", "redeliverUnacknowledgedMessages", b"redeliverUnacknowledgedMessages", "seek", b"seek", "send", b"send", "send_error", b"send_error", "send_receipt", b"send_receipt", "subscribe", b"subscribe", "success", b"success", "tcClientConnectRequest", b"tcClientConnectRequest", "tcClientConnectResponse", b"tcClientConnectResponse", "topicMigrated", b"topicMigrated", "type", b"type", "unsubscribe", b"unsubscribe", "watchTopicList", b"watchTopicList", "watchTopicListClose", b"watchTopicListClose", "watchTopicListSuccess", b"watchTopicListSuccess", "watchTopicUpdate", b"watchTopicUpdate"]) -> None: ...
 
 Global___BaseCommand: typing_extensions.TypeAlias = BaseCommand

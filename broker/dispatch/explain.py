@@ -30,6 +30,7 @@ class Why(StrEnum):
     UNBLOCKING = "unblocking"
     UNASSIGNED = "unassigned"
     LOOK_AHEAD = "look_ahead"
+    WITHHELD = "withheld"
     DELAYED = "delayed"
     LEAVING = "leaving"
     READING = "reading"

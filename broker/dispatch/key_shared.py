@@ -30,6 +30,9 @@ All chunks of a message go to one consumer: they have one key. A slot with a mes
 chunk is still to come is *pinned*: it stays at its consumer, and moves after the last chunk.
 Without this, the consumer would wait for the last chunk, and the last chunk for the consumer.
 
+With `ordered_nacks` (a policy of the consumers), an entry that is later than a negatively
+acknowledged one of its slot waits as well, at gates 2 and 3 (withheld.py).
+
 `allow_out_of_order` (a policy of the consumers) leaves out the draining and gate 1.
 
 Invariants (see `check`):
@@ -40,7 +43,7 @@ Invariants (see `check`):
     4. Ordered: a slot with pending entries at a consumer that does not have the slot drains, and
        its references are these entries.
     5. A waiting slot is queued for its consumer, unless it drains at another one, is about to be
-       unblocked, or has no consumer.
+       unblocked, has no consumer, or is withheld.
     6. Every number of unacknowledged messages is the sum over the pending entries.
 """
 
@@ -62,6 +65,7 @@ from magnetar.broker.dispatch.permits import unacked_by_subscription
 from magnetar.broker.dispatch.positions import PositionMap, ReplaySet
 from magnetar.broker.dispatch.ring import Ring
 from magnetar.broker.dispatch.sticky_hash import SLOTS, hash_of, sticky_key
+from magnetar.broker.dispatch.withheld import Withheld
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -110,12 +114,18 @@ class KeyShared:
         self._chunks = ChunkRoutes()
         self._unfinished: dict[str, int] = {}  # uuid -> slot, of messages whose last chunk is ahead
         self._pins: dict[int, Consumer] = {}  # their slots
+        self._withheld = Withheld()
         self._full = False  # True from the subscription's limit of unacked messages to half of it
 
     @property
     def unacked(self) -> int:
         """Delivered and unacknowledged messages."""
         return sum(consumer.unacked for consumer in self._consumers)
+
+    @property
+    def keeps_order_on_nack(self) -> bool:
+        """Whether `on_negative_acks` may be called."""
+        return self.policy.ordered_nacks and not self.policy.allow_out_of_order
 
     @property
     def waiting(self) -> int:
@@ -155,6 +165,8 @@ class KeyShared:
             slots = self.slots.pop_entries(ledger, entries)
             ready |= self._replay.add_all(ledger, zip(entries, slots, strict=True))
         self._returned |= ready
+        if not self._consumers:
+            self._withheld.clear()
         self._on_moved(moved)
         self._queue(ready)
         return self.advance(now)
@@ -185,6 +197,27 @@ class KeyShared:
         self._refresh_pins()
         return self.advance(now)
 
+    def on_negative_acks(
+        self,
+        consumer: Consumer,
+        positions: Sequence[Position],
+        returned: Sequence[Position],
+        now: float,
+    ) -> list[Action]:
+        """With `ordered_nacks`: the consumer will ask for the entries at `positions` again. It has
+        later entries of their keys, and returns those that its application has not seen."""
+        assert self.policy.ordered_nacks
+        for position in positions:
+            slot = self.slots.get(position)
+            if slot and consumer.pending.get(position):
+                self._withheld.add(position, slot)
+        for position in returned:
+            slot = self._forget(position, consumer, now)
+            if slot:
+                self._wait(position, slot)
+        self._refresh_pins()
+        return self.advance(now)
+
     def on_acked(
         self, consumer: Consumer, positions: Sequence[Position], now: float
     ) -> list[Action]:
@@ -197,6 +230,8 @@ class KeyShared:
             if self._chunks:
                 self._chunks.on_gone(position)
         consumer.acked += before - consumer.unacked
+        if self._withheld:
+            self._queue({self._withheld.on_acked(position) for position in positions})
         self._refresh_pins()
         return self.advance(now)
 
@@ -219,6 +254,8 @@ class KeyShared:
             for gone in [it for it in consumer.pending if it <= position]:
                 self._forget(gone, consumer, now)
                 self._chunks.on_gone(gone)
+        if self._withheld:
+            self._queue(self._withheld.on_acked_through(position))
         self._refresh_pins()
         return self.advance(now)
 
@@ -255,6 +292,7 @@ class KeyShared:
                 self._again(position, slot)
             else:
                 self._chunks.on_gone(position)  # it does not exist any more
+                self._queue((self._withheld.on_acked(position),))
         self._refresh_pins()
         return actions + self.advance(now)
 
@@ -389,6 +427,7 @@ class KeyShared:
     def check(self) -> None:
         self._selector.check()
         self._replay.check()
+        self._withheld.check()
         self._chunks.check()
         places = [*self._replay, *self._in_flight, *self._due]
         assert (not self._in_flight) == (not isinstance(self._reading, Replay))
@@ -418,7 +457,9 @@ class KeyShared:
             assert not self._draining
         for slot in self._replay.slots():
             target = self._target(slot)
-            if target is not None and slot not in self._unblocked and not self._drains(slot):
+            lowest = self._replay.lowest(slot)
+            waits = self._drains(slot) or self._withheld.withholds(slot, lowest)
+            if target is not None and slot not in self._unblocked and not waits:
                 assert self._replay.is_queued(slot, target), "5"
         assert len(places) == len(set(places)), "an entry is in two places"
         assert not any(position in self._delays.index for position in places), "1: delayed, too"
@@ -434,7 +475,7 @@ class KeyShared:
         self, entries: list[StoredEntry], slots: list[int], blocked: Container[int]
     ) -> list[Action]:
         """Deliver what passes the gates, and let the rest wait. `blocked`: slots that must wait."""
-        acks, draining = self._acks, self._draining
+        acks, draining, withheld = self._acks, self._draining, self._withheld
         plain = (
             not self._redeliveries and bool(entries) and entries[0].position > acks.highest_acked
         )
@@ -454,6 +495,8 @@ class KeyShared:
             consumer = self._target(slot)
             waits = slot in held or slot in blocked
             if draining and draining.blocks(slot, consumer):
+                waits = True
+            if withheld and withheld.withholds(slot, position):
                 waits = True
             if not waits:
                 room = self._room(consumer, rooms)
@@ -621,6 +664,8 @@ class KeyShared:
         """Gate 2, but for the room of the consumer."""
         if self._target(slot) is not consumer:
             return False
+        if self._withheld and self._withheld.withholds(slot, self._replay.lowest(slot)):
+            return False
         return not (self._draining and self._draining.blocks(slot, consumer))
 
     def _next_due(self, now: float) -> Replay | None:
@@ -686,6 +731,12 @@ class KeyShared:
             more = len(blocking) - EXPLAINED_MAX
             detail = f"{more} more hashes drain and have waiting entries"
             reasons.append(Reason(Why.DRAINING, detail, facts={"hashes": more}))
+        held_back = [
+            slot
+            for slot in self._withheld.slots()
+            if slot in self._replay and self._withheld.withholds(slot, self._replay.lowest(slot))
+        ]
+        reasons += [self._explain_withheld(slot) for slot in sorted(held_back)[:EXPLAINED_MAX]]
         if self._unblocked:
             count = len(self._unblocked)
             detail = f"{count} hashes have drained; the broker delivers them soon"
@@ -717,6 +768,15 @@ class KeyShared:
         }
         return Reason(Why.DRAINING, detail, facts=facts)
 
+    def _explain_withheld(self, slot: int) -> Reason:
+        waiting, earliest = self._replay.waiting(slot), self._withheld.earliest(slot)
+        detail = (
+            f"{waiting} entries of hash {slot} wait until the negatively acknowledged entry"
+            f" {earliest} is acknowledged"
+        )
+        facts = {"hash": slot, "waiting": waiting, "earliest": str(earliest)}
+        return Reason(Why.WITHHELD, detail, facts=facts)
+
     def explain_slot(self, slot: int, now: float) -> list[Reason]:
         """Why the next entry of a slot would not be delivered at once. []: it would be."""
         if not self._consumers:
@@ -724,6 +784,8 @@ class KeyShared:
         reasons: list[Reason] = []
         if self._drains(slot):
             reasons.append(self._explain_draining(slot))
+        if slot in self._withheld:
+            reasons.append(self._explain_withheld(slot))
         if slot in self._unblocked:
             next_s = max(0.0, self._unblock_at - now)
             detail = f"hash {slot} has drained; the broker delivers it soon"

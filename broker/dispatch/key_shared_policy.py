@@ -29,12 +29,14 @@ class KeySharedPolicy:
     mode: KeySharedMode = KeySharedMode.AUTO_SPLIT
     ranges: tuple[HashRange, ...] = ()  # STICKY only
     allow_out_of_order: bool = False
+    ordered_nacks: bool = False  # a negative acknowledgement withholds later entries of its key
 
     @property
     def of_all(self) -> KeySharedPolicy:
         """The part that all consumers of a subscription have in common."""
-        return KeySharedPolicy(self.mode, (), self.allow_out_of_order)
+        return KeySharedPolicy(self.mode, (), self.allow_out_of_order, self.ordered_nacks)
 
     def __str__(self) -> str:
         order = "out of order allowed" if self.allow_out_of_order else "ordered by key"
-        return f"{self.mode.name}, {order}"
+        nacks = ", also after negative acknowledgements" if self.ordered_nacks else ""
+        return f"{self.mode.name}, {order}{nacks}"

@@ -62,6 +62,10 @@ class KeyedReplay:
         """The number of entries of the slot that wait."""
         return len(self._by_slot.get(slot, ()))
 
+    def lowest(self, slot: int) -> Position:
+        """The lowest waiting position of the slot, which must have one."""
+        return _position(self._by_slot[slot][0])
+
     def has_queued(self, consumer: Consumer) -> bool:
         """Whether `take` may find something for the consumer."""
         return bool(self._queues.get(consumer))

@@ -117,6 +117,7 @@ COMMANDS: Final[Mapping[int, Request | Notice | Run | Internal]] = {
     Type.FLOW: Notice(Admission.OPEN_CONSUMER, deliveries.flow),
     Type.ACK: Notice(Admission.OPEN_CONSUMER, deliveries.acknowledge),
     Type.REDELIVER_UNACKNOWLEDGED_MESSAGES: Notice(Admission.OPEN_CONSUMER, deliveries.redeliver),
+    Type.NEGATIVE_ACK: Notice(Admission.OPEN_CONSUMER, deliveries.negative_ack),
     Type.SEEK: Request(Admission.OPEN_CONSUMER, consumers.seek),
     Type.GET_LAST_MESSAGE_ID: Request(Admission.OPEN_CONSUMER, consumers.last_message_id),
     Type.CONSUMER_STATS: Request(Admission.OPEN_CONSUMER, consumers.consumer_stats),

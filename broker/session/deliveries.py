@@ -30,6 +30,19 @@ def redeliver(context: Context, body: pb.CommandRedeliverUnacknowledgedMessages)
     context.consumers[body.consumer_id].redeliver(positions or None, epoch)
 
 
+def negative_ack(context: Context, body: pb.CommandNegativeAck) -> None:
+    """In the reader's step, so that the request to redeliver does not overtake it. The answer goes
+    behind the deliveries: what the client gets after it was sent with the knowledge of it."""
+    positions = [request.position(item) for item in body.message_ids]
+    returned = [request.position(item) for item in body.returned]
+    try:
+        context.consumers[body.consumer_id].negative_ack(positions, returned)
+    except OPERATING_ERRORS as error:
+        context.put(reply.error(body.request_id, code_of(error), str(error)))
+    else:
+        context.put(reply.success(body.request_id))
+
+
 def acknowledge(context: Context, ack: pb.CommandAck) -> None:
     """With a request id the client gets a receipt: when the acknowledgement is durable, or why it
     is not."""

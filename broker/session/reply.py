@@ -28,6 +28,7 @@ def connected(server_version: str, protocol_version: int, max_message_bytes: int
         feature_flags=pb.FeatureFlags(
             supports_topic_watchers=True,
             supports_drain_consumer=True,
+            supports_ordered_negative_acks=True,
             supports_get_partitioned_metadata_without_auto_creation=True,
         ),
     )

@@ -97,6 +97,7 @@ def _key_shared(meta: pb.KeySharedMeta) -> KeySharedPolicy:
         KeySharedMode(meta.keySharedMode),
         tuple(HashRange(it.start, it.end) for it in meta.hashRanges),
         meta.allowOutOfOrderDelivery,
+        meta.ordered_negative_acks,
     )
 
 

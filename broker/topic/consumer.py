@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from magnetar.broker.dispatch.permits import Consumer
-from magnetar.broker.errors import ConsumerNotFound, InvalidPermits
+from magnetar.broker.errors import ConsumerNotFound, InvalidPermits, NotAllowed
 from magnetar.broker.topic.activity import Activity
 from magnetar.broker.topic.meter import Meter
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     Done = Callable[[BrokerError | None], None]
 
+
+NEGATIVE_ACKS_MAX: Final = 10_000
+"""Ids of one command: about 10 ms."""
 
 PERMITS_MAX: Final = (1 << 31) - 1
 """Of one consumer, as in Pulsar, which counts in 32 bits. More are dropped."""
@@ -134,6 +137,16 @@ class ConsumerHandle:
             self.epoch = max(epoch, self.epoch or 0)
         if self.attached:
             self.subscription.on_redeliver(self, positions)
+
+    def negative_ack(self, positions: Sequence[Position], returned: Sequence[Position]) -> None:
+        """Of a Key_Shared subscription with `ordered_nacks`: withhold the later entries of the keys
+        of `positions`, and take `returned` back. Raises NotAllowed: another subscription, or more
+        than NEGATIVE_ACKS_MAX ids."""
+        if len(positions) + len(returned) > NEGATIVE_ACKS_MAX:
+            why = f"it names more than {NEGATIVE_ACKS_MAX} message ids"
+            raise NotAllowed("an ordered negative acknowledgement", why)
+        if self.attached:
+            self.subscription.negative_ack(self, positions, returned)
 
     def on_writable(self) -> None:
         """The connection is writable again."""
@@ -245,6 +258,10 @@ class OwningSubscription(Protocol):
 
     def on_redeliver(
         self, handle: ConsumerHandle, positions: Sequence[Position] | None
+    ) -> None: ...
+
+    def negative_ack(
+        self, handle: ConsumerHandle, positions: Sequence[Position], returned: Sequence[Position]
     ) -> None: ...
 
     def acknowledge(

@@ -168,6 +168,12 @@ class LiveSubscription:
     def on_redeliver(self, handle: ConsumerHandle, positions: Sequence[Position] | None) -> None:
         """Nothing is kept."""
 
+    def negative_ack(
+        self, handle: ConsumerHandle, positions: Sequence[Position], returned: Sequence[Position]
+    ) -> None:
+        """Raises NotAllowed."""
+        raise NotAllowed("a negative acknowledgement", "a non-persistent topic keeps no messages")
+
     def acknowledge(
         self,
         handle: ConsumerHandle,

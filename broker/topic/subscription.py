@@ -307,6 +307,18 @@ class Subscription:
             now = self._loop.time()
             self._carry_out(self._dispatcher.on_redeliver(handle.machine, positions, now), now)
 
+    def negative_ack(
+        self, handle: ConsumerHandle, positions: Sequence[Position], returned: Sequence[Position]
+    ) -> None:
+        """See ConsumerHandle.negative_ack."""
+        self._require_open()
+        machine = self._dispatcher
+        if not isinstance(machine, KeyShared) or not machine.keeps_order_on_nack:
+            why = f"subscription {self.name!r} does not keep the order of keys for it"
+            raise NotAllowed("an ordered negative acknowledgement", why)
+        now = self._loop.time()
+        self._carry_out(machine.on_negative_acks(handle.machine, positions, returned, now), now)
+
     def acknowledge(
         self,
         handle: ConsumerHandle,

@@ -24,6 +24,7 @@ from magnetar.client.consuming.delivery import (
     permits_of,
     validation_error,
 )
+from magnetar.client.consuming.nack_order import NackOrder, entries_of
 from magnetar.client.consuming.permits import Permits
 from magnetar.client.consuming.redelivery import REDELIVERY_IDS_MAX, Redeliveries
 from magnetar.client.consuming.start import Start
@@ -103,6 +104,7 @@ class Subscriber:
         backoff = subscription.nack_backoff
         nack_delay_s = 0.0 if backoff is not None else subscription.nack_delay_s
         self._nacks = Redeliveries(nack_delay_s, backoff=backoff)
+        self._order = NackOrder() if subscription.orders_negative_acks else None
         self._unacked: Redeliveries | None = None  # None: no time limit
         if subscription.unacked_timeout_s is not None:
             self._unacked = Redeliveries(
@@ -250,9 +252,12 @@ class Subscriber:
         The delay grows with the redeliveries of a message; those of a plain id are unknown.
         """
         count = 0
+        given = message if isinstance(message, Message) else None
         if isinstance(message, Message):
             count, message = message.redelivery_count(), message.message_id()
         key = _key_of(message)
+        if self._order is not None and given is not None:
+            self._withhold(given)
         self.stats.negatively_acknowledged += 1
         self._nacks.add(key, self._loop.time(), count)
         if self._unacked is not None:
@@ -547,6 +552,11 @@ class Subscriber:
         shown_bytes = sum([len(message.data()) for message in shown])
         self._permits.on_delivered(sent.bit_count(), len(shown), shown_bytes)
         self._burst += shown
+        if self._order and self._connection is not None:  # some keys are guarded
+            late = [one for one in shown if self._order.withholds(one)]
+            if late:
+                self._burst = [one for one in self._burst if not self._order.withholds(one)]
+                self._give_back((), late)
 
     def _decrypted(self, received: ReceivedEntry) -> tuple[ReceivedEntry, EncryptionContext]:
         """Return an encrypted entry with its payload decrypted, or as it is if the user wants so.
@@ -739,6 +749,45 @@ class Subscriber:
                     pb.CommandFlow(consumer_id=self._consumer_id, messagePermits=permits)
                 )
 
+    # Negative acknowledgements in the order of keys
+
+    def _withhold(self, message: Message) -> None:
+        """Tell the broker at once, and return the later messages of the key that wait here."""
+        order, connection = self._order, self._connection
+        if order is None or connection is None or not connection.orders_negative_acks:
+            return
+        if not order.has_key(message):
+            return
+        guard = order.guard(message)
+        late = self._queue.remove(order.withholds)
+        late += [one for one in self._burst if order.withholds(one)]
+        self._burst = [one for one in self._burst if not order.withholds(one)]
+        self._give_back((_key_of(message.message_id()),), late, lambda: order.release(guard))
+
+    def _give_back(
+        self, nacked: Sequence[Key], late: Sequence[Message], done: Callable[[], None] | None = None
+    ) -> None:
+        """Return messages that the user has not seen. `nacked`: entries that the client requests
+        again later. `done` is called when the broker withholds the later ones."""
+        for message in late:
+            self._permits.on_taken(len(message.data()))
+        whole, rest = entries_of(late)
+        now = self._loop.time()
+        for key in rest:  # the user has seen a part of the batch
+            if key not in nacked:
+                self._nacks.add(key, now)
+        assert self._connection is not None
+        self._connection.ask(
+            pb.CommandNegativeAck(
+                consumer_id=self._consumer_id,
+                message_ids=[id_data(key) for key in (*nacked, *rest)],
+                returned=[id_data(key) for key in whole if key not in nacked],
+            ),
+            lambda _: None if done is None else done(),
+        )
+        self._arm()
+        self._grant()
+
     # Redelivery
 
     def _arm(self) -> None:
@@ -808,6 +857,8 @@ class Subscriber:
         if self.subscription.is_durable and not self._seeking:
             self._start = None  # the broker knows where the subscription is
         self._seeking = False
+        if self._order is not None:
+            self._order.clear()
         self._acks.on_detached()
         self._chunks.clear()
         if self._dead_letters is not None:

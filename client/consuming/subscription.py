@@ -68,6 +68,13 @@ class Subscription:
         return self.start is None
 
     @property
+    def orders_negative_acks(self) -> bool:
+        """Return whether a negative acknowledgement withholds the later messages of its key."""
+        policy = self.key_shared
+        is_keyed = self.type is ConsumerType.KeyShared
+        return is_keyed and policy is not None and policy.ordered_negative_acks
+
+    @property
     def is_ordered(self) -> bool:
         """Return whether one consumer at a time gets all messages in order.
 
@@ -102,6 +109,7 @@ def _key_shared_meta(subscription: Subscription) -> pb.KeySharedMeta | None:
         keySharedMode=_KEY_SHARED_MODES[policy.key_shared_mode],
         hashRanges=[pb.IntRange(start=first, end=last) for first, last in policy.sticky_ranges],
         allowOutOfOrderDelivery=policy.allow_out_of_order_delivery,
+        ordered_negative_acks=policy.ordered_negative_acks or None,
     )
 
 

@@ -116,6 +116,7 @@ class Connection:
         self.broker = broker
         self.max_message_bytes = MESSAGE_BYTES_MAX
         self.drains_consumers = False  # the broker knows DRAIN_CONSUMER
+        self.orders_negative_acks = False  # the broker knows NEGATIVE_ACK
         self.error: PulsarException | None = None  # why the session ended; None: it has not
         self.server_version = ""  # as the broker calls itself; "": it has not answered yet
         self.watches_topics = False  # the broker knows WATCH_TOPIC_LIST
@@ -353,6 +354,7 @@ class Connection:
         self.server_version = body.server_version
         self.watches_topics = body.feature_flags.supports_topic_watchers
         self.drains_consumers = body.feature_flags.supports_drain_consumer
+        self.orders_negative_acks = body.feature_flags.supports_ordered_negative_acks
         if not self._opened.done():
             self._opened.set_result(None)
 

@@ -106,13 +106,20 @@ CASES: dict[int, tuple[Message, type[Message] | str | None]] = {
         pb.CommandDrainConsumer(consumer_id=1, request_id=9),
         pb.CommandSuccess,
     ),
+    Type.NEGATIVE_ACK: (
+        pb.CommandNegativeAck(consumer_id=1, request_id=9),
+        pb.CommandError,
+    ),
     Type.CLOSE_CONSUMER: (
         pb.CommandCloseConsumer(consumer_id=1, request_id=9),
         pb.CommandSuccess,
     ),
 }
 
-CODES: dict[int, int] = {Type.GET_SCHEMA: pb.TopicNotFound}
+CODES: dict[int, int] = {
+    Type.GET_SCHEMA: pb.TopicNotFound,
+    Type.NEGATIVE_ACK: pb.NotAllowedError,
+}
 """The error of the answer. A command without a row succeeds."""
 
 

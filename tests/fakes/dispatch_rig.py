@@ -320,6 +320,16 @@ class DispatcherRig:
                 self._give_back(position)
         self.carry_out(self.machine.on_redeliver(member.machine, positions, self.tick()))
 
+    def negative_ack(
+        self, member: Member, positions: Sequence[Position], returned: Sequence[Position]
+    ) -> None:
+        """Of a Key_Shared subscription with `ordered_nacks`. What is returned is no redelivery."""
+        for position in returned:
+            if self.owner.get(position) is member:
+                del self.owner[position]
+        machine: Any = self.machine
+        self.carry_out(machine.on_negative_acks(member.machine, positions, returned, self.tick()))
+
     def _uuid(self, position: Position) -> str:
         """Of the chunked message; "": the entry is no chunk."""
         for entry in self.log:

@@ -429,3 +429,86 @@ def test_statistics_of_the_documentation_example(api: Api, topic: str) -> None:
     first.close()
     second.close()
     producer.close()
+
+
+# ---- negative acknowledgements in the order of keys: an extension, so with our client only -------
+
+
+@pytest.fixture(scope="module")
+def ours(server: StandaloneProcess) -> Iterator[Api]:
+    with magnetar.Client(server.service_url, operation_timeout_seconds=20) as client:
+        yield Api(magnetar, client, f"http://localhost:{server.http_port}")
+
+
+def test_negative_acks_keep_the_order_of_each_key(ours: Api) -> None:
+    topic = f"persistent://public/default/nacks-{next(_numbers)}"
+    policy = magnetar.ConsumerKeySharedPolicy(ordered_negative_acks=True)
+    producer = ours.client.create_producer(topic, batching_enabled=False)
+    options = {"key_shared_policy": policy, "negative_ack_redelivery_delay_ms": 200}
+    first = ours.subscribe(topic, "c1", **options)
+    with pytest.raises(magnetar.ConsumerBusy):
+        ours.subscribe(topic, "plain")
+    for number in range(60):
+        producer.send(b"%d" % number, partition_key=f"key-{number % 3}")
+    order: dict[str, list[int]] = defaultdict(list)
+    refused: set[int] = set()
+    second = None
+    while sum(map(len, order.values())) < 60:
+        for consumer in (first, second):
+            if consumer is None:
+                continue
+            try:
+                message = consumer.receive(timeout_millis=50)
+            except magnetar.Timeout:
+                continue
+            number = int(message.data())
+            if number % 7 == 3 and number not in refused:
+                refused.add(number)
+                consumer.negative_acknowledge(message)
+                continue
+            assert message.redelivery_count() == (number in refused), "a return is not counted"
+            order[message.partition_key()].append(number)
+            consumer.acknowledge(message)
+        if second is None and sum(map(len, order.values())) > 30:
+            second = ours.subscribe(topic, "c2", **options)
+    for key, numbers in order.items():
+        assert numbers == sorted(numbers), key
+        assert len(numbers) == 20
+    assert len(refused) > 5
+    assert second is not None
+    for consumer in (first, second):
+        consumer.close()
+    producer.close()
+
+
+def test_batches_of_a_key_keep_the_order_after_negative_acks(ours: Api) -> None:
+    topic = f"persistent://public/default/nacks-{next(_numbers)}"
+    policy = magnetar.ConsumerKeySharedPolicy(ordered_negative_acks=True)
+    producer = ours.client.create_producer(
+        topic, batching_type=magnetar.BatchingType.KeyBased, batching_max_publish_delay_ms=100
+    )
+    consumer = ours.subscribe(
+        topic,
+        "c1",
+        key_shared_policy=policy,
+        negative_ack_redelivery_delay_ms=100,
+        batch_index_ack_enabled=True,
+    )
+    for number in range(40):
+        producer.send_async(b"%d" % number, lambda *_: None, partition_key=f"key-{number % 2}")
+        if number % 10 == 9:
+            producer.flush()
+    order: dict[str, list[int]] = defaultdict(list)
+    refused: set[int] = set()
+    while sum(map(len, order.values())) < 40:
+        message = consumer.receive(timeout_millis=TIMEOUT_MS)
+        number = int(message.data())
+        if number % 9 == 4 and number not in refused:
+            refused.add(number)
+            consumer.negative_acknowledge(message)
+        elif number not in order[message.partition_key()]:
+            order[message.partition_key()].append(number)
+            consumer.acknowledge(message)
+    assert {key: sorted(numbers) for key, numbers in order.items()} == order
+    consumer.close()
+    producer.close()

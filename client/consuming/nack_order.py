@@ -1,0 +1,78 @@
+"""The client's part of key-ordered negative acknowledgements (Key_Shared).
+
+Theory of operation. The broker withholds the later messages of a negatively acknowledged key. What
+it sent before it knew must not reach the application either: the client returns the messages in its
+queue at once, and *guards* the key until the broker's answer. Deliveries and the answer share one
+order, so messages that arrive after the answer were sent with the knowledge of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from magnetar.client.message import ChunkedMessageId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from magnetar.client.ids import Key
+    from magnetar.client.message import Message
+
+    Place = tuple[int, int, int]  # ledger, entry, index in the batch (-1: it is none)
+
+
+class NackOrder:
+    """The guarded keys. False: there are none."""
+
+    def __init__(self) -> None:
+        self._guards: dict[int, tuple[str, Place]] = {}  # by number
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._guards)
+
+    @staticmethod
+    def has_key(message: Message) -> bool:
+        """Whether the order of its key can be kept: it has one, and is not in chunks."""
+        return bool(_key(message)) and not isinstance(message.message_id(), ChunkedMessageId)
+
+    def guard(self, message: Message) -> int:
+        """Withhold the later messages of its key from now on. Returns the number of the guard."""
+        self._count += 1
+        self._guards[self._count] = (_key(message), _place(message))
+        return self._count
+
+    def release(self, guard: int) -> None:
+        """The broker withholds them now, or the connection is lost."""
+        self._guards.pop(guard, None)
+
+    def clear(self) -> None:
+        self._guards.clear()
+
+    def withholds(self, message: Message) -> bool:
+        """Whether the message is later than one of its key that is guarded."""
+        key, place = _key(message), _place(message)
+        return any(guarded == key and at < place for guarded, at in self._guards.values())
+
+
+def entries_of(messages: Sequence[Message]) -> tuple[list[Key], list[Key]]:
+    """The entries of messages that the user has not seen: those that are here as a whole, and
+    those of whose batch the user has seen a part."""
+    first: dict[Key, int] = {}
+    for message in messages:
+        ledger, entry, index = _place(message)
+        first[ledger, entry] = min(index, first.get((ledger, entry), index))
+    whole = [key for key, index in first.items() if index <= 0]
+    return whole, [key for key, index in first.items() if index > 0]
+
+
+def _key(message: Message) -> str:
+    """The ordering key, else the key, each with a mark of its own; "": it has none."""
+    if message.ordering_key():
+        return f"o{message.ordering_key()}"
+    return f"k{message.partition_key()}" if message.partition_key() else ""
+
+
+def _place(message: Message) -> Place:
+    at = message.message_id()
+    return at.ledger_id(), at.entry_id(), at.batch_index()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from magnetar.client.asking import asking, partitions_of
 from magnetar.client.authentication import credentials_of
 from magnetar.client.cipher import check_public_keys
+from magnetar.client.clusters import ClusterWatch, in_cluster, service_info_of
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
 from magnetar.client.consuming.letter_topics import (
     dead_letter_producer,
@@ -60,9 +61,8 @@ from magnetar.client.producing.publisher import Publisher
 from magnetar.client.reader import Reader, begin_at_latest, reader_subscription
 from magnetar.client.schema.wire import schema_info
 from magnetar.client.scope import Scope
-from magnetar.client.service_info import ServiceInfo, service_info_of
 from magnetar.client.session.lookup import Lookup
-from magnetar.client.session.pool import Pool
+from magnetar.client.session.pool import Dialer, MovableDialer, Pool
 from magnetar.client.session.transport import dialer_of, service_url_of
 from magnetar.client.signature import takes_parameters_of
 from magnetar.client.table_view import TableRows, TableView, table_subscription
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.message_queue import MessageQueue, SharedQueue
     from magnetar.client.schema.schema import Schema, SchemaInfo
+    from magnetar.client.service_info import ServiceInfo
 
 __all__ = ["Client", "Consumer", "Producer", "Reader", "TableView"]
 
@@ -169,7 +170,7 @@ class Client:
         """
         self._check_open()
         name = _topic_name(topic)
-        await self._parts.scope.open()
+        await self._begin()
         self._check_open()
         try:
             async with asyncio.timeout(self._parts.timeout_s):
@@ -378,7 +379,7 @@ class Client:
 
     async def _partitions(self, topic: TopicName) -> int:
         """Return the number of a topic's partitions; 0: it has none, or is one itself."""
-        await self._parts.scope.open()
+        await self._begin()
         self._check_open()  # the client may have been closed during the wait
         if topic.partition is not None:
             return 0
@@ -388,7 +389,7 @@ class Client:
 
     async def opened(self, core: ProducerCore | ConsumerCore) -> None:
         """Open a core. From then on, closing the client closes the core."""
-        await self._parts.scope.open()
+        await self._begin()
         self._check_open()  # the client may have been closed during the wait
         await core.open()
 
@@ -396,7 +397,16 @@ class Client:
 
     def _set_up(self, options: ClientOptions, environment: Environment) -> None:
         install(options.logger)
-        dialer = dialer_of(options) if environment.dialer is None else environment.dialer()
+        self._watch: ClusterWatch | None = None  # None: there is one cluster
+        self._watching = False
+        if not isinstance(options.service_url, str):
+            timeout_s = options.connection_timeout_ms / 1000
+            self._watch = ClusterWatch(
+                options.service_url, self._move, environment.probe, timeout_s
+            )
+            options = in_cluster(options, self._watch.initial)
+        self._options, self._environment = options, environment
+        dialer = self._dialer = MovableDialer(self._new_dialer(options))
         scope = Scope(on_failure=self._on_failure, at_end=dialer.close)
         pool = Pool(
             scope,
@@ -425,6 +435,33 @@ class Client:
             ids=itertools.count(1),
             live=set(),
         )
+
+    def _new_dialer(self, options: ClientOptions) -> Dialer:
+        made = self._environment.dialer
+        return dialer_of(options) if made is None else made()
+
+    async def _begin(self) -> None:
+        """Begin the tasks of the client if they have not begun."""
+        await self._parts.scope.open()
+        if self._watch is not None and not self._watching and self._failure is None:
+            self._watching = True
+            self._parts.scope.start(self._watch.run(), "choice of a cluster")
+
+    def _move(self, info: ServiceInfo) -> None:
+        """Move to another cluster. Raises InvalidUrl and InvalidConfiguration.
+
+        Pending messages are sent there. Consumers go on with what the subscription has there.
+        """
+        options = in_cluster(self._options, info)
+        former = self._dialer.move(self._new_dialer(options))
+        self._parts.lookup.move(service_url_of(options))
+        self._service = info
+        for core in list(self._parts.live):
+            if isinstance(core, Subscriber):
+                core.on_moved()
+        reason = "the client moves to another cluster"
+        self._parts.pool.move(credentials_of(options.authentication), reason)
+        self._parts.scope.start(former.close(), "end of the former cluster's connections")
 
     def _check_open(self) -> None:
         if self._failure is not None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 from magnetar.client.session.attachment import Attachable, Attachment
 from magnetar.client.session.backoff import ReconnectDelay
 from magnetar.client.session.connection import KEEPALIVE_S
+from magnetar.client.session.reachability import is_reachable
 from magnetar.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from magnetar.client.errors import PulsarException
     from magnetar.client.scope import Scope
@@ -45,6 +46,7 @@ class Environment:
     dialer: Callable[[], Dialer] | None = None  # None: the transport that the service URL names
     clock: Clock = field(default_factory=SystemClock)
     random: random.Random = field(default_factory=chance.Random)
+    probe: Callable[[str, float], Awaitable[bool]] = is_reachable  # of a cluster; see there
     keepalive_s: float = KEEPALIVE_S
     pending_bytes_max: int = PENDING_BYTES_MAX  # of a producer
     partitions_update_s: float = PARTITIONS_UPDATE_S

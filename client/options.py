@@ -27,9 +27,11 @@ from magnetar.client.loggers import ClientLogger, ConsoleLogger, FileLogger
 from magnetar.client.message import MessageId
 from magnetar.client.policies import ConsumerDeadLetterPolicy, RedeliveryBackoff
 from magnetar.client.schema.schema import Schema
+from magnetar.client.service_info import AutoClusterFailover, ServiceInfoProvider
 
 if TYPE_CHECKING:
     from magnetar.client.message import Message
+    from magnetar.client.service_info import ServiceUrl
 
 LISTED_TOPICS_MAX: Final = 10_000
 """Topics in one list: each has a consumer of its own at its broker."""
@@ -315,10 +317,11 @@ class ClientOptions:
     `service_url` names the brokers and the transport: `grpc://host:6660[,host2:6660]`,
     `pulsar://host:6650[,…]`, with TLS `grpcs://` and `pulsar+ssl://`. `use_tls` selects the one
     with TLS for a URL without. As in Apache's client, `tls_validate_hostname` is off by default:
-    set it to True. gRPC always validates the host's name.
+    set it to True. gRPC always validates the host's name. An AutoClusterFailover or a
+    ServiceInfoProvider in place of the URL chooses among clusters.
     """
 
-    service_url: str
+    service_url: ServiceUrl
     authentication: Authentication | None = None
     operation_timeout_seconds: int = 30
     io_threads: int = 1
@@ -337,7 +340,10 @@ class ClientOptions:
     tls_certificate_file_path: str | None = None
 
     def __post_init__(self) -> None:
-        _expect("service_url", self.service_url, str)
+        _expect("service_url", self.service_url, str, AutoClusterFailover, ServiceInfoProvider)
+        for name in ("authentication", "tls_trust_certs_file_path"):
+            if not isinstance(self.service_url, str) and getattr(self, name) is not None:
+                raise InvalidConfiguration(f"{name}: give it to each ServiceInfo instead")
         _expect("authentication", self.authentication, Authentication, type(None))
         for name in _OPTIONAL_TEXTS:
             _expect(name, getattr(self, name), str, type(None))
@@ -350,6 +356,12 @@ class ClientOptions:
         _expect_at_least(1, "concurrent_lookup_requests", self.concurrent_lookup_requests)
         _expect_at_least(1, "io_threads", self.io_threads)
         _expect_at_least(0, "stats_interval_in_seconds", self.stats_interval_in_seconds)
+
+    @property
+    def url(self) -> str:
+        """The service URL of options for one cluster."""
+        assert isinstance(self.service_url, str)
+        return self.service_url
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from magnetar.client.errors import InvalidConfiguration, WrongType
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from magnetar.client.options import ClientOptions
-
 
 class ServiceInfo:
     """How to connect to one cluster.
@@ -119,13 +117,6 @@ class AutoClusterFailover:
 
 ServiceUrl = str | AutoClusterFailover | ServiceInfoProvider
 """What a client accepts as its service URL."""
-
-
-def service_info_of(options: ClientOptions) -> ServiceInfo:
-    """Return the cluster that a client with these options uses."""
-    return ServiceInfo(
-        options.service_url, options.authentication, options.tls_trust_certs_file_path
-    )
 
 
 def _expect(name: str, value: object, *kinds: type) -> None:

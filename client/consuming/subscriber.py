@@ -627,6 +627,11 @@ class Subscriber:
         self._detach(error)
         self._attachment.lost(error, assigned_url)
 
+    def on_moved(self) -> None:
+        """The client moves to another cluster, where ids name other messages: forget what was
+        acknowledged and is not durable."""
+        self._acks.on_unsubscribed()
+
     def on_disconnected(self, error: PulsarException) -> None:
         self._detach(error)
         self._attachment.lost(error)

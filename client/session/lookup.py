@@ -63,6 +63,12 @@ class Lookup:
         self._first = 0
         self._warned = False
 
+    def move(self, service_url: str) -> None:
+        """Ask the brokers of another cluster from now on. Raises InvalidUrl."""
+        self._brokers, self._scheme = parse_service_url(service_url), scheme_of(service_url)
+        self._first = 0
+        self._warned = False
+
     def warn_unreachable(self, trouble: PulsarException | None, give_up_s: float) -> None:
         """Log that no broker has answered yet: once, until a broker of the service URL answers.
 

@@ -35,6 +35,24 @@ class Dialer(Protocol):
         """Release what the streams share, after they have ended. Takes a bounded time."""
 
 
+class MovableDialer:
+    """A Dialer whose streams go through another one after a move to another cluster."""
+
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
+
+    def open(self, broker: str, purpose: Purpose) -> FrameStream:
+        return self._dialer.open(broker, purpose)
+
+    async def close(self) -> None:
+        await self._dialer.close()
+
+    def move(self, dialer: Dialer) -> Dialer:
+        """Use another dialer from now on. Returns the former one; the caller closes it."""
+        former, self._dialer = self._dialer, dialer
+        return former
+
+
 class Pool:
     """Returns open connections. Callers share a connection that is being opened."""
 
@@ -72,6 +90,12 @@ class Pool:
         async with asyncio.TaskGroup() as group:
             for connection in self._connections.values():
                 group.create_task(connection.close())
+
+    def move(self, credentials: Credentials | None, reason: str) -> None:
+        """End all sessions: the client moves to another cluster. New ones use `credentials`."""
+        self._credentials = credentials or NoCredentials()
+        for connection in list(self._connections.values()):
+            connection.give_up(reason)
 
     def _begin(self, broker: str, purpose: Purpose, through: str | None) -> Connection:
         connection = Connection(

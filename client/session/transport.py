@@ -17,10 +17,10 @@ def service_url_of(options: ClientOptions) -> str:
 
     Raises InvalidUrl.
     """
-    scheme = scheme_of(options.service_url)
+    scheme = scheme_of(options.url)
     if options.use_tls and not scheme.is_tls:
-        return options.service_url.replace(scheme, scheme.with_tls, 1)
-    return options.service_url
+        return options.url.replace(scheme, scheme.with_tls, 1)
+    return options.url
 
 
 def dialer_of(options: ClientOptions) -> Dialer:

@@ -169,6 +169,22 @@ def test_service_info_names_the_url(client: Any) -> None:
     assert not info.use_tls
 
 
+def test_a_client_fails_over_from_a_cluster_that_is_down(
+    module: Any, service: Service, topic: str
+) -> None:
+    url = service.pulsar_url if module is pulsar else service.grpc_url
+    dead = f"{url.partition('://')[0]}://127.0.0.1:1"
+    failover = module.AutoClusterFailover(
+        module.ServiceInfo(dead), [module.ServiceInfo(url)], check_interval_ms=100
+    )
+    client = module.Client(failover, logger=module.ConsoleLogger(module.LoggerLevel.Error))
+    if module is pulsar:  # until then, its producers do not work
+        wait_for(lambda: client.get_service_info().service_url == url)
+    client.create_producer(topic).send(b"x")
+    assert client.get_service_info().service_url == url
+    client.close()
+
+
 def test_clients_that_are_dropped_unclosed_are_freed(service: Service) -> None:
     def use_one(number: int) -> None:
         client = client_of(magnetar, service)

@@ -1,0 +1,152 @@
+"""Moves a client between clusters: while its primary cluster is down, or as a provider says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from magnetar.client.callbacks import call
+from magnetar.client.errors import PulsarException, WrongType
+from magnetar.client.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from magnetar.client.options import ClientOptions
+
+log = get_logger(__name__)
+
+Probe = Callable[[str, float], Awaitable[bool]]
+"""Called as `probe(service_url, timeout_s)`; returns whether a broker accepts connections."""
+
+
+class ClusterChoice:
+    """A machine: results of probes in, the cluster to use out.
+
+    1. The primary cluster is number 0, the secondary ones follow in their order.
+    2. It leaves a cluster only after `failover_threshold` failed probes in a row, and only for a
+       cluster whose last probe succeeded.
+    3. It returns to the primary after `switch_back_threshold` successful probes in a row.
+    """
+
+    def __init__(self, failover: AutoClusterFailover) -> None:
+        self.clusters = [failover.primary, *failover.secondary]
+        self.current = 0
+        self._failover_threshold = failover.failover_threshold
+        self._switch_back_threshold = failover.switch_back_threshold
+        self._failures = 0  # of the current cluster, in a row
+        self._primary_successes = 0  # in a row, while another cluster is current
+
+    def on_probed(self, *, current: bool, primary: bool) -> bool:
+        """Take the results of one round. Returns whether the current cluster should be left.
+
+        `primary`: the result for the primary cluster; ignored while that is the current one.
+        """
+        self._failures = 0 if current else self._failures + 1
+        if self.current != 0:
+            self._primary_successes = self._primary_successes + 1 if primary else 0
+            if self._primary_successes >= self._switch_back_threshold:
+                self.move(0)
+                return False
+        return self._failures >= self._failover_threshold
+
+    def others(self) -> list[int]:
+        """Return the clusters to try instead of the current one, in their order."""
+        return [number for number in range(len(self.clusters)) if number != self.current]
+
+    def move(self, number: int) -> None:
+        """Use another cluster."""
+        self.current = number
+        self._failures = self._primary_successes = 0
+
+
+class ClusterWatch:
+    """Tells a client which cluster to use, and when to move. `run` ends with the client."""
+
+    def __init__(
+        self,
+        source: AutoClusterFailover | ServiceInfoProvider,
+        move: Callable[[ServiceInfo], None],
+        probe: Probe,
+        timeout_s: float,
+    ) -> None:
+        """`timeout_s`: the time limit of one probe."""
+        self._source = source
+        self._move = move
+        self._probe = probe
+        self._timeout_s = timeout_s
+        if isinstance(source, AutoClusterFailover):
+            self.initial = source.primary
+        else:
+            self.initial = _checked(source.initial_service_info())
+        self._current = self.initial
+
+    async def run(self) -> None:
+        if isinstance(self._source, AutoClusterFailover):
+            await self._fail_over(self._source)
+        else:
+            await self._follow(self._source)
+
+    async def _fail_over(self, failover: AutoClusterFailover) -> None:
+        choice = ClusterChoice(failover)
+        while True:
+            here = await self._answers(choice.clusters[choice.current])
+            primary = here if choice.current == 0 else await self._answers(choice.clusters[0])
+            if choice.on_probed(current=here, primary=primary):
+                for number in choice.others():
+                    if await self._answers(choice.clusters[number]):
+                        choice.move(number)
+                        break
+            self._use(choice.clusters[choice.current])
+            await asyncio.sleep(failover.check_interval_ms / 1000)
+
+    async def _follow(self, provider: ServiceInfoProvider) -> None:
+        loop = asyncio.get_running_loop()
+
+        def update(info: ServiceInfo) -> None:
+            checked = _checked(info)  # the provider gets the error
+            with suppress(RuntimeError):  # the client's loop has ended
+                loop.call_soon_threadsafe(self._use, checked)
+
+        try:
+            await asyncio.to_thread(call, provider.initialize, update)  # it may wait
+            await asyncio.Event().wait()  # until it is cancelled
+        finally:
+            call(provider.close)
+
+    async def _answers(self, info: ServiceInfo) -> bool:
+        return await self._probe(info.service_url, self._timeout_s)
+
+    def _use(self, info: ServiceInfo) -> None:
+        if info is self._current:
+            return
+        try:
+            self._move(info)
+        except PulsarException as error:  # a URL or certificates that cannot be used
+            log.error("the cluster cannot be used", service=repr(info), error=str(error))
+        else:
+            log.warning("moved to another cluster", service=repr(info))
+            self._current = info
+
+
+def in_cluster(options: ClientOptions, info: ServiceInfo) -> ClientOptions:
+    """Return the options of a client for one of its clusters."""
+    return replace(
+        options,
+        service_url=info.service_url,
+        authentication=info.authentication,
+        tls_trust_certs_file_path=info.tls_trust_certs_file_path,
+    )
+
+
+def service_info_of(options: ClientOptions) -> ServiceInfo:
+    """Return the cluster that a client with these options uses."""
+    return ServiceInfo(options.url, options.authentication, options.tls_trust_certs_file_path)
+
+
+def _checked(info: object) -> ServiceInfo:
+    if not isinstance(info, ServiceInfo):
+        raise WrongType(f"expected a ServiceInfo, not {type(info).__name__}")
+    return info

@@ -1,0 +1,189 @@
+"""A client that moves between clusters: the choice as a machine, and the client among fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.client_world import EARLIEST, TOPIC, A, B, world_of
+from fakes.session_broker import FakeBrokers
+
+import magnetar
+from magnetar.client.asyncio import Client
+from magnetar.client.clusters import ClusterChoice
+from magnetar.client.errors import InvalidConfiguration
+from magnetar.client.options import ClientOptions
+from magnetar.client.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from magnetar.client.session.pool import Purpose
+    from magnetar.runtime.frames import FrameStream
+
+C = "grpc://c:6660"
+INFOS = [ServiceInfo(url) for url in (A, B, C)]
+
+
+def choice(**options: int) -> ClusterChoice:
+    return ClusterChoice(AutoClusterFailover(INFOS[0], INFOS[1:], **options))
+
+
+def test_a_cluster_is_left_after_failures_in_a_row() -> None:
+    one = choice(failover_threshold=2)
+    assert not one.on_probed(current=False, primary=False)
+    assert not one.on_probed(current=True, primary=True)
+    assert not one.on_probed(current=False, primary=False)
+    assert one.on_probed(current=False, primary=False)
+    assert one.others() == [1, 2]
+
+
+def test_the_primary_is_taken_back_after_successes_in_a_row() -> None:
+    one = choice(switch_back_threshold=2)
+    one.move(1)
+    assert one.others() == [0, 2]
+    one.on_probed(current=True, primary=True)
+    one.on_probed(current=True, primary=False)
+    one.on_probed(current=True, primary=True)
+    assert one.current == 1
+    one.on_probed(current=True, primary=True)
+    assert one.current == 0
+    assert not one.on_probed(current=True, primary=True)
+
+
+def test_a_dead_secondary_is_left_too() -> None:
+    one = choice()
+    one.move(1)
+    assert one.on_probed(current=False, primary=False)
+
+
+class Dialers:
+    """One dialer to several clusters."""
+
+    def __init__(self, clusters: dict[str, FakeBrokers]) -> None:
+        self.clusters = clusters
+
+    def open(self, broker: str, purpose: Purpose) -> FrameStream:
+        return self.clusters[broker].open(broker, purpose)
+
+    async def close(self) -> None:
+        return None
+
+
+@asynccontextmanager
+async def client_between(source: Any, down: set[str]) -> AsyncIterator[tuple[Client, Any, Any]]:
+    """A client of clusters A and B. `down`: the URLs that no probe reaches."""
+
+    async def probe(url: str, _: float) -> bool:
+        return url not in down
+
+    async with FakeBrokers(A) as one, FakeBrokers(B) as two:
+        dialers: Any = Dialers({A: one, B: two})
+        client = Client.in_environment(ClientOptions(source), world_of(dialers, probe=probe))
+        try:
+            yield client, one, two
+        finally:
+            client.shutdown()
+
+
+async def test_a_client_fails_over_and_back() -> None:
+    down: set[str] = set()
+    failover = AutoClusterFailover(INFOS[0], [INFOS[1]], check_interval_ms=1000)
+    async with client_between(failover, down) as (client, one, two):
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await producer.send(b"at a")
+        assert (await consumer.receive(1000)).data() == b"at a"
+        assert client.get_service_info().service_url == A
+        down.add(A)
+        await asyncio.sleep(1.5)
+        assert client.get_service_info().service_url == B
+        await producer.send(b"at b")
+        assert (await consumer.receive(5000)).data() == b"at b"
+        assert (len(one.topic(TOPIC).entries), len(two.topic(TOPIC).entries)) == (1, 1)
+        down.clear()
+        await asyncio.sleep(1.5)
+        assert client.get_service_info() is INFOS[0]
+        await producer.send(b"at a again")
+        assert len(one.topic(TOPIC).entries) == 2
+
+
+async def test_acknowledgements_of_one_cluster_do_not_reach_the_other() -> None:
+    down: set[str] = set()
+    failover = AutoClusterFailover(INFOS[0], [INFOS[1]], check_interval_ms=1000)
+    async with client_between(failover, down) as (client, one, two):
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        producer = await client.create_producer("t")
+        await producer.send(b"0")
+        message = await consumer.receive(1000)
+        down.add(A)
+        await asyncio.sleep(0.95)
+        await consumer.acknowledge(message)  # 50 ms before the move: not sent yet
+        await asyncio.sleep(1)
+        await producer.send(b"0 at b")
+        assert (await consumer.receive(5000)).message_id() == message.message_id()
+        await asyncio.sleep(1)
+        assert two.topic(TOPIC).subscriptions["s"].acks == []
+        assert one.topic(TOPIC).subscriptions["s"].acks == []
+
+
+async def test_no_cluster_is_left_for_one_that_is_down_too() -> None:
+    failover = AutoClusterFailover(INFOS[0], [INFOS[1]], check_interval_ms=1000)
+    async with client_between(failover, {A, B}) as (client, _, _two):
+        await client.create_producer("t")
+        await asyncio.sleep(5)
+        assert client.get_service_info().service_url == A
+
+
+class Provider(ServiceInfoProvider):
+    def __init__(self, info: Any = INFOS[0]) -> None:
+        self.info = info
+        self.update: Callable[[ServiceInfo], None] | None = None
+        self.closed = 0
+
+    def initial_service_info(self) -> ServiceInfo:
+        return self.info  # type: ignore[no-any-return]
+
+    def initialize(self, on_service_info_update: Callable[[ServiceInfo], None]) -> None:
+        self.update = on_service_info_update
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+async def wait_until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - a thread makes it true
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.real_loop(30)
+async def test_a_client_follows_its_provider() -> None:
+    provider = Provider()
+    async with client_between(provider, set()) as (client, _, two):
+        producer = await client.create_producer("t")
+        await wait_until(lambda: provider.update)
+        assert provider.update is not None
+        with pytest.raises(TypeError, match="ServiceInfo"):
+            provider.update("grpc://b")  # type: ignore[arg-type]
+        provider.update(ServiceInfo("no url"))  # logged; the client stays where it is
+        await asyncio.to_thread(provider.update, INFOS[1])
+        await producer.send(b"x")
+        while not two.topic(TOPIC).entries:
+            await producer.send(b"x")
+        assert client.get_service_info() is INFOS[1]
+        await client.close()
+        assert provider.closed == 1
+
+
+def test_wrong_sources_are_refused() -> None:
+    with pytest.raises(ValueError, match="service_url"):
+        ClientOptions(5)  # type: ignore[arg-type]
+    failover = AutoClusterFailover(INFOS[0], [INFOS[1]])
+    with pytest.raises(InvalidConfiguration, match="tls_trust_certs_file_path"):
+        ClientOptions(failover, tls_trust_certs_file_path="x")
+    with pytest.raises(InvalidConfiguration, match="authentication"):
+        ClientOptions(failover, authentication=magnetar.AuthenticationToken("x"))
+    with pytest.raises(TypeError, match="ServiceInfo"):
+        magnetar.Client(Provider("grpc://a"))

@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import json
 import queue
+import re
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pulsar
@@ -318,3 +320,16 @@ def test_the_definitions_are_those_of_apaches_client() -> None:
     assert json.loads(ours.ProtobufNativeSchema(pb.Schema).schema_info().schema()) == json.loads(
         theirs.ProtobufNativeSchema(pb.Schema).schema_info().schema()
     )
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "schemas.md"
+PROGRAMS = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda it: re.findall(r"\w+Schema", it)[0])
+def test_the_examples_of_the_guide_run(server: StandaloneProcess, program: str) -> None:
+    exec(program.replace("grpc://localhost:6660", server.service_url), {})
+
+
+def test_the_guide_has_examples() -> None:
+    assert len(PROGRAMS) == 3

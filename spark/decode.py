@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -61,6 +62,8 @@ class Rows:
         self._columns = [COLUMNS[name](topic) for name in schema.names]
         self._messages = any(column.of_message for column in self._columns)
         self._payload = "value" in schema.names
+        # (row, ledger, entry, batch index) of the first row of each entry, for errors
+        self._starts: list[tuple[int, int, int, int]] = []
         self.rows = 0
         self.bytes = 0  # of the entries; with uncompressed payloads where the decoder opens them
 
@@ -90,11 +93,25 @@ class Rows:
             raise UnreadableEntry(self._topic, ledger, entry, reason) from error
         for column in self._columns:
             column.add(opened)
+        self._starts.append((self.rows, ledger, entry, opened.skipped))
         self.rows += opened.count
         self.bytes += opened.size
 
+    def places(self) -> Callable[[int], tuple[int, int, int]]:
+        """Return a function from a row to its ledger, entry and batch index. It stays valid for
+        these rows after `take`."""
+        starts = self._starts
+
+        def place_of(row: int) -> tuple[int, int, int]:
+            at = bisect_right(starts, row, key=lambda start: start[0]) - 1
+            first, ledger, entry, skipped = starts[at]
+            return ledger, entry, row - first + skipped
+
+        return place_of
+
     def take(self) -> pa.RecordBatch:
         """Return the rows added since the last call."""
+        self._starts = []
         arrays = [
             column.take(self.rows).cast(field.type)
             for column, field in zip(self._columns, self._schema, strict=True)

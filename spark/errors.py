@@ -108,6 +108,10 @@ class UnreadableEntry(ReadRefused):
     """The connector cannot convert an entry to rows: it is damaged, encrypted or not supported."""
 
 
+class BadRecord(UnreadableEntry):
+    """The payload of a message does not fit valueFormat or valueSchema; the mode is failfast."""
+
+
 class OutOfOrder(ReadRefused):
     """A broker sent another entry than the next one in order."""
 

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from magnetar.spark.source.options import ReadOptions, parse_options
-from magnetar.spark.source.schema import SCHEMA, check_schema
+from magnetar.spark.source.schema import check_schema, schema_of
 from magnetar.spark.source.tasks import Task
 
 if TYPE_CHECKING:
@@ -54,16 +54,18 @@ class MagnetarDataSource(DataSource):
         return "magnetar"
 
     def schema(self) -> StructType:
-        parse_options(self.options, streaming=None)  # `load()` fails, not only the first action
-        return SCHEMA
+        # Wrong options make `load()` fail, not only the first action.
+        return schema_of(parse_options(self.options, streaming=None))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        check_schema(schema)
-        return TopicScan(parse_options(self.options), schema)
+        options = parse_options(self.options)
+        check_schema(schema, schema_of(options))
+        return TopicScan(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        check_schema(schema)
-        return TopicStream(parse_options(self.options, streaming=True), schema)
+        options = parse_options(self.options, streaming=True)
+        check_schema(schema, schema_of(options))
+        return TopicStream(options, schema)
 
 
 class TopicScan(DataSourceReader):
@@ -167,8 +169,6 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, Task):
         return  # there is nothing to read: Spark passes another object if there are no partitions
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     from magnetar.spark.source.task_reader import read_task
 
-    yield from read_task(options, to_arrow_schema(schema, timezone="UTC"), partition)
+    yield from read_task(options, schema, partition)

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from magnetar.client.errors import InvalidUrl
 from magnetar.client.session.service_url import Scheme, parse_service_url, scheme_of
@@ -27,6 +27,9 @@ COMMON: Final = (
     "startingOffsets",
     "startingTime",
     "failOnDataLoss",
+    "valueFormat",
+    "valueSchema",
+    "mode",
     "targetBytesPerTask",
     "maxPartitions",
     "readTimeoutMs",
@@ -50,10 +53,30 @@ DISCOVERY_INTERVAL_MS: Final = 5_000
 TOPICS_MAX: Final = 10_000  # of one option
 PATTERN_CHARACTERS_MAX: Final = 1_024
 SUBSCRIPTION_CHARACTERS_MAX: Final = 256
+SCHEMA_CHARACTERS_MAX: Final = 100_000
 NUMBER_MAX: Final = (1 << 63) - 1
+
+Choice = TypeVar("Choice", bound=Enum)
 
 _OWN = {False: ONLY_BATCH, True: ONLY_STREAM, None: (*ONLY_BATCH, *ONLY_STREAM)}
 _ID = re.compile(r"(\d{1,18}):(\d{1,18})(?::(\d{1,9}))?")
+
+
+class ValueFormat(Enum):
+    """What the payloads are."""
+
+    BYTES = "bytes"
+    STRING = "string"
+    JSON = "json"
+    AVRO = "avro"
+
+
+class Mode(Enum):
+    """What happens to a payload that the format or schema does not fit. Spark's own names."""
+
+    FAILFAST = "failfast"  # the query fails, the error names the message
+    PERMISSIVE = "permissive"  # the value is null, two columns say why
+    DROPMALFORMED = "dropmalformed"  # the row is left out and counted in the log
 
 
 class Edge(Enum):
@@ -121,6 +144,9 @@ class ReadOptions:
     target_bytes_per_task: int
     tasks_max: int
     read_timeout_s: float  # how long a read may go on without progress
+    value_format: ValueFormat = ValueFormat.BYTES
+    value_schema: str = ""  # of JSON and Avro
+    mode: Mode = Mode.FAILFAST
     subscription: str = ""  # empty: the query does not hold messages
     rows_max: int | None = None  # of one batch; None: no limit
     bytes_max: int | None = None
@@ -146,6 +172,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = False) -
     topics, pattern = _which_topics(values)
     start = _bounds(values, "starting", Edge.LATEST if streaming else Edge.EARLIEST)
     end = _bounds(values, "ending", Edge.LATEST)
+    value_format = _choice(values, "valueFormat", ValueFormat.BYTES)
     return ReadOptions(
         brokers,
         topics,
@@ -156,6 +183,9 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = False) -
         target_bytes_per_task=_number(values, "targetBytesPerTask", TARGET_BYTES_PER_TASK),
         tasks_max=_number(values, "maxPartitions", TASKS_MAX),
         read_timeout_s=_number(values, "readTimeoutMs", READ_TIMEOUT_MS) / 1_000,
+        value_format=value_format,
+        value_schema=_value_schema(values, value_format),
+        mode=_choice(values, "mode", Mode.FAILFAST),
         subscription=_subscription(values.get("subscription", "")),
         rows_max=_limit(values, "maxRowsPerTrigger"),
         bytes_max=_limit(values, "maxBytesPerTrigger"),
@@ -298,6 +328,27 @@ def _subscription(text: str) -> str:
     if len(text) > SUBSCRIPTION_CHARACTERS_MAX or "/" in text:
         reason = f"has a slash or more than {SUBSCRIPTION_CHARACTERS_MAX} characters"
         raise InvalidOption("subscription", reason)
+    return text
+
+
+def _choice(values: Mapping[str, str], name: str, default: Choice) -> Choice:
+    text = values.get(name.lower(), default.value).lower()
+    choices = {choice.value: choice for choice in type(default)}
+    if text not in choices:
+        raise InvalidOption(name, f"{text[:40]!r} is not one of {', '.join(choices)}")
+    return choices[text]
+
+
+def _value_schema(values: Mapping[str, str], value_format: ValueFormat) -> str:
+    text = values.get("valueschema", "")
+    needs = value_format in (ValueFormat.JSON, ValueFormat.AVRO)
+    if needs and not text:
+        raise InvalidOption("valueSchema", f"is required by valueFormat {value_format.value}")
+    if text and not needs:
+        reason = f"is not used by valueFormat {value_format.value}: give json or avro"
+        raise InvalidOption("valueSchema", reason)
+    if len(text) > SCHEMA_CHARACTERS_MAX:
+        raise InvalidOption("valueSchema", f"has more than {SCHEMA_CHARACTERS_MAX} characters")
     return text
 
 

@@ -1,8 +1,8 @@
-"""The columns of a topic in Spark. All are nullable."""
+"""The columns of topics in Spark. All are nullable."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 from pyspark.sql.types import (
     BinaryType,
@@ -14,7 +14,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from magnetar.spark.errors import InvalidSchema
+from magnetar.spark.avro import parse_avro_schema
+from magnetar.spark.errors import InvalidOption, InvalidSchema
+from magnetar.spark.source.ddl import parse_schema
+from magnetar.spark.source.options import Mode, ReadOptions, ValueFormat
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
 
 SCHEMA: Final = (
     StructType()
@@ -30,14 +36,46 @@ SCHEMA: Final = (
 )
 
 
-def check_schema(schema: StructType) -> None:
-    """Check a schema given by the user: it may leave out columns. Raises InvalidSchema."""
+CORRUPT: Final = "__corrupt"  # the payload of a bad record, mode permissive
+ERROR: Final = "__error"  # what is wrong with it
+
+
+def schema_of(options: ReadOptions) -> StructType:
+    """The columns of a read. Raises InvalidOption if valueSchema is not a schema."""
+    schema = StructType().add("value", value_type(options))
+    for field in SCHEMA.fields[1:]:
+        schema.add(field)
+    if options.mode is Mode.PERMISSIVE and options.value_format is not ValueFormat.BYTES:
+        schema.add(CORRUPT, BinaryType()).add(ERROR, StringType())
+    return schema
+
+
+def value_type(options: ReadOptions) -> DataType:
+    """The type of the column `value`. Raises InvalidOption."""
+    try:
+        match options.value_format:
+            case ValueFormat.BYTES:
+                return BinaryType()
+            case ValueFormat.STRING:
+                return StringType()
+            case ValueFormat.JSON:
+                return parse_schema(options.value_schema)
+            case ValueFormat.AVRO:
+                return parse_avro_schema(options.value_schema).spark
+    except ValueError as error:
+        raise InvalidOption("valueSchema", str(error)) from None
+    assert_never(options.value_format)
+
+
+def check_schema(schema: StructType, whole: StructType = SCHEMA) -> None:
+    """Check a schema given by the user: it may leave out columns of `whole`. Raises
+    InvalidSchema."""
     for field in schema:
-        if field.name not in SCHEMA.names:
+        if field.name not in whole.names:
             raise InvalidSchema(
-                field.name, f"is unknown; a topic has the columns {', '.join(SCHEMA.names)}"
+                field.name, f"is unknown; a topic has the columns {', '.join(whole.names)}"
             )
-        expected = SCHEMA[field.name].dataType
+        expected = whole[field.name].dataType
         if field.dataType.simpleString() != expected.simpleString():
             raise InvalidSchema(
                 field.name,

@@ -143,7 +143,11 @@ def standalone_process(directory: Path) -> Iterator[Service]:
     """`magnetar standalone` on free ports."""
     with standalone(directory) as process:
         ports = process.ports
-        yield Service(f"pulsar://127.0.0.1:{ports['pulsar']}", f"grpc://127.0.0.1:{ports['grpc']}")
+        yield Service(
+            f"pulsar://127.0.0.1:{ports['pulsar']}",
+            f"grpc://127.0.0.1:{ports['grpc']}",
+            admin_urls=[f"http://127.0.0.1:{ports['http']}"],
+        )
         process.terminate()
         assert process.wait() == 0, process.log.read_text()
 

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.services import Service, brokers_in_thread
+from pyspark.sql.types import StructType
 from support import free_port
 
 import magnetar
 from magnetar.protos.names import TopicName
-from magnetar.spark.errors import DataLost, QueryFenced, ReadStalled, TopicNotFound
+from magnetar.spark.errors import BadRecord, DataLost, QueryFenced, ReadStalled, TopicNotFound
 from magnetar.spark.offsets import parse_offsets
 from magnetar.spark.source.driver import StreamDriver, plan_frame
 from magnetar.spark.source.options import parse_options
 from magnetar.spark.source.partition_reader import TopicReader
+from magnetar.spark.source.schema import schema_of
+from magnetar.spark.source.task_reader import read_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -350,6 +353,81 @@ def test_a_query_goes_on_while_its_broker_is_away_and_fails_after_the_timeout(
     driver = StreamDriver(parse_options(given, streaming=True), now_ms=1, query="q")
     with pytest.raises(ReadStalled, match="no data for"):
         driver.latest(driver.initial(), rows_max=None, bytes_max=None)
+
+
+def rows_of(service: Service, topic: str, columns: str = "", **given: str) -> list[Any]:
+    """All rows of a topic, as a batch read has them."""
+    options = parse_options({"service.url": service.grpc_url, "topic": topic} | given)
+    schema = schema_of(options)
+    if columns:
+        schema = StructType([schema[name] for name in columns.split()])
+    return [
+        row
+        for task in plan_frame(options)
+        for batch in read_task(options, schema, task)
+        for row in batch.to_pylist()
+    ]
+
+
+BAD = b'{"id":1}{"id":2}'
+
+
+@pytest.fixture
+def flights(client: magnetar.Client, topic: str) -> str:
+    producer = client.create_producer(topic, batching_max_messages=4)
+    for payload in (b'{"id":1}', b'{"id":2}', BAD, b'{"id":4}', b'{"id":5}'):
+        producer.send_async(payload, lambda *_: None)
+    producer.flush()
+    producer.close()
+    return topic
+
+
+JSON = {"valueFormat": "json", "valueSchema": "id long"}
+
+
+def test_bad_records_fail_the_query_and_are_named(service: Service, flights: str) -> None:
+    with pytest.raises(BadRecord, match=f"{flights}, entry .*:0: message 2 of the entry: JSON"):
+        rows_of(service, flights, **JSON)
+
+
+def test_bad_records_are_null_and_say_why(service: Service, flights: str) -> None:
+    rows = rows_of(service, flights, "value __corrupt __error", mode="permissive", **JSON)
+    assert [row["value"] and row["value"]["id"] for row in rows] == [1, 2, None, 4, 5]
+    assert [row["__corrupt"] for row in rows] == [None, None, BAD, None, None]
+    assert "JSON" in rows[2]["__error"]
+    only = rows_of(service, flights, "__error", mode="permissive", **JSON)
+    assert [bool(row["__error"]) for row in only] == [False, False, True, False, False]
+
+
+def test_bad_records_are_dropped_and_counted(
+    service: Service, flights: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = rows_of(service, flights, "__index value", mode="DropMalformed", **JSON)
+    assert [(row["__index"], row["value"]["id"]) for row in rows] == [
+        (0, 1),
+        (1, 2),
+        (3, 4),
+        (4, 5),
+    ]
+    assert "1 of 5 records dropped" in caplog.text
+
+
+def test_payloads_are_not_decoded_without_the_column(service: Service, flights: str) -> None:
+    assert [row["__index"] for row in rows_of(service, flights, "__index", **JSON)] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+
+
+def test_text_and_avro(service: Service, flights: str) -> None:
+    rows = rows_of(service, flights, "value", valueFormat="string")
+    assert rows[2]["value"] == BAD.decode()
+    schema = '{"type":"array","items":"boolean"}'
+    avro = {"valueFormat": "avro", "valueSchema": schema, "mode": "permissive"}
+    assert all(row["__error"] for row in rows_of(service, flights, "__error", **avro))
 
 
 def test_planned_ranges_are_read_from_the_owner(

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
+from http import HTTPStatus
+from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 from fakes.services import Service, standalone_process
+from pyspark.errors import StreamingQueryException
 
 import magnetar
 from magnetar.spark.errors import JavaMissing
 from magnetar.spark.session import spark_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -97,6 +102,21 @@ def run(frame: DataFrame, checkpoint: Path, sink: Sink) -> StreamingQuery:
     return query
 
 
+def truncate(service: Service, topic: str) -> None:
+    connection = HTTPConnection(urlsplit(service.admin_urls[0]).netloc, timeout=WAIT_S)
+    connection.request("DELETE", f"/admin/v2/persistent/public/default/{topic}/truncate")
+    assert connection.getresponse().status == HTTPStatus.NO_CONTENT
+    connection.close()
+
+
+def wait_until(condition: Callable[[], bool], query: StreamingQuery) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert query.isActive, query.exception()
+        assert time.monotonic() < deadline, query.lastProgress
+        time.sleep(0.05)
+
+
 def test_available_now_reads_in_limited_batches_and_goes_on_from_the_checkpoint(
     spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
 ) -> None:
@@ -116,3 +136,40 @@ def test_available_now_reads_in_limited_batches_and_goes_on_from_the_checkpoint(
     nothing = Sink()
     run(frame, tmp_path / "checkpoint", nothing)
     assert nothing.values == []
+
+
+def test_a_running_query_reads_new_topics_decodes_and_fails_by_name(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
+) -> None:
+    """From the latest message on; a topic that appears; a bad record; a deleted ledger."""
+    publish(client, f"{topic}-a", b'{"id":0}')
+    options = {
+        "topicsPattern": f"{topic}-[a-z]",
+        "discoveryIntervalMs": "100",
+        "subscription": "spark",
+        "valueFormat": "json",
+        "valueSchema": "id long",
+        "mode": "permissive",
+    }
+    frame = stream(spark, service, **options).selectExpr("value.id", "__corrupt", "__topic")
+    name = f"{topic.replace('-', '_')}"
+    writer = frame.writeStream.format("memory").queryName(name)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        wait_until(lambda: bool(query.recentProgress), query)  # the start is resolved
+        publish(client, f"{topic}-a", b'{"id":1}', b"bad")
+        publish(client, f"{topic}-b", b'{"id":2}')
+        wait_until(lambda: spark.table(name).count() == 3, query)
+    finally:
+        query.stop()
+    rows = spark.table(name).orderBy("id").collect()
+    assert [(row["id"], row["__corrupt"]) for row in rows] == [
+        (None, bytearray(b"bad")),
+        (1, None),
+        (2, None),
+    ]
+    publish(client, f"{topic}-b", b'{"id":3}')
+    truncate(service, f"{topic}-b")
+    again = writer.queryName(f"{name}_again").start()
+    with pytest.raises(StreamingQueryException, match=f"{topic}-b: messages 1 to 1 were deleted"):
+        again.awaitTermination(WAIT_S)

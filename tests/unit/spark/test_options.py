@@ -10,9 +10,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from magnetar.protos.names import TopicName
 from magnetar.spark.errors import InvalidOption, InvalidSchema
-from magnetar.spark.source.options import parse_options
-from magnetar.spark.source.schema import SCHEMA, check_schema
+from magnetar.spark.source.options import Edge, MessagePlace, parse_options
+from magnetar.spark.source.schema import SCHEMA, check_schema, schema_of
 
 GIVEN = {"service.url": "grpc://one:1,two", "topic": "flights"}
 
@@ -38,6 +39,18 @@ def test_what_is_given_and_what_is_not() -> None:
         ({"topic": " "}, "topic"),
         ({"topic": "a/b"}, "topic"),
         ({"topic": "non-persistent://t/n/x"}, "topic"),
+        ({"topics": "a,b"}, "topics"),
+        ({"topic": "", "topicsPattern": "a"}, "topicsPattern"),
+        ({"startingOffsets": '{"t":"5"}'}, "startingOffsets"),
+        ({"startingOffsets": '{"t":{"a":"5:1"}}'}, "startingOffsets"),
+        ({"startingOffsets": "latest", "startingTime": "5"}, "startingTime"),
+        ({"endingOffsets": "earliest"}, "endingOffsets"),
+        ({"failOnDataLoss": "maybe"}, "failOnDataLoss"),
+        ({"valueFormat": "xml"}, "valueFormat"),
+        ({"valueFormat": "json"}, "valueSchema"),
+        ({"valueSchema": "a int"}, "valueSchema"),
+        ({"mode": "lenient"}, "mode"),
+        ({"maxPartitions": "9" * 30}, "maxPartitions"),
         ({"maxPartitions": "0"}, "maxPartitions"),
         ({"maxPartitions": "-1"}, "maxPartitions"),
         ({"targetBytesPerTask": "16MB"}, "targetBytesPerTask"),
@@ -80,3 +93,57 @@ def test_a_column_that_a_topic_does_not_have_is_refused(schema: StructType, colu
     with pytest.raises(InvalidSchema) as caught:
         check_schema(schema)
     assert caught.value.column == column
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"endingOffsets": "latest"}, "endingoffsets"),
+        ({"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger"),
+        ({"subscription": "a/b"}, "subscription"),
+    ],
+)
+def test_a_wrong_option_of_a_stream_is_refused_by_name(given: dict[str, str], option: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        parse_options(GIVEN | given, streaming=True)
+    assert caught.value.option == option
+
+
+def test_a_start_may_be_given_for_each_topic_and_partition() -> None:
+    text = '{"t/n/a": "latest", "b": {"0": "12:5:3", "1": "earliest"}, "c": "7:0"}'
+    bounds = parse_options(GIVEN | {"startingOffsets": text}).start
+    of = {
+        name: bounds.of(TopicName.parse(name))
+        for name in ("t/n/a", "b-partition-0", "b-partition-1", "b-partition-2", "c", "d")
+    }
+    assert of == {
+        "t/n/a": Edge.LATEST,
+        "b-partition-0": MessagePlace(12, 5, 3),
+        "b-partition-1": Edge.EARLIEST,
+        "b-partition-2": Edge.EARLIEST,
+        "c": MessagePlace(7, 0),
+        "d": Edge.EARLIEST,
+    }
+
+
+def test_a_pattern_is_of_one_namespace_and_matches_partitions_by_their_topic() -> None:
+    given = {"service.url": "grpc://one", "topicsPattern": "t/n/flights-[0-9]+"}
+    pattern = parse_options(given).pattern
+    assert pattern is not None
+    assert str(pattern.namespace) == "t/n"
+    names = ("flights-1", "flights-12-partition-3", "flights-", "my-flights-1", "flights-1x")
+    matching = [name for name in names if pattern.matches(TopicName.parse(f"t/n/{name}"))]
+    assert matching == ["flights-1", "flights-12-partition-3"]
+
+
+def test_the_schema_follows_the_format_and_the_mode() -> None:
+    json = parse_options(
+        GIVEN | {"valueFormat": "json", "valueSchema": "a int", "mode": "permissive"}
+    )
+    assert schema_of(json)["value"].dataType.simpleString() == "struct<a:int>"
+    assert schema_of(json).names[-2:] == ["__corrupt", "__error"]
+    text = parse_options(GIVEN | {"valueFormat": "string"})
+    assert schema_of(text).names == SCHEMA.names
+    bad = parse_options(GIVEN | {"valueFormat": "json", "valueSchema": "a map"})
+    with pytest.raises(InvalidOption, match="valueSchema"):
+        schema_of(bad)

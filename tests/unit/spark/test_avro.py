@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+import struct
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_type
+
+from magnetar.spark.avro import InvalidAvroSchema, avro_decoder, parse_avro_schema
+from magnetar.spark.values import decode_values
+
+RECORD = {
+    "type": "record",
+    "name": "Flight",
+    "namespace": "air",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "carrier", "type": ["null", "string"]},
+        {"name": "delay", "type": "double"},
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["ON", "OFF"]}},
+        {"name": "before", "type": "State"},
+        {"name": "stops", "type": {"type": "array", "items": "int"}},
+        {"name": "tags", "type": {"type": "map", "values": "boolean"}},
+        {"name": "digest", "type": {"type": "fixed", "name": "D", "size": 2}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    ],
+}
+
+
+def number(value: int) -> bytes:
+    value = (value << 1) ^ (value >> 63)
+    out = b""
+    while value > 0x7F:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])
+
+
+def text(value: str) -> bytes:
+    return number(len(value.encode())) + value.encode()
+
+
+def flight(flight_id: int = 7) -> bytes:
+    return b"".join(
+        [
+            number(flight_id) + number(1) + text("AA") + struct.pack("<d", 1.5),
+            number(0) + number(1),
+            number(2) + number(3) + number(-4) + number(0),
+            number(-1) + number(4) + text("x") + b"\x01" + number(0),  # a block with its size
+            b"ab" + number(15_706) + number(1_356_998_400_000),
+        ]
+    )
+
+
+def decoded(schema: Any, *payloads: bytes | None) -> tuple[list[Any], dict[int, str]]:
+    avro = parse_avro_schema(json.dumps(schema))
+    kind = to_arrow_type(avro.spark, timezone="UTC")
+    payload = pa.array(payloads, pa.binary())
+    values, bad = decode_values(payload, avro_decoder(avro, kind), kind)
+    return values.to_pylist(), bad
+
+
+def test_a_record_with_every_kind_of_type() -> None:
+    [row, null], bad = decoded(RECORD, flight(), None)
+    assert not bad
+    assert null is None
+    assert row == {
+        "id": 7,
+        "carrier": "AA",
+        "delay": 1.5,
+        "state": "ON",
+        "before": "OFF",
+        "stops": [3, -4],
+        "tags": [("x", True)],
+        "digest": b"ab",
+        "day": date(2013, 1, 1),
+        "at": datetime(2013, 1, 1, tzinfo=UTC),
+    }
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_every_long(value: int) -> None:
+    assert decoded("long", number(value)) == ([value], {})
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_value_or_a_bad_record(payload: bytes) -> None:
+    [first, last], bad = decoded(RECORD, payload, flight())
+    assert last["id"] == 7
+    assert (first is None) == (0 in bad)
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload", "reason"),
+    [
+        ("string", number(-1), "longer than the payload"),
+        ("bytes", number(2**40) + b"x", "longer than the payload"),
+        ("string", number(1) + b"\xff", "utf-8"),
+        ("long", b"\xff" * 11, "more than 64 bits"),
+        ("long", b"", "ends within a value"),
+        ("double", b"1234", "ends within a value"),
+        ("int", number(2**40), "too large"),
+        ("boolean", b"\x02", "not a boolean"),
+        ("long", number(1) + b"x", "1 bytes are left"),
+        (["null", "long"], number(2), "no branch"),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, number(1), "no symbol"),
+        ({"type": "fixed", "name": "F", "size": 9}, b"1", "longer than the payload"),
+        ({"type": "array", "items": "null"}, number(2**50), "more than 1000000 items"),
+        (
+            {"type": "long", "logicalType": "timestamp-millis"},
+            number(2**62),
+            "",
+        ),
+    ],
+)
+def test_a_bad_payload_is_named(schema: Any, payload: bytes, reason: str) -> None:
+    _, bad = decoded(schema, payload)
+    assert reason in bad[0]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "strange",
+        7,
+        [],
+        ["int", "string"],
+        {"type": "record", "name": "R"},
+        {"type": "record", "fields": []},
+        {"type": "enum", "name": "E"},
+        {"type": "fixed", "name": "F", "size": -1},
+        {"type": "record", "name": "R", "fields": [{"name": "r", "type": ["null", "R"]}]},
+    ],
+)
+def test_a_schema_that_cannot_be_read_is_refused(schema: Any) -> None:
+    with pytest.raises(InvalidAvroSchema):
+        parse_avro_schema(json.dumps(schema))
+
+
+def test_a_schema_that_is_nested_without_end_is_refused() -> None:
+    schema: Any = "int"
+    for _ in range(100):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(InvalidAvroSchema, match="nested"):
+        parse_avro_schema(json.dumps(schema))

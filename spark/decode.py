@@ -1,14 +1,13 @@
 """Converts stored entries to Arrow. An executor calls it with the bytes of a range read.
 
 The decoder works per entry where the format allows it: decompression, checksum, publish time,
-index, message ids and constants do not look at single messages. The messages of a batch must be
-read in turn, because each message tells where the next one begins. This costs one slice and one
-parse per message. Only requested columns look into the parsed metadata. With entry-level columns
+index, message ids and constants do not look at single messages. The messages of batches are found
+by a scan of many at once (batch_scan.py). Where the scan gives up, and for properties, the messages
+are read in turn, because each message tells where the next one begins. With entry-level columns
 only, the decoder does not open the payload.
 
-A message of 100 bytes in a batch of 1,000, on one core of CPython 3.11, costs 1.1 us for `value`
-alone. It costs 2.8 us for all columns with a key, an event time and one property. For an unbatched
-message, the costs are 8 and 18 us.
+On one core, for messages of 100 bytes, the scan decodes three times as many rows in a second as the
+plain walk: `value` alone, in batches of 100 or 1,000.
 
 Pure.
 """
@@ -37,10 +36,13 @@ from magnetar.protos.errors import (
     ProtocolError,
 )
 from magnetar.protos.message import ReceivedEntry, read_entry
+from magnetar.spark.batch_scan import MESSAGES_MIN, Scan, gather, scan
 from magnetar.spark.errors import UnreadableEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
     from magnetar.protos.names import TopicName
 
@@ -62,6 +64,7 @@ class Rows:
         self._columns = [COLUMNS[name](topic) for name in schema.names]
         self._messages = any(column.of_message for column in self._columns)
         self._payload = "value" in schema.names
+        self._properties = "__messageProperties" in schema.names
         # (row, ledger, entry, batch index) of the first row of each entry, for errors
         self._starts: list[tuple[int, int, int, int]] = []
         self.rows = 0
@@ -93,7 +96,62 @@ class Rows:
             raise UnreadableEntry(self._topic, ledger, entry, reason) from error
         for column in self._columns:
             column.add(opened)
-        self._starts.append((self.rows, ledger, entry, opened.skipped))
+        self._count(opened)
+
+    def add_all(
+        self,
+        entries: Sequence[tuple[int, int, bytes | memoryview]],
+        *,
+        first_index: int = 0,
+        end_index: int | None = None,
+    ) -> None:
+        """Add consecutive entries (ledger, entry, stored) as `add` does, at less cost: if all of
+        them are batches, one scan finds the messages of all."""
+        if not self._add_merged(entries, first_index, end_index):
+            for ledger, entry, stored in entries:
+                self.add(ledger, entry, stored, first_index=first_index, end_index=end_index)
+
+    def _add_merged(
+        self,
+        entries: Sequence[tuple[int, int, bytes | memoryview]],
+        first_index: int,
+        end_index: int | None,
+    ) -> bool:
+        """Returns whether the entries were added. If not, they need a look one by one."""
+        if not self._messages or self._properties or len(entries) < 2:
+            return False
+        every: list[Opened] = []
+        try:
+            for ledger, entry, stored in entries:
+                opened = self._open_plain(ledger, entry, stored)
+                if opened is None or not opened.received.is_batch:
+                    return False
+                if first_index and opened.index < first_index:
+                    return False
+                if end_index is not None and opened.index + opened.count > end_index:
+                    return False
+                every.append(opened)
+            merged = _merged(every)
+            if merged is None:
+                return False
+            for column in self._columns:
+                for opened in (merged,) if column.of_message else every:
+                    column.check(opened)
+        except ProtocolError:
+            return False
+        for column in self._columns:
+            if column.of_message:
+                column.add(merged)
+        for opened in every:
+            for column in self._columns:
+                if not column.of_message:
+                    column.check(opened)  # again: a column may keep what it found for `add`
+                    column.add(opened)
+            self._count(opened)
+        return True
+
+    def _count(self, opened: Opened) -> None:
+        self._starts.append((self.rows, opened.ledger, opened.entry, opened.skipped))
         self.rows += opened.count
         self.bytes += opened.size
 
@@ -121,6 +179,20 @@ class Rows:
 
     def _open(self, ledger: int, entry: int, stored: bytes | memoryview) -> Opened | None:
         """Open a stored entry. Returns None for a marker, which holds no message of a user."""
+        opened = self._open_plain(ledger, entry, stored)
+        if opened is None or not self._messages:
+            return opened
+        if opened.received.is_batch:
+            if opened.count >= MESSAGES_MIN and not self._properties:
+                opened.scan = scan(opened.plain, opened.count)
+            if opened.scan is None:
+                opened.metadata, opened.values = _walk(opened.plain, opened.count)
+        else:
+            opened.metadata, opened.values = (opened.received.metadata,), (opened.plain,)
+        return opened
+
+    def _open_plain(self, ledger: int, entry: int, stored: bytes | memoryview) -> Opened | None:
+        """Open an entry and uncompress its payload if a column needs it."""
         received = read_entry(stored)
         metadata: pb.MessageMetadata = received.metadata
         if metadata.HasField("marker_type"):
@@ -128,16 +200,9 @@ class Rows:
         if received.chunk is not None:
             raise MalformedEntry("the entry is a chunk of a large message: not supported yet")
         opened = Opened(ledger, entry, received, received.num_messages, len(stored), (), ())
-        if not self._messages:
-            return opened
-        plain = b""
-        if received.is_batch or self._payload:
-            plain = _plain(received)
-            opened.size += len(plain) - len(received.payload)
-        if received.is_batch:
-            opened.metadata, opened.values = _walk(plain, received.num_messages)
-        else:
-            opened.metadata, opened.values = (metadata,), (plain,)
+        if self._messages and (received.is_batch or self._payload):
+            opened.plain = _plain(received)
+            opened.size += len(opened.plain) - len(received.payload)
         return opened
 
 
@@ -152,6 +217,8 @@ class Opened:
     size: int  # bytes of the entry, with its payload uncompressed if it was opened
     metadata: Sequence[Metadata]
     values: Sequence[bytes]
+    plain: bytes = b""  # the uncompressed payload
+    scan: Scan | None = None  # in place of metadata and values, if the scan found the messages
     skipped: int = 0  # messages of the entry before the first of `count`
     whole: int = 0  # messages of the entry; 0: `count`
 
@@ -168,6 +235,25 @@ class Opened:
         return self.received.broker.index - self.batch_size + 1 + self.skipped
 
 
+def _merged(every: Sequence[Opened]) -> Opened | None:
+    """The messages of several batches as if they were of one. None: the scan did not find them."""
+    counts = np.cumsum([opened.count for opened in every])
+    count = int(counts[-1])
+    if count < MESSAGES_MIN:
+        return None
+    plain = b"".join([opened.plain for opened in every])
+    found = scan(plain, count)
+    if found is None:
+        return None
+    ends = np.cumsum([len(opened.plain) for opened in every])
+    if not np.array_equal((found.value_start + found.value_size)[counts - 1], ends):
+        return None  # a batch does not have as many messages as it says
+    first = every[0]
+    merged = Opened(first.ledger, first.entry, first.received, count, 0, (), ())
+    merged.plain, merged.scan = plain, found
+    return merged
+
+
 def _within(opened: Opened, first_index: int, end_index: int | None) -> Opened | None:
     """Leave out the messages outside of [first_index, end_index). None: none is left."""
     skip = max(first_index - opened.index, 0)
@@ -178,6 +264,8 @@ def _within(opened: Opened, first_index: int, end_index: int | None) -> Opened |
         return None
     if count < opened.count:
         opened.skipped, opened.whole, opened.count = skip, opened.count, count
+        if opened.scan is not None:
+            opened.scan = opened.scan.sliced(skip, skip + count)
         opened.metadata = opened.metadata[skip : skip + count]
         opened.values = opened.values[skip : skip + count]
     return opened
@@ -236,27 +324,58 @@ class Column(Protocol):
         """Return the `rows` values added since the last call."""
 
 
+class _Chunks:
+    """Arrays of one column, and the values that are not in an array yet, in order."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._arrays: list[pa.Array] = []
+        self.pending: list[Any] = []
+
+    def append(self, array: pa.Array) -> None:
+        """Add an array after the pending values."""
+        self._flush()
+        self._arrays.append(array)
+
+    def take(self) -> pa.Array:
+        """Return everything that was added since the last call."""
+        self._flush()
+        arrays, self._arrays = self._arrays, []
+        if len(arrays) == 1:
+            return arrays[0]
+        return pa.concat_arrays(arrays) if arrays else pa.array([], self._kind)
+
+    def _flush(self) -> None:
+        if self.pending:
+            self._arrays.append(pa.array(self.pending, self._kind))
+            self.pending = []
+
+
 class _Value:
     of_message = True
 
     def __init__(self, topic: TopicName) -> None:
-        self._values: list[bytes | None] = []
+        self._values = _Chunks(pa.binary())
 
     def check(self, opened: Opened) -> None:
         pass
 
     def add(self, opened: Opened) -> None:
-        if all(opened.values):
-            self._values += opened.values
-            return
-        # Only an empty value may be null.
-        for value, metadata in zip(opened.values, opened.metadata, strict=True):
-            self._values.append(None if not value and metadata.null_value else value)
+        found = opened.scan
+        if found is not None:
+            # Only an empty value may be null.
+            null = (found.null_value != 0) & (found.value_size == 0)
+            self._values.append(
+                _slices(opened.plain, found.value_start, found.value_size, null=null)
+            )
+        elif all(opened.values):
+            self._values.pending += opened.values
+        else:
+            for value, metadata in zip(opened.values, opened.metadata, strict=True):
+                self._values.pending.append(None if not value and metadata.null_value else value)
 
     def take(self, rows: int) -> pa.Array:
-        array = pa.array(self._values, pa.binary())
-        self._values = []
-        return array
+        return self._values.take()
 
 
 class _Key:
@@ -265,28 +384,41 @@ class _Key:
     of_message = True
 
     def __init__(self, topic: TopicName) -> None:
-        self._keys: list[str | bytes | None] = []
-        self._checked: list[str | bytes | None] = []
+        self._keys = _Chunks(pa.binary())
+        self._checked: list[str | bytes | None] | pa.Array = []
 
     def check(self, opened: Opened) -> None:
-        keys: list[str | bytes | None] = [m.partition_key for m in opened.metadata]
-        if not all(keys):
+        found = opened.scan
+        if found is not None:
+            none = found.key_start < 0
+            start, size = np.where(none, 0, found.key_start), np.where(none, 0, found.key_size)
+            array = _slices(opened.plain, start, size, null=none)
+            if found.key_is_base64.any():
+                encoded = found.key_is_base64.tolist()
+                keys = zip(array.to_pylist(), encoded, strict=True)
+                decoded = [_from_base64(key) if key and flag else key for key, flag in keys]
+                array = pa.array(decoded, pa.binary())
+            self._checked = array
+            return
+        keys_of: list[str | bytes | None] = [m.partition_key for m in opened.metadata]
+        if not all(keys_of):
             for at, metadata in enumerate(opened.metadata):
-                if not keys[at] and not metadata.HasField("partition_key"):
-                    keys[at] = None
+                if not keys_of[at] and not metadata.HasField("partition_key"):
+                    keys_of[at] = None
         encoded = [at for at, m in enumerate(opened.metadata) if m.partition_key_b64_encoded]
         for at in encoded:
-            key = keys[at]
-            keys[at] = None if key is None else _from_base64(key)
-        self._checked = keys
+            key = keys_of[at]
+            keys_of[at] = None if key is None else _from_base64(key)
+        self._checked = keys_of
 
     def add(self, opened: Opened) -> None:
-        self._keys += self._checked
+        if isinstance(self._checked, list):
+            self._keys.pending += self._checked
+        else:
+            self._keys.append(self._checked)
 
     def take(self, rows: int) -> pa.Array:
-        array = pa.array(self._keys, pa.binary())
-        self._keys = []
-        return array
+        return self._keys.take()
 
 
 class _EventTime:
@@ -295,18 +427,25 @@ class _EventTime:
     of_message = True
 
     def __init__(self, topic: TopicName) -> None:
-        self._times_ms: list[int] = []
-        self._checked: list[int] = []
+        self._times_ms: list[NDArray[np.int64]] = []
+        self._checked: NDArray[np.int64] = _NO_TIMES
 
     def check(self, opened: Opened) -> None:
-        self._checked = [metadata.event_time for metadata in opened.metadata]
-        _check_time("event time", max(self._checked))
+        if opened.scan is not None:
+            times = opened.scan.event_time
+            latest = times.view(np.uint64).max()  # as protobuf has it
+        else:
+            given = [metadata.event_time for metadata in opened.metadata]
+            latest = max(given)
+            times = np.array(given, dtype=np.uint64).view(np.int64)
+        _check_time("event time", int(latest))
+        self._checked = times
 
     def add(self, opened: Opened) -> None:
-        self._times_ms += self._checked
+        self._times_ms.append(self._checked)
 
     def take(self, rows: int) -> pa.Array:
-        times_ms = np.array(self._times_ms, dtype=np.int64)
+        times_ms = np.concatenate([_NO_TIMES, *self._times_ms])
         self._times_ms = []
         return pa.array(times_ms * 1_000, pa.timestamp("us", "UTC"), mask=times_ms == 0)
 
@@ -462,6 +601,21 @@ COLUMNS: Final[dict[str, Callable[[TopicName], Column]]] = {
 }
 
 # Mechanics
+
+_NO_TIMES = np.empty(0, dtype=np.int64)
+
+
+def _slices(
+    batch: bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64], *, null: NDArray[np.bool_]
+) -> pa.Array:
+    """A binary array of slices of a batch, which ascend where they are not empty."""
+    ends, joined = gather(batch, starts, sizes)
+    valid = None
+    if null.any():
+        valid = pa.py_buffer(np.packbits(~null, bitorder="little"))
+    buffers = [valid, pa.py_buffer(ends), pa.py_buffer(joined)]
+    return pa.Array.from_buffers(pa.binary(), len(starts), buffers)
+
 
 _U32 = struct.Struct(">I")
 

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 BATCH_ROWS: Final = 32_768
 BATCH_BYTES: Final = 8 << 20
 
+# Entries that are decoded together. More of them cost memory and gain nothing.
+GROUP_BYTES: Final = 512 << 10
+GROUP_ENTRIES: Final = 512
+
 log = logging.getLogger(__name__)
 
 
@@ -134,6 +138,22 @@ def _by_topic(spans: tuple[Span, ...]) -> Iterator[tuple[str, list[Span]]]:
     for span in spans:
         by_topic.setdefault(span.topic, []).append(span)
     yield from by_topic.items()
+
+
+def _groups(
+    entries: Iterator[RangeEntry],
+) -> Iterator[list[tuple[int, int, memoryview]]]:
+    """Consecutive entries, GROUP_BYTES of them or a little more."""
+    group: list[tuple[int, int, memoryview]] = []
+    size = 0
+    for stored in entries:
+        group.append((stored.ledger, stored.entry, stored.data))
+        size += len(stored.data)
+        if size >= GROUP_BYTES or len(group) >= GROUP_ENTRIES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _entries(reader: TopicReader, span: Span, *, fails: bool) -> Iterator[RangeEntry]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, Row, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -84,9 +85,12 @@ class Sink:
         self.batches[batch] = frame.collect()
 
     @property
+    def rows(self) -> list[Row]:
+        return [row for batch in sorted(self.batches) for row in self.batches[batch]]
+
+    @property
     def values(self) -> list[bytes]:
-        rows = [row for batch in sorted(self.batches) for row in self.batches[batch]]
-        return [bytes(row["value"]) for row in rows]
+        return [bytes(row["value"]) for row in self.rows]
 
 
 def stream(spark: SparkSession, service: Service, **options: Any) -> DataFrame:
@@ -94,11 +98,27 @@ def stream(spark: SparkSession, service: Service, **options: Any) -> DataFrame:
     return reader.options(**options).load()
 
 
+def has_begun(query: StreamingQuery) -> bool:
+    return bool(query.recentProgress) or not query.isActive
+
+
+def begin(writer: DataStreamWriter) -> StreamingQuery:
+    """Start a query, and again if its Python process does not connect within Spark's 10 s, which
+    happens on an overloaded machine."""
+    for _ in range(5):
+        query = writer.start()
+        wait_until(partial(has_begun, query))
+        if "failed to connect back" not in str(query.exception()):
+            return query
+    raise AssertionError("Spark's Python process never connected")
+
+
 def run(frame: DataFrame, checkpoint: Path, sink: Sink) -> StreamingQuery:
     """Read everything that is there now."""
     writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
-    query = writer.trigger(availableNow=True).start()
+    query = begin(writer.trigger(availableNow=True))
     assert query.awaitTermination(WAIT_S)
+    assert query.exception() is None
     return query
 
 
@@ -109,11 +129,10 @@ def truncate(service: Service, topic: str) -> None:
     connection.close()
 
 
-def wait_until(condition: Callable[[], bool], query: StreamingQuery) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():
-        assert query.isActive, query.exception()
-        assert time.monotonic() < deadline, query.lastProgress
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
@@ -152,24 +171,23 @@ def test_a_running_query_reads_new_topics_decodes_and_fails_by_name(
         "mode": "permissive",
     }
     frame = stream(spark, service, **options).selectExpr("value.id", "__corrupt", "__topic")
-    name = f"{topic.replace('-', '_')}"
-    writer = frame.writeStream.format("memory").queryName(name)
-    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    sink = Sink()
+    writer = frame.writeStream.foreachBatch(sink)
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = begin(writer)
     try:
-        wait_until(lambda: bool(query.recentProgress), query)  # the start is resolved
         publish(client, f"{topic}-a", b'{"id":1}', b"bad")
         publish(client, f"{topic}-b", b'{"id":2}')
-        wait_until(lambda: spark.table(name).count() == 3, query)
+        wait_until(lambda: len(sink.rows) == 3 or not query.isActive)
     finally:
         query.stop()
-    rows = spark.table(name).orderBy("id").collect()
-    assert [(row["id"], row["__corrupt"]) for row in rows] == [
-        (None, bytearray(b"bad")),
-        (1, None),
-        (2, None),
-    ]
+    assert {(row["id"], bytes(row["__corrupt"] or b"")) for row in sink.rows} == {
+        (None, b"bad"),
+        (1, b""),
+        (2, b""),
+    }
     publish(client, f"{topic}-b", b'{"id":3}')
     truncate(service, f"{topic}-b")
-    again = writer.queryName(f"{name}_again").start()
+    again = begin(writer)
     with pytest.raises(StreamingQueryException, match=f"{topic}-b: messages 1 to 1 were deleted"):
         again.awaitTermination(WAIT_S)

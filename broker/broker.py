@@ -52,6 +52,7 @@ from magnetar.broker.policies.source import FollowedPolicies
 from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.broker.schemas.registry import SchemaRegistry
 from magnetar.broker.topic.contract import CloseReason
+from magnetar.broker.topic.environment import TopicEnvironment
 from magnetar.broker.topic.live import NonPersistentTopic
 from magnetar.broker.topic.live_producer import Cap
 from magnetar.broker.topic.pausing_rate import PausingRate
@@ -218,6 +219,7 @@ class Broker:
         chores = (*chores, *self._chores_of_life(life))
         self._chores = Chores(chores, lambda: self.topics, self.failures)
         self._tasks: asyncio.TaskGroup
+        self._environment: TopicEnvironment  # of the persistent topics
 
     @property
     def me(self) -> BrokerRegistration:
@@ -247,6 +249,7 @@ class Broker:
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then hand every bundle over."""
         async with asyncio.TaskGroup() as self._tasks:
+            self._environment = self._make_environment()
             lasting = [
                 self._tasks.create_task(self._supervise("policies", self.policies.run)),
                 self._tasks.create_task(self._supervise("brokers", self._brokers.run)),
@@ -607,6 +610,18 @@ class Broker:
     ) -> Topic:
         return await PersistentTopic.open(
             name,
+            self._environment,
+            policies=FollowedPolicies(self.policies, name),
+            incarnation=f"{self._random.getrandbits(128):032x}",
+            create=create,
+            epoch_min=0 if tombstone is None else tombstone.epoch,
+            version_min=-1 if tombstone is None else tombstone.version,
+            holds=lambda: self._owners.holds(bundle),
+            guard=partial(self._guard, name),
+        )
+
+    def _make_environment(self) -> TopicEnvironment:
+        return TopicEnvironment(
             store=self._store,
             ledgers=self._ledgers,
             log_config=self._log_config,
@@ -615,19 +630,12 @@ class Broker:
             names=self._names,
             tasks=self._tasks,
             on_failed=self._on_failed,
-            policies=FollowedPolicies(self.policies, name),
             message_bytes_max=self.message_bytes_max,
             strict_delays=self._strict_delays,
             latency=self.publish_latency,
-            deduplication=self._deduplication,
             budget=self.publish_budget,
-            incarnation=f"{self._random.getrandbits(128):032x}",
-            guard=partial(self._guard, name),
+            deduplication=self._deduplication,
             failover=self._failover,
-            create=create,
-            epoch_min=0 if tombstone is None else tombstone.epoch,
-            version_min=-1 if tombstone is None else tombstone.version,
-            holds=lambda: self._owners.holds(bundle),
             key_shared=self._key_shared,
         )
 

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 from magnetar.broker.cursor.cursors import Cursors
 from magnetar.broker.cursor.journal import CursorConfig
 from magnetar.broker.cursor.sequences import DEDUPLICATION
-from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS, FailoverRules
 from magnetar.broker.dispatch.delayed import DelayPolicy, Delays
 from magnetar.broker.dispatch.dispatcher import ConsumerRefused
 from magnetar.broker.dispatch.permits import UNLIMITED, Limits
@@ -66,7 +65,6 @@ from magnetar.broker.topic.quota import BacklogQuotas
 from magnetar.broker.topic.retention import Trimmer
 from magnetar.broker.topic.subscription import DISPATCHERS, Subscription
 from magnetar.broker.topic.throttle import RateStage, TopicSizeStage
-from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.runtime.event import Event
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.on_demand import spawn_in
@@ -76,12 +74,6 @@ if TYPE_CHECKING:
 
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.dispatch.explain import Reason
-    from magnetar.broker.key_shared_settings import KeySharedSettings
-    from magnetar.broker.log.budget import PublishBudget
-    from magnetar.broker.log.cache import EntryCache
-    from magnetar.broker.log.latency import LatencyHistogram
-    from magnetar.broker.log.ledgers import LedgerStore
-    from magnetar.broker.log.log import LogConfig
     from magnetar.broker.log.outstanding import Appended, AppendRun
     from magnetar.broker.policies.source import PolicySource
     from magnetar.broker.topic.consumer import ConsumerHandle
@@ -91,14 +83,11 @@ if TYPE_CHECKING:
         ProducerRequest,
         SubscribeRequest,
     )
+    from magnetar.broker.topic.environment import TopicEnvironment
     from magnetar.broker.topic.oldest import Oldest
     from magnetar.broker.topic.pipeline import Publish, Publisher
     from magnetar.broker.topic.producer import ProducerHandle
-    from magnetar.broker.topic.producer_admission import ProducerNames
-    from magnetar.broker.topic.protocol import Topic
-    from magnetar.metadata.store import MetadataStore
     from magnetar.protos.names import TopicName
-    from magnetar.runtime.clock import Clock
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """Enough for two writes to bookies and two to the metadata store that are slow; what takes longer
@@ -134,47 +123,30 @@ class PersistentTopic:
     async def open(
         cls,
         name: TopicName,
+        environment: TopicEnvironment,
         *,
-        store: MetadataStore,
-        ledgers: LedgerStore,
-        log_config: LogConfig,
-        cache: EntryCache,
-        clock: Clock,
-        names: ProducerNames,
-        tasks: asyncio.TaskGroup,
-        on_failed: Callable[[Topic, BrokerError], None],
         policies: PolicySource,
         incarnation: str,
         create: bool = True,
         epoch_min: int = 0,
         version_min: int = -1,
         holds: Callable[[], bool] = lambda: True,
-        limits: Limits | None = None,
-        message_bytes_max: int = MESSAGE_BYTES_MAX,
-        strict_delays: bool = False,
-        latency: LatencyHistogram | None = None,
-        budget: PublishBudget | None = None,
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
-        deduplication: DeduplicationConfig | None = None,
-        failover: FailoverRules = FAILOVER_DEFAULTS,
-        key_shared: KeySharedSettings | None = None,
     ) -> Self:
-        """Take the topic over: its former owner is fenced. `tasks` must outlive the topic. See
-        OwnedRecord.take for `incarnation`, `create` and what follows. `latency` counts how long
-        publishes wait, `budget` the bytes that are held for producers; None: of its own. `guard`
-        makes the guard around the topic's callbacks and tasks, from the function that fails the
-        topic; None: exceptions are not caught.
+        """Take the topic over: its former owner is fenced. See OwnedRecord.take for `incarnation`,
+        `create` and what follows. `guard` makes the guard around the topic's callbacks and tasks,
+        from the function that fails the topic; None: exceptions are not caught.
 
         Raises LogFenced, LogUnavailable, LogDamaged, TopicDeleted, TopicNotFound; ReadFailed while
         restoring sequence ids.
         """
         log = await Log.open(
             name,
-            store=store,
-            ledgers=ledgers,
-            config=log_config,
-            clock=clock,
-            cache=cache,
+            store=environment.store,
+            ledgers=environment.ledgers,
+            config=environment.log_config,
+            clock=environment.clock,
+            cache=environment.cache,
             incarnation=incarnation,
             create=create,
             epoch_min=epoch_min,
@@ -182,37 +154,19 @@ class PersistentTopic:
             version_min=version_min,
             holds=holds,
         )
-        if latency is not None:
-            log.latency = latency
-        if budget is not None:
-            log.budget = budget
-        dedup_config = deduplication or DeduplicationConfig()
-        config = _cursor_config(dedup_config.producers_max)
-        cursors = await Cursors.open(log, config)
+        if environment.latency is not None:
+            log.latency = environment.latency
+        if environment.budget is not None:
+            log.budget = environment.budget
+        dedup = environment.deduplication or DeduplicationConfig()
+        cursors = await Cursors.open(log, _cursor_config(dedup.producers_max))
         delayed = await DelayedStore.open(log, cursors)
-        restored = await Deduplication.open(log, cursors, policies, clock, dedup_config)
+        restored = await Deduplication.open(log, cursors, policies, environment.clock, dedup)
         record = log.owned_record.record
         if record.ledgers or record.cursor_ledgers:
             # A later owner may have answered acknowledgements that these cursors do not have.
             await log.owned_record.verify()
-        return cls(
-            name,
-            log,
-            cursors,
-            restored,
-            delayed,
-            clock=clock,
-            names=names,
-            tasks=tasks,
-            on_failed=on_failed,
-            policies=policies,
-            limits=limits,
-            message_bytes_max=message_bytes_max,
-            strict_delays=strict_delays,
-            guard=guard,
-            failover=failover,
-            key_shared=key_shared,
-        )
+        return cls(name, log, cursors, restored, delayed, environment, policies, guard)
 
     def __init__(
         self,
@@ -221,18 +175,9 @@ class PersistentTopic:
         cursors: Cursors,
         deduplication: Deduplication,
         delayed: DelayedStore,
-        *,
-        clock: Clock,
-        names: ProducerNames,
-        tasks: asyncio.TaskGroup,
-        on_failed: Callable[[Topic, BrokerError], None],
+        environment: TopicEnvironment,
         policies: PolicySource,
-        limits: Limits | None,
-        message_bytes_max: int,
-        strict_delays: bool,
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
-        failover: FailoverRules = FAILOVER_DEFAULTS,
-        key_shared: KeySharedSettings | None = None,
     ) -> None:
         now = asyncio.get_running_loop().time()
         text = str(name)  # shared by what keeps it
@@ -242,12 +187,12 @@ class PersistentTopic:
         self.policies = policies
         self.state = TopicState.OPEN
         self._subscriptions: dict[_Key, Subscription] = {}
-        self._clock = clock
-        self._tasks = tasks
-        self._on_failed = on_failed
-        self._limits = Limits() if limits is None else limits
-        self._failover = failover
-        self._key_shared = key_shared
+        self._clock = clock = environment.clock
+        self._tasks = tasks = environment.tasks
+        self._on_failed = environment.on_failed
+        self._limits = environment.limits or Limits()
+        self._failover = environment.failover
+        self._key_shared = environment.key_shared
         self._rate = DispatchRate("topic")
         self._consumer_admission = ConsumerAdmission(text)
         self._creating: frozenset[_Key] = frozenset()  # subscriptions that are being created
@@ -260,10 +205,10 @@ class PersistentTopic:
         self._publish_rate = RateStage(self._wake_at)
         self._rate_timer: asyncio.TimerHandle | None = None  # None: none was ever set
         self._delay_stage = DelayStage(clock.now_ms)
-        self._delay_policy = DelayPolicy(strict=strict_delays)
+        self._delay_policy = DelayPolicy(strict=environment.strict_delays)
         self.pipeline = Pipeline(
             [
-                SizeStage(message_bytes_max),
+                SizeStage(environment.message_bytes_max),
                 *_WITHOUT_STATE,
                 self._delay_stage,
                 AccessModeStage(text, lambda: self.admission.epoch),
@@ -277,7 +222,7 @@ class PersistentTopic:
             log,
             self.pipeline,
             policies,
-            names,
+            environment.names,
             time_stamp=self._time_stamp,
             require_open=self._require_takes,
             log_failed=self._fail,
@@ -302,7 +247,7 @@ class PersistentTopic:
         for subscription in cursors.names:
             self._add_durable(subscription)
         self._unfollow = policies.subscribe(self._on_policies)
-        self._apply_policies(unacked=limits is None)
+        self._apply_policies(unacked=environment.limits is None)
 
     # ---- producers -------------------------------------------------------------------------------
 

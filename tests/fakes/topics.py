@@ -22,6 +22,7 @@ from magnetar.broker.topic.contract import (
     SubscribeRequest,
     SubscriptionType,
 )
+from magnetar.broker.topic.environment import TopicEnvironment
 from magnetar.broker.topic.producer_admission import ProducerNames
 from magnetar.broker.topic.topic import PersistentTopic, TopicState
 
@@ -160,8 +161,7 @@ async def opened_topic(
     if policies is not None:
         it.policies = policies
     async with asyncio.TaskGroup() as tasks:
-        topic = it.topic = await PersistentTopic.open(
-            TOPIC,
+        environment = TopicEnvironment(
             store=store if store is not None else world.store(),
             ledgers=it.ledgers,
             log_config=config,
@@ -170,11 +170,12 @@ async def opened_topic(
             names=ProducerNames("test-1"),
             tasks=tasks,
             on_failed=it.on_failed,
-            policies=it.policies,
-            incarnation=drawn_incarnation(),
             limits=limits,
             deduplication=deduplication,
             key_shared=key_shared,
+        )
+        topic = it.topic = await PersistentTopic.open(
+            TOPIC, environment, policies=it.policies, incarnation=drawn_incarnation()
         )
         try:
             yield it
@@ -189,4 +190,5 @@ def abandon(topic: PersistentTopic) -> None:
     for subscription in topic.subscriptions.values():
         subscription._drop_dispatcher()
     topic.cursors.abandon()
+    topic.delayed.abandon()
     topic.log.abandon()

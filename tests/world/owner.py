@@ -43,6 +43,7 @@ from magnetar.broker.topic.contract import (
 )
 from magnetar.broker.topic.deduplication import Deduplication, DeduplicationConfig
 from magnetar.broker.topic.delayed_store import DelayedStore
+from magnetar.broker.topic.environment import TopicEnvironment
 from magnetar.broker.topic.producer_admission import ProducerNames
 from magnetar.broker.topic.topic import PersistentTopic, TopicState
 from magnetar.metadata.policies import UNLIMITED, Retention
@@ -336,6 +337,7 @@ class Owner:
         assert self.client.store is not None
         deletions = TopicDeletions(self.client.store, ledgers, self.client.clock)
         create, epoch, version = False, 0, -1
+        cache = EntryCache(20_000)
         while True:
             try:
                 log = await Log.open(
@@ -344,7 +346,7 @@ class Owner:
                     ledgers=ledgers,
                     config=QUICK,
                     clock=self.client.clock,
-                    cache=EntryCache(20_000),
+                    cache=cache,
                     incarnation=f"{self.random.getrandbits(128):032x}",
                     create=create,
                     epoch_min=epoch,
@@ -363,20 +365,24 @@ class Owner:
         cursors = await Cursors.open(log, CURSORS)
         config = DeduplicationConfig(entries_interval=7, interval_s=5.0)
         clock = self.client.clock
+        environment = TopicEnvironment(
+            store=self.client.store,
+            ledgers=ledgers,
+            log_config=QUICK,
+            cache=cache,
+            clock=clock,
+            names=ProducerNames("world"),
+            tasks=tasks,
+            on_failed=self._on_failed,
+        )
         topic = PersistentTopic(
             NAME,
             log,
             cursors,
             await Deduplication.open(log, cursors, policies, clock, config),
             await DelayedStore.open(log, cursors),
-            clock=clock,
-            names=ProducerNames("world"),
-            tasks=tasks,
-            on_failed=self._on_failed,
-            policies=policies,
-            limits=None,
-            message_bytes_max=5 << 20,
-            strict_delays=False,
+            environment,
+            policies,
         )
         try:
             for name in SUBSCRIPTIONS:

@@ -478,8 +478,11 @@ class Consumer:
         Timeout if no message arrives within that time, and AlreadyClosed if the consumer is closed.
         Raises InvalidConfiguration if the consumer has a `message_listener`.
         """
-        refuse_beside_listener(self.listener)
-        return self.shown(self._inbox.take(seconds(timeout_millis)))
+        if self.listener is not None:
+            refuse_beside_listener(self.listener)
+        timeout_s = None if timeout_millis is None else seconds(timeout_millis)
+        message = self._inbox.take(timeout_s)
+        return message if self._hooks is None else self.shown(message)
 
     def batch_receive(self) -> list[Message]:
         """Return messages as soon as one limit of the consumer's `batch_receive_policy` is reached.

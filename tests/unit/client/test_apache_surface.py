@@ -31,6 +31,7 @@ MODULES = [
     "pulsar.functions.context",
     "pulsar.functions.function",
     "pulsar.functions.serde",
+    "pulsar.schema",
     "pulsar.tableview",
 ]
 IMPORTED = {
@@ -46,15 +47,14 @@ IMPORTED = {
 }
 """What Apache's modules import from elsewhere."""
 
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 OBJECTS_OF_CLIENTS = {
     *("Client", "Producer", "Consumer", "Reader", "Message", "TableView"),
     *("EncryptionContext", "EncryptionKey", "PulsarException"),
 }
 """Their constructors are not compared: only the client calls them. Those of Client are compared by
 the parameters that Apache's has."""
-
-LATER = {name for name in dir(pulsar) if "Authentication" in name}
-"""Compared once they exist."""
 
 
 def public(thing: object) -> list[str]:
@@ -75,12 +75,13 @@ def shown(value: object) -> str:
 
 
 def parameters(function: Any) -> dict[str, inspect.Parameter] | None:
-    """None: Apache's extension module does not tell."""
+    """None: Apache's extension module does not tell. Without fastavro, some of Apache's names begin
+    with an underscore."""
     try:
         found = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return None
-    return {name: one for name, one in found.items() if name != "self"}
+    return {name.lstrip("_"): one for name, one in found.items() if name != "self"}
 
 
 def differences_of_call(path: str, theirs: Any, ours: Any) -> list[str]:
@@ -88,7 +89,7 @@ def differences_of_call(path: str, theirs: Any, ours: Any) -> list[str]:
     if wanted is None or found is None:
         return []
     differences = []
-    named = [name for name, one in wanted.items() if one.kind is not one.VAR_KEYWORD]
+    named = [name for name, one in wanted.items() if one.kind not in VARIADIC]
     if list(found)[: len(named)] != named and set(named) <= set(found):
         differences.append(f"{path}: order")
     for name in named:
@@ -98,11 +99,7 @@ def differences_of_call(path: str, theirs: Any, ours: Any) -> list[str]:
         ):
             differences.append(f"{path}({name})")
     more = [one for name, one in found.items() if name not in wanted]
-    required = [
-        one.name
-        for one in more
-        if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
-    ]
+    required = [one.name for one in more if one.default is one.empty and one.kind not in VARIADIC]
     return differences + [f"{path}({name})" for name in required]
 
 
@@ -140,8 +137,8 @@ def differences() -> set[str]:
             value = getattr(theirs, name)
             if inspect.ismodule(value) and not value.__name__.startswith("pulsar."):
                 continue  # an import
-            path = f"{inner}.{name}" if inner == "asyncio" else name
-            if value is pulsar or (name in LATER and not hasattr(ours, name)):
+            path = f"{inner}.{name}" if inner in ("asyncio", "schema") else name
+            if value is pulsar:
                 continue
             if not hasattr(ours, name):
                 if inner == "asyncio" and getattr(pulsar, name, None) is value:

@@ -124,6 +124,7 @@ class Subscriber:
             times = subscription.dead_letters.max_redeliver_count
             self._dead_letters = DeadLetters(times, dead_letter_producer, self, parts)
         self._dead_letter_producer = dead_letter_producer
+        self._uncompressed_bytes_max = UNCOMPRESSED_BYTES_MAX  # of an entry; follows the broker's
         self._paused = False
         self.stats = ConsumerStatistics()
         self._start: Start | None = None  # None: the broker knows where to begin
@@ -489,6 +490,7 @@ class Subscriber:
     async def attach(self, connection: Connection) -> None:
         consumer_id, start = next(self._parts.ids), self._start
         self._active = None
+        self._uncompressed_bytes_max = connection.uncompressed_bytes_max
         connection.add_consumer(consumer_id, self)
         try:
             await connection.request(self._subscribe_command(consumer_id), pb.CommandSuccess)
@@ -530,7 +532,9 @@ class Subscriber:
             if encryption is not None and encryption.is_decryption_failed():
                 messages = [undecoded_message(received)]
             else:
-                messages = decode_messages(received) if received.chunk is None else []
+                limit = self._uncompressed_bytes_max
+                whole = received.chunk is None
+                messages = decode_messages(received, bytes_max=limit) if whole else []
         except CryptoError as error:
             self._refuse_undecryptable(key, error, permits_of(entry, command.ack_set))
             return
@@ -692,7 +696,7 @@ class Subscriber:
             if isinstance(outcome, GivenUp):
                 self._on_given_up(outcome)
                 continue
-            limit = max(UNCOMPRESSED_BYTES_MAX, UNCOMPRESSED_FACTOR * len(outcome.payload))
+            limit = max(self._uncompressed_bytes_max, UNCOMPRESSED_FACTOR * len(outcome.payload))
             try:
                 whole = decode_messages(received, outcome.payload, bytes_max=limit)
             except EntryError as error:

@@ -23,9 +23,16 @@ from magnetar.client.errors import (
 )
 from magnetar.client.session.service_url import host_and_port
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.compression import UNCOMPRESSED_BYTES_MAX, UNCOMPRESSED_FACTOR
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.protos.errors import ProtocolError, UnknownCommand
-from magnetar.protos.framing import encode_command, first_frame, parse_command
+from magnetar.protos.framing import (
+    COMMAND_FRAME_BYTES_MAX,
+    encode_command,
+    first_frame,
+    frame_bytes_max,
+    parse_command,
+)
 from magnetar.protos.receipts import is_receipt, read_receipts
 from magnetar.runtime.awake import STALL_S
 from magnetar.runtime.errors import StreamClosed
@@ -52,6 +59,10 @@ SILENT_INTERVALS_MAX: Final = 2
 OUTBOX_BYTES_MAX: Final = 64 << 20
 """Bytes. The client does not wait at this limit. Two limits of the producers bound the outbox: that
 of pending messages, and EMPTIED_BYTES_MAX (publisher.py)."""
+
+TAKEN_BYTES_MAX: Final = 32 << 20
+"""The largest message of a broker of Apache Pulsar that a client takes, even if the broker's own
+limit is higher: `maxMessageSize` is 5 MiB unless an operator has raised it."""
 
 CLOSE_S: Final = 1.0
 """Seconds that a close waits until the outbox is sent."""
@@ -114,7 +125,9 @@ class Connection:
     ) -> None:
         """`is_proxied`: the stream leads to a proxy, which connects to `broker`."""
         self.broker = broker
-        self.max_message_bytes = MESSAGE_BYTES_MAX
+        self.max_message_bytes = MESSAGE_BYTES_MAX  # of a message, batch or chunk that is sent
+        self.uncompressed_bytes_max = UNCOMPRESSED_BYTES_MAX  # of one that is received
+        self._frame_bytes_max = COMMAND_FRAME_BYTES_MAX
         self.drains_consumers = False  # the broker knows DRAIN_CONSUMER
         self.orders_negative_acks = False  # the broker knows NEGATIVE_ACK
         self.error: PulsarException | None = None  # why the session ended; None: it has not
@@ -326,7 +339,7 @@ class Connection:
                 self._on_receipts(receipts)
                 at = receipts.end
             else:
-                part, at = first_frame(frame, at)
+                part, at = first_frame(frame, at, bytes_max=self._frame_bytes_max)
                 self._on_command(part)
         if self._touched:
             touched, self._touched = self._touched, {}
@@ -350,7 +363,11 @@ class Connection:
 
     def _on_connected(self, body: pb.CommandConnected) -> None:
         if body.max_message_size > 0:
-            self.max_message_bytes = body.max_message_size
+            # Of a broker with a higher limit, the client takes larger messages, and sends none.
+            self.max_message_bytes = min(body.max_message_size, MESSAGE_BYTES_MAX)
+            taken_bytes = min(max(body.max_message_size, MESSAGE_BYTES_MAX), TAKEN_BYTES_MAX)
+            self._frame_bytes_max = frame_bytes_max(taken_bytes)
+            self.uncompressed_bytes_max = UNCOMPRESSED_FACTOR * taken_bytes
         self.server_version = body.server_version
         self.watches_topics = body.feature_flags.supports_topic_watchers
         self.drains_consumers = body.feature_flags.supports_drain_consumer

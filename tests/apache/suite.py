@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any
 import pulsar
 import pytest
 from apache.server import FILES, ApachePulsar, token_of
-from fakes.usage import EARLIEST, SHARED, USES, Place, asyncio_face, data, numbers, sent, take
+from fakes.usage import (
+    EARLIEST,
+    SHARED,
+    USES,
+    Place,
+    asyncio_face,
+    data,
+    numbers,
+    sent,
+    survive_a_restart,
+    take,
+)
 
 import magnetar
 
@@ -133,24 +144,4 @@ def test_who_is_unknown_gets_the_reason_at_once(
 
 def test_messages_in_flight_survive_a_restart_in_order(place: Place, server: ApachePulsar) -> None:
     """The server is killed under a producer: what had no receipt is sent again, in order."""
-    producer = place.client.create_producer(
-        place.topic, send_timeout_millis=0, block_if_queue_full=True
-    )
-    results: list[magnetar.Result] = []
-    for number in range(3000):
-        if number == 1000:
-            server.kill()
-            server.start()
-        producer.send_async(b"%d" % number, lambda result, _: results.append(result))
-    while True:
-        try:
-            producer.flush()
-            break
-        except magnetar.Timeout:
-            continue
-    assert results == [magnetar.Result.Ok] * 3000
-    seen: list[int] = []
-    with place.client.create_reader(place.topic, magnetar.MessageId.earliest) as reader:
-        while not seen or seen[-1] != 2999:
-            seen.append(int(reader.read_next(30_000).data()))
-    assert list(dict.fromkeys(seen)) == list(range(3000)), "each one, the first time in order"
+    survive_a_restart(place, kill=server.kill, start=server.start)

@@ -1,7 +1,7 @@
 """What our client must be able to do with any broker, over any transport: one function for each.
 
-`tests/integration/test_transports.py` runs them against Magnetar over gRPC and over TCP,
-`tests/apache` against a real Apache Pulsar. Each function gets its own topic.
+`tests/integration/test_transports.py` runs them against Magnetar over TCP, `tests/apache`
+against a real Apache Pulsar. Each function gets its own topic.
 """
 
 from __future__ import annotations
@@ -361,6 +361,30 @@ def table_view(place: Place) -> None:
             "k1": b"4",
             "k2": b"5",
         }
+
+
+def survive_a_restart(place: Place, *, kill: Callable[[], None], start: Callable[[], None]) -> None:
+    producer = place.client.create_producer(
+        place.topic, send_timeout_millis=0, block_if_queue_full=True
+    )
+    results: list[magnetar.Result] = []
+    for number in range(3000):
+        if number == 1000:
+            kill()
+            start()
+        producer.send_async(b"%d" % number, lambda result, _: results.append(result))
+    while True:
+        try:
+            producer.flush()
+            break
+        except magnetar.Timeout:
+            continue
+    assert results == [magnetar.Result.Ok] * 3000
+    seen: list[int] = []
+    with place.client.create_reader(place.topic, magnetar.MessageId.earliest) as reader:
+        while not seen or seen[-1] != 2999:
+            seen.append(int(reader.read_next(30_000).data()))
+    assert list(dict.fromkeys(seen)) == list(range(3000)), "each one, the first time in order"
 
 
 async def asyncio_face(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""Our client over both of its transports against one server."""
+"""Our client over Pulsar's TCP protocol. The other tests of the client go over gRPC."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from fakes.standalone_process import StandaloneProcess
-from fakes.usage import USES, Place, asyncio_face
+from fakes.usage import USES, Place, asyncio_face, survive_a_restart
 
 import magnetar
 
@@ -30,13 +30,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
     process.end()
 
 
-@pytest.fixture(scope="module", params=["grpc", "pulsar"])
-def connected(
-    request: pytest.FixtureRequest, server: StandaloneProcess
-) -> Iterator[tuple[magnetar.Client, str]]:
-    url = server.service_url if request.param == "grpc" else server.pulsar_url
-    client = magnetar.Client(url, operation_timeout_seconds=20)
-    yield client, url
+@pytest.fixture(scope="module")
+def connected(server: StandaloneProcess) -> Iterator[tuple[magnetar.Client, str]]:
+    client = magnetar.Client(server.pulsar_url, operation_timeout_seconds=20)
+    yield client, server.pulsar_url
     client.shutdown()
 
 
@@ -52,10 +49,17 @@ def place(connected: tuple[magnetar.Client, str], server: StandaloneProcess) -> 
 
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-def test_every_use_works_over_both_transports(place: Place, use: Callable[[Place], None]) -> None:
+def test_every_use_works_over_tcp(place: Place, use: Callable[[Place], None]) -> None:
     use(place)
 
 
 @pytest.mark.real_loop
-async def test_the_asyncio_client_works_over_both_transports(place: Place) -> None:
+async def test_the_asyncio_client_works_over_tcp(place: Place) -> None:
     await asyncio_face(place)
+
+
+def test_messages_in_flight_survive_a_restart_in_order(
+    place: Place, server: StandaloneProcess
+) -> None:
+    """The server is killed under a producer: what had no receipt is sent again, in order."""
+    survive_a_restart(place, kill=server.kill, start=server.start)

@@ -27,7 +27,14 @@ from magnetar.client.errors import (
 from magnetar.client.session.connection import KEEPALIVE_S, SILENT_INTERVALS_MAX, Connection
 from magnetar.client.session.lookup import REDIRECTS_MAX
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.framing import encode_command, parse_command, split_frames
+from magnetar.protos.compression import UNCOMPRESSED_FACTOR
+from magnetar.protos.framing import (
+    COMMAND_FRAME_BYTES_MAX,
+    encode_command,
+    encode_payload_command,
+    parse_command,
+    split_frames,
+)
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.memory_stream import memory_stream_pair
 
@@ -111,6 +118,30 @@ async def test_a_broker_that_refuses_says_why() -> None:
         await peer.stream.send([encode_command(refusal)])
         with pytest.raises(AuthenticationError, match="wrong token"):
             await peer.connection.wait_opened()
+
+
+@pytest.mark.parametrize(
+    ("announced", "sends", "takes"),
+    [(1000, 1000, 5 << 20), (5 << 20, 5 << 20, 5 << 20), (12 << 20, 5 << 20, 12 << 20)],
+)
+async def test_the_limits_follow_the_brokers_largest_message(
+    announced: int, sends: int, takes: int
+) -> None:
+    async with conversation(accept=False) as peer:
+        connected = pb.CommandConnected(server_version="fake", max_message_size=announced)
+        await peer.stream.send([encode_command(connected)])
+        await peer.connection.wait_opened()
+        assert peer.connection.max_message_bytes == sends
+        assert peer.connection.uncompressed_bytes_max == UNCOMPRESSED_FACTOR * takes
+        message = pb.CommandMessage(consumer_id=9)
+        message.message_id.ledgerId = message.message_id.entryId = 1
+        command = b"".join(encode_payload_command(message, [b"x"]))[4:-1]
+        for size, is_taken in ((takes, True), (takes + COMMAND_FRAME_BYTES_MAX, False)):
+            frame = (len(command) + size).to_bytes(4) + command + bytes(size)
+            await peer.stream.send([frame])
+            await settle()
+            assert ("broke the protocol" in str(peer.connection.error)) is not is_taken
+        await peer.stream.close()
 
 
 async def test_credentials_are_sent_and_sent_again_when_asked_for() -> None:

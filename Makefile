@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test lint sim chaos rolling siege powercuts explore mutants bench bench-versus docs constraints compose pulsar protos clean
+.PHONY: setup demo check test night lint sim chaos rolling siege powercuts explore mutants bench bench-versus docs constraints compose pulsar protos clean
 
 setup: $(STAMP)
 
@@ -27,11 +27,15 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # Before a commit: format, lints, types, unit and conformance tests. Under 3 minutes on two cores.
 check: lint
-	$(PYTEST) tests/unit tests/conformance tests/test_*.py
+	$(PYTEST) -m 'not night' tests/unit tests/conformance tests/test_*.py
 
-# Everything. Under 12 minutes on two cores.
+# Everything but the proofs in depth. Under 12 minutes on two cores.
 test: setup
-	$(PYTEST) --durations=20
+	$(PYTEST) -m 'not night' --durations=20
+
+# The proofs in depth: more histories, larger cases. Ten minutes more.
+night: setup
+	$(PYTEST) -m night --durations=20
 
 lint: setup
 	$(BIN)/ruff format --check .

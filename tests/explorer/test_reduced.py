@@ -34,6 +34,13 @@ SMALL = (
 )
 """All of them searched in full. `make explore` does the same with larger ones."""
 
+QUICK_AND_NIGHT = tuple(
+    pytest.param(case, marks=pytest.mark.night)
+    if case in SMALL[:1] + SMALL[3:5] + SMALL[6:10]
+    else case
+    for case in SMALL
+)
+
 IRREDUCIBLE = (
     Bug.READS_DO_NOT_FENCE,
     Bug.CHANGE_OF_RECOVERER_RECORDED,
@@ -46,7 +53,7 @@ IRREDUCIBLE = (
 REDUCIBLE = tuple(bug for bug in Bug if bug not in IRREDUCIBLE)
 
 
-@pytest.mark.parametrize("case", SMALL, ids=str)
+@pytest.mark.parametrize("case", QUICK_AND_NIGHT, ids=str)
 def test_the_same_ledgers_come_out_with_and_without_reductions(case: Case) -> None:
     comparison = compare(case)
     print(comparison.describe())
@@ -69,7 +76,10 @@ def test_a_planted_bug_is_found_among_what_is_left(bug: Bug, search_of: type[Red
         Case(
             sizes=(3, 3, 2), entries=3, spares=1, writer_changes=1, recoverer_changes=1, crashes=1
         ),
-        Case(sizes=(4, 3, 2), entries=3, spares=1, recoverers=1, writer_changes=1),
+        pytest.param(
+            Case(sizes=(4, 3, 2), entries=3, spares=1, recoverers=1, writer_changes=1),
+            marks=pytest.mark.night,
+        ),
     ],
     ids=str,
 )
@@ -92,7 +102,7 @@ def test_crashes_that_take_all_copies_along_are_not_forgotten() -> None:
         Forgetting(Case(sizes=(3, 3, 2), entries=1, crashes=2))
 
 
-@pytest.mark.parametrize("case", SMALL[:5], ids=str)
+@pytest.mark.parametrize("case", QUICK_AND_NIGHT[:5], ids=str)
 def test_the_premises_hold_in_every_state(case: Case) -> None:
     """Not only in those that are left."""
 

@@ -9,7 +9,6 @@ QUICK = (
     "a fenced ledger takes adds",
     "recovery reads do not fence",
     "recovery closes before its write-backs are stored",
-    "unknown counts as fenced",
     "confirmed at one ack fewer than Qa",
     "acks stay with the seat",
     "pending entries are not sent to a new member",

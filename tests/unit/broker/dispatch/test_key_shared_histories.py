@@ -185,7 +185,9 @@ def finish(it: Judge, policy: KeySharedPolicy) -> None:
     assert not waiting, f"stuck: {waiting[:5]}; {it.machine.explain(it.now)}"
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize(
+    "block", [*range(3), *(pytest.param(block, marks=pytest.mark.night) for block in range(3, 8))]
+)
 def test_random_histories(block: int) -> None:
     blocked = replays = joins = 0
     for seed in range(block * 50, block * 50 + 50):

@@ -139,9 +139,13 @@ def partitioned_topic(tenant: str, namespace: str, domain: str, name: str) -> st
     return f"{partitioned_topics(tenant, namespace, domain)}/{quoted(name)}"
 
 
+def schemas_folder(tenant: str, namespace: str) -> str:
+    return f"{SCHEMAS}/{quoted(tenant)}/{quoted(namespace)}"
+
+
 def schema(tenant: str, namespace: str, topic: str) -> str:
     """`topic` without the number of a partition."""
-    return f"{SCHEMAS}/{quoted(tenant)}/{quoted(namespace)}/{quoted(topic)}"
+    return f"{schemas_folder(tenant, namespace)}/{quoted(topic)}"
 
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.~-]*").fullmatch

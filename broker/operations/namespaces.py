@@ -272,13 +272,17 @@ async def _touch_tenant(broker: Broker, tenant: str) -> None:
 
 
 async def _forget_topics(broker: Broker, name: NamespaceName) -> None:
-    """Policies of topics that are left in a deleted namespace: a new one must not find them."""
-    folder = paths.topic_policies_folder(name.tenant, name.namespace)
-    for child in await broker.metadata.children(folder):
-        with suppress(BadVersion, NoNode, NotEmpty):
-            found = await broker.metadata.get(f"{folder}/{child}")
-            if found is not None:
-                await broker.metadata.delete(f"{folder}/{child}", expected=found.version)
+    """Policies and schemas of topics that are left in a deleted namespace: a new one must not find
+    them."""
+    for folder in (
+        paths.topic_policies_folder(name.tenant, name.namespace),
+        paths.schemas_folder(name.tenant, name.namespace),
+    ):
+        for child in await broker.metadata.children(folder):
+            with suppress(BadVersion, NoNode, NotEmpty):
+                found = await broker.metadata.get(f"{folder}/{child}")
+                if found is not None:
+                    await broker.metadata.delete(f"{folder}/{child}", expected=found.version)
 
 
 # ---- records -------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from magnetar.broker.operations.schema_model import (
     Version,
 )
 from magnetar.broker.schemas import key_value
-from magnetar.broker.schemas.schema import AVRO_TYPES, Schema, SchemaType, parse
+from magnetar.broker.schemas.registry import parsed
+from magnetar.broker.schemas.schema import AVRO_TYPES, Schema, SchemaType
 from magnetar.metadata.policies import SchemaCompatibility
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ async def list_schemas(broker: Broker, name: TopicName) -> StoredSchemas:
 async def upload_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Version:
     """Raises InvalidSchema, IncompatibleSchema, TooManySchemas."""
     compatibility = await _compatibility(broker, name)
-    return Version(version=await broker.schemas.put(name, parsed(body), compatibility))
+    return Version(version=await broker.schemas.put(name, await parsed_body(body), compatibility))
 
 
 async def delete_schema(broker: Broker, name: TopicName, *, force: bool) -> Version:
@@ -51,7 +52,7 @@ async def delete_schema(broker: Broker, name: TopicName, *, force: bool) -> Vers
 async def check_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Compatibility:
     """Raises InvalidSchema."""
     compatibility = await _compatibility(broker, name)
-    schema = parsed(body)
+    schema = await parsed_body(body)
     try:
         await broker.schemas.check(name, schema, compatibility)
     except IncompatibleSchema:
@@ -61,10 +62,10 @@ async def check_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Com
 
 async def version_of_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Version:
     """Raises InvalidSchema, NoSchema."""
-    return Version(version=await broker.schemas.version_of(name, parsed(body)))
+    return Version(version=await broker.schemas.version_of(name, await parsed_body(body)))
 
 
-def parsed(body: SchemaBody) -> Schema:
+async def parsed_body(body: SchemaBody) -> Schema:
     """Raises InvalidSchema, InvalidArgument."""
     if body.type not in SchemaType.__members__:
         raise InvalidArgument("type", body.type, f"one of {', '.join(SchemaType.__members__)}")
@@ -75,7 +76,7 @@ def parsed(body: SchemaBody) -> Schema:
         raise InvalidArgument("schema", body.definition, "text of Unicode characters") from None
     if kind is SchemaType.KEY_VALUE:
         data = _joined(data)
-    return parse(kind, data, body.type.title(), body.properties)
+    return await parsed(kind, data, body.type.title(), body.properties)
 
 
 async def _compatibility(broker: Broker, name: TopicName) -> SchemaCompatibility:

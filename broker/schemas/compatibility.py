@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from magnetar.broker.errors import IncompatibleSchema
@@ -12,6 +12,9 @@ from magnetar.metadata.policies import SchemaCompatibility
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+_parsed: Final = lru_cache(maxsize=4)(avro.parse)
+"""FULL compares two schemas in both directions. A large one takes some 5 MB in its parsed form."""
 
 T = TypeVar("T")
 _Strategy = SchemaCompatibility
@@ -76,7 +79,7 @@ def _reader_of(kind: SchemaType) -> Callable[[Schema, Schema], str]:
 
 def _avro(reader: Schema, writer: Schema, *, is_json: bool) -> str:
     try:
-        return avro.unreadable(avro.parse(reader.data), avro.parse(writer.data))
+        return avro.unreadable(_parsed(reader.data), _parsed(writer.data))
     except avro.NotAvro:
         if is_json:  # one of them is a JSON schema of an old client: Pulsar accepts it
             return ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.errors import IncompatibleSchema, NoSchema, TooManySchemas
 from magnetar.broker.schemas.compatibility import for_consumer, require_compatible, to_compare
-from magnetar.broker.schemas.schema import Schema, of_version
+from magnetar.broker.schemas.schema import Schema, of_version, parse
 from magnetar.metadata import codec, paths
 from magnetar.metadata.errors import Contended
 from magnetar.metadata.model import SchemaRecord, SchemaVersion
@@ -25,7 +25,7 @@ from magnetar.metadata.node import VALUE_BYTES_MAX
 from magnetar.metadata.store import DELETE, KEEP, Verdict, update
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from magnetar.metadata.policies import EffectivePolicies, SchemaCompatibility
     from magnetar.metadata.store import Change, MetadataStore, Versioned
@@ -40,6 +40,9 @@ RECORD_BYTES_MAX: Final = VALUE_BYTES_MAX - 1_024
 
 LOST_RACES_MAX: Final = 20
 """Versions that others added while one was compared, before the registry gives up."""
+
+INLINE_BYTES_MAX: Final = 4 << 10
+"""Larger definitions are parsed and compared in a thread: 4 KiB take some 5 ms, 128 KiB 300 ms."""
 
 METADATA_TIMEOUT_S: Final = 10.0
 """For one change, while the metadata store does not answer."""
@@ -177,6 +180,13 @@ class SchemaRegistry:
         return await update(self._store, _path(topic), change, deadline=deadline)
 
 
+async def parsed(kind: int, data: bytes, name: str, properties: Mapping[str, str]) -> Schema:
+    """See `schema.parse`."""
+    if len(data) <= INLINE_BYTES_MAX:
+        return parse(kind, data, name, properties)
+    return await asyncio.to_thread(parse, kind, data, name, properties)
+
+
 async def admit_producer(
     registry: SchemaRegistry, topic: TopicName, schema: Schema | None, rules: SchemaRules
 ) -> int | None:
@@ -229,8 +239,12 @@ async def _require_compatible(
 ) -> None:
     """One comparison in each step of the loop."""
     for each in to_compare(versions, compatibility):
-        require_compatible(schema, of_version(each), compatibility)
-        await asyncio.sleep(0)
+        earlier = of_version(each)
+        if max(len(schema.data), len(earlier.data)) <= INLINE_BYTES_MAX:
+            require_compatible(schema, earlier, compatibility)
+            await asyncio.sleep(0)
+        else:
+            await asyncio.to_thread(require_compatible, schema, earlier, compatibility)
 
 
 def _live(record: SchemaRecord) -> Sequence[SchemaVersion]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from magnetar.broker.dispatch.key_shared_policy import HashRange, KeySharedMode, KeySharedPolicy
 from magnetar.broker.errors import NotAllowed
 from magnetar.broker.log.position import Position
-from magnetar.broker.schemas.schema import parse as parse_schema
+from magnetar.broker.schemas.registry import parsed
 from magnetar.broker.topic.contract import (
     AccessMode,
     ClientInfo,
@@ -101,7 +101,7 @@ def _key_shared(meta: pb.KeySharedMeta) -> KeySharedPolicy:
     )
 
 
-def schema(
+async def schema(
     body: pb.CommandProducer | pb.CommandSubscribe | pb.CommandGetOrCreateSchema,
 ) -> Schema | None:
     """None: bytes, or whatever the topic has. Raises InvalidSchema."""
@@ -109,7 +109,7 @@ def schema(
         return None
     found = body.schema
     properties = {item.key: item.value for item in found.properties}
-    return parse_schema(found.type, found.schema_data, found.name, properties)
+    return await parsed(found.type, found.schema_data, found.name, properties)
 
 
 def _require_short(what: str, name: str) -> None:

@@ -39,7 +39,7 @@ async def get_or_create_schema(context: Context, body: pb.CommandGetOrCreateSche
     """Apache's Java client asks for the version of a schema of bytes too (its dead-letter producer
     does before each message), and expects an empty version."""
     name = request.topic_name(body.topic)
-    schema = request.schema(body)
+    schema = await request.schema(body)
     topic = await context.broker.topic(name, create=False)
     version = None
     if schema is not None:

@@ -77,6 +77,17 @@ async def test_key_value_schemas_are_one_json_object() -> None:
 
 
 @pytest.mark.real_loop
+async def test_a_new_namespace_finds_no_schema_of_a_deleted_one() -> None:
+    path = "schemas/public/other/t"
+    async with running_broker(ClusterState()) as broker, admin_of(broker, "/admin/v2") as admin:
+        await admin.put("namespaces/public/other")
+        assert (await admin.post(f"{path}/schema", json=avro())).json() == {"version": 0}
+        assert (await admin.delete("namespaces/public/other")).status_code == 204
+        await admin.put("namespaces/public/other")
+        assert (await admin.get(f"{path}/schema/0")).status_code == 404
+
+
+@pytest.mark.real_loop
 async def test_bad_bodies_are_refused_by_name() -> None:
     bodies: list[tuple[dict[str, Any], int, str]] = [
         ({"type": "AVRO", "schema": "{}"}, 422, "no AVRO schema"),

@@ -134,3 +134,11 @@ def test_a_long_chain_of_records_does_not_overflow_the_stack() -> None:
     last = field("l", "R3000")
     reader = parsed(record(field("x", chain, default={"a": 1}), last))
     assert "too many steps" in avro.unreadable(reader, parsed(record(field("y", chain), last)))
+
+
+def test_large_unions_do_not_take_a_comparison_of_each_pair() -> None:
+    many = [record(A, name=f"R{number}") for number in range(1_000)]
+    assert avro.unreadable(parsed(many), parsed(many)) == ""
+    others = [record(A, name=f"S{number}", aliases=["R0"]) for number in range(1_000)]
+    problem = avro.unreadable(parsed(others), parsed(["null", *many][1:]))
+    assert problem, "it is refused within COMPARISONS_MAX steps"

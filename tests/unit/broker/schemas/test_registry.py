@@ -124,6 +124,7 @@ async def test_forced_deletion_begins_again() -> None:
     assert await registry.put(TOPIC, schema("b"), Strategy.FULL) == 0
 
 
+@pytest.mark.real_loop  # large definitions are compared in a thread
 async def test_the_record_has_a_limit_that_is_named() -> None:
     registry = registry_in(ClusterState())
     large = [schema(f"f{number}", size=120_000) for number in range(9)]

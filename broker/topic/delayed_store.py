@@ -51,7 +51,7 @@ READ_BYTES_MAX: Final = 4 << 20
 """Of a delayed ledger at once: 250 segments of 1,024 entries."""
 
 WRITE_SEGMENTS_MAX: Final = 32
-"""Segments in flight: about 400 KB. They are encoded in one step, which takes 10 ms."""
+"""Segments in flight: about 400 KB."""
 
 LEDGERS_MAX: Final = 4
 """Of one topic. Each owner begins one of its own; at this number the live segments are written into
@@ -310,9 +310,12 @@ class DelayedStore:
         appender = self._appender
         assert appender is not None
         batch = [(run, self._queue[run]) for run in list(self._queue)[:WRITE_SEGMENTS_MAX]]
-        payloads = [encode_segment(name, run.left()) for run, name in batch]
-        if appender.failure is None:
-            appender.append_nowait([[payload] for payload in payloads])
+        payloads = []
+        for run, name in batch:
+            payloads.append(encode_segment(name, run.left()))
+            if appender.failure is None:
+                appender.append_nowait([[payloads[-1]]])
+            await asyncio.sleep(0)  # a segment takes a millisecond
         while appender.failure is None and appender.confirmed < appender.appended:
             self._progress.clear()
             await self._progress.wait()

@@ -214,6 +214,21 @@ class JobFailed(SparkError):
     definite = False
 
 
+class NothingToReplay(SparkError):
+    """There is no Parquet file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} has no Parquet files")
+        self.path = path
+
+
+class PlotMissing(SparkError):
+    """Matplotlib, which draws pictures, is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("a picture needs matplotlib: pip install 'magnetar[demo]'")
+
+
 class TargetNotEmpty(SparkError):
     """The target directory is not empty."""
 

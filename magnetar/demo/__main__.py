@@ -27,13 +27,15 @@ from rich.table import Table
 import magnetar
 from magnetar.demo.delays import Delays, delays_in_file, delays_in_topic
 from magnetar.demo.flights import FlightsMissing, load_flights, messages
+from magnetar.demo.hours import create_namespace, draw, hours_in_file, stream_delays
 from magnetar.demo.traffic import CONSUMERS, TOPIC, Traffic
 from magnetar.local_process import LocalProcess, ProcessFailed, standalone
-from magnetar.spark.errors import JavaMissing, SparkMissing
-from magnetar.spark.session import end_java, fork_plainly
+from magnetar.spark.errors import JavaMissing, PlotMissing, SparkMissing
+from magnetar.spark.session import end_java, fork_plainly, spark_session
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
 
 FAILED: Final = 1
 NO_JAVA: Final = 3
@@ -60,11 +62,14 @@ def main(
     flights: Annotated[
         int | None, typer.Option(min=1, help="publish only this many flights, spread over the year")
     ] = None,
+    picture: Annotated[
+        Path, typer.Option(help="file for the picture of delays by hour and carrier (PNG)")
+    ] = Path("delays-by-hour.png"),
 ) -> None:
     """Publish a year of flights, kill the server half-way, and check the topic with Spark."""
     fork_plainly()
     try:
-        status = run(flights)
+        status = run(flights, picture)
     except (FlightsMissing, ProcessFailed, TrafficFailed, magnetar.PulsarException) as error:
         console.print(f"[bold red]{type(error).__name__}[/]: {error}", highlight=False)
         status = FAILED
@@ -74,7 +79,7 @@ def main(
     raise typer.Exit(status)
 
 
-def run(limit: int | None) -> int:
+def run(limit: int | None, picture: Path) -> int:
     """Run the demo and return the exit status. Raises FlightsMissing, ProcessFailed,
     TrafficFailed."""
     # The server is started again while the client works. gRPC would warn about the fork, which is
@@ -91,7 +96,9 @@ def run(limit: int | None) -> int:
         complete = work_off(server, table)
         console.print("Spark reads the topic …")
         try:
-            count, ours = delays_in_topic(service_url(server), TOPIC)
+            spark = spark_session(
+                "magnetar demo", master="local[2]", spark_sql_shuffle_partitions="2"
+            )
         except (JavaMissing, SparkMissing) as missing:
             console.print(f"[bold yellow]no Spark[/]: {missing}", highlight=False)
             console.print(
@@ -101,6 +108,11 @@ def run(limit: int | None) -> int:
                 else "A step before Spark's failed (see above)."
             )
             return NO_JAVA if complete else FAILED
+        try:
+            count, ours = delays_in_topic(spark, service_url(server), TOPIC)
+            streamed = _stream(spark, server, Path(folder), table, picture)
+        finally:
+            spark.stop()
     theirs = delays_in_file(table)
     agree = show(ours, theirs)
     console.print(
@@ -108,7 +120,40 @@ def run(limit: int | None) -> int:
         " after the kill; they are counted once."
     )
     console.print(f"{time.monotonic() - began_s:.0f} s")
-    return 0 if agree and complete else FAILED
+    return 0 if agree and complete and streamed else FAILED
+
+
+def _stream(
+    spark: SparkSession, server: LocalProcess, folder: Path, table: pa.Table, picture: Path
+) -> bool:
+    """Group the flights by carrier and hour as a stream, into a topic; archive the flights; draw.
+
+    Returns whether the results equal the file's, and both topic and archive hold each message once.
+    """
+    from magnetar.spark.pipelines.incremental import archive_new
+
+    create_namespace(f"http://127.0.0.1:{server.ports['http']}")
+    found = stream_delays(spark, service_url(server), TOPIC, folder)
+    equal = found.hours == hours_in_file(table)
+    console.print(
+        f"The streaming query wrote {found.rows:,} results by carrier and hour in"
+        f" {found.batches} batches; the topic has {found.messages:,} messages."
+        f" Equal to the file: {'yes' if equal else 'NO'}"
+    )
+    archived = archive_new(
+        spark, service_url=service_url(server), topics=[TOPIC], path=folder / "archive"
+    )
+    same = all(part.equal for part in archived.compared)
+    console.print(
+        f"The Parquet archive has {archived.new:,} messages. Equal to the topic:"
+        f" {'yes' if same else 'NO'}"
+    )
+    try:
+        draw(found.hours, picture)
+        console.print(f"picture: {picture.absolute()}")
+    except PlotMissing as missing:
+        console.print(f"[bold yellow]no picture[/]: {missing}", highlight=False)
+    return equal and found.rows == found.messages and same
 
 
 def service_url(server: LocalProcess) -> str:
@@ -116,12 +161,13 @@ def service_url(server: LocalProcess) -> str:
 
 
 def work_off(server: LocalProcess, table: pa.Table) -> bool:
-    """Publish and consume all flights, with a kill half-way. Returns whether no flight is missing.
+    """Publish and consume all flights, with a kill half-way. Returns whether no flight is missing
+    and each carrier's flights were processed in order.
 
     Raises ProcessFailed, TrafficFailed.
     """
     with magnetar.Client(service_url(server)) as client:
-        traffic = Traffic(client, len(table))
+        traffic = Traffic(client, table["carrier"].to_pylist())
         with Progress(
             TextColumn("{task.description:>12}"),
             BarColumn(),
@@ -140,12 +186,17 @@ def work_off(server: LocalProcess, table: pa.Table) -> bool:
             raise TrafficFailed(repr(traffic.failure)) from traffic.failure
         shares = ", ".join(f"{share:,}" for share in traffic.by_consumer)
         console.print(
-            f"The {CONSUMERS} consumers of a Shared subscription acknowledged {shares} messages;"
-            f" {traffic.duplicates:,} of them were redelivered"
+            f"The {CONSUMERS} consumers of a Key_Shared subscription acknowledged {shares}"
+            f" messages; {traffic.duplicates:,} of them were redelivered"
+        )
+        in_order = not traffic.order.violations
+        console.print(
+            f"flights of {len(traffic.order.by_carrier)} carriers processed out of their carrier's"
+            f" order: {traffic.order.violations}"
         )
         left = traffic.left_over()
         console.print(f"flights never acknowledged: {len(traffic.missing)}; left over: {left}")
-        return not traffic.missing and not left
+        return in_order and not traffic.missing and not left
 
 
 def _watch(traffic: Traffic, server: LocalProcess, progress: Progress) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,36 +40,32 @@ def delays_in_file(flights: pa.Table) -> dict[str, Delays]:
     }
 
 
-def delays_in_topic(service_url: str, topic: str) -> tuple[int, dict[str, Delays]]:
+def delays_in_topic(
+    spark: SparkSession, service_url: str, topic: str
+) -> tuple[int, dict[str, Delays]]:
     """The number of messages, and the delays by carrier with each flight counted once.
 
     A producer that lost its server sends every unacknowledged message again, although the topic has
-    some of them already. Raises JavaMissing, SparkMissing, and errors of Spark.
+    some of them already. Raises errors of Spark.
     """
-    from magnetar.spark.session import spark_session
-
-    spark = spark_session("magnetar demo", master="local[2]")
     from pyspark.sql import functions as F
 
     def messages(schema: str) -> DataFrame:
         reader = spark.read.format("magnetar").schema(schema)
         return reader.option("service.url", service_url).option("topic", topic).load()
 
-    try:
-        value = F.from_json(F.col("value").cast("string"), "carrier string, dep_delay bigint")
-        row = F.col("__messageProperties")["row"].cast("int")
-        flights = (
-            messages("value binary, __messageProperties map<string,string>")
-            .select(row.alias("row"), value.alias("flight"))
-            .select("row", "flight.carrier", "flight.dep_delay")
-        )
-        found = (
-            flights.dropDuplicates(["row"])
-            .groupBy("carrier")
-            .agg(F.count("*"), F.count("dep_delay"), F.coalesce(F.sum("dep_delay"), F.lit(0)))
-            .collect()
-        )
-        count = messages("__index bigint").count()
-        return count, {carrier: Delays(*numbers) for carrier, *numbers in found}
-    finally:
-        spark.stop()
+    value = F.from_json(F.col("value").cast("string"), "carrier string, dep_delay bigint")
+    row = F.col("__messageProperties")["row"].cast("int")
+    flights = (
+        messages("value binary, __messageProperties map<string,string>")
+        .select(row.alias("row"), value.alias("flight"))
+        .select("row", "flight.carrier", "flight.dep_delay")
+    )
+    found = (
+        flights.dropDuplicates(["row"])
+        .groupBy("carrier")
+        .agg(F.count("*"), F.count("dep_delay"), F.coalesce(F.sum("dep_delay"), F.lit(0)))
+        .collect()
+    )
+    count = messages("__index bigint").count()
+    return count, {carrier: Delays(*numbers) for carrier, *numbers in found}

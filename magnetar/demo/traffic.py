@@ -1,4 +1,8 @@
-"""A producer, three consumers of a Shared subscription, and their counts.
+"""A producer, three consumers of a Key_Shared subscription, and their counts.
+
+The key is the carrier: all flights of a carrier go to one consumer at a time, in their order. After
+a kill of the server, flights can be delivered again. `Order` checks that each carrier's flights are
+processed in order, apart from those that were processed before.
 
 Each of them has a thread and uses the client as any program does. One lock guards all counts; the
 main thread reads them to show the progress.
@@ -7,13 +11,14 @@ main thread reads them to show the progress.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import magnetar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from magnetar.demo.flights import FlightMessage
 
@@ -27,11 +32,43 @@ POLL_MS: Final = 200  # an idle consumer looks for the end of the demo this ofte
 LEFT_OVER_MS: Final = 2_000
 
 
-class Traffic:
-    """Publishes and consumes `total` flights, also while the server is killed and restarted."""
+class Order:
+    """A machine: whether each carrier's flights are processed in their order.
 
-    def __init__(self, client: magnetar.Client, total: int) -> None:
+    The next flight of a carrier that is processed for the first time must be the next one in the
+    order of the rows.
+    """
+
+    def __init__(self, carriers: Sequence[str]) -> None:
+        """`carriers`: of each flight, by row."""
+        self._carriers = carriers
+        self._following: dict[str, deque[int]] = {}  # rows that were not processed, by carrier
+        for row, carrier in enumerate(carriers):
+            self._following.setdefault(carrier, deque()).append(row)
+        self.violations = 0
+        self.by_carrier: dict[str, set[int]] = {carrier: set() for carrier in self._following}
+
+    def on_first_processed(self, row: int, consumer: int) -> None:
+        """A consumer has processed a flight that was not processed before."""
+        carrier = self._carriers[row]
+        self.by_carrier[carrier].add(consumer)
+        following = self._following[carrier]
+        if following[0] == row:
+            following.popleft()
+        else:
+            self.violations += 1
+            following.remove(row)
+
+
+class Traffic:
+    """Publishes and consumes flights, also while the server is killed and restarted."""
+
+    def __init__(self, client: magnetar.Client, carriers: Sequence[str]) -> None:
+        """`carriers`: of each flight, by row."""
+        total = len(carriers)
         self._client = client
+        self.order = Order(carriers)
+        self._processed = bytearray(total)  # 1: a consumer has processed the row
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._last_tenth = threading.Event()  # set: the producer may publish it
@@ -64,7 +101,7 @@ class Traffic:
             consumer = self._client.subscribe(
                 TOPIC,
                 SUBSCRIPTION,
-                consumer_type=magnetar.ConsumerType.Shared,
+                consumer_type=magnetar.ConsumerType.KeyShared,
                 consumer_name=f"desk-{number + 1}",
                 initial_position=magnetar.InitialPosition.Earliest,
             )
@@ -87,7 +124,7 @@ class Traffic:
         """The number of messages that a new consumer of the subscription gets. It is 0 if no
         acknowledgement was lost."""
         consumer = self._client.subscribe(
-            TOPIC, SUBSCRIPTION, consumer_type=magnetar.ConsumerType.Shared
+            TOPIC, SUBSCRIPTION, consumer_type=magnetar.ConsumerType.KeyShared
         )
         found = 0
         try:
@@ -105,6 +142,8 @@ class Traffic:
             block_if_queue_full=True,
             max_pending_messages=PENDING_MAX,
             send_timeout_millis=0,  # wait for a restarted server without a limit
+            batching_type=magnetar.BatchingType.KeyBased,  # an entry goes to one consumer
+            batching_max_publish_delay_ms=20,
         )
         for number, flight in enumerate(flights):
             if number * 10 >= self.total * 9:
@@ -134,9 +173,18 @@ class Traffic:
                 message = consumer.receive(POLL_MS)
             except magnetar.Timeout:
                 continue
+            row = int(message.properties()["row"])
+            self._on_processed(row, number)
             consumer.acknowledge(message)
-            self._on_acknowledged(int(message.properties()["row"]), number)
+            self._on_acknowledged(row, number)
         consumer.close()
+
+    def _on_processed(self, row: int, number: int) -> None:
+        """Before the acknowledgement, which lets the key go to another consumer."""
+        with self._lock:
+            if not self._processed[row]:
+                self._processed[row] = 1
+                self.order.on_first_processed(row, number)
 
     def _on_acknowledged(self, row: int, number: int) -> None:
         with self._lock:

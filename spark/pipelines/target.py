@@ -69,6 +69,25 @@ def staged(path: Path) -> Iterator[Path]:
         os.close(held)
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Create the directory of an incremental archive, and hold its lock.
+
+    Raises TargetBusy if another run holds it, TargetForeign if the directory holds something else.
+    """
+    if path.is_dir():
+        names = {child.name for child in path.iterdir()}
+        if names and "_checkpoint" not in names:
+            raise TargetForeign(path, "it is not empty, and not an incremental archive")
+    (path / "_checkpoint").mkdir(parents=True, exist_ok=True)
+    held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(held, path, path)
+        yield
+    finally:
+        os.close(held)
+
+
 def put_in_place(new: Path, path: Path) -> None:
     """Sync `new`, then replace `path` with it. Call it inside of `staged`."""
     for folder, _, names in os.walk(new, topdown=False):

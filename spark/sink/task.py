@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from magnetar.client.asyncio import Client
 from magnetar.client.environment import Environment
-from magnetar.client.errors import ProducerBusy, PulsarException
+from magnetar.client.errors import ProducerBusy, PulsarException, is_retriable
 from magnetar.client.options import ClientOptions, ProducerOptions
 from magnetar.client.producing.hashing import java_string_hash
 from magnetar.client.producing.publisher import Publisher
@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from magnetar.spark.sink.options import WriteOptions
     from magnetar.spark.sink.policies import Policies
 
+T = TypeVar("T")
+
 YIELD_ROWS: Final = 500  # rows between two turns of the loop: some milliseconds
-BUSY_DELAY_S: Final = 0.2  # between two attempts to take the name of a producer that is connected
+RETRY_DELAY_S: Final = 0.2  # between two attempts to reach a broker or to take a producer's name
 UNLIMITED: Final = 1 << 62
 
 
@@ -122,12 +124,28 @@ class TaskWriter:
 
     async def _look_up(self, target: Target) -> None:
         """Learn how many partitions the topic has. A partition is a target of its own."""
-        try:
-            names = await self._client.get_topic_partitions(target.topic)
-        except PulsarException as error:
-            raise WriteRefused(target.topic, _reason(error)) from error
+        names = await self._insist(
+            target.topic, lambda: self._client.get_topic_partitions(target.topic)
+        )
         alone = names == [target.topic]
         self._partitions[target.topic] = [] if alone else [Target(name) for name in names]
+
+    async def _insist(self, topic: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat an attempt while brokers restart, or while an earlier attempt of this task is
+        connected: the broker takes one producer of a name at a time. Raises WriteStalled,
+        WriteRefused."""
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        while True:
+            try:
+                return await attempt()
+            except PulsarException as error:
+                if not (isinstance(error, ProducerBusy) or is_retriable(error)):
+                    raise WriteRefused(topic, _reason(error)) from error
+                waited_s = loop.time() - began_at
+                if waited_s >= self._options.send_timeout_s:
+                    raise WriteStalled(topic, waited_s, _reason(error)) from error
+            await asyncio.sleep(RETRY_DELAY_S)
 
     async def _submit(self, entry: Entry) -> None:
         """Send an entry when there is room for it, unless it is stored already."""
@@ -163,23 +181,8 @@ class TaskWriter:
             raise self._failure
 
     async def _open(self, target: Target) -> _Send:
-        """Attach a producer. With dedup, wait while an earlier attempt of this task is connected:
-        the broker takes one producer of a name at a time."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._options.send_timeout_s
-        while True:
-            try:
-                send = _Send(await self._publisher(target))
-                await self._client.opened(send.publisher)
-                break
-            except ProducerBusy as error:
-                if loop.time() >= give_up_at:
-                    raise WriteStalled(
-                        target.topic, self._options.send_timeout_s, _reason(error)
-                    ) from error
-                await asyncio.sleep(BUSY_DELAY_S)
-            except PulsarException as error:
-                raise WriteRefused(target.topic, _reason(error)) from error
+        """Attach a producer, and learn what an earlier attempt has stored."""
+        send = _Send(await self._insist(target.topic, lambda: self._attached(target)))
         if self._identity is not None:
             policies = await self._policies(target.topic)
             if not policies.deduplication:
@@ -189,7 +192,7 @@ class TaskWriter:
         self._sends[target] = send
         return send
 
-    async def _publisher(self, target: Target) -> Publisher:
+    async def _attached(self, target: Target) -> Publisher:
         name = None if self._identity is None else self._identity.producer_name
         publisher = await self._client.publisher(
             ProducerOptions(
@@ -203,6 +206,7 @@ class TaskWriter:
         )
         assert isinstance(publisher, Publisher), "a partition has no partitions"
         publisher.producer = _Unlimited()
+        await self._client.opened(publisher)
         return publisher
 
     def _on_outcome(

@@ -22,9 +22,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 
-def demo(flights: int, **environment: str) -> subprocess.CompletedProcess[str]:
+def demo(flights: int, picture: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "magnetar.demo", "--flights", str(flights)],
+        [
+            sys.executable,
+            "-m",
+            "magnetar.demo",
+            "--flights",
+            str(flights),
+            "--picture",
+            str(picture),
+        ],
         capture_output=True,
         text=True,
         timeout=250,
@@ -34,21 +42,28 @@ def demo(flights: int, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.spark
-def test_a_slice_of_the_year() -> None:
+def test_a_slice_of_the_year(tmp_path: Path) -> None:
     try:
         require_java()
     except JavaMissing as missing:
         pytest.skip(str(missing))
-    done = demo(6_000)
+    picture = tmp_path / "delays.png"
+    done = demo(6_000, picture)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kill -9" in done.stdout
     assert "flights never acknowledged: 0; left over: 0" in done.stdout
+    assert re.search("of 1[0-9] carriers processed out of their carrier's order: 0", done.stdout)
     assert re.search(r"│ UA .* yes │", done.stdout)
     assert "NO" not in done.stdout
+    assert "Equal to the file: yes" in done.stdout
+    assert re.search(
+        r"The Parquet archive has [0-9,]+ messages. Equal to the topic: yes", done.stdout
+    )
+    assert picture.exists() or "no picture" in done.stdout
 
 
 def test_without_java_all_but_spark_is_done(tmp_path: Path) -> None:
-    done = demo(3_000, PATH=str(tmp_path), JAVA_HOME="")
+    done = demo(3_000, tmp_path / "delays.png", PATH=str(tmp_path), JAVA_HOME="")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "kill -9" in done.stdout
     assert "flights never acknowledged: 0; left over: 0" in done.stdout

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -19,11 +20,10 @@ from magnetar.spark.session import spark_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 BORN_MS = 1_356_998_400_000  # 2013-01-01
 KEPT = {
@@ -300,3 +300,104 @@ def test_dedup_is_refused_where_the_broker_does_not_deduplicate(
     with pytest.raises(Exception, match=f"{topic}: .*needs deduplication, which is off"):
         query.awaitTermination(120)
     assert not (tmp_path / "checkpoint" / "commits" / "0").exists()
+
+
+# -- Pipelines ---------------------------------------------------------------------------------
+
+
+def publish(client: magnetar.Client, topic: str, count: int, *, first: int = 0) -> None:
+    producer = client.create_producer(topic, block_if_queue_full=True)
+    for number in range(first, first + count):
+        producer.send_async(
+            b"value %d" % number,
+            lambda result, _: None,
+            properties={"row": str(number)},
+            partition_key=f"k{number % 7}",
+            event_timestamp=BORN_MS + number,
+        )
+    producer.flush()
+    producer.close()
+
+
+def test_an_archive_is_replayed_and_compacted_and_counted(
+    spark: SparkSession, url: str, client: magnetar.Client, topic: str, exact: str, tmp_path: Path
+) -> None:
+    from magnetar.spark.pipelines.archive import PartitionBy, archive
+    from magnetar.spark.pipelines.compact import compact
+    from magnetar.spark.pipelines.replay import replay
+    from magnetar.spark.pipelines.stats import picture, statistics
+
+    publish(client, topic, 700)
+    producer = client.create_producer(topic)
+    producer.send(None, partition_key="k3")  # deletes the key
+    producer.send(b"no key")
+    path = tmp_path / "archive"
+    archive(spark, service_url=url, topic=topic, path=path, partition_by=PartitionBy.KEY)
+    for _ in range(2):  # the second run stores nothing
+        done = replay(spark, service_url=url, path=path, topic=exact)
+        assert (done.rows, done.files) == (702, 8)
+    kept = ("value", "__key", "__eventTime", "__messageProperties")
+    theirs, ours = read(spark, url, topic), read(spark, url, exact)
+    assert sorted(str([row[name] for name in kept]) for row in ours) == sorted(
+        str([row[name] for name in kept]) for row in theirs
+    )
+    of_key = [row["__messageProperties"].get("row") for row in ours if row["__key"] == b"k5"]
+    assert of_key == [str(number) for number in range(700) if number % 7 == 5]
+    into = f"{exact}-compacted"
+    for _ in range(2):
+        compacted = compact(spark, service_url=url, topic=exact, into=into)
+        numbers = (compacted.messages, compacted.without_key, compacted.keys, compacted.deleted)
+        assert numbers == (702, 1, 7, 1)
+    newest = {bytes(row["__key"]).decode(): bytes(row["value"]) for row in read(spark, url, into)}
+    last = {f"k{number % 7}": b"value %d" % number for number in range(700) if number % 7 != 3}
+    assert newest == last
+    found = statistics(spark, service_url=url, topics=[topic, into])
+    by_topic = {one.topic: (one.messages, one.bytes) for one in found.topics}
+    assert by_topic[topic] == (702, sum(len(row["value"] or b"") for row in theirs))
+    assert by_topic[into][0] == 6
+    assert found.keys_count == {topic: 7, into: 6}
+    assert [(one.key, one.messages) for one in found.keys[:2]] == [("k3", 101), ("k0", 100)]
+    assert sum(count for _, count in found.over_time[topic]) == 702
+    pytest.importorskip("matplotlib")
+    picture(found, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_incremental_archive_holds_each_message_of_its_topics_once(
+    spark: SparkSession, url: str, client: magnetar.Client, topic: str, tmp_path: Path
+) -> None:
+    from magnetar.spark.errors import TargetForeign
+    from magnetar.spark.pipelines.incremental import archive_new
+
+    topics = [topic, f"{topic}-other"]
+    path = tmp_path / "archive"
+    for round_ in range(2):
+        publish(client, topics[0], 100, first=100 * round_)
+        publish(client, topics[1], 50, first=50 * round_)
+        done = archive_new(spark, service_url=url, topics=topics, path=path)
+        assert done.new == 150
+        assert all(part.equal for part in done.compared)
+        assert sum(part.in_archive for part in done.compared) == 150 * (round_ + 1)
+    # A run that was killed after its files were written and before Spark noted the batch.
+    for left in (path / "_checkpoint" / "commits").iterdir():
+        if left.name.strip(".").startswith("1") or left.name == "1":
+            left.unlink()
+    done = archive_new(spark, service_url=url, topics=topics, path=path)
+    assert done.new == 0
+    assert [part.in_archive for part in done.compared] == [200, 100]
+    assert all(part.equal for part in done.compared)
+    (tmp_path / "file").touch()
+    with pytest.raises(TargetForeign, match="not an incremental archive"):
+        archive_new(spark, service_url=url, topics=topics, path=tmp_path)
+
+
+def test_the_example_of_the_guide(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "spark-sink.md").read_text()
+    program = guide.partition("```python\n")[2].partition("```")[0]
+    program = program.replace("grpc://localhost:6660", url)
+    exec(program.replace("./checkpoints", str(tmp_path)), {})
+    found = read(spark, url, "persistent://public/exact/delays")
+    assert [json.loads(row["value"]) for row in found] == [
+        {"CARRIER": "UA", "DELAY": 4},
+        {"CARRIER": "UA", "DELAY": 7},
+    ]

@@ -99,6 +99,14 @@ async def wait_stored(it: World) -> None:
         await asyncio.sleep(0.01)
 
 
+async def write_and_end(it: World, numbers: Iterable[int]) -> None:
+    """End a task when something is stored, before it can end by itself."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(it.write(numbers, until=asyncio.Event()))
+        await wait_stored(it)
+        task.cancel()
+
+
 async def test_a_task_that_is_repeated_stores_nothing_twice() -> None:
     async with world() as it:
         first = await it.write(range(3_500))
@@ -114,11 +122,9 @@ async def test_a_task_that_is_repeated_stores_nothing_twice() -> None:
 async def test_a_task_that_was_ended_is_finished_by_the_next_attempt() -> None:
     async with world() as it:
         for _ in range(3):
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.15):
-                    await it.write(range(9_000), until=asyncio.Event())
+            await write_and_end(it, range(9_000))
         task = await it.write(range(12_000))
-        assert task.skipped >= 1_000
+        assert task.skipped
         assert await it.stored() == list(range(12_000))
 
 
@@ -150,9 +156,7 @@ async def test_a_twin_that_never_ends_is_named() -> None:
 
 async def test_other_rows_in_a_repeated_batch_are_refused() -> None:
     async with world() as it:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await it.write(range(5_000), until=asyncio.Event())
+        await write_and_end(it, range(5_000))
         count = len(await it.stored())
         assert count
         with pytest.raises(RowsChanged, match="'spark/q/0', batch 0"):

@@ -1,0 +1,80 @@
+"""Writes the newest message of each key of a topic into another topic.
+
+A key whose newest message has no value, or an empty one, is left out: this is how a key is deleted.
+So are messages without a key. The messages keep their keys, properties and event times, and their
+order within a task.
+
+The job ends with the messages that exist at its start. With the guarantee dedup, the job's id is
+made of the topics and of that end. So a job that was killed goes on, if no message was published
+meanwhile; otherwise it begins again, and the newest message of a key is still the last one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from magnetar.spark.pipelines.reading import (
+    TASKS,
+    ends,
+    job_id,
+    messages,
+    own_session,
+    up_to,
+    write,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+KEPT: Final = ("value", "__key", "__eventTime", "__messageProperties")
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The report."""
+
+    messages: int  # of the topic
+    without_key: int
+    keys: int
+    deleted: int  # keys whose newest message has no value
+    job: str
+
+    @property
+    def written(self) -> int:
+        return self.keys - self.deleted
+
+
+def compact(
+    spark: SparkSession, *, service_url: str, topic: str, into: str, guarantee: str = "dedup"
+) -> Compacted:
+    """Write the newest messages into the topic `into`. Raises Spark's exceptions, which wrap the
+    errors of source and sink."""
+    spark = own_session(spark)
+    last = ends(spark, service_url, [topic])
+    job = job_id("compact", topic, into, *sorted(last.items()))
+    if not last:
+        return Compacted(0, 0, 0, 0, job)
+    source = up_to(messages(spark, service_url, [topic]), last)
+    newest = newest_of(source).cache()
+    try:
+        counts = source.agg(F.count("*"), F.count(F.lit(1)) - F.count("__key")).first()
+        assert counts is not None
+        keys = newest.count()
+        live = newest.where("length(value) > 0")
+        kept = live.count()
+        placed = live.repartition(TASKS, "__key").sortWithinPartitions("__partition", "__index")
+        write(placed.select(*KEPT), service_url, into, guarantee=guarantee, job=job)
+    finally:
+        newest.unpersist()
+    return Compacted(counts[0], counts[1], keys, keys - kept, job)
+
+
+def newest_of(source: DataFrame) -> DataFrame:
+    """The newest message of each key. A key has one partition, in which indexes rise."""
+    row = F.struct(*source.columns)
+    order = F.struct("__publishTime", "__index")
+    newest = F.max_by(row, order).alias("row")
+    return source.where("__key is not null").groupBy("__key").agg(newest).select("row.*")

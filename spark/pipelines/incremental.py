@@ -1,0 +1,105 @@
+"""Archives several topics to Parquet, each run only what is new, each message exactly once.
+
+    <path>/topic=<tenant%2F...>/date=<publish date>/part-*.parquet
+    <path>/_checkpoint     how far each topic is archived
+    <path>/_spark_metadata which files belong to the archive
+
+A run reads the topics as a stream up to their present end, and stops. Spark's file sink lists the
+files of a batch before the batch counts as done. So a run that was killed leaves files that the
+list does not name, and the next run repeats the batch. Read the archive with Spark, which obeys the
+list. One run at a time writes to an archive (flock).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F
+
+from magnetar.spark.pipelines.archive import Compared, compare
+from magnetar.spark.pipelines.reading import messages, own_session, run_to_end
+from magnetar.spark.pipelines.target import locked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+BYTES_PER_BATCH: Final = 512 << 20
+POLL_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """The report of one run."""
+
+    new: int  # messages that this run archived
+    compared: list[Compared]  # by topic: all that is archived
+
+
+def archive_new(
+    spark: SparkSession,
+    *,
+    service_url: str,
+    topics: Sequence[str],
+    path: Path,
+    bytes_per_batch: int = BYTES_PER_BATCH,
+) -> Archived:
+    """Archive what was published since the last run, and compare the archive with the topics.
+
+    Raises TargetBusy, OSError, and Spark's exceptions, which wrap the source's errors.
+    """
+    spark = own_session(spark)
+    with locked(path):
+        before = _count(spark, path)
+        stream = spark.readStream.format("magnetar").option("service.url", service_url)
+        stream = stream.option("topics", ",".join(topics)).option("startingOffsets", "earliest")
+        rows = stream.option("maxBytesPerTrigger", str(bytes_per_batch)).load()
+        writer = (
+            _placed(rows)
+            .writeStream.format("parquet")
+            .partitionBy("topic", "date")
+            .option("path", str(path))
+            .option("checkpointLocation", str(path / "_checkpoint"))
+            .trigger(availableNow=True)
+        )
+        run_to_end(writer.start)
+        return Archived(_count(spark, path) - before, _compare(spark, service_url, topics, path))
+
+
+def _placed(rows: DataFrame) -> DataFrame:
+    return rows.withColumns({"topic": F.col("__topic"), "date": F.to_date("__publishTime")})
+
+
+def _archive(spark: SparkSession, path: Path) -> DataFrame | None:
+    """The archive; None: there is none yet."""
+    if not (path / "_spark_metadata").exists():
+        return None
+    return spark.read.parquet(str(path))
+
+
+def _count(spark: SparkSession, path: Path) -> int:
+    found = _archive(spark, path)
+    return 0 if found is None else found.count()
+
+
+def _compare(
+    spark: SparkSession, service_url: str, topics: Sequence[str], path: Path
+) -> list[Compared]:
+    """Compare what is archived with the same messages of the topics.
+
+    Messages that a topic no longer has are not compared, nor those published after the run.
+    """
+    archived = _archive(spark, path)
+    if archived is None:
+        return []
+    stored = messages(spark, service_url, topics)
+    parts = ["__topic", "__partition"]
+    last = archived.groupBy(*parts).agg(F.max("__index").alias("last"))
+    first = stored.groupBy(*parts).agg(F.min("__index").alias("first"))
+    columns = stored.columns
+    theirs = archived.join(first, parts).where("__index >= first").select(*columns)
+    ours = stored.join(last, parts).where("__index <= last").select(*columns)
+    return compare(ours, theirs, ["__topic"])

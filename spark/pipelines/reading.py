@@ -1,0 +1,106 @@
+"""What the pipelines have in common: a session with fixed settings, and frames of topics."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Final
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+START_ATTEMPTS: Final = 5
+WORKER_LATE: Final = "Python worker failed to connect back"  # Spark waits 10 s for it
+
+TASKS: Final = 4
+"""Tasks that write. Fixed: a job that is run again must divide its rows in the same way."""
+
+_SETTINGS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    # All Parquet readers support it; Spark's default is INT96.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Otherwise the division of rows would depend on sizes and on the number of cores.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": str(TASKS),
+    "spark.sql.files.minPartitionNum": str(TASKS),
+}
+
+
+def own_session(spark: SparkSession) -> SparkSession:
+    """Return another session of the same Spark, with the settings that the pipelines need."""
+    ours = spark.newSession()
+    for name, value in _SETTINGS.items():
+        ours.conf.set(name, value)
+    return ours
+
+
+def messages(
+    spark: SparkSession, service_url: str, topics: Sequence[str], schema: str | None = None
+) -> DataFrame:
+    """Return the messages that are in the topics when Spark plans the frame."""
+    reader = spark.read.format("magnetar").option("service.url", service_url)
+    reader = reader.option("topics", ",".join(topics))
+    return (reader if schema is None else reader.schema(schema)).load()
+
+
+def ends(
+    spark: SparkSession, service_url: str, topics: Sequence[str]
+) -> dict[tuple[str, int], int]:
+    """Return the index of the last message of each topic and partition, by (topic, partition).
+
+    An empty topic is left out.
+    """
+    columns = "__topic string, __partition int, __index bigint"
+    found = messages(spark, service_url, topics, columns).groupBy("__topic", "__partition")
+    return {(row[0], row[1]): row[2] for row in found.agg(F.max("__index")).collect()}
+
+
+def up_to(frame: DataFrame, ends: dict[tuple[str, int], int]) -> DataFrame:
+    """Return the messages up to these ends. So a frame that Spark plans again has the same rows."""
+    kept: Column = F.lit(False)
+    for (topic, _), last in ends.items():
+        kept = kept | ((F.col("__topic") == topic) & (F.col("__index") <= last))
+    return frame.where(kept)
+
+
+def key_column() -> Column:
+    """Return the key as text, or in base64 if it is not UTF-8. Null: no key."""
+    return F.expr("if(is_valid_utf8(cast(__key as string)), cast(__key as string), base64(__key))")
+
+
+def job_id(job: str, *parts: object) -> str:
+    """Return an id of a job, the same for the same parts."""
+    digest = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+    return f"{job}-{digest[:24]}"
+
+
+def run_to_end(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """Run a query that ends by itself. Raises Spark's exceptions.
+
+    On a busy machine, the Python process of a streaming source can miss Spark's fixed limit for its
+    start. The query's checkpoint makes it safe to begin again.
+    """
+    attempt = 1
+    while True:
+        query = start()
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            if attempt == START_ATTEMPTS or WORKER_LATE not in str(error):
+                raise
+            attempt += 1
+        else:
+            return query
+
+
+def write(frame: DataFrame, service_url: str, topic: str, *, guarantee: str, job: str) -> None:
+    """Write messages to a topic. With the guarantee dedup, a job that is run again under the same
+    id goes on where it was."""
+    writer = frame.write.format("magnetar").mode("append").option("service.url", service_url)
+    writer = writer.option("topic", topic).option("deliveryGuarantee", guarantee)
+    (writer.option("jobId", job) if guarantee == "dedup" else writer).save()

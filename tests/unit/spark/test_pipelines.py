@@ -1,0 +1,71 @@
+"""What the pipelines decide without Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from magnetar.demo.delays import Delays
+from magnetar.demo.hours import draw, hours_in_file
+from magnetar.spark.errors import TargetBusy, TargetForeign
+from magnetar.spark.pipelines.reading import job_id
+from magnetar.spark.pipelines.replay import parquet_files
+from magnetar.spark.pipelines.stats import Counted, Statistics, picture
+from magnetar.spark.pipelines.target import locked
+from magnetar.spark.sink.options import JOB_ID
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_files_that_spark_reads_are_found_in_order(tmp_path: Path) -> None:
+    for name in ("b.parquet", "a=1/c.parquet", "_temporary/d.parquet", ".e.parquet", "f.csv"):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"12")
+    assert parquet_files(tmp_path) == [("a=1/c.parquet", 2), ("b.parquet", 2)]
+    assert parquet_files(tmp_path / "b.parquet") == [("b.parquet", 2)]
+    assert parquet_files(tmp_path / "absent") == []
+
+
+def test_a_job_id_depends_on_all_parts_and_is_accepted_by_the_sink() -> None:
+    one = job_id("replay", "t", "a 1")
+    assert one == job_id("replay", "t", "a 1") != job_id("replay", "t", "a 2")
+    assert JOB_ID.fullmatch(one)
+
+
+def test_one_run_at_a_time_writes_to_an_incremental_archive(tmp_path: Path) -> None:
+    path = tmp_path / "archive"
+    with locked(path), pytest.raises(TargetBusy, match="another run"), locked(path):
+        pass
+    with locked(path):
+        pass
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with (
+        pytest.raises(TargetForeign, match="not an incremental archive"),
+        locked(tmp_path / "other"),
+    ):
+        pass
+
+
+def test_pictures_are_png_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    counted = [Counted("t", key, 3, 10, moment, moment) for key in ("a", "é")]
+    found = Statistics(counted[:1], counted, {"t": 2}, {"t": [(0.0, 1), (60.0, 2)]})
+    picture(found, tmp_path / "one.png")
+    draw({("UA", 5): Delays(3, 2, 9), ("AA", 23): Delays(1, 0, 0)}, tmp_path / "two.png")
+    for name in ("one.png", "two.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_hours_of_the_file_are_counted_by_carrier() -> None:
+    import pyarrow as pa
+
+    table = pa.table(
+        {"carrier": ["UA", "UA", "AA"], "hour": [5, 5, 6], "dep_delay": [3, None, None]}
+    )
+    assert hours_in_file(table) == {("UA", 5): Delays(2, 1, 3), ("AA", 6): Delays(1, 0, 0)}

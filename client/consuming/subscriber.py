@@ -594,6 +594,9 @@ class Subscriber:
         if discards:
             self._acks.acknowledge(key, -1, 0)
         else:
+            if self._unacked is not None:
+                self._unacked.add(key, self._loop.time())
+                self._arm()
             reason = f"message ({key[0]},{key[1]}) cannot be decrypted: {error.reason}"
             self._queue.put_error(CryptoError(reason, topic=self.topic))
 

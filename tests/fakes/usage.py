@@ -363,6 +363,25 @@ def table_view(place: Place) -> None:
         }
 
 
+class Reading(magnetar.schema.Record):
+    station = magnetar.schema.String()
+    degrees = magnetar.schema.Integer()
+
+
+def schemas(place: Place) -> None:
+    schema = magnetar.schema.JsonSchema(Reading)
+    consumer = place.client.subscribe(place.topic, "s", schema=schema, initial_position=EARLIEST)
+    with place.client.create_producer(place.topic, schema=schema) as producer:
+        reading: Any = Reading(station="north", degrees=7)
+        producer.send(reading)
+    message = consumer.receive(RECEIVE_MS)
+    assert (message.value().station, message.value().degrees) == ("north", 7)
+    assert message.schema_version()
+    consumer.close()
+    with pytest.raises(magnetar.IncompatibleSchema):
+        place.client.create_producer(place.topic, schema=magnetar.schema.StringSchema())
+
+
 def survive_a_restart(place: Place, *, kill: Callable[[], None], start: Callable[[], None]) -> None:
     producer = place.client.create_producer(
         place.topic, send_timeout_millis=0, block_if_queue_full=True
@@ -415,4 +434,5 @@ USES = [
     parts_of_a_batch,
     patterns_and_lists,
     table_view,
+    schemas,
 ]

@@ -1,4 +1,4 @@
-"""A Spark aggregation over a topic of JSON messages: revenue by customer.
+"""A Spark aggregation over a topic of JSON messages: revenue by customer, as a batch and a stream.
 
     PYSPARK_PYTHON=$(which python) python examples/spark_aggregation.py
 
@@ -13,7 +13,7 @@ import os
 # PySpark forks to start Java; gRPC must not interfere. Set before either is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import magnetar
@@ -31,24 +31,35 @@ def publish() -> None:
         producer.flush()
 
 
+def revenue(topic: DataFrame) -> DataFrame:
+    sales = topic.select("value.*")
+    return sales.groupBy("customer").agg(
+        F.count("*").alias("sales"), F.sum("price").alias("revenue")
+    )
+
+
 def main() -> None:
     publish()
     spark = SparkSession.builder.master("local[2]").appName("sales").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    topic = (
-        spark.read.format("magnetar")
-        .option("service.url", SERVICE_URL)
-        .option("topic", TOPIC)
-        .load()
-    )
-    sales = topic.select(
-        F.from_json(F.col("value").cast("string"), "customer string, price int").alias("sale")
-    ).select("sale.*")
-    revenue = sales.groupBy("customer").agg(
-        F.count("*").alias("sales"), F.sum("price").alias("revenue")
-    )
-    for row in revenue.orderBy("customer").collect():
+    options = {
+        "service.url": SERVICE_URL,
+        "topic": TOPIC,
+        "startingOffsets": "earliest",
+        "valueFormat": "json",
+        "valueSchema": "customer string, price int",
+    }
+    topic = spark.read.format("magnetar").options(**options).load()
+    for row in revenue(topic).orderBy("customer").collect():
         print(row.customer, row.sales, row.revenue)
+
+    # The same as a stream. The trigger ends it when everything is read; without a trigger it would
+    # follow the topic.
+    stream = spark.readStream.format("magnetar").options(**options, maxRowsPerTrigger="600").load()
+    query = revenue(stream).writeStream.format("memory").outputMode("complete")
+    query.queryName("revenue").trigger(availableNow=True).start().awaitTermination()
+    for row in spark.table("revenue").orderBy("customer").collect():
+        print("stream:", row.customer, row.sales, row.revenue)
     spark.stop()
 
 

@@ -109,7 +109,8 @@ def test_spark_aggregation_counts_every_message(environment: dict[str, str]) -> 
     expected = [
         [number for number in range(1_000) if number % 3 == customer] for customer in range(3)
     ]
-    assert lines == [
+    revenue = [
         f"c-{customer} {len(sales)} {sum(number % 10 for number in sales)}"
         for customer, sales in enumerate(expected)
     ]
+    assert lines == [*revenue, *(f"stream: {line}" for line in revenue)]

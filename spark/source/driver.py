@@ -60,6 +60,7 @@ class StreamDriver:
         self._frozen = False
         self._query = now_ms, query
         self._held: dict[str, Place] = {}
+        self._reached: dict[str, Place] = {}  # the ends of the last batch
 
     def initial(self) -> dict[str, Any]:
         """The offsets before the first batch."""
@@ -85,6 +86,7 @@ class StreamDriver:
         else:
             self._hold(offsets.places)
             self._poll(offsets.places)
+            self._add_unknown(offsets.places)
             begins = self._begins_now(offsets.places)
             if begins:
                 self._hold(begins)
@@ -94,13 +96,21 @@ class StreamDriver:
             if state is not None and (topic in begins or topic in offsets.places)
         }
         ends = self._ends(starts, rows_max, bytes_max)
+        self._reached = ends
         if not begins and ends == offsets.places:
             return start
         return Offsets(ends, begins).to_json()
 
     def report(self) -> dict[str, Any] | None:
-        """The ends of the topics as far as they are known. None: nothing is known."""
-        ends = {it: state.latest for it, state in _existing(self._states).items()}
+        """The ends of the topics as far as they are known. None: nothing is known.
+
+        Rows and bytes behind are the differences to the end of a batch.
+        """
+        ends = {
+            topic: state.end_from(self._reached[topic])
+            for topic, state in _existing(self._states).items()
+            if topic in self._reached
+        }
         return Offsets(ends).to_json() if ends else None
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> list[Task]:
@@ -166,6 +176,13 @@ class StreamDriver:
                 asked = self._options.asked
                 raise ReadStalled(asked, self._polled.age_s, str(error)) from error
             log.warning("a poll failed, the query goes on: %s", error)
+
+    def _add_unknown(self, places: Mapping[str, Place]) -> None:
+        """Ask for topics of the checkpoint that `freeze` did not find: deleted ones, perhaps."""
+        unknown = {it: place.ledger for it, place in places.items() if it not in self._states}
+        if unknown:
+            self._states |= self._view.states(unknown)
+            self._from |= unknown
 
     def _ask_states(self, asks: Mapping[str, int], *, once: bool = False) -> None:
         self._states = self._view.states(asks, once=once)

@@ -214,6 +214,35 @@ def test_available_now_ends_where_the_topics_ended(
     assert query.indexes() == {short(topic): (10, 20), f"{short(topic)}-later": (0, 10)}
 
 
+def test_a_topic_that_was_deleted_before_available_now_is_a_loss(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, f"{topic}-a", 2)
+    publish(client, f"{topic}-b", 2)
+    query = Query(service, topicsPattern=f"{short(topic)}-.", startingOffsets="earliest")
+    query.plan(rows_max=2)
+    deleted = f"{topic}-b"
+    service.call(owner(service, deleted).delete_topic(TopicName.parse(deleted), force=True))
+    query.restart()
+    query.driver.freeze()
+    with pytest.raises(DataLost, match=f"{short(topic)}-b: the topic was deleted"):
+        query.plan()
+
+
+def test_the_report_says_how_far_the_query_is_behind(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 20)
+    query = Query(service, topic=topic, startingOffsets="earliest")
+    assert query.driver.report() is None
+    query.plan(rows_max=5)
+    report, at = parse_offsets(query.driver.report() or {}), parse_offsets(query.at)
+    assert report is not None
+    assert at is not None
+    assert report.places[topic].index - at.places[topic].index == 15
+    assert 15 * 20 < report.places[topic].bytes - at.places[topic].bytes < 15 * 200
+
+
 def test_new_partitions_and_topics_are_read_from_their_first_message(
     service: Service, client: magnetar.Client, topic: str
 ) -> None:

@@ -189,5 +189,6 @@ def test_a_running_query_reads_new_topics_decodes_and_fails_by_name(
     publish(client, f"{topic}-b", b'{"id":3}')
     truncate(service, f"{topic}-b")
     again = begin(writer)
-    with pytest.raises(StreamingQueryException, match=f"{topic}-b: messages 1 to 1 were deleted"):
+    # From message 0 on if the stop came before the commit of the last batch.
+    with pytest.raises(StreamingQueryException, match=f"{topic}-b: messages [01] to 1 were del"):
         again.awaitTermination(WAIT_S)

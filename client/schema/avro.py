@@ -62,6 +62,10 @@ class AvroSchema(Schema):
             raise ValueError(f"the value does not fit the Avro schema: {error}") from error
         return buffer.getvalue()
 
+    def encode_dict(self, d: Any) -> Any:
+        """Return the dict as the Avro library takes it: enums by name, records as dicts."""
+        return structure.plain(d)
+
     def decode(self, data: bytes) -> Any:
         return self._decoded(data, self._parsed)
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.broker.errors import ProducerFenced
+from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.outstanding import Appended, Outstanding
 from magnetar.broker.topic.contract import ClientInfo, ProducerRequest
 from magnetar.broker.topic.meter import Meter
@@ -97,6 +98,7 @@ class World:
 
     def __init__(self, names: Sequence[str], stages: Sequence[Scripted]) -> None:
         self.outstanding = Outstanding(next_index=0)
+        self.budget = PublishBudget()
         self.appended: list[tuple[str, int]] = []
         self.entry = 0
         self.holding: dict[ProducerHandle, None] = {}
@@ -277,6 +279,7 @@ def test_what_a_producer_held_at_its_end_has_an_outcome() -> None:
     assert held.known
     assert waiting not in world.holding
     assert world.appended == [("a", 0), ("c", 0)]
+    assert world.budget.held == 0
 
 
 # ---- the stages that every topic has -------------------------------------------------------------

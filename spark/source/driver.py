@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from magnetar.protos.names import TopicName
 from magnetar.spark.admission import rows_of_bytes, share
-from magnetar.spark.errors import DataLost, ReadStalled
+from magnetar.spark.errors import DataLost, ReadRefused, ReadStalled
 from magnetar.spark.offsets import Offsets, Place, parse_offsets, symbolic
 from magnetar.spark.source.options import MessagePlace
-from magnetar.spark.source.range_client import BrokerLost
+from magnetar.spark.source.range_client import BrokerLost, BrokerRefused
 from magnetar.spark.source.tasks import tasks_between
 from magnetar.spark.source.topic_view import Clock, TopicView
 
@@ -176,6 +176,8 @@ class StreamDriver:
                 asked = self._options.asked
                 raise ReadStalled(asked, self._polled.age_s, str(error)) from error
             log.warning("a poll failed, the query goes on: %s", error)
+        except BrokerRefused as error:
+            raise ReadRefused(self._options.asked, -1, -1, str(error)) from error
 
     def _add_unknown(self, places: Mapping[str, Place]) -> None:
         """Ask for topics of the checkpoint that `freeze` did not find: deleted ones, perhaps."""
@@ -246,7 +248,10 @@ class StreamDriver:
         )
 
     def _hold(self, places: Mapping[str, Place]) -> None:
-        """Move the subscription. A failure of a broker is logged: the next call repeats it."""
+        """Move the subscription. A failure of a broker is logged: the next call repeats it.
+
+        A topic that was deleted is noticed as a loss. Raises QueryFenced.
+        """
         if not self._options.subscription:
             return
         moved = {it: place for it, place in places.items() if self._held.get(it) != place}
@@ -254,7 +259,7 @@ class StreamDriver:
             return
         try:
             self._view.hold(self._query, moved, once=True)
-        except BrokerLost as error:
+        except (BrokerLost, BrokerRefused) as error:
             log.warning("the subscription did not move, the query goes on: %s", error)
         else:
             self._held |= moved

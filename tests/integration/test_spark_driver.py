@@ -355,6 +355,26 @@ def test_a_subscription_holds_unread_messages_and_its_backlog_becomes_zero(
     assert held.backlog_entries == 0
 
 
+def test_a_query_with_a_subscription_goes_on_without_a_deleted_topic(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    for name in ("a", "b"):
+        publish(client, f"{topic}-{name}", 3)
+    query = Query(
+        service,
+        topicsPattern=f"{short(topic)}-.",
+        startingOffsets="earliest",
+        subscription="held",
+        failOnDataLoss="false",
+    )
+    query.plan()
+    deleted = f"{topic}-a"
+    service.call(owner(service, deleted).delete_topic(TopicName.parse(deleted), force=True))
+    publish(client, f"{topic}-b", 2)
+    assert query.indexes() == {f"{short(topic)}-b": (3, 5)}
+    assert query.indexes() == {}
+
+
 def test_a_newer_query_fences_the_older_one(
     service: Service, client: magnetar.Client, topic: str
 ) -> None:

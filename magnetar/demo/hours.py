@@ -1,15 +1,17 @@
 """Departure delays by carrier and hour, as a stream: from the topic, through Spark, into a topic.
 
-The query groups flights by carrier and by hour of their event time, with a watermark, and writes
-each change of a group as a message in JSON. The sink writes exactly once: the topic is in a
-namespace with deduplication. The newest message of a group is its result.
+The query groups flights by carrier and by hour of their event time. When the watermark has passed
+an hour, it writes each of its groups as one message in JSON. The sink writes exactly once: the
+topic is in a namespace with deduplication. The last hours stay open, as in every such query.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 from urllib.request import Request, urlopen
+from zoneinfo import ZoneInfo
 
 from magnetar.demo.delays import Delays
 
@@ -22,23 +24,27 @@ if TYPE_CHECKING:
 NAMESPACE: Final = "public/exact"
 TOPIC: Final = f"persistent://{NAMESPACE}/delays-by-hour"
 TIME_ZONE: Final = "America/New_York"  # of the airports
-ROWS_PER_BATCH: Final = 120_000
+BATCHES: Final = 3
 # Flights are in the order of their departure; a day's last ones may have been due on the next day.
 WATERMARK: Final = "3 days"
 ADMIN_S: Final = 30.0
 
 Hours = dict[tuple[str, int], Delays]
-"""By carrier and hour of the day."""
+"""By carrier and begin of the hour (seconds since 1970)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """What the query did."""
+    """What the topic of results holds."""
 
-    batches: int
-    rows: int  # messages that Spark wrote
-    messages: int  # messages that the topic has
+    messages: int
     hours: Hours
+
+    def equals(self, file: Hours) -> bool:
+        """Whether it holds each group once, up to its last hour, as the file has them."""
+        last = max((begin_s for _, begin_s in self.hours), default=0)
+        closed = {group: delays for group, delays in file.items() if group[1] <= last}
+        return bool(self.hours) and self.messages == len(closed) and self.hours == closed
 
 
 def create_namespace(admin_url: str) -> None:
@@ -52,9 +58,11 @@ def create_namespace(admin_url: str) -> None:
             pass
 
 
-def stream_delays(spark: SparkSession, service_url: str, topic: str, folder: Path) -> Streamed:
-    """Run the query over all messages of the topic; `folder` gets its checkpoint. Raises Spark's
-    exceptions."""
+def stream_delays(
+    spark: SparkSession, service_url: str, topic: str, folder: Path, *, messages: int
+) -> Streamed:
+    """Run the query over the messages of the topic, of which there are about so many; `folder` gets
+    its checkpoint. Raises Spark's exceptions."""
     from pyspark.sql import functions as F
 
     from magnetar.spark.pipelines.reading import run_to_end
@@ -62,7 +70,7 @@ def stream_delays(spark: SparkSession, service_url: str, topic: str, folder: Pat
     options = {"service.url": service_url, "topic": topic, "startingOffsets": "earliest"}
     stream = (
         spark.readStream.format("magnetar")
-        .options(**options, maxRowsPerTrigger=str(ROWS_PER_BATCH))
+        .options(**options, maxRowsPerTrigger=str(messages // BATCHES + 1))
         .schema("value binary, __eventTime timestamp, __messageProperties map<string,string>")
         .load()
     )
@@ -84,53 +92,54 @@ def stream_delays(spark: SparkSession, service_url: str, topic: str, folder: Pat
             F.struct("carrier", begin, "flights", "departed", "minutes").alias("value"),
         )
         .writeStream.format("magnetar")
-        .outputMode("update")
+        .outputMode("append")
         .option("service.url", service_url)
         .option("topic", TOPIC)
         .option("deliveryGuarantee", "dedup")
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
     )
-    query = run_to_end(writer.start)
-    # In the mode update, what the aggregation changes is what the sink gets.
-    changed = [
-        int(operator["numRowsUpdated"])
-        for progress in query.recentProgress
-        for operator in progress["stateOperators"]
-        if operator["operatorName"] == "stateStoreSave"
-    ]
-    messages, hours = _results(spark, service_url)
-    return Streamed(len(changed), sum(changed), messages, hours)
+    run_to_end(writer.start)
+    return _results(spark, service_url)
 
 
-def _results(spark: SparkSession, service_url: str) -> tuple[int, Hours]:
-    """Return the number of messages, and the sums of the newest message of each group."""
+def _results(spark: SparkSession, service_url: str) -> Streamed:
     from pyspark.sql import functions as F
 
     reader = spark.read.format("magnetar").option("service.url", service_url)
-    found: DataFrame = reader.option("topic", TOPIC).schema("value binary, __index bigint").load()
+    found: DataFrame = reader.option("topic", TOPIC).schema("value binary").load()
     schema = "carrier string, begin_s bigint, flights bigint, departed bigint, minutes bigint"
-    groups = found.select("__index", F.from_json(F.col("value").cast("string"), schema).alias("g"))
-    newest = groups.groupBy("g.carrier", "g.begin_s").agg(F.max_by("g", "__index").alias("g"))
-    local = F.from_utc_timestamp(F.timestamp_seconds("g.begin_s"), TIME_ZONE)
-    sums = newest.groupBy("g.carrier", F.hour(local)).agg(
-        F.sum("g.flights"), F.sum("g.departed"), F.sum("g.minutes")
-    )
-    hours = {(row[0], row[1]): Delays(*row[2:]) for row in sums.collect()}
-    return found.count(), hours
+    groups = found.select(F.from_json(F.col("value").cast("string"), schema).alias("g"))
+    rows = groups.select("g.*").collect()
+    return Streamed(len(rows), {(row[0], row[1]): Delays(*row[2:]) for row in rows})
 
 
 def hours_in_file(flights: pa.Table) -> Hours:
     """By carrier and scheduled hour, directly from the table."""
-    grouped = flights.group_by(["carrier", "hour"]).aggregate(
+    grouped = flights.group_by(["carrier", "time_hour"]).aggregate(
         [([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum")]
     )
     return {
-        (row["carrier"], row["hour"]): Delays(
+        (row["carrier"], int(datetime.fromisoformat(row["time_hour"]).timestamp())): Delays(
             row["count_all"], row["dep_delay_count"], row["dep_delay_sum"] or 0
         )
         for row in grouped.to_pylist()
     }
+
+
+def by_hour_of_day(hours: Hours) -> Hours:
+    """Sum up by carrier and hour of the day, 0 to 23, at the airports."""
+    zone = ZoneInfo(TIME_ZONE)
+    sums: Hours = {}
+    for (carrier, begin_s), delays in hours.items():
+        place = carrier, datetime.fromtimestamp(begin_s, zone).hour
+        before = sums.get(place, Delays(0, 0, 0))
+        sums[place] = Delays(
+            before.flights + delays.flights,
+            before.departed + delays.departed,
+            before.minutes + delays.minutes,
+        )
+    return sums
 
 
 def draw(hours: Hours, path: Path) -> None:
@@ -141,6 +150,7 @@ def draw(hours: Hours, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    hours = by_hour_of_day(hours)
     carriers = sorted({carrier for carrier, _ in hours})
     days = range(24)
     means = [

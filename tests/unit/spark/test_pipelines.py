@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from magnetar.demo.delays import Delays
-from magnetar.demo.hours import draw, hours_in_file
+from magnetar.demo.hours import Streamed, by_hour_of_day, draw, hours_in_file
 from magnetar.spark.errors import TargetBusy, TargetForeign
 from magnetar.spark.pipelines.reading import job_id
 from magnetar.spark.pipelines.replay import parquet_files
@@ -62,10 +63,17 @@ def test_pictures_are_png_files(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_hours_of_the_file_are_counted_by_carrier() -> None:
-    import pyarrow as pa
-
+def test_results_are_compared_up_to_the_last_hour_that_is_closed() -> None:
+    times = ["2013-01-01T10:00:00Z", "2013-01-01T10:00:00Z", "2013-07-01T10:00:00Z"]
     table = pa.table(
-        {"carrier": ["UA", "UA", "AA"], "hour": [5, 5, 6], "dep_delay": [3, None, None]}
+        {"carrier": ["UA", "UA", "AA"], "time_hour": times, "dep_delay": [3, None, None]}
     )
-    assert hours_in_file(table) == {("UA", 5): Delays(2, 1, 3), ("AA", 6): Delays(1, 0, 0)}
+    first, second = 1_357_034_400, 1_372_672_800
+    file = hours_in_file(table)
+    assert file == {("UA", first): Delays(2, 1, 3), ("AA", second): Delays(1, 0, 0)}
+    assert by_hour_of_day(file) == {("UA", 5): Delays(2, 1, 3), ("AA", 6): Delays(1, 0, 0)}
+    closed = {("UA", first): Delays(2, 1, 3)}
+    assert Streamed(1, closed).equals(file)
+    assert not Streamed(2, closed).equals(file)  # a result is there twice
+    assert not Streamed(0, {}).equals(file)
+    assert not Streamed(1, {("AA", second): Delays(1, 0, 0)}).equals(file)

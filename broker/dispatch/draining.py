@@ -7,96 +7,164 @@ entry of the slot. So the entries of a key are unacknowledged at one consumer at
 The dispatcher registers the pending entries of the slots that moved. It reports each entry that is
 no longer pending. While nothing drains, this holds nothing, and the dispatcher does not ask it.
 
+The state is integers in a dict and in two arrays with an element for each slot, 3 MB for 65,535
+hashes. The arrays exist while something drains. An object for each hash would take 8 MB, and the
+time to make them would stop the other keys when a consumer joins.
+
 Invariants (`check`):
     1. `references` is the number of pending entries of the slot at the draining consumer, above 0.
+    2. The counts by consumer are those of its slots.
 """
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.dispatch.sticky_hash import SLOTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from magnetar.broker.dispatch.permits import Consumer
 
+_ZEROS: Final = bytes(4 * SLOTS)
+_NONE: Final = array("I")
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class DrainingHash:
     consumer: Consumer  # has the pending entries
     references: int
-    blocked_attempts: int = 0  # deliveries of the slot that had to wait
+    blocked_attempts: int  # deliveries of the slot that had to wait
 
 
 class DrainingHashes:
-    __slots__ = ("_by_slot", "_cleared", "blocked_attempts")
+    __slots__ = (
+        "_blocked",
+        "_cleared",
+        "_consumers",
+        "_counts",
+        "_numbers",
+        "_owners",
+        "_references",
+        "blocked_attempts",
+    )
 
     def __init__(self) -> None:
-        self._by_slot: dict[int, DrainingHash] = {}
+        self._references: dict[int, int] = {}  # by slot; no zero
+        self._blocked = self._owners = _NONE  # by slot; empty while nothing drains
+        self._consumers: list[Consumer] = []  # by the number in `_owners`
+        self._numbers: dict[Consumer, int] = {}
+        self._counts: dict[Consumer, int] = {}  # how many slots each drains, above 0
         self._cleared: dict[Consumer, int] = {}  # slots that have drained, by connected consumer
         self.blocked_attempts = 0  # of all slots, also those that have drained
 
     def __bool__(self) -> bool:
-        return bool(self._by_slot)
+        return bool(self._references)
 
     def __len__(self) -> int:
-        return len(self._by_slot)
+        return len(self._references)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._by_slot)
+        return iter(self._references)
 
     def get(self, slot: int) -> DrainingHash | None:
-        return self._by_slot.get(slot)
+        references = self._references.get(slot)
+        if references is None:
+            return None
+        consumer = self._consumers[self._owners[slot]]
+        return DrainingHash(consumer, references, self._blocked[slot])
 
     def of(self, consumer: Consumer) -> dict[int, DrainingHash]:
         """What drains at a consumer, by slot."""
-        return {slot: it for slot, it in self._by_slot.items() if it.consumer is consumer}
+        if consumer not in self._counts:
+            return {}
+        number = self._numbers[consumer]
+        return {
+            slot: DrainingHash(consumer, references, self._blocked[slot])
+            for slot, references in self._references.items()
+            if self._owners[slot] == number
+        }
 
     def cleared(self, consumer: Consumer) -> int:
         """Slots that have drained at the consumer since it connected."""
         return self._cleared.get(consumer, 0)
 
     def register(self, consumer: Consumer, references: Mapping[int, int]) -> None:
-        """These slots moved away from the consumer, which has so many pending entries of each."""
-        for slot, count in references.items():
-            entry = self._by_slot.get(slot)
-            if entry is None:
-                self._by_slot[slot] = DrainingHash(consumer, count)
-            else:
-                assert entry.consumer is consumer, "two consumers drain one slot"
-                assert entry.references == count, "the references are not the pending entries"
+        """These slots moved away from the consumer. So many entries of each are pending, at the
+        consumer or at the one that drains the slot already. Hot: a join registers 30,000 slots."""
+        if not references:
+            return
+        if not self._references:
+            self._blocked, self._owners = array("I", _ZEROS), array("I", _ZEROS)
+        number = self._numbers.get(consumer)
+        if number is None:
+            number = self._numbers[consumer] = len(self._consumers)
+            self._consumers.append(consumer)
+        known, owners = self._references, self._owners
+        if known and not known.keys().isdisjoint(references):
+            both = [slot for slot in references if slot in known]
+            assert all(known[slot] == references[slot] for slot in both), "not the pending entries"
+            references = {slot: n for slot, n in references.items() if slot not in known}
+        for slot in references:
+            owners[slot] = number
+        known.update(references)
+        if references:
+            self._counts[consumer] = self._counts.get(consumer, 0) + len(references)
 
     def blocks(self, slot: int, consumer: Consumer | None) -> bool:
         """Whether the consumer that has the slot now must wait. If it is the draining one again,
         the slot does not drain any more."""
-        entry = self._by_slot.get(slot)
-        if entry is None:
+        if slot not in self._references:
             return False
-        if entry.consumer is consumer:
-            del self._by_slot[slot]
+        if self._consumers[self._owners[slot]] is consumer:
+            self._end(slot)
             return False
-        entry.blocked_attempts += 1
+        self._blocked[slot] += 1
         self.blocked_attempts += 1
         return True
 
     def on_gone(self, slot: int, consumer: Consumer) -> bool:
         """One entry of the slot is no longer pending at the consumer. Returns whether it was the
         last one: deliveries of the slot may go on."""
-        entry = self._by_slot.get(slot)
-        if entry is None or entry.consumer is not consumer:
+        if slot not in self._references:
             return False
-        entry.references -= 1
-        if entry.references:
+        if self._consumers[self._owners[slot]] is not consumer:
             return False
-        del self._by_slot[slot]
+        if self._references[slot] > 1:
+            self._references[slot] -= 1
+            return False
+        self._end(slot)
         self._cleared[consumer] = self._cleared.get(consumer, 0) + 1
         return True
 
     def on_left(self, consumer: Consumer) -> list[int]:
         """The consumer has left, and nothing is pending at it. Returns the slots it drained."""
-        slots = list(self.of(consumer))
+        slots: list[int] = []
+        if consumer in self._counts:
+            number = self._numbers[consumer]
+            slots = [slot for slot in self._references if self._owners[slot] == number]
         for slot in slots:
-            del self._by_slot[slot]
+            self._end(slot)
         self._cleared.pop(consumer, None)
         return slots
+
+    def check(self) -> None:
+        """Assert the second invariant of the docstring; the dispatcher knows the first."""
+        for consumer, count in self._counts.items():
+            assert count == len(self.of(consumer)) > 0, "2"
+
+    def _end(self, slot: int) -> None:
+        """The slot drains no more. With the last one the arrays go."""
+        consumer = self._consumers[self._owners[slot]]
+        del self._references[slot]
+        self._blocked[slot] = 0
+        self._counts[consumer] -= 1
+        if not self._counts[consumer]:
+            del self._counts[consumer]
+        if not self._references:
+            self._references = {}  # the memory, too
+            self._blocked = self._owners = _NONE
+            self._consumers, self._numbers = [], {}

@@ -49,6 +49,7 @@ Invariants (see `check`):
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
@@ -100,6 +101,7 @@ class KeyShared:
         self._consumers: list[Consumer] = []
         self._selector: Selector = Ring()
         self.slots = PositionMap()  # of the pending entries
+        self._per_slot: dict[int, int] = {}  # how many of them; no zero
         self._replay = KeyedReplay()  # the waiting entries
         self._draining = DrainingHashes()
         self._unblocked: set[int] = set()  # drained slots with waiting entries, until the timer
@@ -163,6 +165,8 @@ class KeyShared:
         for ledger, entries in consumer.pending.drain().items():
             self._redeliveries.count_again(ledger, entries)
             slots = self.slots.pop_entries(ledger, entries)
+            for slot, count in Counter(slots).items():
+                self._take_off(slot, count)
             ready |= self._replay.add_all(ledger, zip(entries, slots, strict=True))
         self._returned |= ready
         if not self._consumers:
@@ -428,6 +432,9 @@ class KeyShared:
         self._selector.check()
         self._replay.check()
         self._withheld.check()
+        self._draining.check()
+        slots = Counter(at for it in self.slots.ledgers().values() for at in it.values())
+        assert slots == Counter(self._per_slot), "the pending entries by slot"
         self._chunks.check()
         places = [*self._replay, *self._in_flight, *self._due]
         assert (not self._in_flight) == (not isinstance(self._reading, Replay))
@@ -476,6 +483,7 @@ class KeyShared:
     ) -> list[Action]:
         """Deliver what passes the gates, and let the rest wait. `blocked`: slots that must wait."""
         acks, draining, withheld = self._acks, self._draining, self._withheld
+        per_slot = self._per_slot
         plain = (
             not self._redeliveries and bool(entries) and entries[0].position > acks.highest_acked
         )
@@ -519,6 +527,7 @@ class KeyShared:
             delivery.messages += messages
             consumer.pending.set(position, messages)
             self.slots.set(position, slot)
+            per_slot[slot] = per_slot.get(slot, 0) + 1
             if entry.view.chunk is not None:
                 self._on_chunk(entry, slot, consumer)
         for consumer, delivery in deliveries.items():
@@ -567,11 +576,20 @@ class KeyShared:
             return 0
         consumer.on_unacked(-messages)
         slot = self.slots.pop(position)
+        self._take_off(slot, 1)
         if self._draining and self._draining.on_gone(slot, consumer) and slot in self._replay:
             if not self._unblocked:
                 self._unblock_at = now + self._settings.unblocking_interval_s
             self._unblocked.add(slot)
         return slot
+
+    def _take_off(self, slot: int, count: int) -> None:
+        """So many entries of the slot are not pending any more."""
+        left = self._per_slot[slot] - count
+        if left:
+            self._per_slot[slot] = left
+        else:
+            del self._per_slot[slot]
 
     # ---- slots -----------------------------------------------------------------------------------
 
@@ -587,24 +605,29 @@ class KeyShared:
         return draining is not None and draining.consumer is not self._target(slot)
 
     def _on_moved(self, moved: list[Moved]) -> None:
-        """These slots have other consumers now."""
-        mask = bytearray(SLOTS)
-        for first, last, _ in moved:
-            mask[first : last + 1] = b"\1" * (last + 1 - first)
-        if not self.policy.allow_out_of_order:
-            for source in dict.fromkeys(it.source for it in moved):
-                if source is not None and source.pending:
-                    self._draining.register(source, self._astray(source, mask))
-        self._queue([slot for slot in self._replay.slots() if mask[slot]])
+        """These slots have other consumers now. However many consumers lose some, it takes one pass
+        over the slots with pending entries."""
+        numbers = {it: n for n, it in enumerate(dict.fromkeys(it.source for it in moved), 1)}
+        by_slot = array("H", bytes(2 * SLOTS))  # the number of the former consumer; 0: not moved
+        for first, last, source in moved:
+            by_slot[first : last + 1] = array("H", [numbers[source]]) * (last + 1 - first)
+        losers = [it for it in numbers if it is not None and it.pending]
+        if losers and not self.policy.allow_out_of_order:
+            counts: list[dict[int, int]] = [{} for _ in range(len(numbers) + 1)]
+            for slot in filter(by_slot.__getitem__, self._per_slot):
+                counts[by_slot[slot]][slot] = self._per_slot[slot]
+            for source in losers:
+                self._draining.register(source, self._astray(source, counts[numbers[source]]))
+        if self._replay:
+            self._queue([slot for slot in self._replay.slots() if by_slot[slot]])
 
-    def _astray(self, consumer: Consumer, mask: bytearray) -> dict[int, int]:
-        """The pending entries of the consumer in slots of the mask that it does not have any more,
-        counted by slot."""
-        counts = Counter[int]()
-        for ledger, entries in consumer.pending.ledgers().items():
-            slots = self.slots.ledgers()[ledger]
-            counts.update(filter(mask.__getitem__, map(slots.__getitem__, entries)))
-        return {slot: n for slot, n in counts.items() if self._target(slot) is not consumer}
+    def _astray(self, consumer: Consumer, counts: dict[int, int]) -> dict[int, int]:
+        """Of the pending entries of slots that moved away from the consumer, counted by slot, those
+        whose slot is not pinned: a pinned one has not moved. Another consumer may drain some of the
+        slots already."""
+        for slot in self._pins:
+            counts.pop(slot, None)
+        return counts
 
     # ---- chunks ----------------------------------------------------------------------------------
 
@@ -629,10 +652,11 @@ class KeyShared:
         pinned = set(self._unfinished.values())
         for slot in [it for it in self._pins if it not in pinned]:
             consumer = self._pins.pop(slot)
-            if consumer in self._consumers and not self.policy.allow_out_of_order:
-                mask = bytearray(SLOTS)
-                mask[slot] = 1
-                self._draining.register(consumer, self._astray(consumer, mask))
+            moved = self._selector.select(slot) is not consumer and slot in self._per_slot
+            ordered = not self.policy.allow_out_of_order
+            if moved and ordered and consumer in self._consumers:
+                counts = {slot: self._per_slot[slot]}
+                self._draining.register(consumer, self._astray(consumer, counts))
             self._queue((slot,))
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -802,8 +826,8 @@ class KeyShared:
         return reasons
 
     def pending_in(self, slot: int) -> int:
-        """Pending entries of the slot. Costs O(pending entries)."""
-        return sum(1 for it in self.slots.ledgers().values() for at in it.values() if at == slot)
+        """Pending entries of the slot."""
+        return self._per_slot.get(slot, 0)
 
     def waiting_in(self, slot: int) -> int:
         """Entries of the slot that were read and wait for their consumer."""

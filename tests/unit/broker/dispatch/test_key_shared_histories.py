@@ -204,20 +204,22 @@ class SkipsTheSendTimeGate(KeyShared):
     """Delivers what it read again without asking whether the slot drains by now."""
 
     def on_replayed(self, *args: Any) -> Any:
-        blocks = self._draining.blocks
         draining, self._draining = self._draining, _Permissive(self._draining)
         try:
             return super().on_replayed(*args)
         finally:
+            _copy(self._draining, draining)
             self._draining = draining
-            assert blocks
+
+
+def _copy(source: DrainingHashes, target: DrainingHashes) -> None:
+    for name in DrainingHashes.__slots__:
+        setattr(target, name, getattr(source, name))
 
 
 class _Permissive(DrainingHashes):
     def __init__(self, real: DrainingHashes) -> None:
-        super().__init__()
-        self._by_slot = real._by_slot
-        self._cleared = real._cleared
+        _copy(real, self)
 
     def blocks(self, slot: int, consumer: Any) -> bool:
         return False

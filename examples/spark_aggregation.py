@@ -40,7 +40,12 @@ def revenue(topic: DataFrame) -> DataFrame:
 
 def main() -> None:
     publish()
-    spark = SparkSession.builder.master("local[2]").appName("sales").getOrCreate()
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("sales")
+        .config("spark.sql.shuffle.partitions", "2")  # the default, 200, is for large clusters
+        .getOrCreate()
+    )
     spark.sparkContext.setLogLevel("ERROR")
     options = {
         "service.url": SERVICE_URL,

@@ -49,7 +49,7 @@ class BatchBuilder:
         self._bytes_wanted = bytes_max  # by the options
         self._bytes_max = bytes_max
         self._delay_s = delay_s
-        self._by_key = by_key
+        self.by_key = by_key
         self._open: dict[str | bytes | None, Batch] = {}
         self._messages = 0
         self._bytes = 0
@@ -64,7 +64,7 @@ class BatchBuilder:
             sealed = self.seal()
         if self._since is None:
             self._since = now
-        key = _key_of(message) if self._by_key else None
+        key = _key_of(message) if self.by_key else None
         batch = self._open.get(key)
         if batch is None:
             batch = self._open[key] = Batch()
@@ -103,7 +103,7 @@ class BatchBuilder:
         assert self._bytes < self._bytes_max
         for key, batch in self._open.items():
             assert len(batch.messages) == len(batch.dones)
-            assert not self._by_key or all(_key_of(m) == key for m in batch.messages)
+            assert not self.by_key or all(_key_of(m) == key for m in batch.messages)
 
 
 def _key_of(message: OutgoingMessage) -> str | bytes | None:

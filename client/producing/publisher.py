@@ -148,16 +148,14 @@ class Publisher:
         if self._failure is not None:
             self._refuse([done], message_bytes, self._failure)
             return
-        if message.sequence_id < 0:
-            message.sequence_id = self._next_sequence_id
-            self._next_sequence_id += 1
         if self._builder is None:
             if self._options.chunking_enabled and len(message.payload) > self._chunk_bytes_max:
                 self._send_in_chunks(message, done, message_bytes)
             else:
                 self._send([message], [done], message_bytes)
             return
-        if message.deliver_at_ms is not None:
+        numbered = self._builder.by_key and message.sequence_id >= 0
+        if message.deliver_at_ms is not None or numbered:
             self.seal()
             self._send([message], [done], message_bytes)
             return
@@ -178,10 +176,6 @@ class Publisher:
         if self._failure is not None:
             self._refuse(dones, message_bytes, self._failure)
             return
-        for message in messages:
-            if message.sequence_id < 0:
-                message.sequence_id = self._next_sequence_id
-                self._next_sequence_id += 1
         self._send(messages, dones, message_bytes)
 
     def seal(self) -> None:
@@ -370,6 +364,7 @@ class Publisher:
 
     def _send(self, messages: list[OutgoingMessage], dones: list[Done], message_bytes: int) -> None:
         """Encode messages as one entry, append it to the queue, and send it if attached."""
+        self._number(messages)
         try:
             parts = self._encode(messages)
         except (MessageTooBig, CryptoError) as error:
@@ -388,6 +383,14 @@ class Publisher:
             )
         )
 
+    def _number(self, messages: Sequence[OutgoingMessage]) -> None:
+        """Give sequence ids to those that have none. This happens in the order of the entries: the
+        batches of two keys must not interleave, or deduplication takes the second for stored."""
+        for message in messages:
+            if message.sequence_id < 0:
+                message.sequence_id = self._next_sequence_id
+                self._next_sequence_id += 1
+
     def _append(self, entry: PendingEntry) -> None:
         entry.sent_at = self._loop.time()
         self.counter.on_sent(entry.reserved, sum(map(len, entry.parts)))
@@ -402,6 +405,7 @@ class Publisher:
 
         If it fits after compression, it becomes one ordinary entry.
         """
+        self._number([message])
         number, due_at = (
             message.sequence_id,
             self._timeout_s and self._loop.time() + self._timeout_s,

@@ -325,6 +325,20 @@ def test_publisher_stats_are_pulsars(service: Service, client: Any, topic: str) 
     producer.close()
 
 
+def test_key_based_batches_are_all_stored_with_deduplication(service: Service, topic: str) -> None:
+    with magnetar.Client(service.grpc_url) as client:
+        client.create_producer(topic).close()
+        set_policies(service, topic, deduplication=True)
+        wait_for(lambda: stats(service, topic)["deduplicationStatus"] == "Enabled")
+        consumer = client.subscribe(topic, "s")
+        producer = client.create_producer(topic, batching_type=magnetar.BatchingType.KeyBased)
+        for number in range(60):
+            producer.send_async(b"%d" % number, None, partition_key=f"key-{number % 7}")
+        producer.flush()
+        found = {int(consumer.receive(timeout_millis=TIMEOUT_MS).data()) for _ in range(60)}
+        assert found == set(range(60))
+
+
 def test_chunks_are_counted_and_stored_with_deduplication(service: Service, topic: str) -> None:
     with connected(service, pulsar) as client:
         client.create_producer(topic).close()

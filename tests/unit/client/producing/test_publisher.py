@@ -27,6 +27,7 @@ from magnetar.client.errors import (
 from magnetar.client.message import MessageId
 from magnetar.client.options import BatchingType, CompressionType
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.entry import parse_entry
 from magnetar.protos.message import decode_messages, read_entry
 
 if TYPE_CHECKING:
@@ -125,6 +126,21 @@ async def test_key_based_batches() -> None:
         await producer.flush()
         assert contents(cluster.topic(TOPIC)) == [[b"0", b"2"], [b"1", b"3"]]
         assert told.results == [Result.Ok] * 4
+
+
+async def test_sequence_ids_of_key_based_batches_do_not_interleave() -> None:
+    """Otherwise deduplication takes the second batch for stored."""
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", batching_type=BatchingType.KeyBased)
+        for number, key in enumerate("abab"):
+            producer.send_async(b"%d" % number, None, partition_key=key)
+        producer.send_async(b"4", None, partition_key="a", sequence_id=10)
+        await producer.flush()
+        assert contents(cluster.topic(TOPIC)) == [[b"0", b"2"], [b"1", b"3"], [b"4"]]
+        entries = [parse_entry(entry) for entry in cluster.topic(TOPIC).entries.values()]
+        ids = [(entry.sequence_id, entry.highest_sequence_id) for entry in entries]
+        assert ids[:2] == [(0, 1), (2, 3)]
+        assert ids[2][0] == 10
 
 
 @pytest.mark.parametrize("compression", list(CompressionType))

@@ -36,10 +36,10 @@ def _interrupts() -> None:
 
 @pytest.fixture(autouse=True)
 def _logging() -> Iterator[None]:
-    root = logging.getLogger()
-    loggers = [root, logging.getLogger("kazoo"), logging.getLogger("py4j")]
-    handlers, levels = root.handlers[:], [logger.level for logger in loggers]
+    loggers = [logging.getLogger(name) for name in ("", "kazoo", "py4j", "magnetar.client")]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield
-    root.handlers[:] = handlers
-    for logger, level in zip(loggers, levels, strict=True):
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers[:] = handlers
         logger.setLevel(level)
+        logger.propagate = propagate

@@ -654,14 +654,6 @@ def test_names_with_unusual_letters(client: pulsar.Client) -> None:
     assert values(take(client.create_reader(topic, pulsar.MessageId.earliest), 1)) == [0]
 
 
-def test_what_is_not_served_is_refused_at_once(client: pulsar.Client, topic: str) -> None:
-    with pytest.raises(pulsar.NotAllowedError):
-        client.create_producer(topic, schema=pulsar.schema.StringSchema())
-    with pytest.raises(pulsar.NotAllowedError):
-        client.subscribe(topic, "s", schema=pulsar.schema.StringSchema())
-    client.create_producer(topic).send(b"the connection is still good")
-
-
 def test_a_topic_has_no_partitions(client: pulsar.Client, topic: str) -> None:
     assert client.get_topic_partitions(topic) == [topic]
 

@@ -297,14 +297,6 @@ async def test_a_subscription_needs_a_name(transport: str) -> None:
 
 
 NOT_SERVED: list[tuple[Any, str]] = [
-    (
-        pb.CommandGetOrCreateSchema(
-            topic="t",
-            request_id=0,
-            schema=pb.Schema(name="s", schema_data=b"", type=pb.Schema.String),
-        ),
-        "GET_OR_CREATE_SCHEMA",
-    ),
     (pb.CommandNewTxn(request_id=0), "NEW_TXN"),
     (pb.CommandTcClientConnectRequest(request_id=0, tc_id=0), "TC_CLIENT_CONNECT_REQUEST"),
 ]

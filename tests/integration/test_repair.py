@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from chaos.administration import keep_everything
 from support import skip_without_zookeeper
 
 import magnetar
@@ -228,6 +229,7 @@ async def test_a_bookie_that_dies_is_replaced_and_another_is_decommissioned(tmp_
         magnetar.asyncio.Client(cluster.service_url) as client,
         repairing(cluster),
     ):
+        await asyncio.to_thread(keep_everything, cluster)  # trimming would delete closed ledgers
         await fill(client, cluster)
         dead = await member_of(store, "bookie-2")
         traffic = Traffic(client, "live")

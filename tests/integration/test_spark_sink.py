@@ -209,6 +209,7 @@ def test_the_mode_overwrite_is_refused(spark: SparkSession, url: str, topic: str
 # -- Exactly once ------------------------------------------------------------------------------
 
 
+@pytest.mark.night
 def test_a_task_whose_worker_dies_stores_each_row_once(
     spark: SparkSession, url: str, client: magnetar.Client, exact: str
 ) -> None:

@@ -48,7 +48,7 @@ FeatureFlags: supports_auth_refresh=1? bool(0), supports_broker_entry_metadata=2
     supports_get_partitioned_metadata_without_auto_creation=5? bool(0),
     supports_repl_dedup_by_lid_and_eid=6? bool(0), supports_topic_watcher_reconcile=7? bool(0),
     supports_scalable_topics=8? bool(0), supports_tc_metadata_discovery=9? bool(0),
-    supports_drain_consumer=10001? bool(0)
+    supports_drain_consumer=10001? bool(0), supports_ordered_negative_acks=10002? bool(0)
 CommandConnected: server_version=1! string, protocol_version=2? int32, max_message_size=3? int32,
     feature_flags=4? FeatureFlags
 CommandAuthChallenge: server_version=1?, challenge=2? AuthData, protocol_version=3?
@@ -78,6 +78,8 @@ CommandWatchTopicListSuccess: request_id=1!, watcher_id=2!, topic=3* string, top
 CommandWatchTopicUpdate: watcher_id=1!, new_topics=2*, deleted_topics=3*, topics_hash=4!
 CommandWatchTopicListClose: request_id=1!, watcher_id=2!
 CommandDrainConsumer: consumer_id=1! uint64, request_id=2! uint64
+CommandNegativeAck: consumer_id=1! uint64, request_id=2! uint64, message_ids=3* MessageIdData,
+    returned=4* MessageIdData
 CommandTopicMigrated: resource_id=1! uint64, resource_type=2! enum, brokerServiceUrl=3?,
     brokerServiceUrlTls=4?
 CommandProducer: topic=1! string, producer_id=2! uint64, request_id=3!, producer_name=4? string,
@@ -100,7 +102,8 @@ CommandSubscribe: topic=1! string, subscription=2! string, subType=3! enum, cons
     schema=12? Schema, initialPosition=13? enum(0), replicate_subscription_state=14? bool,
     force_topic_creation=15? bool(1), start_message_rollback_duration_sec=16? uint64(0),
     keySharedMeta=17? KeySharedMeta, subscription_properties=18* KeyValue, consumer_epoch=19? uint64
-KeySharedMeta: keySharedMode=1! enum, hashRanges=3* IntRange, allowOutOfOrderDelivery=4? bool(0)
+KeySharedMeta: keySharedMode=1! enum, hashRanges=3* IntRange, allowOutOfOrderDelivery=4? bool(0),
+    ordered_negative_acks=10001? bool(0)
 CommandActiveConsumerChange: consumer_id=1!, is_active=2? bool
 CommandFlow: consumer_id=1!, messagePermits=2! uint32
 CommandUnsubscribe: consumer_id=1!, request_id=2!, force=3? bool
@@ -191,7 +194,7 @@ COMMANDS = """
 63 TC_CLIENT_CONNECT_RESPONSE tcClientConnectResponse | 64 WATCH_TOPIC_LIST watchTopicList
 65 WATCH_TOPIC_LIST_SUCCESS watchTopicListSuccess | 66 WATCH_TOPIC_UPDATE watchTopicUpdate
 67 WATCH_TOPIC_LIST_CLOSE watchTopicListClose | 68 TOPIC_MIGRATED topicMigrated
-10001 DRAIN_CONSUMER drainConsumer
+10001 DRAIN_CONSUMER drainConsumer | 10002 NEGATIVE_ACK negativeAck
 """
 
 ENUMS = {

@@ -64,7 +64,7 @@ class CursorFigure:
 
 
 def chain() -> Chain:
-    """A log of ledgers that nobody reads."""
+    """A log of ledgers that no consumer reads."""
     return Chain(
         [
             TopicLedger(

@@ -1,7 +1,7 @@
 """A segment of a delayed-delivery index as bytes: DELAYED_FORMAT.md. Pure.
 
 A segment says which entries of the log are delayed, and until when. An entry never changes, so a
-segment is true for ever: recovery may read it twice, or do without it.
+segment is always true: recovery may read it twice, or do without it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Theory of operation. A negatively acknowledged entry is redelivered after a dela
 later entries of its key are delivered meanwhile. A subscription may ask for more: from a negative
 acknowledgement on, the entries of the slot that are *later* than the earliest negatively
 acknowledged one are withheld. The earlier ones, and that one itself, may go: if everything else
-were withheld, an earlier entry that comes back from another consumer would wait for ever.
+were withheld, an earlier entry that comes back from another consumer would wait without end.
 
 Only an acknowledgement releases a slot. The redelivery does not, and neither does the end of the
 consumer: the entry is then still to be processed.

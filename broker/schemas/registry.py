@@ -218,7 +218,7 @@ async def admit_consumer(
     in_use: bool,
 ) -> None:
     """Check that a consumer with this schema can read the topic. On a topic that nothing was ever
-    written to and that nobody uses, the schema becomes its first one. Pulsar's rule.
+    written to and that no client uses, the schema becomes its first one. Pulsar's rule.
 
     Raises IncompatibleSchema, TooManySchemas, MetadataError.
     """

@@ -26,7 +26,7 @@ class SubscriptionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The facts of one moment. The broker's own facts are set by whoever knows the broker."""
+    """The facts of one moment. The broker's own facts are set by the caller."""
 
     state: SubscriptionState = SubscriptionState.OPEN
     dispatcher: tuple[Reason, ...] | None = None  # None: no consumer since the start or a seek

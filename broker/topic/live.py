@@ -4,8 +4,8 @@ A publish passes the stages and is delivered in the step in which it is read; th
 receipt whether any consumer got the message or not. A message that a subscription cannot deliver
 (no consumer, no permits, a connection that takes nothing more) is dropped there and counted.
 
-The topic has no record and no task. When nobody has used it for IDLE_S it calls `on_idle`, and the
-broker closes it; its durable subscriptions, which hold nothing, end with it.
+The topic has no record and no task. When no client has used it for IDLE_S it calls `on_idle`, and
+the broker closes it; its durable subscriptions, which hold nothing, end with it.
 """
 
 from __future__ import annotations

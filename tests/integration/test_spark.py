@@ -418,7 +418,7 @@ def test_ctrl_c_while_java_starts_ends_java_too(
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         try:
             # Python ignores what a signal raises in its hooks for forks: not before the exec.
-            while not (started := children_of(running.pid, b"bin/spark-submit")):
+            while not (started := children_of(running.pid)):
                 assert running.poll() is None, running.stderr
                 time.sleep(0.01)
             running.send_signal(signal.SIGINT)
@@ -431,10 +431,12 @@ def test_ctrl_c_while_java_starts_ends_java_too(
     assert not list(tmp_path.iterdir())
 
 
-def children_of(process: int, program: bytes) -> list[int]:
-    """Those that have begun to run this program."""
+def children_of(process: int) -> list[int]:
+    """Those that have begun to run Spark's script, or Java by now."""
     started = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [int(pid) for pid in started if program in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in started}
+    programs = b"bin/spark-submit", b"bin/spark-class", b"org.apache.spark"
+    return [pid for pid, command in commands.items() if any(it in command for it in programs)]
 
 
 def test_under_spark_submit_its_settings_win(spark: SparkSession, tmp_path: Path) -> None:

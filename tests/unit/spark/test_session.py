@@ -3,24 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import threading
-from typing import TYPE_CHECKING
-
-import pytest
-
-from magnetar.spark.errors import JavaMissing
-from magnetar.spark.session import end_java, environment_for, require_java
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-# What PySpark does with `preexec_fn`, in a process that has used gRPC. Each fork is aborted with a
-# chance of a thirtieth unless gRPC was told to leave forks alone.
-FORKS = """
-import contextlib
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -32,6 +14,13 @@ from magnetar.spark.session import environment_for, require_java
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# What PySpark does with `preexec_fn`, in a process that has used gRPC. Each fork is aborted with a
+# chance of a thirtieth unless gRPC was told to leave forks alone.
+FORKS = """
+import contextlib
+import subprocess
+import sys
 import {module}
 from magnetar.spark.session import fork_plainly
 assert "grpc" not in sys.modules, "it reads the variable when it is imported"
@@ -46,6 +35,27 @@ for _ in range(150):
         with contextlib.suppress(grpc.RpcError):
             channel.unary_unary("/no/server")(b"")
     assert subprocess.run(["true"], preexec_fn=lambda: None).returncode == 0
+"""
+
+# In a process of its own: `end_java` kills every Java process of its process, also one that Spark's
+# tests share.
+ENDS_A_CHILD = """
+import os
+import signal
+import threading
+from magnetar.spark.session import end_java
+reading, writing = os.pipe()
+child = os.fork()
+if child == 0:
+    os.read(reading, 1)
+    os.execvp("sleep", ["bin/spark-submit", "60"])
+ending = threading.Thread(target=end_java)
+ending.start()
+ending.join(0.1)  # without the wait it has looked, and passed over the child
+os.write(writing, b"x")
+ending.join()
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 """
 
 
@@ -65,20 +75,8 @@ def test_the_demo_can_fork() -> None:
 
 def test_a_child_that_is_ended_before_its_exec_does_not_become_java() -> None:
     """Until then its command line is that of its parent, and for a moment it has none."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.read(reading, 1)
-        os.execvp("sleep", ["bin/spark-submit", "60"])
-    ending = threading.Thread(target=end_java)
-    ending.start()
-    ending.join(0.1)  # without the wait it has looked, and passed over the child
-    os.write(writing, b"x")
-    ending.join()
-    _, status = os.waitpid(child, 0)
-    os.close(reading)
-    os.close(writing)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    done = subprocess.run([sys.executable, "-c", ENDS_A_CHILD], check=False, timeout=60)
+    assert done.returncode == 0
 
 
 def test_a_java_home_without_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
+from magnetar.client.consuming.acks import ACK_IDS_MAX
 from magnetar.client.consuming.retry import RetrySubscriber, not_enabled
 from magnetar.client.consuming.subscription import Subscription
 from magnetar.client.errors import (
@@ -90,15 +91,24 @@ class Consumer:
             size += len(message.data())
         return [self._shown(message) for message in messages]
 
-    async def acknowledge(self, message: Message | MessageId) -> None:
-        """Acknowledge a message, so that the broker does not deliver it again.
+    async def acknowledge(
+        self, message: Message | MessageId | Sequence[Message | MessageId]
+    ) -> None:
+        """Acknowledge a message, or a list of messages, so that the broker does not deliver it
+        again.
 
         The call does not wait. The client sends acknowledgements in groups within 100 ms, and sends
         them again after a reconnection if they were not confirmed. `close` waits until they are
-        durable. Raises AlreadyClosed if the consumer is closed.
+        durable. The ids of a list travel in commands of at most 1,000; if one of them cannot be
+        acknowledged, none is. Raises AlreadyClosed if the consumer is closed.
         """
         self._subscriber.check_open()
-        self._subscriber.acknowledge(acknowledgeable(message, self._subscriber))
+        if isinstance(message, (Message, MessageId)):
+            self._subscriber.acknowledge(acknowledgeable(message, self._subscriber))
+        else:
+            for ids in slices_of(message, self._subscriber):
+                acknowledge_each(self._subscriber, ids)
+                await asyncio.sleep(0)  # other tasks have their turn
         if self._hooks is not None:
             self._hooks.on_acknowledge(self, message)
 
@@ -468,6 +478,27 @@ def acknowledgeable(message: Message | MessageId, core: ConsumerCore) -> Message
             f"{message_id} is in a batch of unknown size; use the id of a received message"
         )
     return message_id
+
+
+def slices_of(
+    messages: Sequence[Message | MessageId], core: ConsumerCore
+) -> Sequence[Sequence[MessageId]]:
+    """Return the ids of a list to acknowledge, each slice short enough for one step of the loop.
+
+    Raises WrongType for what is no list or tuple, and the errors of `acknowledgeable` for the
+    first one that cannot be acknowledged.
+    """
+    if not isinstance(messages, (list, tuple)):
+        raise WrongType(
+            f"expected Message, MessageId or a list of them, not {type(messages).__name__}"
+        )
+    ids = [acknowledgeable(one, core) for one in messages]
+    return [ids[first : first + ACK_IDS_MAX] for first in range(0, len(ids), ACK_IDS_MAX)]
+
+
+def acknowledge_each(core: ConsumerCore, ids: Sequence[MessageId]) -> None:
+    for message_id in ids:
+        core.acknowledge(message_id)
 
 
 def check_cumulative(subscription: Subscription) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from magnetar.client.callbacks import call
-from magnetar.client.message import Message
+from magnetar.client.message import Message, MessageId
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from magnetar.client.errors import PulsarException
-    from magnetar.client.message import MessageId
 
     Done = Callable[[PulsarException | None, MessageId | None], None]
 
@@ -134,9 +133,12 @@ class ConsumerHooks:
                 log.error("an interceptor failed", exc_info=error, interceptor=repr(one))
         return message
 
-    def on_acknowledge(self, consumer: object, message: Message | MessageId) -> None:
-        for one in self._interceptors:
-            call(one.on_acknowledge, consumer, _id_of(message))
+    def on_acknowledge(
+        self, consumer: object, message: Message | MessageId | Sequence[Message | MessageId]
+    ) -> None:
+        for given in (message,) if isinstance(message, (Message, MessageId)) else message:
+            for one in self._interceptors:
+                call(one.on_acknowledge, consumer, _id_of(given))
 
     def on_acknowledge_cumulative(self, consumer: object, message: Message | MessageId) -> None:
         for one in self._interceptors:

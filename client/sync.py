@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from magnetar.client.asyncio import Client as AsyncClient
 from magnetar.client.callbacks import SendCallback, report
 from magnetar.client.consumer import (
+    acknowledge_each,
     acknowledgeable,
     check_cumulative,
     known,
     seconds,
     seekable,
+    slices_of,
 )
 from magnetar.client.consuming.listeners import Listener, ListenerThread
 from magnetar.client.consuming.retry import RetrySubscriber, not_enabled
@@ -37,6 +39,7 @@ from magnetar.client.interceptors import (
     ProducerHooks,
     consumer_hooks,
 )
+from magnetar.client.message import Message, MessageId
 from magnetar.client.options import (
     ClientOptions,
     ConsumerBatchReceivePolicy,
@@ -59,12 +62,11 @@ from magnetar.client.thread_bridge import Life, LoopThread, Mailbox, Outcome
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
 
     from magnetar.client.consuming.many import ConsumerCore
     from magnetar.client.consuming.statistics import ConsumerStatistics
-    from magnetar.client.message import Message, MessageId
     from magnetar.client.producing.batching import Done
     from magnetar.client.producing.partitions import ProducerCore
     from magnetar.client.producing.statistics import ProducerStatistics
@@ -509,14 +511,22 @@ class Consumer:
             raise
         return [self.shown(message) for message in messages]
 
-    def acknowledge(self, message: Message | MessageId) -> None:
-        """Acknowledge a message, so that the broker does not deliver it again.
+    def acknowledge(self, message: Message | MessageId | Sequence[Message | MessageId]) -> None:
+        """Acknowledge a message, or a list of messages, so that the broker does not deliver it
+        again.
 
         The call does not wait. The client sends acknowledgements in groups within 100 ms, and sends
         them again after a reconnection if they were not confirmed. `close` waits until they are
-        durable. Raises AlreadyClosed if the consumer is closed.
+        durable. The ids of a list travel in commands of at most 1,000; if one of them cannot be
+        acknowledged, none is. Raises AlreadyClosed if the consumer is closed.
         """
-        self._inbox.do(self._subscriber.acknowledge, acknowledgeable(message, self._subscriber))
+        if isinstance(message, (Message, MessageId)):
+            self._inbox.do(self._subscriber.acknowledge, acknowledgeable(message, self._subscriber))
+        else:
+            self._subscriber.check_open()
+            acknowledge = partial(acknowledge_each, self._subscriber)
+            for ids in slices_of(message, self._subscriber):
+                self._inbox.do(acknowledge, ids)
         if self._hooks is not None:
             self._hooks.on_acknowledge(self, message)
 

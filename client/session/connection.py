@@ -18,10 +18,11 @@ from magnetar.client.authentication import NoCredentials
 from magnetar.client.errors import (
     AlreadyClosed,
     ConnectError,
+    InvalidUrl,
     PulsarException,
     from_server_error,
 )
-from magnetar.client.session.service_url import host_and_port
+from magnetar.client.session.service_url import host_and_port, parse_service_url, scheme_of
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.compression import UNCOMPRESSED_BYTES_MAX, UNCOMPRESSED_FACTOR
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
@@ -409,12 +410,27 @@ class Connection:
     def _on_close_producer(self, body: pb.CommandCloseProducer) -> None:
         producer = self._producers.pop(body.producer_id, None)
         if producer is not None:
-            producer.on_closed_by_broker(body.assignedBrokerServiceUrl or None)
+            producer.on_closed_by_broker(self._assigned(body))
 
     def _on_close_consumer(self, body: pb.CommandCloseConsumer) -> None:
         consumer = self._consumers.pop(body.consumer_id, None)
         if consumer is not None:
-            consumer.on_closed_by_broker(body.assignedBrokerServiceUrl or None)
+            consumer.on_closed_by_broker(self._assigned(body))
+
+    def _assigned(self, body: pb.CommandCloseProducer | pb.CommandCloseConsumer) -> str | None:
+        """Return the URL of the broker to use next. None: look it up; the broker named none, or
+        none with the transport of this session."""
+        scheme = scheme_of(self.broker)
+        named = body.assignedBrokerServiceUrlTls if scheme.is_tls else body.assignedBrokerServiceUrl
+        try:
+            (url,) = parse_service_url(named)
+        except (InvalidUrl, ValueError):
+            url = ""
+        if url and scheme_of(url) is scheme:
+            return url
+        if named:
+            log.warning("the broker named an owner that cannot be used", url=named)
+        return None
 
     def _on_topic_update(self, body: pb.CommandWatchTopicUpdate) -> None:
         watch = self._watches.get(body.watcher_id)

@@ -135,13 +135,14 @@ async def test_consumers_interceptors_see_messages_and_acknowledgements() -> Non
             await producer.send(b"%d" % number)
         messages = [await consumer.receive(1000), *await consumer.batch_receive()]
         await consumer.acknowledge(messages[0])
+        await consumer.acknowledge([messages[0], messages[0].message_id()])
         await consumer.negative_acknowledge(messages[1])
         await consumer.acknowledge_cumulative(messages[2].message_id())
         await consumer.close()
         ids = [message.message_id() for message in messages]
         assert auditor.told == [
             *[("consume", b"%d" % number) for number in range(3)],
-            ("ack", ids[0]),
+            *[("ack", ids[0])] * 3,
             ("nack", ids[1]),
             ("cumulative", ids[2]),
             "closed",

@@ -61,6 +61,19 @@ def own_tasks() -> set[asyncio.Task[Any]]:
 # Producing
 
 
+async def test_a_list_acknowledges_messages_of_several_topics() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 1, "a")
+        await publish(client, 1, "b")
+        consumer = await client.subscribe(["a", "b"], "s", SHARED, initial_position=EARLIEST)
+        await consumer.acknowledge(await receive(consumer, 2))
+        with pytest.raises(OperationNotSupported, match="names no topic"):
+            await consumer.acknowledge([MessageId(-1, 1, 1)])
+        await consumer.close()
+        for name in ("a", "b"):
+            assert cluster.topic(full(name)).subscriptions["s"].unacked == {}
+
+
 async def test_messages_go_round_the_partitions() -> None:
     async with client_among() as (client, cluster):
         cluster.partitions[TOPIC] = 3

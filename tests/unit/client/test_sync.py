@@ -395,6 +395,22 @@ def test_a_reader_listener() -> None:
         wait_for(lambda: got == [b"0", b"1", b"2"])
 
 
+def test_a_list_of_messages_is_acknowledged() -> None:
+    with client_among() as (client, cluster):
+        producer = client.create_producer("t")
+        for number in range(3):
+            producer.send(b"%d" % number)
+        consumer = client.subscribe("t", "s", initial_position=EARLIEST)
+        messages = [consumer.receive(TIMEOUT_MS) for _ in range(3)]
+        with pytest.raises(magnetar.OperationNotSupported):
+            consumer.acknowledge([messages[0], magnetar.MessageId(-1, 1, 1, 2)])
+        consumer.acknowledge([messages[0], messages[1].message_id()])
+        consumer.close()
+        assert list(cluster.topic(TOPIC).subscriptions["s"].unacked) == [(1, 2)]
+        with pytest.raises(magnetar.AlreadyClosed):
+            consumer.acknowledge([])
+
+
 def test_consumer_calls() -> None:
     with client_among() as (client, cluster):
         producer = client.create_producer("t")

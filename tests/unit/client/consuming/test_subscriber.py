@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from fakes.client_world import (
@@ -20,6 +21,7 @@ from fakes.client_world import (
 from support import settle
 
 from magnetar.client.consumer import LoopQueue
+from magnetar.client.consuming.acks import ACK_IDS_MAX
 from magnetar.client.errors import (
     AlreadyClosed,
     ConsumerBusy,
@@ -27,6 +29,7 @@ from magnetar.client.errors import (
     NotAllowedError,
     OperationNotSupported,
     Timeout,
+    WrongType,
 )
 from magnetar.client.ids import key_of
 from magnetar.client.message import MessageId
@@ -119,6 +122,36 @@ async def test_acknowledgements_go_together_and_are_answered() -> None:
         assert ack.HasField("request_id")
         assert [one.entryId for one in ack.message_id] == [0, 1, 2]
         assert subscription(cluster).unacked == {}
+
+
+async def test_a_list_is_acknowledged_in_commands_of_bounded_size() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, ACK_IDS_MAX)
+        await publish(client, 2)
+        consumer = await client.subscribe(
+            "t", "s", initial_position=EARLIEST, receiver_queue_size=2000
+        )
+        messages = await receive(consumer, ACK_IDS_MAX + 2)
+        await consumer.acknowledge([*messages[:2], *(it.message_id() for it in messages[2:])])
+        await consumer.acknowledge([])
+        await consumer.close()
+        assert [len(ack.message_id) for ack in subscription(cluster).acks] == [ACK_IDS_MAX, 2]
+        assert subscription(cluster).unacked == {}
+
+
+async def test_a_list_with_an_id_that_cannot_be_acknowledged_acknowledges_nothing() -> None:
+    async with client_among() as (client, cluster):
+        await publish(client, 2)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        messages = await receive(consumer, 2)
+        wrong: Any = 5
+        for bad, error in ((MessageId(-1, 1, 1, 2), OperationNotSupported), (wrong, WrongType)):
+            with pytest.raises(error):
+                await consumer.acknowledge([*messages, bad])
+        await consumer.close()
+        assert subscription(cluster).acks == []
+        with pytest.raises(AlreadyClosed):
+            await consumer.acknowledge([])
 
 
 async def test_unacknowledged_rest_of_a_batch_is_redelivered() -> None:

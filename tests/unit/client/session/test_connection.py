@@ -47,11 +47,11 @@ CONNECTED = encode_command(pb.CommandConnected(server_version="fake"))
 class Peer:
     """A connection and the broker's end of its stream."""
 
-    def __init__(self, authentication: Authentication | None = None) -> None:
+    def __init__(self, authentication: Authentication | None = None, broker: str = A) -> None:
         ours, self.stream = memory_stream_pair("client", "broker", frames_max=16)
         self.connection = Connection(
             ours,
-            A,
+            broker,
             open_timeout_s=10,
             keepalive_s=KEEPALIVE_S,
             credentials=credentials_of(authentication),
@@ -69,10 +69,10 @@ class Peer:
 
 @asynccontextmanager
 async def conversation(
-    *, accept: bool = True, authentication: Authentication | None = None
+    *, accept: bool = True, authentication: Authentication | None = None, broker: str = A
 ) -> AsyncIterator[Peer]:
     """A running connection that the broker has accepted."""
-    peer = Peer(authentication)
+    peer = Peer(authentication, broker)
     async with asyncio.TaskGroup() as group:
         group.create_task(peer.connection.run())
         group.create_task(peer.read())
@@ -168,6 +168,39 @@ async def test_credentials_that_are_missing_fail_the_session_by_name() -> None:
         with pytest.raises(ErrorGettingAuthenticationData, match="0 bytes"):
             await client.create_producer("t")
         assert cluster.brokers[A].commands(pb.CommandConnect) == []
+
+
+@pytest.mark.parametrize(
+    ("broker", "plain", "tls", "next_broker"),
+    [
+        ("grpc://a:6660", "grpc://b:6660", "grpcs://b:6661", "grpc://b:6660"),
+        ("grpcs://a:6661", "grpc://b:6660", "grpcs://b:6661", "grpcs://b:6661"),
+        ("pulsar://a:6650", "pulsar://b:6650", "pulsar+ssl://b:6651", "pulsar://b:6650"),
+        ("pulsar+ssl://a:6651", "pulsar://b:6650", "pulsar+ssl://b:6651", "pulsar+ssl://b:6651"),
+        ("pulsar+ssl://a:6651", "pulsar://b:6650", "", None),  # never without TLS
+        ("grpc://a:6660", "pulsar://b:6650", "", None),
+        ("grpc://a:6660", "grpc://b:6660,c:6660", "", None),
+        ("grpc://a:6660", "grpc://b:66600", "", None),
+    ],
+)
+async def test_a_closing_broker_names_the_next_one_with_the_sessions_transport(
+    broker: str, plain: str, tls: str, next_broker: str | None
+) -> None:
+    async with conversation(broker=broker) as peer:
+        producer, consumer = Listener(), Listener()
+        peer.connection.add_producer(1, producer)
+        peer.connection.add_consumer(2, consumer)
+        urls = {"assignedBrokerServiceUrl": plain, "assignedBrokerServiceUrlTls": tls}
+        unasked = 2**64 - 1
+        await peer.stream.send(
+            [
+                encode_command(pb.CommandCloseProducer(producer_id=1, request_id=unasked, **urls)),
+                encode_command(pb.CommandCloseConsumer(consumer_id=2, request_id=unasked, **urls)),
+            ]
+        )
+        await settle()
+        told = [one for one in (*producer.told, *consumer.told) if one[0] != "on_frame_end"]
+        assert told == [("on_closed_by_broker", next_broker)] * 2
 
 
 async def test_both_sides_send_ping() -> None:

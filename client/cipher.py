@@ -42,6 +42,7 @@ DATA_KEYS_MAX: Final = 1000
 """Data keys that a consumer remembers. Beyond it, the key that was used longest ago is unwrapped
 again when it is needed."""
 
+_EXPECTED: Final = "expected an RSA key: Apache's Python and C++ clients read no other"
 _DATA_KEY_BYTES = 32
 _IV_BYTES = 12
 
@@ -197,7 +198,7 @@ def _loaded_public(pem: bytes) -> RSAPublicKey:
     except (ValueError, UnsupportedAlgorithm):
         raise CryptoError("the public key is not a PEM of a public key") from None
     if not isinstance(key, RSAPublicKey):
-        raise CryptoError("the public key is not an RSA key")
+        raise CryptoError(f"the public key is {_kind(key)}; {_EXPECTED}")
     return key
 
 
@@ -212,8 +213,16 @@ def _loaded_private(pem: bytes) -> RSAPrivateKey:
     except (TypeError, ValueError, UnsupportedAlgorithm):  # TypeError: it needs a password
         raise CryptoError("the private key is not a PEM of a private key") from None
     if not isinstance(key, RSAPrivateKey):
-        raise CryptoError("the private key is not an RSA key")
+        raise CryptoError(f"the private key is {_kind(key)}; {_EXPECTED}")
     return key
+
+
+def _kind(key: object) -> str:
+    """Say what a key is that cannot be used, such as `an EC key`."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    curve = isinstance(key, (ec.EllipticCurvePublicKey, ec.EllipticCurvePrivateKey))
+    return "an EC key" if curve else "of another kind"
 
 
 def _oaep() -> OAEP:

@@ -299,9 +299,8 @@ def test_keys_that_cannot_be_used_are_refused(
     clients: dict[Any, Any], keys: dict[str, Keys], topic: str, tmp_path: Path
 ) -> None:
     client = clients[magnetar]
-    curve = written(tmp_path, "curve", ec.generate_private_key(ec.SECP256R1()))
     (tmp_path / "text").write_text("no key")
-    for public in (curve.public, str(tmp_path / "text"), str(tmp_path / "missing")):
+    for public in (str(tmp_path / "text"), str(tmp_path / "missing")):
         with pytest.raises(magnetar.CryptoError):
             client.create_producer(
                 topic, encryption_key="k", crypto_key_reader=magnetar.CryptoKeyReader(public, "")
@@ -312,3 +311,26 @@ def test_keys_that_cannot_be_used_are_refused(
         client.create_producer(topic, crypto_key_reader=keys["ours"].reader(magnetar))
     with pytest.raises(ValueError, match="public_key_path"):
         magnetar.CryptoKeyReader(5, "")  # type: ignore[arg-type]
+
+
+def test_apaches_client_and_ours_refuse_keys_of_elliptic_curves(
+    clients: dict[Any, Any], keys: dict[str, Keys], topic: str, tmp_path: Path
+) -> None:
+    curve = written(tmp_path, "curve", ec.generate_private_key(ec.SECP256R1()))
+    with pytest.raises(magnetar.CryptoError, match="public key is an EC key; expected an RSA key"):
+        clients[magnetar].create_producer(
+            topic, encryption_key="k", crypto_key_reader=curve.reader(magnetar)
+        )
+    theirs = clients[pulsar].create_producer(
+        topic, encryption_key="k", crypto_key_reader=curve.reader(pulsar)
+    )
+    with pytest.raises(pulsar.CryptoError):
+        theirs.send(b"x")
+    consumer = clients[magnetar].subscribe(topic, "s", crypto_key_reader=curve.reader(magnetar))
+    with clients[magnetar].create_producer(
+        topic, encryption_key="k", crypto_key_reader=keys["ours"].reader(magnetar)
+    ) as producer:
+        producer.send(b"x")
+    with pytest.raises(magnetar.CryptoError, match="private key is an EC key"):
+        consumer.receive(TIMEOUT_MS)
+    consumer.close()

@@ -239,11 +239,14 @@ def start(frame: DataFrame, url: str, topic: str, folder: Path, **options: str) 
 
 
 def files_of(spark: SparkSession, folder: Path, files: int, rows: int) -> DataFrame:
-    """A stream of numbers from 0 on: one batch for each file."""
+    """A stream of numbers from 0 on: one batch for each file. Spark takes files in the order of
+    their times of modification."""
     (folder / "in").mkdir()
+    first_s = time.time() - files
     for number in range(files):
-        lines = "".join(f"{number * rows + row}\n" for row in range(rows))
-        (folder / "in" / f"{number}.txt").write_text(lines)
+        file = folder / "in" / f"{number}.txt"
+        file.write_text("".join(f"{number * rows + row}\n" for row in range(rows)))
+        os.utime(file, (first_s + number, first_s + number))
     return spark.readStream.option("maxFilesPerTrigger", "1").text(str(folder / "in"))
 
 

@@ -206,18 +206,19 @@ def test_read_without_brokers_ends_in_read_stalled() -> None:
 def test_read_closed_early_ends_the_call(servers: ExitStack) -> None:
     server = servers.enter_context(serving(RangeServer(flights())))
     server.frame_entries = 1
-    ended = threading.Event()
+    held, ended = threading.Event(), threading.Event()
 
     def hold(sent: int, call: grpc.ServicerContext, frame: bytes) -> bytes:
         if sent == 1:  # only the client's cancellation ends it
-            if not call.add_callback(ended.set):
-                ended.set()  # the client has ended the call already
+            assert call.add_callback(ended.set)
+            held.set()
             ended.wait(60)
         return frame
 
     server.before_frame = hold
     reading = TopicReader(options(server.url), TOPIC).read((Span(3, 0, 9, 1),))
     assert next(reading).entry == 0
+    assert held.wait(10)  # a server does not begin a frame for a call that has ended
     assert not ended.is_set()
     reading.close()  # type: ignore[attr-defined]
     assert ended.wait(10)

@@ -21,9 +21,9 @@ $(STAMP): pyproject.toml
 demo: setup
 	$(BIN)/python -m magnetar.demo
 
-# Tests run in so many processes, a file at a time: a file's tests share servers.
+# Tests run in so many processes, by the groups and in the order of tests/conftest.py.
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 # Before a commit: format, lints, types, unit and conformance tests. Under 3 minutes on two cores.
 check: lint

@@ -43,3 +43,13 @@ def _logging() -> Iterator[None]:
         logger.handlers[:] = handlers
         logger.setLevel(level)
         logger.propagate = propagate
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run a file's tests in one worker, because they share servers; and all files that start Spark
+    in one, because they share its session. Long files first, so that the workers end together."""
+    items.sort(key=lambda item: "unit" in item.path.parts)
+    with_spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
+    for item in items:
+        group = "spark" if item.path in with_spark else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))

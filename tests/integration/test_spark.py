@@ -22,8 +22,7 @@ from fakes.services import Service, standalone_process
 from fakes.standalone_process import StandaloneProcess
 
 import magnetar
-from magnetar.spark.errors import JavaMissing, TargetBusy, TargetNotEmpty
-from magnetar.spark.session import spark_session
+from magnetar.spark.errors import TargetBusy, TargetNotEmpty
 from magnetar.spark.source.options import parse_options
 from magnetar.spark.source.partition_reader import TopicReader
 
@@ -35,16 +34,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 BORN_MS = 1_356_998_400_000  # 2013-01-01
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    try:
-        session = spark_session("tests", master="local[2,3]")
-    except JavaMissing as missing:
-        pytest.skip(str(missing))
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ import pytest
 
 import magnetar
 from magnetar.local_process import LocalProcess, standalone
-from magnetar.spark.errors import JavaMissing
-from magnetar.spark.session import spark_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,16 +29,6 @@ KEPT = {
     "MAGNETAR_STANDALONE_DEFAULT_RETENTION_TIME_IN_MINUTES": "-1",
     "MAGNETAR_STANDALONE_DEFAULT_RETENTION_SIZE_IN_MB": "-1",
 }
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    try:
-        session = spark_session("tests", master="local[2,3]")
-    except JavaMissing as missing:
-        pytest.skip(str(missing))
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +231,7 @@ def files_of(spark: SparkSession, folder: Path, files: int, rows: int) -> DataFr
     """A stream of numbers from 0 on: one batch for each file. Spark takes files in the order of
     their times of modification."""
     (folder / "in").mkdir()
-    first_s = time.time() - files
+    first_s = datetime.now(UTC).timestamp() - files
     for number in range(files):
         file = folder / "in" / f"{number}.txt"
         file.write_text("".join(f"{number * rows + row}\n" for row in range(rows)))

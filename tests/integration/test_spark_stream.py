@@ -16,8 +16,6 @@ from fakes.services import Service, standalone_process
 from pyspark.errors import StreamingQueryException
 
 import magnetar
-from magnetar.spark.errors import JavaMissing
-from magnetar.spark.session import spark_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,16 +27,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 WAIT_S = 120
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    try:
-        session = spark_session("tests", master="local[2,3]")
-    except JavaMissing as missing:
-        pytest.skip(str(missing))
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")

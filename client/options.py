@@ -396,6 +396,8 @@ class ProducerOptions:
     hashing_scheme: HashingScheme = HashingScheme.JavaStringHash
     # Not a parameter of Apache's client: a subscription that is created together with the topic.
     initial_subscription_name: str | None = None
+    # Nor this: the broker stores nothing behind an entry that it refused. For the sink of Spark.
+    stops_at_refusal: bool = False
     encryption_keys: Sequence[str] = ()  # more names of public keys, as in Apache's Java client
     interceptors: Sequence[ProducerInterceptor] = ()
 

@@ -1569,6 +1569,7 @@ class CommandProducer(google.protobuf.message.Message):
     TOPIC_EPOCH_FIELD_NUMBER: builtins.int
     TXN_ENABLED_FIELD_NUMBER: builtins.int
     INITIAL_SUBSCRIPTION_NAME_FIELD_NUMBER: builtins.int
+    STOPS_AT_REFUSAL_FIELD_NUMBER: builtins.int
     topic: builtins.str
     producer_id: builtins.int
     request_id: builtins.int
@@ -1584,6 +1585,10 @@ class CommandProducer(google.protobuf.message.Message):
     txn_enabled: builtins.bool
     initial_subscription_name: builtins.str
     """created with the topic (dead letters)"""
+    stops_at_refusal: builtins.bool
+    """An extension of Magnetar: after the first SEND that the broker refuses, it takes no further one
+    of this producer, so that nothing is stored behind a gap. The client closes the producer.
+    """
     @property
     def metadata(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KeyValue]: ...
     @property
@@ -1604,9 +1609,10 @@ class CommandProducer(google.protobuf.message.Message):
         topic_epoch: builtins.int | None = ...,
         txn_enabled: builtins.bool | None = ...,
         initial_subscription_name: builtins.str | None = ...,
+        stops_at_refusal: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["encrypted", b"encrypted", "epoch", b"epoch", "initial_subscription_name", b"initial_subscription_name", "producer_access_mode", b"producer_access_mode", "producer_id", b"producer_id", "producer_name", b"producer_name", "request_id", b"request_id", "schema", b"schema", "topic", b"topic", "topic_epoch", b"topic_epoch", "txn_enabled", b"txn_enabled", "user_provided_producer_name", b"user_provided_producer_name"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["encrypted", b"encrypted", "epoch", b"epoch", "initial_subscription_name", b"initial_subscription_name", "metadata", b"metadata", "producer_access_mode", b"producer_access_mode", "producer_id", b"producer_id", "producer_name", b"producer_name", "request_id", b"request_id", "schema", b"schema", "topic", b"topic", "topic_epoch", b"topic_epoch", "txn_enabled", b"txn_enabled", "user_provided_producer_name", b"user_provided_producer_name"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["encrypted", b"encrypted", "epoch", b"epoch", "initial_subscription_name", b"initial_subscription_name", "producer_access_mode", b"producer_access_mode", "producer_id", b"producer_id", "producer_name", b"producer_name", "request_id", b"request_id", "schema", b"schema", "stops_at_refusal", b"stops_at_refusal", "topic", b"topic", "topic_epoch", b"topic_epoch", "txn_enabled", b"txn_enabled", "user_provided_producer_name", b"user_provided_producer_name"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["encrypted", b"encrypted", "epoch", b"epoch", "initial_subscription_name", b"initial_subscription_name", "metadata", b"metadata", "producer_access_mode", b"producer_access_mode", "producer_id", b"producer_id", "producer_name", b"producer_name", "request_id", b"request_id", "schema", b"schema", "stops_at_refusal", b"stops_at_refusal", "topic", b"topic", "topic_epoch", b"topic_epoch", "txn_enabled", b"txn_enabled", "user_provided_producer_name", b"user_provided_producer_name"]) -> None: ...
 
 Global___CommandProducer: typing_extensions.TypeAlias = CommandProducer
 

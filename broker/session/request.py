@@ -57,6 +57,7 @@ def producer(body: pb.CommandProducer, client: ClientInfo) -> tuple[TopicName, P
         access_mode=AccessMode(body.producer_access_mode),
         topic_epoch=body.topic_epoch if body.HasField("topic_epoch") else None,
         metadata={item.key: item.value for item in body.metadata},
+        stops_at_refusal=body.stops_at_refusal,
     )
 
 

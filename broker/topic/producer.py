@@ -262,6 +262,7 @@ class ProducerHandle:
     def _carry_out(self, decided: Sequence[Decided | Held], now: float) -> None:
         for place, each in enumerate(decided):
             if self.state is ProducerState.CLOSED:
+                _drop(decided[place:])
                 return
             if isinstance(each, Held):
                 self._held.extendleft(reversed(decided[place:]))
@@ -271,6 +272,18 @@ class ProducerHandle:
                 self._append(each.publish, now)
             else:
                 self._settle(each)
+                if self.request.stops_at_refusal and isinstance(each.answer, Refuse):
+                    self._stop_behind_refusal(decided[place + 1 :])
+                    return
+
+    def _stop_behind_refusal(self, following: Sequence[Decided | Held]) -> None:
+        """Drop what was sent behind a refused publish. The client learns of the refusal, and closes
+        the producer. What came before still gets its receipts."""
+        if self.state is ProducerState.OPEN:
+            self.state = ProducerState.CLOSING
+        _drop(following)
+        _drop(self._held)
+        self._held.clear()
 
     def _append(self, publish: Publish, now: float) -> None:
         sends = publish.sends
@@ -320,14 +333,19 @@ class ProducerHandle:
 
     def _end(self) -> None:
         self.state = ProducerState.CLOSED
-        for each in self._held:
-            each.publish.on_outcome(each.publish.unknown)  # it is not appended
+        _drop(self._held)
         self._held.clear()
         self._count_held()
         self._holding.pop(self, None)
         self._order.clear()
         self._released.set()
         self._drained.set()
+
+
+def _drop(parts: Iterable[Decided | Held]) -> None:
+    """These are not appended. Publishes of a namesake may wait for their outcome."""
+    for each in parts:
+        each.publish.on_outcome(each.publish.unknown)
 
 
 def resume_all(holding: Mapping[ProducerHandle, None], now: float) -> None:

@@ -612,6 +612,7 @@ class Publisher:
             producer_access_mode=pb.ProducerAccessMode.ValueType(self._options.access_mode),
             metadata=[pb.KeyValue(key=key, value=value) for key, value in properties.items()],
             initial_subscription_name=self._options.initial_subscription_name,
+            stops_at_refusal=self._options.stops_at_refusal or None,
             schema=wire_schema(self._options.schema),
         )
 

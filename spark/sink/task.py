@@ -2,8 +2,9 @@
 
 All entries go through one asyncio client. At most `pendingBytes` are gathered or without a receipt.
 The task ends when every row has a receipt, or with the first error. Then the client is shut down at
-once and sends nothing more. So what a topic holds of a task is always its first entries, without a
-gap, and a repeated task goes on where the broker's sequence ids say that the former one ended.
+once and sends nothing more, and the broker takes nothing behind an entry that it refused
+(`stops_at_refusal`). So what a topic holds of a task is always its first entries, without a gap,
+and a repeated task goes on where the broker's sequence ids say that the former one ended.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class TaskWriter:
         self._pending_messages = 0
         self._changed = asyncio.Event()
         self._failure: SparkError | None = None
+        self._is_shut_down = False
         self.skipped = 0  # messages that an earlier attempt has stored
 
     @property
@@ -102,7 +104,7 @@ class TaskWriter:
                 await self._submit(entry)
             await self._wait(lambda: not self._pending_messages)
         except BaseException:
-            self._client.shutdown()
+            self._shut_down()
             raise
         await self._close()
 
@@ -140,6 +142,8 @@ class TaskWriter:
             try:
                 return await attempt()
             except PulsarException as error:
+                if self._failure is not None:  # it has shut the client down
+                    raise self._failure from None
                 if not (isinstance(error, ProducerBusy) or is_retriable(error)):
                     raise WriteRefused(topic, _reason(error)) from error
                 waited_s = loop.time() - began_at
@@ -162,8 +166,6 @@ class TaskWriter:
                     " in part: the batch holds other rows than before, or in another order",
                 )
             if 0 < send.bytes_max < entry.bytes:
-                # The broker would refuse it and store what comes behind it, and a repeated task
-                # could not see the gap.
                 raise WriteRefused(
                     entry.target.topic,
                     f"rows {entry.rows[0]} to {entry.rows[-1]} are {entry.bytes} bytes; the topic's"
@@ -199,6 +201,7 @@ class TaskWriter:
                 target.topic,
                 producer_name=name,
                 send_timeout_millis=0,  # an entry that is given up would leave a gap
+                stops_at_refusal=True,
                 max_pending_messages=0,
                 max_pending_messages_across_partitions=0,
                 compression_type=self._options.compression,
@@ -227,6 +230,9 @@ class TaskWriter:
                 else self._encoder.refused(entry.rows[0], "value", _reason(error))
             )
             self._changed.set()
+            # Not only when the task looks at the failure: it may wait for rows, and on a new
+            # connection the client would send what comes behind the refused entry.
+            self._shut_down()
 
     async def _wait(self, until: Callable[[], bool]) -> None:
         """Wait for receipts. Raises the first failure, and WriteStalled if no receipt comes."""
@@ -246,11 +252,16 @@ class TaskWriter:
                     ", ".join(topics[:3]), self._options.send_timeout_s, reason
                 ) from None
 
+    def _shut_down(self) -> None:
+        if not self._is_shut_down:  # it fails the entries that are left, which leads here again
+            self._is_shut_down = True
+            self._client.shutdown()
+
     async def _close(self) -> None:
         try:
             await self._client.close()
         except PulsarException:  # every row has its receipt
-            self._client.shutdown()
+            self._shut_down()
 
 
 class _Send:

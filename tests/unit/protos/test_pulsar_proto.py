@@ -85,7 +85,8 @@ CommandTopicMigrated: resource_id=1! uint64, resource_type=2! enum, brokerServic
 CommandProducer: topic=1! string, producer_id=2! uint64, request_id=3!, producer_name=4? string,
     encrypted=5? bool, metadata=6* KeyValue, schema=7? Schema, epoch=8? uint64(0),
     user_provided_producer_name=9? bool(1), producer_access_mode=10? enum(0),
-    topic_epoch=11? uint64, txn_enabled=12? bool, initial_subscription_name=13? string
+    topic_epoch=11? uint64, txn_enabled=12? bool, initial_subscription_name=13? string,
+    stops_at_refusal=10001? bool(0)
 CommandProducerSuccess: request_id=1!, producer_name=2! string, last_sequence_id=3? int64(-1),
     schema_version=4? bytes, topic_epoch=5? uint64, producer_ready=6? bool(1)
 CommandSend: producer_id=1! uint64, sequence_id=2! uint64, num_messages=3? int32(1),

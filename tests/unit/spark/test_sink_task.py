@@ -24,16 +24,22 @@ from magnetar.spark.sink.task import TaskWriter
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
+    from httpx import AsyncClient
+
 pytestmark = pytest.mark.real_loop(60)
 
 TOPIC = "persistent://public/exact/t"
+PATH = "persistent/public/exact/t"
+LIMIT = f"{PATH}/maxMessageSize"
 WIDE = 130  # messages of so many bytes: about 1,000 in an entry
+LARGE = 200_000
 
 
 @dataclass
 class World:
     broker: RunningBroker
     client: Client
+    admin: AsyncClient
 
     async def write(
         self,
@@ -45,10 +51,12 @@ class World:
         is_on: bool = True,
         bytes_max: int = 0,
         width: int = WIDE,
+        large: int = -1,
         until: asyncio.Event | None = None,
         **options: str,
     ) -> TaskWriter:
-        """Run one task. With `until`, it has more rows that come only then."""
+        """Run one task. The row `large` has LARGE bytes. With `until`, it has more rows that come
+        only then."""
         given = {"service.url": self.broker.grpc_url, "topic": TOPIC} | options
 
         async def policies(_: str) -> Policies:
@@ -60,14 +68,15 @@ class World:
             partition,
             policies=policies,
         )
-        await task.run(batches([str(number).zfill(width) for number in numbers], until))
+        widths = ((number, LARGE if number == large else width) for number in numbers)
+        await task.run(batches([str(number).zfill(size) for number, size in widths], until))
         return task
 
     async def stored(self, topic: str = TOPIC) -> list[int]:
         reader = await self.client.create_reader(topic, MessageId.earliest)
         found = []
         while await reader.has_message_available():
-            found.append(int((await reader.read_next(10_000)).data()))
+            found.append(int((await reader.read_next(10_000)).data().lstrip(b"0") or b"0"))
         await reader.close()
         return found
 
@@ -91,11 +100,16 @@ async def world(**settings: Any) -> AsyncIterator[World]:
         keep = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
         (await admin.post(f"{path}/retention", json=keep)).raise_for_status()
         async with Client(broker.grpc_url) as client:
-            yield World(broker, client)
+            yield World(broker, client, admin)
 
 
-async def wait_stored(it: World) -> None:
-    while not await it.stored():  # noqa: ASYNC110 - the topic announces nothing
+async def wait_stored(it: World, count: int = 1) -> None:
+    while len(await it.stored()) < count:  # noqa: ASYNC110 - the topic announces nothing
+        await asyncio.sleep(0.01)
+
+
+async def wait_without_producer(it: World) -> None:
+    while (await it.admin.get(f"{PATH}/stats")).json()["publishers"]:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
@@ -179,6 +193,34 @@ async def test_a_message_that_is_too_large_ends_the_task_and_leaves_no_gap() -> 
         stored = await it.stored()
         assert stored == numbers[: len(stored)]
         assert len(stored) <= 10
+
+
+async def test_a_repeated_task_stores_the_entry_that_was_refused_amid_others() -> None:
+    """The topic's limit is lowered after the task has asked for it."""
+    async with world() as it:
+        await it.write([0])
+        (await it.admin.post(LIMIT, json=150_000)).raise_for_status()
+        for _ in range(2):
+            with pytest.raises(SparkError, match="exceeds the limit of 150000"):
+                await it.write(range(1, 6_001), batch=1, large=3_000)
+        assert await it.stored() == list(range(3_000))
+        (await it.admin.delete(LIMIT)).raise_for_status()
+        await it.write(range(1, 6_001), batch=1, large=3_000)
+        assert await it.stored() == list(range(6_001))
+
+
+async def test_a_refusal_ends_the_client_while_the_task_waits_for_rows() -> None:
+    """Otherwise the client would reconnect, and send what comes behind the refused entry."""
+    async with world() as it:
+        await it.write([0])
+        (await it.admin.post(LIMIT, json=150_000)).raise_for_status()
+        end = asyncio.Event()
+        with pytest.RaisesGroup(pytest.RaisesExc(SparkError, match=r"row 1499 .*exceeds the limit")):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(it.write(range(1, 3_001), batch=1, large=1_500, until=end))
+                await wait_stored(it, 1_500)
+                await wait_without_producer(it)
+                end.set()
 
 
 async def test_no_broker_is_named() -> None:

@@ -29,8 +29,10 @@ class RefusesSome:
 
     def __init__(self) -> None:
         self.refused: set[int] = set()
+        self.seen: list[Publish] = []
 
     def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
+        self.seen.append(publish)
         return [
             Refuse(1, REFUSED) if number in self.refused else Append(1)
             for number in publish.sends.sequence_ids
@@ -75,14 +77,14 @@ class PlainLog:
 
 
 class Setup:
-    def __init__(self) -> None:
+    def __init__(self, *, stops_at_refusal: bool = False) -> None:
         self.log = PlainLog()
         self.session = FakeProducerSession()
         self.left: list[ProducerHandle] = []
         self.errors: list[LogError] = []
         self.stage = RefusesSome()
         self.handle = ProducerHandle(
-            ProducerRequest(1, "p", ClientInfo("here", "1")),
+            ProducerRequest(1, "p", ClientInfo("here", "1"), stops_at_refusal=stops_at_refusal),
             "p",
             self.session,
             cast("Log", self.log),
@@ -189,6 +191,33 @@ async def test_endless_refusals_disconnect() -> None:
     assert it.left == [it.handle]
     it.confirm(1)
     assert it.session.answers == []
+
+
+async def test_what_follows_in_the_run_of_an_eviction_has_its_outcome() -> None:
+    it = Setup()
+    it.publish(0)
+    it.stage.refused = set(range(1, ANSWERS_WAITING_MAX + 2))
+    entries = [entry_of("x")] * (ANSWERS_WAITING_MAX + 3)
+    it.handle.publish(sends_of(*entries, first=1), 0.0)
+    assert it.session.reason is CloseReason.LOG_FAILED
+    assert it.log.pending == 1, "nothing is taken after the eviction"
+    assert it.stage.seen[-1].known
+
+
+async def test_a_producer_that_stops_at_a_refusal_stores_nothing_behind_it() -> None:
+    it = Setup(stops_at_refusal=True)
+    it.stage.refused = {3}
+    it.handle.publish(sends_of(*[entry_of("x")] * 6), 0.0)
+    it.publish(6, 7)
+    assert it.log.pending == 3
+    assert it.session.answers == [], "the refusal waits for its turn"
+    it.confirm(3)
+    assert [number for number, _ in it.session.answers] == [0, 1, 2, 3]
+    assert it.session.answers[-1] == (3, REFUSED)
+    assert it.stage.seen[0].unknown == 3, "the topic counts what the log has"
+    assert it.handle.outstanding == 0
+    await it.handle.close()
+    assert it.left == [it.handle]
 
 
 async def test_closing_waits_for_receipts_and_takes_nothing_more() -> None:

@@ -328,8 +328,18 @@ class ConsumerNotFound(BrokerError):
         self.consumer_id = consumer_id
 
 
+class RangeDeleted(BrokerError):
+    """A range read asks for entries of a ledger that the topic no longer has."""
+
+    def __init__(self, topic: str, ledger: int) -> None:
+        super().__init__(f"{topic}: ledger {ledger} was deleted")
+        self.topic = topic
+        self.ledger = ledger
+
+
 class RangeNotConfirmed(BrokerError):
-    """A range read asks for entries that the log does not have."""
+    """A range read asks for entries that the log does not have. Another broker may have them, if
+    this one is no longer the owner and does not know it yet."""
 
     def __init__(self, topic: str, ledger: int, last: int, confirmed: int) -> None:
         super().__init__(

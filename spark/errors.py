@@ -91,7 +91,7 @@ class QueryFenced(SparkError):
 
 
 class ReadRefused(SparkError):
-    """The broker refuses to read planned entries: they were deleted, or never existed."""
+    """The broker refuses to read planned entries."""
 
     def __init__(self, topic: str, ledger: int, entry: int, reason: str) -> None:
         super().__init__(f"{topic}, entry {ledger}:{entry}: {reason}")
@@ -102,6 +102,10 @@ class ReadRefused(SparkError):
 
     def __reduce__(self) -> tuple[type[ReadRefused], tuple[str, int, int, str]]:
         return type(self), (self.topic, self.ledger, self.entry, self.reason)
+
+
+class EntriesDeleted(ReadRefused):
+    """Planned entries were deleted, with their ledger or their topic."""
 
 
 class UnreadableEntry(ReadRefused):

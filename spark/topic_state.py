@@ -91,19 +91,19 @@ class TopicState:
         ]
 
     def lost(self, start: Place) -> Loss | None:
-        """What a query that stands at `start` can never read. None: nothing."""
-        if self.next_index < start.index or (
+        """What a query that stands at `start` can never read. None: nothing.
+
+        A topic that is created again has ledgers with higher ids. An owner with the ledger of the
+        query and fewer messages is behind: another broker took the topic over.
+        """
+        is_behind = self.ledgers and self.ledgers[0].id <= start.ledger
+        if (self.next_index < start.index and not is_behind) or (
             self.first_index < start.index
             and self.ledgers
             and self.ledgers[0].id > start.ledger
             and self.ledgers[0].first_index == self.first_index
         ):
-            return Loss(
-                "the topic was deleted and created again: the query stood at message"
-                f" {start.index}, the new topic has the messages"
-                f" {self.first_index} to {self.next_index - 1}",
-                replace(self.earliest, bytes=start.bytes),
-            )
+            return self._created_again(start)
         if self.first_index > start.index:
             first = self.earliest if self.ledgers else replace(start, index=self.first_index)
             return Loss(
@@ -112,6 +112,25 @@ class TopicState:
                 replace(first, bytes=start.bytes),
             )
         return None
+
+    def lost_between(self, start: Place, end: Place) -> Loss | None:
+        """What of the batch [start, end), which is not empty, can never be read. None: nothing."""
+        loss = self.lost(start)
+        if loss is None and self.ledgers and self.ledgers[0].id > end.ledger:
+            return self._created_again(start)
+        return loss
+
+    def is_behind(self, start: Place, end: Place) -> bool:
+        """Whether the broker does not know all messages of the batch [start, end), which exist."""
+        return self.next_index < end.index and self.lost_between(start, end) is None
+
+    def _created_again(self, start: Place) -> Loss:
+        return Loss(
+            "the topic was deleted and created again: the query stood at message"
+            f" {start.index}, the new topic has the messages"
+            f" {self.first_index} to {self.next_index - 1}",
+            replace(self.earliest, bytes=start.bytes),
+        )
 
     def _parts(self, start: Place, end: Place) -> Iterator[tuple[Ledger, int, int]]:
         """The ledgers of [start, end), each with first and last entry."""

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.errors import RangeNotConfirmed
+from magnetar.broker.errors import RangeDeleted, RangeNotConfirmed
 from magnetar.broker.log.position import Position
 from magnetar.protos.entry import broker_metadata_prefix
 from magnetar.runtime.frames import size_of
@@ -61,9 +61,10 @@ async def read(
 ) -> AsyncIterator[list[Buffer]]:
     """Frames of records for the entries first..last of one ledger, in order.
 
-    Raises NotOwner, TopicNotFound, RangeNotConfirmed, ReadFailed.
+    Raises NotOwner, TopicNotFound, RangeDeleted, RangeNotConfirmed, ReadFailed.
     """
     log: Log = (await broker.stored_topic(name, create=False)).log
+    _require_kept(log, name, ledger)
     confirmed = log.chain.counts.get(ledger, 0) - 1
     if first < 0 or last > confirmed:
         raise RangeNotConfirmed(str(name), ledger, last, confirmed)
@@ -74,6 +75,7 @@ async def read(
             entries_max=min(READ_ENTRIES_MAX, last - following.entry + 1),
             bytes_max=READ_BYTES_MAX,
         )
+        _require_kept(log, name, ledger)  # it may have been trimmed before it was read
         frame: list[Buffer] = []
         for entry in entries:
             prefix = broker_metadata_prefix(
@@ -85,3 +87,10 @@ async def read(
             following = Position(ledger, following.entry + 1)
         assert frame, f"confirmed entry {following} was not read"
         yield frame
+
+
+def _require_kept(log: Log, name: TopicName, ledger: int) -> None:
+    """Raise RangeDeleted if the topic had this ledger and dropped it. A ledger beyond the newest
+    one may belong to a later owner."""
+    if ledger not in log.chain.counts and 0 <= ledger <= log.chain.newest:
+        raise RangeDeleted(str(name), ledger)

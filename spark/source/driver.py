@@ -19,6 +19,7 @@ from magnetar.spark.admission import rows_of_bytes, share
 from magnetar.spark.errors import DataLost, ReadRefused, ReadStalled
 from magnetar.spark.offsets import Offsets, Place, parse_offsets, symbolic
 from magnetar.spark.source.options import MessagePlace
+from magnetar.spark.source.partition_reader import Retries
 from magnetar.spark.source.range_client import BrokerLost, BrokerRefused
 from magnetar.spark.source.tasks import tasks_between
 from magnetar.spark.source.topic_view import Clock, TopicView
@@ -124,16 +125,11 @@ class StreamDriver:
             for topic, place in last.places.items()
             if topic in starts and place.index > starts[topic].index
         }
-        missing = {
-            topic: starts[topic].ledger
-            for topic in ends
-            if not self._covers(topic, starts[topic], ends[topic])
-        }
-        states = {topic: self._states.get(topic) for topic in ends} | self._view.states(missing)
+        states = self._states_of(starts, ends)
         for topic, state in states.items():
             if state is None:
                 self._lose(topic, f"the topic was deleted; {_unread(starts[topic], ends[topic])}")
-            elif (loss := state.lost(starts[topic])) is not None:
+            elif (loss := state.lost_between(starts[topic], ends[topic])) is not None:
                 self._lose(topic, loss.what)
         return tasks_between(self._options, starts, ends, _existing(states))
 
@@ -238,6 +234,34 @@ class StreamDriver:
         state = self._states[topic]
         assert state is not None, topic
         return replace(end, bytes=start.bytes + state.bytes_between(start, end))
+
+    def _states_of(
+        self, starts: Mapping[str, Place], ends: Mapping[str, Place]
+    ) -> dict[str, TopicState | None]:
+        """The states of the topics of a batch. An owner that does not know all of its messages is
+        no longer the owner: wait for the next one. Raises ReadRefused, ReadStalled."""
+        retries = Retries(self._options.asked, self._options.read_timeout_s)
+        missing = {
+            topic: starts[topic].ledger
+            for topic in ends
+            if not self._covers(topic, starts[topic], ends[topic])
+        }
+        states = {topic: self._states.get(topic) for topic in ends} | self._view.states(missing)
+        while behind := {
+            topic: state
+            for topic, state in _existing(states).items()
+            if state.is_behind(starts[topic], ends[topic])
+        }:
+            topic, state = next(iter(behind.items()))
+            self._view.forget(list(behind))
+            retries.wait(
+                BrokerLost(
+                    f"{state.owner} knows {topic} up to message {state.next_index - 1}, the planned"
+                    f" batch ends with {ends[topic].index - 1}"
+                )
+            )
+            states |= self._view.states({it: starts[it].ledger for it in behind})
+        return states
 
     def _covers(self, topic: str, start: Place, end: Place) -> bool:
         state = self._states.get(topic)

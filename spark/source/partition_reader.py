@@ -14,8 +14,15 @@ from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from magnetar.client.session.backoff import ReconnectDelay
-from magnetar.spark.errors import OutOfOrder, ReadRefused, ReadStalled, TopicNotFound
+from magnetar.spark.errors import (
+    EntriesDeleted,
+    OutOfOrder,
+    ReadRefused,
+    ReadStalled,
+    TopicNotFound,
+)
 from magnetar.spark.source.range_client import (
+    DELETED,
     BrokerLost,
     BrokerRefused,
     Plan,
@@ -69,7 +76,10 @@ class TopicReader:
         return found.ledgers
 
     def read(self, spans: Sequence[Span]) -> Iterator[RangeEntry]:
-        """Yield each entry once, in order. Raises ReadRefused, OutOfOrder, ReadStalled."""
+        """Yield each entry once, in order.
+
+        Raises EntriesDeleted, ReadRefused, OutOfOrder, ReadStalled.
+        """
         for span in spans:
             following = span.first
             while following <= span.last:
@@ -81,7 +91,8 @@ class TopicReader:
                     self._owner = None
                     self._retries.wait(error)
                 except BrokerRefused as error:
-                    raise ReadRefused(self._topic, span.ledger, following, str(error)) from error
+                    kind = EntriesDeleted if error.name in DELETED else ReadRefused
+                    raise kind(self._topic, span.ledger, following, str(error)) from error
 
     def _attempt(self, span: Span) -> Iterator[RangeEntry]:
         """Read the span from the current owner. Raises BrokerLost if it ends early."""

@@ -196,10 +196,12 @@ PERMANENT: Final = {
     "NamespaceNotFound",
     "NotAllowed",
     "QueryFenced",
-    "RangeNotConfirmed",
+    "RangeDeleted",
     "TenantNotFound",
     "TopicNotFound",
 }
+# Of these, the ones that say that entries which were planned exist no more.
+DELETED: Final = {"NamespaceNotFound", "RangeDeleted", "TenantNotFound", "TopicNotFound"}
 _TEMPORARY_CODES = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,

@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from magnetar.protos.names import TopicName
 from magnetar.spark.avro import avro_decoder, parse_avro_schema
 from magnetar.spark.decode import Rows
-from magnetar.spark.errors import BadRecord, DataLost, OutOfOrder, ReadRefused, UnreadableEntry
+from magnetar.spark.errors import BadRecord, DataLost, EntriesDeleted
 from magnetar.spark.source.options import Mode, ValueFormat
 from magnetar.spark.source.partition_reader import TopicReader
 from magnetar.spark.source.schema import CORRUPT, ERROR, value_type
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 def read_task(options: ReadOptions, schema: StructType, task: Task) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task. A batch holds rows of one topic.
 
-    Raises DataLost, BadRecord, UnreadableEntry, OutOfOrder, ReadStalled.
+    Raises DataLost, BadRecord, UnreadableEntry, OutOfOrder, ReadRefused, ReadStalled.
     """
     stage = ValueStage(options, to_arrow_schema(schema, timezone="UTC"))
     for topic, spans in _by_topic(task.spans):
@@ -52,7 +52,7 @@ def read_task(options: ReadOptions, schema: StructType, task: Task) -> Iterator[
         first, end = task.indexes[topic]
         reader = TopicReader(options, topic, owner=task.owners[topic])
         for span in spans:
-            for stored in _entries(reader, span, fails=options.fail_on_data_loss):
+            for stored in entries_of(reader, span, fails=options.fail_on_data_loss):
                 rows.add(stored.ledger, stored.entry, stored.data, first_index=first, end_index=end)
                 if rows.rows >= BATCH_ROWS or rows.bytes >= BATCH_BYTES:
                     yield stage.take(rows, topic)
@@ -156,13 +156,11 @@ def _groups(
         yield group
 
 
-def _entries(reader: TopicReader, span: Span, *, fails: bool) -> Iterator[RangeEntry]:
+def entries_of(reader: TopicReader, span: Span, *, fails: bool) -> Iterator[RangeEntry]:
     """The entries of a span. Without `fails`, those that were deleted are left out."""
     try:
         yield from reader.read((span,))
-    except (OutOfOrder, UnreadableEntry):
-        raise
-    except ReadRefused as error:
+    except EntriesDeleted as error:
         what = (
             f"entries {span.first} to {span.last} of ledger {span.ledger} cannot be read: {error}"
         )

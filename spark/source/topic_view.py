@@ -134,6 +134,13 @@ class TopicView:
         else:
             self._retry(attempt)
 
+    def forget(self, topics: Mapping[str, object] | Sequence[str]) -> None:
+        """The owner of these topics does not answer, or is none. Ask the next broker of the
+        options."""
+        for topic in topics:
+            self._owners.pop(topic, None)
+        self._brokers.append(self._brokers.pop(0))
+
     # Mechanics
 
     def _hold(
@@ -152,7 +159,7 @@ class TopicView:
         try:
             answers = hold_topics(broker, request)
         except BrokerLost:
-            self._forget(places)
+            self.forget(places)
             raise
         for topic, held in zip(places, answers, strict=True):
             if held.owner_url:
@@ -204,7 +211,7 @@ class TopicView:
         try:
             plans = plan_topics(broker, asks)
         except BrokerLost:
-            self._forget(asks)
+            self.forget(asks)
             raise
         for topic, plan in zip(asks, plans, strict=True):
             if plan.owner_url:
@@ -223,7 +230,7 @@ class TopicView:
                 try:
                     reply = find_entry(broker, request)
                 except BrokerLost:
-                    self._forget([topic])
+                    self.forget([topic])
                     raise
                 if not reply.owner_url:
                     if not reply.exists:
@@ -239,12 +246,6 @@ class TopicView:
         for topic in topics:
             by_owner.setdefault(self._owners.get(topic, self._brokers[0]), []).append(topic)
         return [(broker, part) for broker, all_of in by_owner.items() for part in _chunks(all_of)]
-
-    def _forget(self, topics: Mapping[str, object] | Sequence[str]) -> None:
-        """The owner of these topics does not answer. Ask the next broker of the options."""
-        for topic in topics:
-            self._owners.pop(topic, None)
-        self._brokers.append(self._brokers.pop(0))
 
     def _retry(self, attempt: Callable[[], T]) -> T:
         retries = Retries(self._options.asked, self._options.read_timeout_s)

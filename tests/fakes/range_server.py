@@ -42,6 +42,7 @@ class RangeServer:
     url: str = ""
     owner: str = ""  # non-empty: it redirects there
     frame_entries: int = 3
+    missing: str = "RangeDeleted: there is no such entry"  # the error of a read beyond a ledger
     reads: list[tuple[int, int, int]] = field(default_factory=list)  # ledger, first, last
     plans: int = 0
     # Called before each frame of a read with the frames sent so far in it; may abort the call or
@@ -89,7 +90,7 @@ class RangeServer:
         assert self.topic is not None
         entries = self.topic.ledgers.get(asked.ledger, [])
         if asked.last_entry >= len(entries):
-            call.abort(grpc.StatusCode.ABORTED, "RangeNotConfirmed: there is no such entry")
+            call.abort(grpc.StatusCode.ABORTED, self.missing)
         ids = range(asked.first_entry, asked.last_entry + 1)
         for sent, at in enumerate(range(0, len(ids), self.frame_entries)):
             frame = b"".join(

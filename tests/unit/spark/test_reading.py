@@ -11,11 +11,19 @@ import pytest
 from fakes.range_server import RECORD, RangeServer, Topic, serving
 from support import free_port
 
-from magnetar.spark.errors import OutOfOrder, ReadRefused, ReadStalled, TopicNotFound
+from magnetar.spark.errors import (
+    DataLost,
+    EntriesDeleted,
+    OutOfOrder,
+    ReadRefused,
+    ReadStalled,
+    TopicNotFound,
+)
 from magnetar.spark.planner import Span
 from magnetar.spark.source.options import parse_options
 from magnetar.spark.source.partition_reader import TopicReader, records_of
 from magnetar.spark.source.range_client import BrokerLost
+from magnetar.spark.source.task_reader import entries_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,9 +164,48 @@ def test_an_entry_that_comes_twice_ends_the_read(servers: ExitStack) -> None:
 def test_what_was_planned_and_is_gone_is_named(servers: ExitStack) -> None:
     server = servers.enter_context(serving(RangeServer(flights())))
     reader = TopicReader(options(server.url), TOPIC)
-    with pytest.raises(ReadRefused, match=r"9:2.*RangeNotConfirmed"):
+    with pytest.raises(EntriesDeleted, match=r"9:2.*RangeDeleted"):
         ids_read(reader, (Span(9, 2, 40, 1),))
     assert len(server.reads) == 1
+
+
+def test_entries_that_the_broker_does_not_know_yet_are_waited_for(servers: ExitStack) -> None:
+    behind = flights()
+    tail = behind.ledgers.pop(9)
+    server = servers.enter_context(serving(RangeServer(behind, missing="RangeNotConfirmed: no")))
+
+    def learn(call: grpc.ServicerContext) -> None:
+        if server.plans == 2:
+            behind.ledgers[9] = tail
+
+    server.before_plan = learn
+    assert ids_read(TopicReader(options(server.url), TOPIC), (Span(9, 2, 3, 1),)) == [
+        (9, 2),
+        (9, 3),
+    ]
+    assert server.plans == 2
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_only_deleted_entries_are_lost_data(servers: ExitStack, fails: bool) -> None:
+    """A bug of the broker, or a broker that is behind, never counts as a loss."""
+    topic = flights()
+    server = servers.enter_context(serving(RangeServer(topic)))
+    reader = TopicReader(options(server.url, timeout_ms=500), TOPIC)
+    spans = (Span(9, 2, 40, 1, TOPIC),)
+    if fails:
+        with pytest.raises(DataLost, match="RangeDeleted"):
+            list(entries_of(reader, spans[0], fails=True))
+    else:
+        assert list(entries_of(reader, spans[0], fails=False)) == []
+    server.missing = "RangeNotConfirmed: no"
+    with pytest.raises(ReadStalled, match="RangeNotConfirmed"):
+        list(entries_of(reader, spans[0], fails=fails))
+    server.before_frame = lambda sent, call, frame: call.abort(
+        grpc.StatusCode.INTERNAL, "internal error"
+    )
+    with pytest.raises(ReadRefused, match="internal error"):
+        list(entries_of(reader, Span(9, 0, 3, 1, TOPIC), fails=fails))
 
 
 def test_a_topic_that_is_not_there(servers: ExitStack) -> None:

@@ -69,6 +69,12 @@ def test_nothing_is_lost_while_the_next_message_is_stored(place: Place) -> None:
     assert STATE.lost(place) is None
 
 
+def test_an_owner_that_is_behind_has_lost_nothing() -> None:
+    place = Place(9, 8, 300)
+    assert STATE.lost(place) is None
+    assert STATE.end_from(place) == place
+
+
 def test_trimmed_messages_are_lost_from_the_place_of_the_query_on() -> None:
     loss = STATE.lost(Place(2, 7, 70, 999))
     assert loss is not None

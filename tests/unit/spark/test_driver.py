@@ -1,0 +1,74 @@
+"""What the driver of a stream plans if a broker is behind, or has another topic of that name."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.range_server import RangeServer, Topic, serving
+
+from magnetar.spark.errors import DataLost, ReadStalled
+from magnetar.spark.offsets import Offsets, Place
+from magnetar.spark.source.driver import StreamDriver
+from magnetar.spark.source.options import parse_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import grpc
+
+TOPIC = "persistent://public/default/t"
+START = Offsets({TOPIC: Place(3, 0, 0)}).to_json()
+END = Offsets({TOPIC: Place(9, 4, 10)}).to_json()
+
+
+@pytest.fixture
+def servers() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def topic_of(**ledgers: int) -> Topic:
+    topic = Topic()
+    for ledger, entries in ledgers.items():
+        for _ in range(entries):
+            topic.add_batch(int(ledger.removeprefix("l")), b"one")
+    return topic
+
+
+def driver_of(server: RangeServer, **options: str) -> StreamDriver:
+    given = {"service.url": server.url, "topic": "t", "startingOffsets": "earliest"} | options
+    return StreamDriver(parse_options(given, streaming=True), now_ms=0, query="q")
+
+
+def entries_in(tasks: Any) -> list[tuple[int, int, int]]:
+    return [(span.ledger, span.first, span.last) for task in tasks for span in task.spans]
+
+
+def test_a_repeated_batch_waits_for_an_owner_that_knows_its_messages(servers: ExitStack) -> None:
+    behind, whole = topic_of(l3=6, l9=2), topic_of(l3=6, l9=4)
+    server = servers.enter_context(serving(RangeServer(behind)))
+
+    def take_over(call: grpc.ServicerContext) -> None:
+        if server.plans == 2:
+            server.topic = whole
+
+    server.before_plan = take_over
+    assert entries_in(driver_of(server).tasks(START, END)) == [(3, 0, 5), (9, 0, 3)]
+    assert server.plans == 2
+
+
+def test_a_batch_whose_end_no_broker_knows_is_not_planned_in_part(servers: ExitStack) -> None:
+    server = servers.enter_context(serving(RangeServer(topic_of(l3=6, l9=2))))
+    for loses in ("true", "false"):
+        driver = driver_of(server, readTimeoutMs="300", failOnDataLoss=loses)
+        with pytest.raises(ReadStalled, match="up to message 7, the planned batch ends with 9"):
+            driver.tasks(START, END)
+
+
+def test_a_planned_batch_of_a_topic_that_was_created_again_is_lost(servers: ExitStack) -> None:
+    server = servers.enter_context(serving(RangeServer(topic_of(l20=30))))
+    with pytest.raises(DataLost, match="created again"):
+        driver_of(server).tasks(START, END)
+    assert driver_of(server, failOnDataLoss="false").tasks(START, END) == []

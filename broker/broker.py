@@ -225,6 +225,10 @@ class Broker:
     def me(self) -> BrokerRegistration:
         return self._me
 
+    def now_ms(self) -> int:
+        """The wall clock."""
+        return self._clock.now_ms()
+
     @property
     def metadata(self) -> MetadataStore:
         """For operations of administrators."""

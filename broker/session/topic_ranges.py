@@ -33,6 +33,9 @@ FOUND_MAX: Final = 100_000  # topics of one answer: their names fit into a frame
 CONCURRENT_MAX: Final = 32  # topics of one request that are being opened
 HOLDS_MAX: Final = 10_000  # holds whose query a broker remembers; the least recently used one goes
 NAME_CHARACTERS_MAX: Final = 256  # of a subscription or a query
+# How far the clock of a query may be ahead of the broker's. Without a limit, a query with a wrong
+# clock would fence all later ones.
+CLOCK_SKEW_MS_MAX: Final = 60_000
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -58,12 +61,14 @@ class TopicRanges:
             except TopicNotFound:
                 reply.missing.append(text)
                 continue
+            _require_few("topics in the answer", len(reply.topics) + count, FOUND_MAX)
             parts = [name.with_partition(index) for index in range(count)] or [name]
             reply.topics.extend(map(str, parts))
+            await asyncio.sleep(0)  # a topic may have thousands of partitions
         for text in asked.namespaces:
             found = await broker.topics_of(NamespaceName.parse(text))
+            _require_few("topics in the answer", len(reply.topics) + len(found), FOUND_MAX)
             reply.topics.extend(map(str, found))
-        _require_few("topics in the answer", len(reply.topics), FOUND_MAX)
         return reply
 
     async def plan(self, broker: Broker, asked: pb.PlanTopicsRequest) -> pb.PlanTopicsReply:
@@ -142,7 +147,8 @@ class TopicRanges:
         if owner := await _other_owner(broker, name):
             return pb.HeldTopic(owner_url=owner)
         topic = await broker.stored_topic(name, create=False)
-        self._fence(name, asked.subscription, (asked.query_start_ms, asked.query))
+        began_ms = min(asked.query_start_ms, broker.now_ms() + CLOCK_SKEW_MS_MAX)
+        self._fence(name, asked.subscription, (began_ms, asked.query))
         start = _position(place.place)
         await topic.ensure_subscription(asked.subscription, start)
         subscription = topic.subscriptions[asked.subscription]

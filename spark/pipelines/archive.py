@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from pyspark.sql import functions as F
 
+from magnetar.spark.pipelines.reading import extents, messages, within
 from magnetar.spark.pipelines.target import check_target, put_in_place, staged
 
 if TYPE_CHECKING:
@@ -64,9 +65,11 @@ def archive(
     spark = _in_utc(spark)
     with staged(path) as new:
         check_target(path, overwrite=overwrite)
-        messages = _messages_until_now(spark, service_url, topic)
+        # Later messages are left out: Spark may plan a DataFrame several times.
+        stored = extents(spark, service_url, [topic])
+        rows = within(messages(spark, service_url, [topic]), stored)
         columns = _partition_columns(partition_by)
-        placed = messages.withColumns(columns) if columns else messages
+        placed = rows.withColumns(columns) if columns else rows
         placed.write.partitionBy(*columns).parquet(str(new))
         # With the topic's schema: Spark finds no schema in an archive without rows, and it would
         # read directory names such as "key=007" as numbers.
@@ -99,15 +102,6 @@ def _in_utc(spark: SparkSession) -> SparkSession:
     # All Parquet readers support it; Spark's default is INT96.
     ours.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     return ours
-
-
-def _messages_until_now(spark: SparkSession, service_url: str, topic: str) -> DataFrame:
-    """Return the messages that exist now; later messages are left out."""
-    reader = spark.read.format("magnetar").option("service.url", service_url).option("topic", topic)
-    # Without payloads. Spark may plan a DataFrame several times, so the end is a fixed value.
-    [(last,)] = reader.schema("__index bigint").load().agg(F.max("__index")).collect()
-    messages = spark.read.format("magnetar").option("service.url", service_url)
-    return messages.option("topic", topic).load().where(F.col("__index") <= F.lit(last))
 
 
 # Mechanics

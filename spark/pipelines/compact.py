@@ -4,9 +4,13 @@ A key whose newest message has no value, or an empty one, is left out: this is h
 So are messages without a key. The messages keep their keys, properties and event times, and their
 order within a task.
 
+The newest message of a key is the one with the highest index of its partition. A key can be in
+several partitions, for example if partitions were added. Among these, the publish time decides.
+
 The job ends with the messages that exist at its start. With the guarantee dedup, the job's id is
-made of the topics and of that end. So a job that was killed goes on, if no message was published
-meanwhile; otherwise it begins again, and the newest message of a key is still the last one.
+made of the topics and of the first and last messages. So a job that was killed goes on, if no
+message was published or deleted meanwhile; otherwise it begins again, and the newest message of a
+key is still the last one.
 """
 
 from __future__ import annotations
@@ -18,11 +22,11 @@ from pyspark.sql import functions as F
 
 from magnetar.spark.pipelines.reading import (
     TASKS,
-    ends,
+    extents,
     job_id,
     messages,
     own_session,
-    up_to,
+    within,
     write,
 )
 
@@ -53,11 +57,11 @@ def compact(
     """Write the newest messages into the topic `into`. Raises Spark's exceptions, which wrap the
     errors of source and sink."""
     spark = own_session(spark)
-    last = ends(spark, service_url, [topic])
-    job = job_id("compact", topic, into, *sorted(last.items()))
-    if not last:
+    stored = extents(spark, service_url, [topic])
+    job = job_id("compact", topic, into, *sorted(stored.items()))
+    if not stored:
         return Compacted(0, 0, 0, 0, job)
-    source = up_to(messages(spark, service_url, [topic]), last)
+    source = within(messages(spark, service_url, [topic]), stored)
     newest = newest_of(source).cache()
     try:
         counts = source.agg(F.count("*"), F.count(F.lit(1)) - F.count("__key")).first()
@@ -73,8 +77,13 @@ def compact(
 
 
 def newest_of(source: DataFrame) -> DataFrame:
-    """The newest message of each key. A key has one partition, in which indexes rise."""
+    """The newest message of each key. Clocks of producers differ, so within a partition the publish
+    time does not count."""
     row = F.struct(*source.columns)
-    order = F.struct("__publishTime", "__index")
-    newest = F.max_by(row, order).alias("row")
-    return source.where("__key is not null").groupBy("__key").agg(newest).select("row.*")
+    of_partition = (
+        source.where("__key is not null")
+        .groupBy("__key", "__partition")
+        .agg(F.max_by(row, "__index").alias("row"))
+    )
+    order = F.struct("row.__publishTime", "row.__partition")
+    return of_partition.groupBy("__key").agg(F.max_by("row", order).alias("row")).select("row.*")

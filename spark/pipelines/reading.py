@@ -48,23 +48,25 @@ def messages(
     return (reader if schema is None else reader.schema(schema)).load()
 
 
-def ends(
+def extents(
     spark: SparkSession, service_url: str, topics: Sequence[str]
-) -> dict[tuple[str, int], int]:
-    """Return the index of the last message of each topic and partition, by (topic, partition).
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the indexes of the first and the last message of each topic and partition, by
+    (topic, partition).
 
     An empty topic is left out.
     """
     columns = "__topic string, __partition int, __index bigint"
     found = messages(spark, service_url, topics, columns).groupBy("__topic", "__partition")
-    return {(row[0], row[1]): row[2] for row in found.agg(F.max("__index")).collect()}
+    rows = found.agg(F.min("__index"), F.max("__index")).collect()
+    return {(row[0], row[1]): (row[2], row[3]) for row in rows}
 
 
-def up_to(frame: DataFrame, ends: dict[tuple[str, int], int]) -> DataFrame:
-    """Return the messages up to these ends. So a frame that Spark plans again has the same rows."""
+def within(frame: DataFrame, extents: dict[tuple[str, int], tuple[int, int]]) -> DataFrame:
+    """Return the messages of these extents. So a frame that Spark plans again has the same rows."""
     kept: Column = F.lit(False)
-    for (topic, _), last in ends.items():
-        kept = kept | ((F.col("__topic") == topic) & (F.col("__index") <= last))
+    for (topic, _), (first, last) in extents.items():
+        kept = kept | ((F.col("__topic") == topic) & F.col("__index").between(first, last))
     return frame.where(kept)
 
 

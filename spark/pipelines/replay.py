@@ -4,12 +4,14 @@ Files with a column `value` hold messages, for example an archive. Messages with
 keep the order of their index within a key. Other files hold records: each row becomes a JSON
 object.
 
-With the guarantee dedup, the job's id is made of the topic and of the names and sizes of the files.
-A job that was killed and is run again stores only what is missing.
+With the guarantee dedup, the job's id is made of the topic and of the names and contents of the
+files. A job that was killed and is run again stores only what is missing. Names and sizes would not
+do: other files of the same name and size would count as stored.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +21,7 @@ from magnetar.spark.errors import NothingToReplay
 from magnetar.spark.pipelines.reading import TASKS, job_id, own_session, write
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -47,21 +50,31 @@ def replay(
         raise NothingToReplay(path)
     spark = own_session(spark)
     rows = spark.read.parquet(str(path))
-    job = job_id("replay", topic, *(f"{name} {size}" for name, size in files))
+    job = job_of(topic, path, files)
     write(_arranged(rows), service_url, topic, guarantee=guarantee, job=job)
     return Replayed(len(files), rows.count(), job)
 
 
-def parquet_files(path: Path) -> list[tuple[str, int]]:
-    """The names below `path` and the sizes of the files that Spark reads, in order."""
+def parquet_files(path: Path) -> list[Path]:
+    """The files that Spark reads, in order: `path` itself, or those below it."""
     if path.is_file():
-        return [(path.name, path.stat().st_size)]
-    found = []
-    for file in sorted(path.rglob("*.parquet")):
-        name = file.relative_to(path)
-        if file.is_file() and not any(part.startswith(("_", ".")) for part in name.parts):
-            found.append((str(name), file.stat().st_size))
-    return found
+        return [path]
+    return [
+        file
+        for file in sorted(path.rglob("*.parquet"))
+        if file.is_file()
+        and not any(part.startswith(("_", ".")) for part in file.relative_to(path).parts)
+    ]
+
+
+def job_of(topic: str, path: Path, files: Sequence[Path]) -> str:
+    """The id of the job that writes these files below `path` into the topic. Reads the files."""
+    parts = []
+    for file in files:
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        parts.append(f"{file.relative_to(path.parent if file == path else path)} {digest}")
+    return job_id("replay", topic, *parts)
 
 
 def _arranged(rows: DataFrame) -> DataFrame:

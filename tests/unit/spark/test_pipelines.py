@@ -12,7 +12,7 @@ from magnetar.demo.delays import Delays
 from magnetar.demo.hours import Streamed, by_hour_of_day, draw, hours_in_file
 from magnetar.spark.errors import TargetBusy, TargetForeign
 from magnetar.spark.pipelines.reading import job_id
-from magnetar.spark.pipelines.replay import parquet_files
+from magnetar.spark.pipelines.replay import job_of, parquet_files
 from magnetar.spark.pipelines.stats import Counted, Statistics, picture
 from magnetar.spark.pipelines.target import locked
 from magnetar.spark.sink.options import JOB_ID
@@ -26,9 +26,25 @@ def test_files_that_spark_reads_are_found_in_order(tmp_path: Path) -> None:
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(b"12")
-    assert parquet_files(tmp_path) == [("a=1/c.parquet", 2), ("b.parquet", 2)]
-    assert parquet_files(tmp_path / "b.parquet") == [("b.parquet", 2)]
+    assert parquet_files(tmp_path) == [tmp_path / "a=1/c.parquet", tmp_path / "b.parquet"]
+    assert parquet_files(tmp_path / "b.parquet") == [tmp_path / "b.parquet"]
     assert parquet_files(tmp_path / "absent") == []
+
+
+def test_the_id_of_a_replay_depends_on_names_and_contents_of_the_files(tmp_path: Path) -> None:
+    def job(content: bytes, name: str = "a.parquet", folder: str = "one") -> str:
+        path = tmp_path / folder
+        path.mkdir(exist_ok=True)
+        (path / name).write_bytes(content)
+        (found,) = parquet_files(path)
+        id_ = job_of("t", path, [found])
+        found.unlink()
+        return id_
+
+    assert job(b"12") == job(b"12") == job(b"12", folder="two")
+    assert len({job(b"12"), job(b"21"), job(b"12", name="b.parquet")}) == 3
+    (tmp_path / "a.parquet").write_bytes(b"12")
+    assert job_of("t", tmp_path / "a.parquet", [tmp_path / "a.parquet"]) == job(b"12")
 
 
 def test_a_job_id_depends_on_all_parts_and_is_accepted_by_the_sink() -> None:

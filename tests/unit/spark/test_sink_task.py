@@ -215,7 +215,9 @@ async def test_a_refusal_ends_the_client_while_the_task_waits_for_rows() -> None
         await it.write([0])
         (await it.admin.post(LIMIT, json=150_000)).raise_for_status()
         end = asyncio.Event()
-        with pytest.RaisesGroup(pytest.RaisesExc(SparkError, match=r"row 1499 .*exceeds the limit")):
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(SparkError, match=r"row 1499 .*exceeds the limit")
+        ):
             async with asyncio.TaskGroup() as group:
                 group.create_task(it.write(range(1, 3_001), batch=1, large=1_500, until=end))
                 await wait_stored(it, 1_500)

@@ -688,9 +688,19 @@ class KeyShared:
         """Gate 2, but for the room of the consumer."""
         if self._target(slot) is not consumer:
             return False
-        if self._withheld and self._withheld.withholds(slot, self._replay.lowest(slot)):
+        if self._withheld and self._is_withheld(slot):
             return False
         return not (self._draining and self._draining.blocks(slot, consumer))
+
+    def _is_withheld(self, slot: int) -> bool:
+        """Whether the waiting entries of the slot are all later than one that is negatively
+        acknowledged."""
+        withheld = self._withheld
+        earliest = withheld.earliest(slot)
+        while earliest is not None and self._acks.is_acked(earliest):
+            withheld.on_acked(earliest)  # the broker has skipped it: no consumer acknowledges it
+            earliest = withheld.earliest(slot)
+        return withheld.withholds(slot, self._replay.lowest(slot))
 
     def _next_due(self, now: float) -> Replay | None:
         """The delayed entries that have become due. Their slots are known after the read."""

@@ -205,3 +205,26 @@ def test_later_entries_wait_and_say_so_until_the_acknowledgement() -> None:
     it.settle()
     assert member.inbox[-2:] == [third, Position(third.ledger, third.entry + 1)]
     assert member.counts[-3:] == [1, 0, 0], "a returned entry is not redelivered"
+
+
+def test_skipping_a_lost_entry_releases_the_later_entries_of_its_hash() -> None:
+    """The broker acknowledges what is lost for good, without an acknowledgement by a consumer."""
+    it = Judge(KeyShared)
+    member = it.join(policy=ORDERED)
+    it.flow(member, 9)
+    for _ in range(4):
+        it.append(key="a")
+    it.settle()
+    first, second, third, fourth = member.inbox
+    it.negative_ack(member, [first, second], [third, fourth])
+    it.settle()
+    it.redeliver(member, [first, second])
+    assert it.outstanding is not None, "the broker reads them again"
+    for lost in (first, second):
+        it.acks.acknowledge(lost)
+        it.given_back.pop(lost, None)
+    it.answer_read(fail=True)
+    it.settle()
+    assert member.inbox[4:] == [third, fourth]
+    it.ack(member, third, fourth)
+    assert not it.machine._withheld

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
-from magnetar.bookie.ledger.errors import LedgerError
+from magnetar.bookie.ledger.errors import LedgerError, LedgerRefused
 from magnetar.broker.dispatch.delayed_index import RUN_ENTRIES, DelayedIndex
 from magnetar.broker.dispatch.delayed_segment import (
     InvalidDelayedSegment,
@@ -324,6 +324,10 @@ class DelayedStore:
                 "a delayed ledger failed", ledger=appender.ledger, error=str(appender.failure)
             )
             self._abandon_ledger()
+            if isinstance(appender.failure, LedgerRefused):
+                # The next ledger would be refused the same.
+                name = str(self._log.name)
+                raise LogUnavailable(name, "storing delayed messages", appender.failure)
             return False
         for (run, name), payload in zip(batch, payloads, strict=True):
             self._size[appender.ledger] += len(payload)
@@ -335,10 +339,14 @@ class DelayedStore:
     async def _begin_ledger(self) -> None:
         """Raises LogFenced, LogDamaged, TopicFull."""
         newest = max((*self._live, self._log.chain.newest), default=-1)
+        # Each has failed before a segment was stored. They would gather while writes fail.
+        unused = [it for it, size in self._size.items() if size == 0]
         appender = await self._rolling.create(newer_than=LedgerId(newest))
         ledger = appender.ledger
         try:
-            await self._rolling.record(lambda record: _with_ledger(record, ledger))
+            await self._rolling.record(
+                lambda record: _with_ledger(_without_ledgers(record, unused), ledger)
+            )
         except BaseException:
             if not self._owned_record.may_be_recorded(ledger):
                 await self._rolling.discard(appender)
@@ -347,6 +355,8 @@ class DelayedStore:
         appender.progress = self._progress.set
         self._appender = appender
         self._began_s = asyncio.get_running_loop().time()
+        for it in unused:
+            del self._live[it], self._size[it]
         self._size[ledger] = self._live[ledger] = 0
 
     async def _drop_dead(self) -> None:

@@ -14,6 +14,7 @@ from fakes.ledgers import BrokerDied, FakeLedgers, Steps
 from fakes.topic_log import SteppingStore, opened, opened_cursors
 from support import settle, wait_until
 
+from magnetar.bookie.ledger.errors import LedgerRefused, NotEnoughBookies
 from magnetar.broker.errors import LogError
 from magnetar.broker.log.position import EARLIEST, Position
 from magnetar.broker.topic.delayed_store import LEDGERS_MAX, DelayedStore, DelayedStoreConfig
@@ -22,8 +23,10 @@ from magnetar.runtime.on_demand import spawner
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from fakes.ledgers import FakeAppender
     from fakes.topic_log import TopicLog
 
+    from magnetar.bookie.ledger.errors import LedgerError
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.cursor.cursors import Cursors
     from magnetar.broker.dispatch.delayed_index import DelayedIndex
@@ -280,6 +283,50 @@ async def test_garbage_in_a_ledger_is_ignored() -> None:
     world.ledgers.ledgers[ledger].entries[0] = b"\x63garbage"
     async with life(world) as it:
         assert contents(it) == {at: due_of(at) for at in positions[RUN:]}
+
+
+async def fail_next_ledger(world: ClusterState, error: LedgerError) -> None:
+    """The next ledger that segments are sent to fails before any of them is stored."""
+
+    def writing() -> FakeAppender | None:
+        for appender in world.ledgers.appenders:
+            if appender.in_flight_bytes and appender.failure is None and not appender.closed:
+                return appender
+        return None
+
+    await wait_until(writing, what="a write")
+    appender = writing()
+    assert appender is not None
+    appender.fail(error)
+
+
+async def test_ledgers_that_fail_at_once_do_not_gather() -> None:
+    world = ClusterState()
+    async with life(world, close=False) as it:
+        positions = await it.delay(2 * RUN)
+        world.ledgers.hold()
+        for _ in range(3 * LEDGERS_MAX):
+            await fail_next_ledger(world, NotEnoughBookies(needed=1, writable=0))
+            assert len(it.listed) <= 2
+        world.ledgers.release()
+        await it.settled()
+        assert len(it.listed) == 1
+    async with life(world) as it:
+        assert contents(it) == {at: due_of(at) for at in positions}
+
+
+async def test_a_refused_segment_ends_the_store_and_not_the_topic() -> None:
+    world = ClusterState()
+    async with life(world, close=False) as it:
+        await it.delay(RUN)
+        world.ledgers.hold()
+        await fail_next_ledger(world, LedgerRefused(1, "malformed"))
+        await wait_until(lambda: it.store.is_settled, what="the end of the store")
+        assert len(it.listed) <= 1
+        assert it.topic.log.owned_record.lost is None
+        world.ledgers.release()
+        positions = await it.delay(1)
+        assert positions[0] in it.index
 
 
 # ---- histories -----------------------------------------------------------------------------------

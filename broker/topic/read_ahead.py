@@ -105,11 +105,17 @@ class ReadAhead:
         finally:
             if self._task is asyncio.current_task():  # else it was dropped
                 self._task = None
-                self._entries = found
-                self._first = found[0].position if found and found[0].position == first else None
-                self._count(sum([len(entry.data) for entry in found]))
-                if self._first is None:
+                size = sum([len(entry.data) for entry in found])
+                if found and found[0].position == first and self._fits(size):
+                    self._entries = found
+                    self._count(size)
+                else:
                     self.drop()
+
+    def _fits(self, size: int) -> bool:
+        """Whether so many bytes may be held. A read gives one entry however large it is."""
+        more = size - self._held
+        return more <= 0 or self._log.budget.may_read_ahead(more)
 
     def _count(self, size: int) -> None:
         self._log.budget.hold_ahead(size - self._held)

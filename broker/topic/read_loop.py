@@ -139,6 +139,10 @@ class ReadLoop:
         self._task = self._wanted = self.failure = None
         self._ahead.drop()
 
+    def drop_ahead(self) -> None:
+        """Forget what was read ahead: no consumer is connected, and none may come."""
+        self._ahead.drop()
+
     async def _run(self) -> None:
         try:
             while (wanted := self._wanted) is not None:

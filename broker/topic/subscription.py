@@ -254,6 +254,8 @@ class Subscription:
         if self._dispatcher is not None:
             now = self._loop.time()
             self._carry_out(self._dispatcher.remove_consumer(handle.machine, now), now)
+        if not self.consumers:
+            self._read_loop.drop_ahead()
         last = not self.consumers and not self.cursor.durable
         if last and self.state is SubscriptionState.OPEN:
             self._abandoned(self)
@@ -752,6 +754,8 @@ class Subscription:
         """The read loop reports the answer to a read."""
         now = self._loop.time()
         self._carry_out(answer(self._machine(), now), now)
+        if not self.consumers:  # the last one has left during the read
+            self._read_loop.drop_ahead()
 
     def _skip(self, lost: LostRange) -> None:
         """Acknowledge entries that no consumer will get."""

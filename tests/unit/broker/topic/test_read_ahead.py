@@ -155,3 +155,18 @@ async def test_any_reads_agree_with_plain_ones(seed: int) -> None:
                 first = it.log.chain.at_rank(chance.randint(1, it.log.chain.entry_count))
             else:
                 first = it.log.chain.next_position(entries[-1].position)
+
+
+async def test_an_entry_that_is_larger_than_its_reservation_is_kept_only_if_there_is_room() -> None:
+    async with world() as it:
+        budget = it.log.budget
+        share = budget.bytes_max // AHEAD_SHARE
+        budget.hold_ahead(share - 1)
+        entries = await it.read(EARLIEST, 4, size=1)
+        await settle()
+        assert it.spawned == 1
+        assert (it.ahead.held_bytes, budget.ahead) == (0, share - 1)
+        following = it.log.chain.next_position(entries[-1].position)
+        assert texts(await it.read(following, 4, size=1)) == ["m1"]
+        it.ahead.drop()
+        budget.hold_ahead(1 - share)

@@ -34,6 +34,7 @@ from magnetar.broker.log.log import TAIL_ENTRIES_MAX, LogConfig
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.broker.topic.ack_sets import UNKNOWN_WORDS_MAX, UNKNOWN_WORDS_TOTAL_MAX
 from magnetar.broker.topic.contract import CloseReason, InitialPosition, SubscriptionType
+from magnetar.broker.topic.read_ahead import BACKLOG_ENTRIES_MIN
 from magnetar.broker.topic.subscription import RETURN_S, all_of
 
 if TYPE_CHECKING:
@@ -78,6 +79,34 @@ async def test_catch_up_reads_ranges_from_bookies() -> None:
         _, session = await it.subscribe()
         await delivered(session, texts)
         assert len(world.ledgers.reads) <= 6, "not in ranges"
+
+
+@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
+async def test_what_was_read_ahead_is_given_up_when_the_last_consumer_leaves(
+    kind: SubscriptionType,
+) -> None:
+    world = ClusterState()
+    config = replace(SMALL, ledger_entries_max=2_000)
+    texts = [str(number) for number in range(BACKLOG_ENTRIES_MIN + 200)]
+    async with opened_topic(world, config=config, cache_bytes=1) as it:
+        await it.publish(*texts)
+        budget = it.topic.log.budget
+        for during_a_read in (False, True):
+            name = f"s{during_a_read}"
+            handle, session = await it.subscribe(name, kind=kind, permits=20)
+            await delivered(session, texts[:20])
+            await wait_until(lambda: budget.ahead > 0, what="a read ahead")
+            await settle()
+            if during_a_read:
+                world.ledgers.may_read.clear()
+                world.ledgers.reading.clear()
+                handle.redeliver(None)  # the read begins elsewhere
+                handle.flow(20)
+                await asyncio.wait_for(world.ledgers.reading.wait(), 5)
+            handle.close_nowait()
+            world.ledgers.may_read.set()
+            await settle()
+            assert budget.ahead == 0
 
 
 async def test_tailing_consumer_reads_nothing_from_bookies() -> None:

@@ -181,7 +181,8 @@ class ProducerHandle:
                 if not first.ready:
                     if self._order.outstanding > outstanding:
                         self._holding[self] = self._holding.pop(self)  # the others' turn
-                    self._count_held()
+                    if progressed:
+                        self._count_held()
                     return progressed
                 self._held.popleft()
                 self._decide(first.publish, first.stage, now)

@@ -16,6 +16,8 @@ from magnetar.broker.topic.throttle import Bucket
 from magnetar.metadata.policies import Rate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from magnetar.broker.topic.producer import ProducerHandle
 
 ROOMY = LogConfig()
@@ -75,6 +77,34 @@ async def test_a_held_producer_reads_on_until_it_holds_too_much() -> None:
         policies.set(publish_rate=Rate(0, 0, 1))
         assert await has_room(handle)
         await handle.wait_drained()
+
+
+class Looked(list[bytes]):
+    """Counts how often all entries are looked at."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.times += 1
+        return super().__iter__()
+
+
+async def test_a_closed_gate_costs_nothing_however_much_is_held() -> None:
+    """Each confirmed append asks every producer that is held."""
+    policies = SettablePolicies(publish_rate=Rate(1, 0, 100))
+    async with opened_topic(ClusterState(), policies=policies, config=ROOMY) as it:
+        now = asyncio.get_running_loop().time()
+        handle, _ = await it.produce("p")
+        runs = [numbered("p", number) for number in range(3)]
+        for run in runs:
+            handle.publish(run, now)
+        size = sum(map(len, runs[2].entries))
+        assert it.topic.log.budget.held >= size
+        runs[2].entries = entries = Looked(runs[2].entries)
+        assert not handle.resume(now)
+        assert entries.times == 0
+        handle.close_nowait()
+        assert it.topic.log.budget.held == 0
 
 
 async def has_room(handle: ProducerHandle) -> bool:

@@ -87,7 +87,7 @@ class Failover(SingleActive):
     def on_acked(
         self, consumer: Consumer, positions: Sequence[Position], now: float
     ) -> list[Action]:
-        return self._maybe_switch(now)
+        return super().on_acked(consumer, positions, now) + self._maybe_switch(now)
 
     def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
         return self._maybe_switch(now)

@@ -14,7 +14,7 @@ from magnetar.broker.topic.activity import Activity
 from magnetar.broker.topic.contract import SubscriptionType
 
 EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
-KEY_SHARED = SubscriptionType.KEY_SHARED
+FAILOVER, KEY_SHARED = SubscriptionType.FAILOVER, SubscriptionType.KEY_SHARED
 
 
 def test_times_of_a_consumer_that_left_are_merged() -> None:
@@ -35,7 +35,7 @@ def test_times_that_never_came_are_zero() -> None:
     assert described["lastAckedTime"] == "1970-01-01T00:00:00.000+00:00"
 
 
-@pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, KEY_SHARED])
+@pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER, SHARED, KEY_SHARED])
 async def test_deliveries_and_acknowledgements_are_dated_and_counted(
     kind: SubscriptionType,
 ) -> None:

@@ -46,6 +46,7 @@ class DrainingHashes:
         "_cleared",
         "_consumers",
         "_counts",
+        "_next_number",
         "_numbers",
         "_owners",
         "_references",
@@ -55,8 +56,9 @@ class DrainingHashes:
     def __init__(self) -> None:
         self._references: dict[int, int] = {}  # by slot; no zero
         self._blocked = self._owners = _NONE  # by slot; empty while nothing drains
-        self._consumers: list[Consumer] = []  # by the number in `_owners`
+        self._consumers: dict[int, Consumer] = {}  # by the number in `_owners`
         self._numbers: dict[Consumer, int] = {}
+        self._next_number = 0
         self._counts: dict[Consumer, int] = {}  # how many slots each drains, above 0
         self._cleared: dict[Consumer, int] = {}  # slots that have drained, by connected consumer
         self.blocked_attempts = 0  # of all slots, also those that have drained
@@ -101,8 +103,9 @@ class DrainingHashes:
             self._blocked, self._owners = array("I", _ZEROS), array("I", _ZEROS)
         number = self._numbers.get(consumer)
         if number is None:
-            number = self._numbers[consumer] = len(self._consumers)
-            self._consumers.append(consumer)
+            number = self._numbers[consumer] = self._next_number
+            self._consumers[number] = consumer
+            self._next_number += 1
         known, owners = self._references, self._owners
         if known and not known.keys().isdisjoint(references):
             both = [slot for slot in references if slot in known]
@@ -148,6 +151,8 @@ class DrainingHashes:
             slots = [slot for slot in self._references if self._owners[slot] == number]
         for slot in slots:
             self._end(slot)
+        if (left := self._numbers.pop(consumer, None)) is not None:
+            del self._consumers[left]
         self._cleared.pop(consumer, None)
         return slots
 
@@ -167,4 +172,4 @@ class DrainingHashes:
         if not self._references:
             self._references = {}  # the memory, too
             self._blocked = self._owners = _NONE
-            self._consumers, self._numbers = [], {}
+            self._consumers, self._numbers, self._next_number = {}, {}, 0

@@ -46,3 +46,23 @@ def test_all_hashes_take_less_than_5_mb_and_none_take_nothing() -> None:
         assert empty - before < 10_000
     finally:
         tracemalloc.stop()
+
+
+def test_consumers_that_left_are_forgotten_while_another_hash_drains_on() -> None:
+    it, stays = DrainingHashes(), consumer("stays")
+    it.register(stays, {7: 1})
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(2_000):
+            leaves = consumer(f"c{number}")
+            it.register(leaves, {8: 1, 9: 2})
+            assert set(it.of(leaves)) == {8, 9}
+            assert sorted(it.on_left(leaves)) == [8, 9]
+            it.check()
+        after, _ = tracemalloc.get_traced_memory()
+        assert after - before < 20_000
+    finally:
+        tracemalloc.stop()
+    assert set(it.of(stays)) == {7}
+    assert it.blocks(7, None)

@@ -2,7 +2,6 @@
 
 import re
 from base64 import b64decode
-from binascii import Error as NotBase64
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query
@@ -96,6 +95,6 @@ def _position(text: str | None) -> Position:
 def _key(text: str, base64: bool) -> bytes:
     try:
         return b64decode(text, validate=True) if base64 else text.encode()
-    except (NotBase64, UnicodeEncodeError):
+    except ValueError:  # also UnicodeEncodeError, and what is not ASCII in base64
         expected = "base64" if base64 else "text of Unicode characters"
         raise InvalidArgument("key", text, expected) from None

@@ -69,14 +69,23 @@ async def parsed_body(body: SchemaBody) -> Schema:
     """Raises InvalidSchema, InvalidArgument."""
     if body.type not in SchemaType.__members__:
         raise InvalidArgument("type", body.type, f"one of {', '.join(SchemaType.__members__)}")
-    kind = SchemaType[body.type]
-    try:
-        data = body.definition.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgument("schema", body.definition, "text of Unicode characters") from None
+    properties = "".join(map("".join, body.properties.items()))
+    for what, text in (("schema", body.definition), ("properties", properties)):
+        if not _is_unicode(text):
+            raise InvalidArgument(what, text, "text of Unicode characters")
+    kind, data = SchemaType[body.type], body.definition.encode()
     if kind is SchemaType.KEY_VALUE:
         data = _joined(data)
     return await parsed(kind, data, body.type.title(), body.properties)
+
+
+def _is_unicode(text: str) -> bool:
+    """False: it has half of a surrogate pair, which JSON can escape."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 async def _compatibility(broker: Broker, name: TopicName) -> SchemaCompatibility:
@@ -108,7 +117,10 @@ def _divided(stored: SchemaVersion) -> str:
     """The definitions of a key and a value as one JSON object, as Pulsar shows them."""
     parts = key_value.parse(stored.data, stored.properties)
     names = {it.name for it in AVRO_TYPES}
-    shown = [json.loads(it.data) if it.type in names else it.data.decode() for it in parts]
+    shown = [
+        json.loads(it.data) if it.type in names else it.data.decode("utf-8", "replace")
+        for it in parts
+    ]
     return json.dumps({"key": shown[0], "value": shown[1]})
 
 
@@ -116,8 +128,9 @@ def _joined(text: bytes) -> bytes:
     try:
         tree = json.loads(text)
         parts = [tree["key"], tree["value"]]
+        texts = [it if isinstance(it, str) else json.dumps(it) for it in parts]
+        encoded = [it.encode() for it in texts]
     except (ValueError, RecursionError, KeyError, TypeError):
         expected = "no KEY_VALUE schema: it is not JSON with the keys key and value"
         raise InvalidSchema(expected) from None
-    texts = [it if isinstance(it, str) else json.dumps(it) for it in parts]
-    return b"".join(len(it.encode()).to_bytes(4) + it.encode() for it in texts)
+    return b"".join(len(it).to_bytes(4) + it for it in encoded)

@@ -229,6 +229,7 @@ async def test_a_partitioned_topic_is_asked_for_one_partition() -> None:
         ("s/key", 400, "key"),
         ("s/key?key=k", 405, "Key_Shared only"),
         ("s/key?key=%20&base64=true", 400, "base64"),
+        ("s/key?key=%C3%A9&base64=true", 400, "base64"),
         (f"s/key?key={'k' * 5_000}", 400, "key"),
         ("other/explain", 404, "other"),
         ("other/pending", 404, "other"),

@@ -11,6 +11,9 @@ from fakes.admin_port import broker as admin_port
 from fakes.admin_port import invoke
 from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
+from fakes.wire import wire_to
+
+from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,6 +80,27 @@ async def test_key_value_schemas_are_one_json_object() -> None:
 
 
 @pytest.mark.real_loop
+async def test_key_value_schema_of_a_client_is_shown_also_if_a_part_is_not_text() -> None:
+    parts = {"key.schema.type": "BYTES", "value.schema.type": "STRING"}
+    data = b"".join(len(it).to_bytes(4) + it for it in (b"k", b"\xff"))
+    schema = pb.Schema(
+        name="kv",
+        schema_data=data,
+        type=pb.Schema.KeyValue,
+        properties=[pb.KeyValue(key=key, value=value) for key, value in parts.items()],
+    )
+    async with (
+        running_broker(ClusterState()) as broker,
+        wire_to(broker, "pulsar") as client,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        await client.produce("t", schema=schema)
+        found = await admin.get(f"{PATH}/schema")
+        assert found.status_code == 200
+        assert json.loads(found.json()["data"]) == {"key": "k", "value": "\ufffd"}
+
+
+@pytest.mark.real_loop
 async def test_a_new_namespace_finds_no_schema_of_a_deleted_one() -> None:
     path = "schemas/public/other/t"
     async with running_broker(ClusterState()) as broker, admin_of(broker, "/admin/v2") as admin:
@@ -95,10 +119,15 @@ async def test_bad_bodies_are_refused_by_name() -> None:
         ({"schema": ""}, 400, "lacks type"),
         ({"type": "KEY_VALUE", "schema": "5"}, 422, "keys key and value"),
         ({"type": "AUTO_CONSUME"}, 422, "cannot be stored"),
+        ({"type": "KEY_VALUE", "schema": r'{"key": "\ud800", "value": ""}'}, 422, "key and value"),
+        ({"type": "AVRO", "schema": "\ud800"}, 400, "schema"),
+        ({"type": "STRING", "properties": {"a": "\ud800"}}, 400, "properties"),
+        ({"type": "STRING", "properties": {"\ud800": "a"}}, 400, "properties"),
     ]
     async with running_broker(ClusterState()) as broker, admin_of(broker, "/admin/v2") as admin:
         for body, status, why in bodies:
-            answer = await admin.post(f"{PATH}/schema", json=body)
+            headers = {"content-type": "application/json"}
+            answer = await admin.post(f"{PATH}/schema", content=json.dumps(body), headers=headers)
             assert answer.status_code == status, answer.text
             assert why in answer.json()["reason"]
         missing = await admin.post("schemas/public/none/t/schema", json=avro())

@@ -11,6 +11,8 @@ from magnetar.broker.session import reply
 from magnetar.protos.names import NamespaceName
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from magnetar.broker.catalog.pattern import TopicPattern
     from magnetar.broker.catalog.watching import Names
     from magnetar.broker.session.context import Context
@@ -20,7 +22,7 @@ WATCHERS_MAX: Final = 100
 """Of one connection. Each keeps the set of the names that match: 0.5 MB for 10,000."""
 
 LIST_BYTES_MAX: Final = 4 << 20
-"""Of the names in one command: a frame has at most 5 MB."""
+"""Of the names in one command, in UTF-8: a frame has at most 5 MB."""
 
 
 class _Watcher:
@@ -65,13 +67,16 @@ class _Watcher:
             found = await matching(await compiled(self._pattern, turns), fresh, turns)
         removed = [text for text in gone if text in matched]
         added = [str(name) for name in found]
-        if not (added or removed) or self._context.over:
-            return
-        matched.difference_update(removed)
-        matched.update(added)
-        self._context.put_control(
-            reply.topic_update(self._watcher_id, added, removed, hash_of(matched))
-        )
+        for part_added, part_removed in _parts(added, removed):
+            await turns.take()
+            if self._context.over:
+                return
+            matched.difference_update(part_removed)
+            matched.update(part_added)
+            digest = hash_of(matched)  # of what the client then has: it may see no other part
+            self._context.put_control(
+                reply.topic_update(self._watcher_id, part_added, part_removed, digest)
+            )
 
     def _catch_up(self) -> None:
         if self._changes:
@@ -92,8 +97,8 @@ async def watch(context: Context, body: pb.CommandWatchTopicList) -> bytes:
     context.watchers[body.watcher_id] = watcher.end
     try:
         names = await watcher.begin(pattern)
-        if (size := sum(map(len, names))) > LIST_BYTES_MAX:
-            why = f"its topics have {size} characters, at most {LIST_BYTES_MAX} can be sent"
+        if (size := sum(map(_size_of, names))) > LIST_BYTES_MAX:
+            why = f"the names of its topics have {size} bytes; the limit is {LIST_BYTES_MAX}"
             raise NotAllowed(f"watching {namespace}", why)
     except BaseException:
         _forget(context, body.watcher_id, watcher)
@@ -109,6 +114,25 @@ async def end_watch(context: Context, body: pb.CommandWatchTopicListClose) -> by
     if (end := context.watchers.pop(body.watcher_id, None)) is not None:
         end()
     return reply.success(body.request_id)
+
+
+def _parts(added: Sequence[str], removed: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """A change in parts of which each fits into a command. What is gone comes first."""
+    part: tuple[list[str], list[str]] = [], []
+    size = 0
+    for place, names in ((1, removed), (0, added)):
+        for name in names:
+            size += _size_of(name)
+            if size > LIST_BYTES_MAX:
+                yield part
+                part, size = ([], []), _size_of(name)
+            part[place].append(name)
+    if any(part):
+        yield part
+
+
+def _size_of(name: str) -> int:
+    return len(name.encode())
 
 
 def _forget(context: Context, watcher_id: int, watcher: _Watcher) -> None:

@@ -9,10 +9,11 @@ import pytest
 from fakes.place import place
 
 from magnetar.broker.catalog.listing import hash_of
-from magnetar.broker.session.watchers import WATCHERS_MAX
+from magnetar.broker.session.watchers import LIST_BYTES_MAX, WATCHERS_MAX
 from magnetar.metadata import codec, paths
 from magnetar.metadata.policies import AutoTopicCreation, NamespaceRecord, Policies
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.entry import MESSAGE_BYTES_MAX
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fakes.wire import WireClient
 
 NAMESPACE = "public/default"
+EURO = "\N{EURO SIGN}"  # three bytes
 Mode = pb.CommandGetTopicsOfNamespace.Mode
 
 
@@ -282,3 +284,36 @@ async def test_a_watcher_that_is_replaced_before_its_first_list_is_answered() ->
         answers = {type((await client.receive()).body) for _ in range(2)}
         assert answers == {pb.CommandError, pb.CommandWatchTopicListSuccess}
         assert loop.time() - began < 5
+
+
+async def test_a_change_that_is_larger_than_a_frame_reaches_all_watchers_in_parts() -> None:
+    """It used to end the task of all watchers: the later ones never heard of the change."""
+    async with place() as here:
+        clients = [await here.client() for _ in range(2)]
+        for client in clients:
+            await watch(client, ".*")
+        topics = full(*[f"{'x' * 900}{number}" for number in range(6_000)])
+        for topic in topics:
+            name = TopicName.parse(topic)
+            path = paths.topic(name.tenant, name.namespace, name.domain, name.topic)
+            await here.store.put(path, b"", expected=-1)
+        for client in clients:
+            seen: list[str] = []
+            while len(seen) < len(topics):
+                update: Any = await client.expect(pb.CommandWatchTopicUpdate)
+                assert len(update.SerializeToString()) < MESSAGE_BYTES_MAX
+                seen += update.new_topics
+                assert update.topics_hash == hash_of(seen)
+            assert sorted(seen) == sorted(topics)
+
+
+async def test_a_list_of_long_names_is_refused_by_its_bytes_and_not_watched() -> None:
+    async with place() as here:
+        client = await here.client()
+        for number in range(LIST_BYTES_MAX // 900):
+            path = paths.topic("public", "default", "persistent", f"{EURO * 300}{number}")
+            await here.store.put(path, b"", expected=-1)
+        refused = await watch(client, ".*")
+        assert isinstance(refused, pb.CommandError)
+        assert refused.error == pb.NotAllowedError
+        assert here.broker.watched_lists._watched == {}

@@ -312,7 +312,7 @@ class Connection:
     async def _wait_rate(self) -> None:
         """Wait until the publish rate of the broker allows more."""
         rate = self._endpoint.broker.publish_rate
-        while rate.wait_s(asyncio.get_running_loop().time()) > 0:
+        while not self._context.over and rate.wait_s(asyncio.get_running_loop().time()) > 0:
             if not await self._within(rate.wait()):
                 self._outbox.put_control(reply.PING)  # fails if the connection is lost
 

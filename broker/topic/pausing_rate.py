@@ -1,9 +1,9 @@
 """A publish rate that is kept by not reading: what exceeds it waits at the clients.
 
 What was read is published and counted, also beyond the rate, so that the buckets may go below zero.
-The connections that published do not read on until there are tokens again. The average is exact;
-a burst exceeds the rate by a frame of each connection. As in Pulsar, the other producers of such a
-connection wait as well.
+The connections that published do not read on until there are tokens again. The average is exact,
+except that a debt of more than DEBT_PERIODS_MAX is forgotten; a burst exceeds the rate by a frame
+of each connection. As in Pulsar, the other producers of such a connection wait as well.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 1.0
 """How often a connection that waits looks at the rate again: it may have changed."""
+
+DEBT_PERIODS_MAX: Final = 60
+"""A minute of a broker's rate. A compressed batch of 60 bytes may claim a million messages, and all
+producers of the broker wait for what one of them claims."""
 
 WAIT_S_MIN: Final = 0.001
 """Fractions of a token round."""
@@ -55,7 +59,9 @@ class PausingRate:
         messages.has_tokens(now)
         size.has_tokens(now)
         messages.take(len(sends) + sum([view.num_messages - 1 for view in sends.views.values()]))
+        messages.limit_debt(DEBT_PERIODS_MAX)
         size.take(sum(map(len, sends.entries)))
+        size.limit_debt(DEBT_PERIODS_MAX)
 
     def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
         """Counts. See pipeline.py."""

@@ -42,6 +42,10 @@ class Bucket:
     def take(self, tokens: int) -> None:
         self._tokens -= tokens
 
+    def limit_debt(self, periods_max: int) -> None:
+        """Owe at most the tokens of so many periods."""
+        self._tokens = max(self._tokens, -float(periods_max * self.tokens_max))
+
     def wait_s(self) -> float:
         """How long until there are tokens, counted from the last `has_tokens`."""
         if not self.tokens_max or self._tokens > 0:

@@ -8,6 +8,7 @@ from fakes.place import place
 from support import wait_until
 
 from magnetar.broker.log.budget import PublishBudget
+from magnetar.broker.session.connection import PROBE_TIMEOUT_S
 from magnetar.metadata.policies import Rate
 from magnetar.protos import pulsar_pb2 as pb
 
@@ -80,3 +81,18 @@ async def test_a_client_that_vanishes_while_it_waits_gives_its_place_up() -> Non
         await client.wire.break_off()
         await here.serving[0]
         assert budget.waiting == 0
+
+
+async def test_a_client_that_vanishes_while_it_waits_for_the_publish_rate_gives_its_place_up() -> (
+    None
+):
+    async with place(publish_rate=Rate(0, 100, 1)) as here:
+        client = await here.client()
+        await client.produce("persistent://public/default/t")
+        await client.publish(TEXT * 10)
+        await client.expect(pb.CommandSendReceipt)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await client.wire.break_off()
+        await here.serving[0]
+        assert loop.time() - began < 3 * PROBE_TIMEOUT_S, "its debt takes minutes"

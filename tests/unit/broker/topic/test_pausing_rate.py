@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from fakes.entries import entry_of, sends_of
 
 from magnetar.broker.topic.pausing_rate import PausingRate
 from magnetar.metadata.policies import Rate
+from magnetar.protos.entry import BATCH_MESSAGES_MAX
+from magnetar.protos.sends import RUN_ENTRIES_MAX
 
 SENDS = sends_of(*[entry_of("x" * 100) for _ in range(10)])
 
@@ -53,3 +56,13 @@ async def test_the_average_is_exact_and_a_changed_rate_ends_the_wait() -> None:
     rate.set_rate(Rate(0, 0, 1), loop.time())
     async with asyncio.timeout(2):
         await waiting
+
+
+def test_a_batch_that_claims_a_million_messages_stops_producers_for_a_minute_at_most() -> None:
+    rate = PausingRate()
+    rate.set_rate(Rate(1_000, 0, 1), 0.0)
+    view = replace(entry_of("x"), is_batch=True, num_messages=BATCH_MESSAGES_MAX)
+    run = sends_of(*[entry_of("x") for _ in range(RUN_ENTRIES_MAX)])
+    run.views = dict.fromkeys(range(RUN_ENTRIES_MAX), view)
+    rate.take(run, 0.0)
+    assert 59 < rate.wait_s(0.0) < 61

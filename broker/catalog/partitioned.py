@@ -169,15 +169,18 @@ class PartitionedTopics:
 
     async def end_deletion(self, name: TopicName) -> None:
         """The partitions are deleted. The policies that they shared and the schema go with the
-        record."""
-        policies = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
-        await self._update(policies, lambda _: DELETE)
+        record. A topic that was created since another request ended this deletion stays."""
+        policies_path = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
         schema_path = paths.schema(name.tenant, name.namespace, name.topic)
-        schema = await self._store.get(schema_path)
+        await self._store.sync(policies_path)
+        shared = [(path, await self._store.get(path)) for path in (policies_path, schema_path)]
         record = await self.find(name)
-        if schema is not None and record is not None and record.deleting:
-            await self._update(schema_path, same_or_keep(schema.value))
-        await self._update(_path(name), lambda _: DELETE)
+        if record is None or not record.deleting:
+            return
+        for path, seen in shared:
+            if seen is not None:
+                await self._update(path, same_or_keep(seen.value))
+        await self._update(_path(name), _delete_marked)
 
     async def require(self, name: TopicName) -> PartitionedTopic:
         """Raises TopicNotFound: it is not partitioned, or is being deleted."""
@@ -247,6 +250,11 @@ class PartitionedTopics:
     async def _update(self, path: str, change: Change) -> Versioned | None:
         deadline = asyncio.get_running_loop().time() + METADATA_TIMEOUT_S
         return await update(self._store, path, change, deadline=deadline)
+
+
+def _delete_marked(value: bytes | None) -> Verdict:
+    is_marked = value is None or codec.decode_partitioned_topic(value).deleting
+    return DELETE if is_marked else KEEP
 
 
 def _is_untouched(record: TopicRecord) -> bool:

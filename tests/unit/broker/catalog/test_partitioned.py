@@ -162,6 +162,23 @@ async def test_the_policies_of_a_partitioned_topic_are_deleted_with_it() -> None
     assert await world.store.get(path) is None
 
 
+async def test_a_second_request_to_delete_keeps_a_topic_that_was_created_meanwhile() -> None:
+    world = World()
+    await world.topics.create(NAME, 2)
+    await world.topics.begin_deletion(NAME)
+    await world.topics.begin_deletion(NAME)  # by the second request
+    await world.topics.end_deletion(NAME)
+    await world.topics.create(NAME, 3)
+    policies = paths.topic_policies(NAME.tenant, NAME.namespace, NAME.domain, NAME.topic)
+    schema = paths.schema(NAME.tenant, NAME.namespace, NAME.topic)
+    for path in (policies, schema):
+        await world.store.put(path, b"new", expected=-1)
+    await world.topics.end_deletion(NAME)
+    assert (await world.topics.require(NAME)).partitions == 3
+    for path in (policies, schema):
+        assert await world.store.get(path) is not None
+
+
 async def test_non_persistent_partitions_are_not_stored() -> None:
     world = World()
     name = TopicName.parse("non-persistent://public/default/t")

@@ -18,6 +18,7 @@ from fastapi import APIRouter, Body, Query
 from fastapi.responses import JSONResponse, Response
 
 from magnetar.broker.admin.topics import REFUSALS
+from magnetar.broker.errors import IsPartitioned
 from magnetar.broker.operations import partitions
 from magnetar.broker.operations.arguments import INT64_MAX, namespace_name, topic_name
 from magnetar.broker.operations.errors import PartitionFailed, outcome_of
@@ -220,8 +221,6 @@ _ONE_PARTITION: Final = re.compile(
 )
 """Message ids, counts of messages and consumers mean something in one partition only."""
 
-_JSON: Final = "application/json"
-
 _ENDS: Final = frozenset({-1, INT64_MAX})
 
 
@@ -243,18 +242,22 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
                 return
             body = await _body_of(receive)
             method, rest = scope["method"], found[5]
-            if _ONE_PARTITION.fullmatch(rest) and not _is_end(body):
+            answer: Response
+            if (method, rest, name.domain) == ("POST", "/terminate", Domain.PERSISTENT):
+                last = await partitions.terminate_partitioned_topic(broker, name, calls)
+                answer = JSONResponse({it: at.model_dump(by_alias=True) for it, at in last.items()})
+            elif _ONE_PARTITION.fullmatch(rest) and not _is_end(body):
                 reason = f"{name} has {record.partitions} partitions: name one of them"
-                answer: Response = _refusal(405, reason)
+                answer = _refusal(Refusal(reason=reason, error=IsPartitioned.__name__), 405)
             else:
                 names = [name.with_partition(index) for index in range(record.partitions)]
                 if rest == "/unload":
                     names = await broker.perhaps_open(names)
                 query = scope["query_string"]
                 answers = await _send_all(calls, method, names, rest, query, body)
-                answer = (_by_partition if rest == "/terminate" else _combined)(answers)
+                answer = _combined(names, answers)
         except OPERATING_ERRORS as error:
-            answer = _refusal(outcome_of(error).status, str(error))
+            answer = _refused(error)
         await answer(scope, receive, send)
 
     return serve
@@ -304,23 +307,22 @@ async def _send_all(
             try:
                 return await calls.send(method, name, path_of(name) + rest, query, body)
             except PartitionFailed as error:
-                return 503, Refusal(
-                    reason=str(error), error="PartitionFailed"
-                ).model_dump_json().encode()
+                refusal = _refused(error)
+                return refusal.status_code, bytes(refusal.body)
 
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(one(name)) for name in names]
     return [task.result() for task in asked]
 
 
-def _combined(answers: list[tuple[int, bytes]]) -> Response:
+def _combined(names: list[TopicName], answers: list[tuple[int, bytes]]) -> Response:
     """The first failure, if there is one. That a subscription exists already in some partitions, or
     is gone from some, is no failure: the request makes all partitions equal."""
     done = [answer for answer in answers if answer[0] < 300]
     harmless = (404, 409) if done else ()
-    for status, body in answers:
+    for name, (status, body) in zip(names, answers, strict=True):
         if status >= 300 and status not in harmless:
-            return Response(body, status, media_type=_JSON)
+            return _partly(name, status, body, f"{len(done)} of {len(answers)}")
     bodies = [json.loads(body) for _, body in done if body]
     if not bodies:
         return Response(status_code=204)
@@ -330,14 +332,22 @@ def _combined(answers: list[tuple[int, bytes]]) -> Response:
     return JSONResponse(partitions.merged([body for body in bodies if isinstance(body, dict)]))
 
 
-def _by_partition(answers: list[tuple[int, bytes]]) -> Response:
-    """The answer of each partition by its number; the first failure, if there is one."""
-    for status, body in answers:
-        if status >= 300:
-            return Response(body, status, media_type=_JSON)
-    return JSONResponse({index: json.loads(body) for index, (_, body) in enumerate(answers)})
+def _partly(name: TopicName, status: int, body: bytes, done: str) -> Response:
+    """The failure of one partition, and how many partitions did what was asked."""
+    try:
+        refusal = Refusal.model_validate_json(body)
+    except ValueError:
+        refusal = Refusal(reason=f"HTTP status {status}", error=PartitionFailed.__name__)
+    reason = refusal.reason.removeprefix(f"{name}: ")
+    told = {"reason": f"{name}: {reason} ({done} partitions succeeded)"}
+    return _refusal(refusal.model_copy(update=told), status)
 
 
-def _refusal(status: int, reason: str) -> Response:
-    refusal = Refusal(reason=reason, error="IsPartitioned" if status == 405 else "PartitionFailed")
+def _refused(error: Exception) -> Response:
+    outcome = outcome_of(error)
+    refusal = Refusal(reason=str(error), error=type(error).__name__, advice=outcome.advice)
+    return _refusal(refusal, outcome.status)
+
+
+def _refusal(refusal: Refusal, status: int) -> Response:
     return JSONResponse(refusal.model_dump(), status)

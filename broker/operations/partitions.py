@@ -7,6 +7,7 @@ The partitions of a topic have different owners. What each of them must do is as
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from magnetar.broker.operations.errors import PartitionBusy, PartitionFailed
@@ -127,16 +128,24 @@ async def terminate_partitioned_topic(
     After a failure the same request again finishes it. Raises TopicNotFound, PartitionFailed."""
     record = await broker.catalog.partitioned.require(name)
     names = [name.with_partition(index) for index in range(record.partitions)]
+    answers = await _ask_all(names, "POST", "/terminate", ask)
+    absent = [partition for partition, status, _ in answers if status == 404]
+    if absent:  # without a record: its next use would create it, and publish
+        for created in await _ask_all(absent, "PUT", "", ask):
+            _require(*created, allowed=(204, 409))
+        again = {answer[0]: answer for answer in await _ask_all(absent, "POST", "/terminate", ask)}
+        answers = [again.get(answer[0], answer) for answer in answers]
     last: dict[int, TerminatedAt] = {}
-    for index, answer in enumerate(await _ask_all(names, "POST", "/terminate", ask)):
+    for index, answer in enumerate(answers):
         _require(*answer, allowed=(200,))
         last[index] = TerminatedAt.model_validate(answer[2])
     return last
 
 
 def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One description for several of the same form: numbers are added, maps and named lists are
-    merged by name, of other values the first stays that says something."""
+    """One description for several of the same form: numbers are added, of times and ages the latest
+    or earliest stays, maps and named lists are merged by name, other lists are united, of other
+    values the first stays that says something."""
     total: dict[str, Any] = {}
     for part in parts:
         for key, value in part.items():
@@ -150,6 +159,10 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _sum(key: str, one: Any, other: Any) -> Any:
     if isinstance(one, bool) or isinstance(other, bool):
         return one or other
+    if key in _MOST:
+        return max(one, other)
+    if key in _EARLIEST:
+        return min(one or other, other or one)  # 0: never
     if isinstance(one, int | float) and isinstance(other, int | float):
         return one + other if key not in _EQUAL else one
     if isinstance(one, dict) and isinstance(other, dict):
@@ -159,14 +172,38 @@ def _sum(key: str, one: Any, other: Any) -> Any:
     return other if one in (None, "None", "") else one
 
 
-_EQUAL: Final = frozenset({"producerId", "priorityLevel", "avgMessagesPerEntry", "epoch"})
-_NAMED: Final = {"publishers": "producerName", "consumers": "consumerName"}
+_EQUAL: Final = frozenset({"producerId", "priorityLevel", "avgMessagesPerEntry", "epoch", "hash"})
+_MOST: Final = frozenset(
+    {
+        "lastAckedTime",
+        "lastAckedTimestamp",
+        "lastConsumedFlowTimestamp",
+        "lastConsumedTime",
+        "lastConsumedTimestamp",
+        "lastExpireTimestamp",
+        "lastMarkDeleteAdvancedTimestamp",
+        "oldestBacklogMessageAgeSeconds",
+    }
+)
+_EARLIEST: Final = frozenset(
+    {
+        "earliestMsgPublishTimeInBacklog",
+        "earliestMsgPublishTimeInBacklogs",
+        "firstConsumedFlowTimestamp",
+        "firstMessagesSentTimestamp",
+    }
+)
+_NAMED: Final = {
+    "publishers": "producerName",
+    "consumers": "consumerName",
+    "drainingHashes": "hash",
+}
 
 
 def _merged_list(key: str, items: list[Any]) -> list[Any]:
     by = _NAMED.get(key)
     if by is None:
-        return sorted(set(map(str, items)))
+        return list({json.dumps(item): item for item in items}.values())
     named: dict[str, Any] = {}
     for item in items:
         name = item[by]

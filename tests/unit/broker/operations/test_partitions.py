@@ -1,0 +1,123 @@
+"""Requests to all partitions of a topic: sums of statistics, and failures half-way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fakes.admin import admin_of
+from fakes.broker import running_broker
+from fakes.cluster_state import ClusterState
+from fakes.wire import wire_to
+
+from magnetar.broker.operations.partitions import merged
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.names import TopicName
+
+T = "public/default/p"
+PARTITIONS = [f"persistent://{T}-partition-{index}" for index in range(3)]
+
+
+def test_the_draining_hashes_of_a_consumer_are_merged_by_hash() -> None:
+    parts = [
+        {"drainingHashes": [{"hash": slot, "unackMsgs": 2, "blockedAttempts": 1}]}
+        for slot in (7, 7, 9)
+    ]
+    assert merged(parts)["drainingHashes"] == [
+        {"hash": 7, "unackMsgs": 4, "blockedAttempts": 2},
+        {"hash": 9, "unackMsgs": 2, "blockedAttempts": 1},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("lastAckedTimestamp", (5, 9, 0), 9),
+        ("lastExpireTimestamp", (0, 0), 0),
+        ("lastConsumedTime", ("1970-01-01T00:00:00", "2026-01-01T00:00:00"), "2026-01-01T00:00:00"),
+        ("oldestBacklogMessageAgeSeconds", (-1, -1), -1),
+        ("oldestBacklogMessageAgeSeconds", (-1, 40, 30), 40),
+        ("earliestMsgPublishTimeInBacklogs", (0, 9, 5), 5),
+        ("firstMessagesSentTimestamp", (0, 0), 0),
+        ("msgBacklog", (1, 2, 3), 6),
+        ("keyHashRangeArrays", ([[0, 9]], [[0, 9], [20, 30]]), [[0, 9], [20, 30]]),
+        ("waitingFor", (["permits"], ["permits"]), ["permits"]),
+    ],
+)
+def test_statistics_of_partitions_are_merged_by_what_they_mean(
+    name: str, values: tuple[Any, ...], expected: Any
+) -> None:
+    assert merged([{name: value} for value in values]) == {name: expected}
+
+
+@pytest.mark.real_loop
+async def test_statistics_of_a_key_shared_consumer_of_several_partitions() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        wire_to(broker, "pulsar") as client,
+        admin_of(broker) as admin,
+    ):
+        await admin.put(f"{T}/partitions", json=3)
+        shared = pb.CommandSubscribe.Key_Shared
+        for number, name in enumerate(PARTITIONS):
+            await client.subscribe(name, consumer_id=number, consumer_name="c", subType=shared)
+        found = await admin.get(f"{T}/partitioned-stats")
+        assert found.status_code == 200
+        [consumer] = found.json()["subscriptions"]["s"]["consumers"]
+        assert consumer["consumerName"] == "c"
+        assert consumer["keyHashRangeArrays"]
+
+
+@pytest.mark.real_loop
+@pytest.mark.parametrize("path", ["terminate", "terminate/partitions"])
+async def test_terminate_also_terminates_a_partition_without_a_record(path: str) -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        wire_to(broker, "pulsar") as client,
+        admin_of(broker) as admin,
+    ):
+        await admin.put(f"{T}/partitions", json=3)
+        assert (await admin.delete(f"{T}-partition-1")).status_code == 204
+        found = await admin.post(f"{T}/{path}")
+        assert found.status_code == 200, found.text
+        none = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+        assert found.json() == {"0": none, "1": none, "2": none}
+        for number, name in enumerate(PARTITIONS):
+            refused = await client.produce(name, producer_id=number)
+            assert isinstance(refused, pb.CommandError)
+            assert refused.error == pb.TopicTerminatedError
+
+
+@pytest.mark.real_loop
+async def test_a_failure_names_its_partition_and_how_many_succeeded() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        wire_to(broker, "pulsar") as client,
+        admin_of(broker) as admin,
+    ):
+        await admin.put(f"{T}/partitions", json=3)
+        assert (await admin.put(f"{T}/subscription/s")).status_code == 204
+        await client.subscribe(PARTITIONS[1])
+        refused = await admin.delete(f"{T}/subscription/s")
+        assert refused.status_code == 412
+        assert refused.json() == {
+            "reason": f"{PARTITIONS[1]}: subscription 's' has 1 connected consumers"
+            " (2 of 3 partitions succeeded)",
+            "error": "ConsumersConnected",
+            "advice": "close them first, or use --force",
+        }
+        assert broker.broker.served
+        topic = await broker.broker.topic(TopicName.parse(PARTITIONS[0]))
+        assert "s" not in topic.subscription_names
+
+
+@pytest.mark.real_loop
+async def test_a_request_about_all_partitions_says_that_the_metadata_store_is_away() -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
+        await admin.put(f"{T}/partitions", json=1)
+        broker.store.suspend()
+        refused = await admin.delete(f"{T}/truncate")
+        broker.store.reconnect()
+        assert refused.status_code == 503
+        assert refused.json()["error"] == "Unavailable"
+        assert refused.json()["advice"] == "try again in a moment"

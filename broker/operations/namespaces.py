@@ -14,7 +14,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.catalog.listing import visible
+from magnetar.broker.catalog.listing import texts_of, visible_of
 from magnetar.broker.errors import NamespaceNotFound, TenantNotFound
 from magnetar.broker.operations.errors import (
     NamespaceExists,
@@ -155,7 +155,8 @@ async def list_topics(broker: Broker, name: NamespaceName, mode: TopicMode) -> l
     Of non-persistent topics without partitions, those that are open at this broker.
     """
     await namespace_record(broker, name)
-    return sorted(str(topic) for topic in visible(await broker.topics_of(name, _DOMAINS[mode])))
+    found = await visible_of(await broker.topics_of(name, _DOMAINS[mode]), broker.turns)
+    return sorted(await texts_of(found, broker.turns))
 
 
 async def create_namespace(

@@ -10,7 +10,7 @@ import asyncio
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.catalog.listing import visible
+from magnetar.broker.catalog.listing import texts_of, visible_of
 from magnetar.broker.operations.errors import ServedElsewhere
 from magnetar.broker.operations.model import (
     CursorStats,
@@ -41,7 +41,9 @@ async def list_topics(
     """Full names of the namespace's topics of one domain, sorted, partitions included. Those that
     the system itself uses only with `include_system`. Raises MetadataError."""
     found = await broker.topics_of(namespace, (domain,))
-    return sorted(str(name) for name in (found if include_system else visible(found)))
+    if not include_system:
+        found = await visible_of(found, broker.turns)
+    return sorted(await texts_of(found, broker.turns))
 
 
 async def create_topic(broker: Broker, name: TopicName) -> None:

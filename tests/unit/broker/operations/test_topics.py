@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from fakes.broker import running_broker
@@ -10,10 +12,15 @@ from fakes.cluster_state import ClusterState
 from fakes.namespaces import create_namespaces
 from fakes.wire import wire_to
 
+from magnetar.broker.catalog.listing import NAMES_PER_TURN
 from magnetar.broker.errors import TopicExists, TopicNotFound
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.operations.topics import create_topic, internal_stats, list_topics
 from magnetar.protos.names import NamespaceName, TopicName
+from magnetar.runtime.turns import Turns
+
+if TYPE_CHECKING:
+    from magnetar.broker.broker import Broker
 
 pytestmark = pytest.mark.real_loop
 
@@ -29,6 +36,25 @@ async def test_topics_are_listed_in_full_and_sorted() -> None:
         assert default == ["persistent://public/default/a?", "persistent://public/default/b"]
         other = await list_topics(broker.broker, NamespaceName.parse("tenant/other"))
         assert other == ["persistent://tenant/other/c"]
+
+
+async def test_many_topics_are_listed_in_slices() -> None:
+    """20,000 names take a quarter of a second."""
+    names = [TopicName.parse(f"t{number:05}") for number in range(20_000)]
+
+    async def topics_of(*_: object) -> list[TopicName]:
+        return names
+
+    broker = cast("Broker", SimpleNamespace(topics_of=topics_of, turns=Turns()))
+    listing = asyncio.create_task(  # noqa: TID251
+        list_topics(broker, NamespaceName.parse("public/default"))
+    )
+    turns = 0
+    while not listing.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert listing.result() == list(map(str, names))
+    assert turns > 2 * len(names) // NAMES_PER_TURN
 
 
 async def test_one_of_two_creations_at_the_same_time_succeeds() -> None:

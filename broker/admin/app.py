@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from magnetar.broker.broker import Broker
 
-BODY_BYTES_MAX: Final = 64 << 10
-"""Of a request. The largest that there is, a new namespace with its policies, takes some 2 KB."""
+BODY_BYTES_MAX: Final = 320 << 10
+"""Of a request. The largest is a schema: a definition of 128 KiB whose quotes are escaped."""
 
 REQUEST_TIMEOUT_S: Final = 60.0
 """As of a request in Pulsar's protocol: the time in which a broker opens a topic, or gives up."""

@@ -16,7 +16,6 @@ from magnetar.broker.operations.schema_model import (
     Version,
 )
 from magnetar.broker.schemas import key_value
-from magnetar.broker.schemas.registry import parsed
 from magnetar.broker.schemas.schema import AVRO_TYPES, Schema, SchemaType
 from magnetar.metadata.policies import SchemaCompatibility
 
@@ -41,7 +40,8 @@ async def list_schemas(broker: Broker, name: TopicName) -> StoredSchemas:
 async def upload_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Version:
     """Raises InvalidSchema, IncompatibleSchema, TooManySchemas."""
     compatibility = await _compatibility(broker, name)
-    return Version(version=await broker.schemas.put(name, await parsed_body(body), compatibility))
+    schema = await parsed_body(broker, body)
+    return Version(version=await broker.schemas.put(name, schema, compatibility))
 
 
 async def delete_schema(broker: Broker, name: TopicName, *, force: bool) -> Version:
@@ -52,7 +52,7 @@ async def delete_schema(broker: Broker, name: TopicName, *, force: bool) -> Vers
 async def check_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Compatibility:
     """Raises InvalidSchema."""
     compatibility = await _compatibility(broker, name)
-    schema = await parsed_body(body)
+    schema = await parsed_body(broker, body)
     try:
         await broker.schemas.check(name, schema, compatibility)
     except IncompatibleSchema:
@@ -62,10 +62,11 @@ async def check_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Com
 
 async def version_of_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Version:
     """Raises InvalidSchema, NoSchema."""
-    return Version(version=await broker.schemas.version_of(name, await parsed_body(body)))
+    schema = await parsed_body(broker, body)
+    return Version(version=await broker.schemas.version_of(name, schema))
 
 
-async def parsed_body(body: SchemaBody) -> Schema:
+async def parsed_body(broker: Broker, body: SchemaBody) -> Schema:
     """Raises InvalidSchema, InvalidArgument."""
     if body.type not in SchemaType.__members__:
         raise InvalidArgument("type", body.type, f"one of {', '.join(SchemaType.__members__)}")
@@ -76,7 +77,7 @@ async def parsed_body(body: SchemaBody) -> Schema:
     kind, data = SchemaType[body.type], body.definition.encode()
     if kind is SchemaType.KEY_VALUE:
         data = _joined(data)
-    return await parsed(kind, data, body.type.title(), body.properties)
+    return await broker.schemas.parsed(kind, data, body.type.title(), body.properties)
 
 
 def _is_unicode(text: str) -> bool:

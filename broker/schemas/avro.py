@@ -10,18 +10,23 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
+
+from magnetar.broker.schemas.definition import json_tree
 
 NODES_MAX: Final = 10_000
-"""Types in one schema, each counted where it is defined or used."""
+"""Types in one schema, each counted where it is defined or used, and aliases."""
 
 DEPTH_MAX: Final = 60
-"""Types within types: the recursion here, and that of the JSON decoder, stay far from Python's
-limit."""
+"""Types within types: the recursion here stays far from Python's limit."""
 
-COMPARISONS_MAX: Final = 50_000
-"""Pairs of types of two schemas: 0.2 s of CPU. A record with 2,000 fields, each a union with null,
-takes 10,000; two unions of 2,000 records would take millions."""
+NAME_CHARS_MAX: Final = 512
+"""Of a name with its namespace. The canonical form has it at each use of the type: 5 MB at most."""
+
+STEPS_MAX: Final = 100_000
+"""Of one comparison: pairs of types, fields and their aliases, symbols; 0.1 s of CPU. A record with
+2,000 fields, each a union with null, takes 12,000; two unions of 2,000 records would take
+millions."""
 
 _PRIMITIVES: Final = frozenset(
     ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
@@ -34,7 +39,10 @@ _PROMOTIONS: Final = {  # of the writer's type: what reads it, besides itself
     "bytes": frozenset(("string",)),
 }
 _NAMED: Final = ("record", "error", "enum", "fixed")
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch
+_NAME: Final = re.compile(r"(?:[^\W\d]|\$)[\w$]*").fullmatch
+"""As in Pulsar: Java's nested classes have "$" in their names."""
+_NAMESPACE: Final = re.compile(r"[\w$.-]*").fullmatch
+_FIXED_BYTES_MAX: Final = 2**31 - 1
 _IGNORED: Final = frozenset(("doc", "aliases", "namespace"))
 """Attributes that two equal schemas may differ in; names are compared with their namespaces."""
 
@@ -48,7 +56,7 @@ class Field:
     name: str
     type: Type
     has_default: bool
-    aliases: frozenset[str]
+    names: tuple[str, ...]  # its own, then its aliases
 
 
 @dataclass(slots=True, eq=False)
@@ -60,8 +68,9 @@ class Type:
     aliases: frozenset[str] = frozenset()  # full
     parts: list[Type] = field(default_factory=list)  # of an array or map: one; of a union: branches
     branches: dict[str, Type] = field(default_factory=dict)  # of a union: by name or kind
-    fields: list[Field] = field(default_factory=list)
-    symbols: tuple[str, ...] = ()
+    fields: dict[str, Field] = field(default_factory=dict)  # by name
+    names: int = 0  # of all fields, with their aliases
+    symbols: frozenset[str] = frozenset()
     has_default: bool = False  # of an enum
     size: int = 0
 
@@ -75,8 +84,8 @@ class AvroSchema:
 def parse(text: bytes) -> AvroSchema:
     """Raises NotAvro."""
     try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        tree = json_tree(text)
+    except ValueError as error:
         raise NotAvro(f"it is not JSON: {error}") from None
     parser = _Parser()
     root, canonical = parser.type(tree, "", 0)
@@ -85,7 +94,10 @@ def parse(text: bytes) -> AvroSchema:
 
 def unreadable(reader: AvroSchema, writer: AvroSchema) -> str:
     """Why the reader's schema cannot read what was written with the writer's; "": it can."""
-    return _Resolution().problem(reader.root, writer.root, 0)
+    try:
+        return _Resolution().problem(reader.root, writer.root, 0)
+    except _TooManySteps:
+        return f"to compare it takes more than {STEPS_MAX} steps"
 
 
 class _Parser:
@@ -95,9 +107,7 @@ class _Parser:
 
     def type(self, tree: Any, namespace: str, depth: int) -> tuple[Type, Any]:
         """The type, and its canonical form as JSON."""
-        self._nodes += 1
-        if self._nodes > NODES_MAX:
-            raise NotAvro(f"it has more than {NODES_MAX} types")
+        self._count(1)
         if depth > DEPTH_MAX:
             raise NotAvro(f"types are nested deeper than {DEPTH_MAX}")
         match tree:
@@ -114,6 +124,11 @@ class _Parser:
                 extra = {it: tree[it] for it in tree if it != "type" and it not in _IGNORED}
                 return found, {**extra, "type": canonical} if extra else canonical
         raise NotAvro(f"{_shown(tree)} is no type")
+
+    def _count(self, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > NODES_MAX:
+            raise NotAvro(f"it has more than {NODES_MAX} types and aliases")
 
     def _reference(self, name: str, namespace: str) -> tuple[Type, Any]:
         if name in _PRIMITIVES:
@@ -151,20 +166,25 @@ class _Parser:
             raise NotAvro(f"type {_shown(name)} is defined twice")
         namespace = name.rpartition(".")[0]
         made = Type("record" if kind == "error" else kind, name)
-        made.aliases = _names(tree, namespace)
+        made.aliases = frozenset(
+            it if "." in it or not namespace else f"{namespace}.{it}" for it in self._aliases(tree)
+        )
         self._named[name] = made
         canonical = {it: tree[it] for it in tree if it not in _IGNORED}
         canonical["name"] = name
         if kind == "enum":
             symbols = tree.get("symbols")
-            if not isinstance(symbols, list) or not all(isinstance(it, str) for it in symbols):
-                raise NotAvro(f"enum {_shown(name)} has no list of symbols")
-            made.symbols = tuple(symbols)
+            if not isinstance(symbols, list) or not all(_is_name(it) for it in symbols):
+                raise NotAvro(f"enum {_shown(name)} has no list of symbols that are names")
+            made.symbols = frozenset(symbols)
+            if len(made.symbols) < len(symbols):
+                raise NotAvro(f"enum {_shown(name)} has a symbol twice")
             made.has_default = "default" in tree
         elif kind == "fixed":
-            if type(tree.get("size")) is not int:
+            size = tree.get("size")
+            if type(size) is not int or not 0 <= size <= _FIXED_BYTES_MAX:
                 raise NotAvro(f"fixed type {_shown(name)} has no size")
-            made.size = tree["size"]
+            made.size = size
         else:
             canonical["fields"] = self._fields(made, tree, namespace, depth)
         return made, canonical
@@ -174,18 +194,16 @@ class _Parser:
         if not isinstance(items, list):
             raise NotAvro(f"record {_shown(made.name)} has no list of fields")
         shown = []
-        names = set()
         for item in items:
             if not isinstance(item, dict) or "type" not in item:
                 raise NotAvro(f"a field of {_shown(made.name)} has no type")
             name = item.get("name")
-            if not isinstance(name, str) or not _NAME(name) or name in names:
+            if not _is_name(name) or name in made.fields:
                 raise NotAvro(f"{_shown(name)} is no name of a field, or a second one")
-            names.add(name)
             kind, canonical = self.type(item["type"], namespace, depth + 1)
-            found = item.get("aliases", [])
-            aliases = frozenset(it for it in found if isinstance(it, str))
-            made.fields.append(Field(name, kind, "default" in item, aliases))
+            names = (name, *sorted(set(self._aliases(item))))
+            made.fields[name] = Field(name, kind, "default" in item, names)
+            made.names += len(names)
             shown.append(
                 {
                     **{it: item[it] for it in item if it not in _IGNORED},
@@ -195,24 +213,40 @@ class _Parser:
             )
         return shown
 
+    def _aliases(self, tree: dict[str, Any]) -> list[str]:
+        found = tree.get("aliases", [])
+        if not isinstance(found, list):
+            raise NotAvro("aliases are no list")
+        self._count(len(found))
+        return [it for it in found if isinstance(it, str)]
+
+
+class _TooManySteps(Exception):
+    """The comparison takes more than STEPS_MAX."""
+
 
 class _Resolution:
     """What was compared: pairs of types that refer to themselves are compared once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], str] = {}
+        self._steps = 0
 
     def problem(self, reader: Type, writer: Type, depth: int) -> str:
+        self._spend(1)
         pair = (id(reader), id(writer))
         found = self._known.get(pair)
         if found is None:
             if depth > 4 * DEPTH_MAX:
                 return "its types refer to each other over too many steps"
-            if len(self._known) >= COMPARISONS_MAX:
-                return f"to compare it takes more than {COMPARISONS_MAX} steps"
             self._known[pair] = ""  # while it is compared
             found = self._known[pair] = self._compare(reader, writer, depth + 1)
         return found
+
+    def _spend(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > STEPS_MAX:
+            raise _TooManySteps
 
     def _compare(self, reader: Type, writer: Type, depth: int) -> str:
         if writer.kind == "union":
@@ -237,21 +271,22 @@ class _Resolution:
                 sizes = f"{writer.size} to {reader.size}"
                 return "" if reader.size == writer.size else f"{reader.name}: size {sizes}"
             case "enum":
-                missing = [it for it in writer.symbols if it not in reader.symbols]
+                self._spend(len(writer.symbols))
+                missing = writer.symbols - reader.symbols
                 if missing and not reader.has_default:
-                    return f"enum {reader.name} lacks the symbol {missing[0]}"
+                    return f"enum {reader.name} lacks the symbol {min(missing)}"
                 return ""
             case "record":
                 return self._compare_records(reader, writer, depth)
         return ""
 
     def _compare_records(self, reader: Type, writer: Type, depth: int) -> str:
-        written = {it.name: it for it in writer.fields}
-        for wanted in reader.fields:
-            names = (wanted.name, *sorted(wanted.aliases))
-            source = next((written[name] for name in names if name in written), None)
+        self._spend(reader.names)
+        for wanted in reader.fields.values():
+            found = (writer.fields.get(name) for name in wanted.names)
+            source = next((it for it in found if it is not None), None)
             if source is None:
-                if not wanted.has_default and not wanted.type.has_default:
+                if not wanted.has_default:  # the default of an enum is only for its symbols
                     return f"field {wanted.name} of {reader.name} is new and has no default"
                 continue
             problem = self.problem(wanted.type, source.type, depth)
@@ -275,17 +310,14 @@ def _full_name(tree: dict[str, Any], namespace: str) -> str:
         own = tree.get("namespace")
         space = own if isinstance(own, str) else namespace
         name = f"{space}.{name}" if space else name
-    if not all(_NAME(part) for part in name.split(".")):
-        raise NotAvro(f"{_shown(name)} is no name")
-    return name
+    space, _, last = name.rpartition(".")
+    if len(name) > NAME_CHARS_MAX or not _NAME(last) or not _NAMESPACE(space):
+        raise NotAvro(f"{_shown(name)} is no name of at most {NAME_CHARS_MAX} characters")
+    return name if space else last
 
 
-def _names(tree: dict[str, Any], namespace: str) -> frozenset[str]:
-    found = tree.get("aliases", [])
-    if not isinstance(found, list):
-        raise NotAvro("aliases are no list")
-    names = (it for it in found if isinstance(it, str))
-    return frozenset(it if "." in it or not namespace else f"{namespace}.{it}" for it in names)
+def _is_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) <= NAME_CHARS_MAX and bool(_NAME(value))
 
 
 def _shown(value: object) -> str:

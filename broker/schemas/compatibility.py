@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _parsed: Final = lru_cache(maxsize=4)(avro.parse)
+_parsed_protobuf: Final = lru_cache(maxsize=4)(protobuf.parse)
 """FULL compares two schemas in both directions. A large one takes some 5 MB in its parsed form."""
 
 T = TypeVar("T")
@@ -62,10 +63,14 @@ def require_compatible(new: Schema, earlier: Schema, strategy: SchemaCompatibili
             f" new schema type {new.type.name}"
         )
     reads = _reader_of(new.type)
-    if strategy in _READS_EARLIER and (problem := reads(new, earlier)):
-        raise IncompatibleSchema(f"the new schema cannot read earlier messages: {problem}")
-    if strategy in _READ_BY_EARLIER and (problem := reads(earlier, new)):
-        raise IncompatibleSchema(f"the earlier schema cannot read new messages: {problem}")
+    try:
+        if strategy in _READS_EARLIER and (problem := reads(new, earlier)):
+            raise IncompatibleSchema(f"the new schema cannot read earlier messages: {problem}")
+        if strategy in _READ_BY_EARLIER and (problem := reads(earlier, new)):
+            raise IncompatibleSchema(f"the earlier schema cannot read new messages: {problem}")
+    except (avro.NotAvro, protobuf.NotProtobuf, key_value.NotKeyValue) as error:
+        # The new schema was parsed before: the stored one does not keep the rules of today.
+        raise IncompatibleSchema(f"the earlier schema is not valid: {error}") from None
 
 
 def _reader_of(kind: SchemaType) -> Callable[[Schema, Schema], str]:
@@ -87,7 +92,7 @@ def _avro(reader: Schema, writer: Schema, *, is_json: bool) -> str:
 
 
 def _protobuf(reader: Schema, writer: Schema) -> str:
-    return protobuf.unreadable(protobuf.parse(reader.data), protobuf.parse(writer.data))
+    return protobuf.unreadable(_parsed_protobuf(reader.data), _parsed_protobuf(writer.data))
 
 
 def _key_value(reader: Schema, writer: Schema) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 KEY_TYPE: Final = "key.schema.type"
 VALUE_TYPE: Final = "value.schema.type"
 _LENGTH_BYTES: Final = 4
+_TYPE_CHARS_MAX: Final = 40  # the longest name of a type has 16
 
 
 class NotKeyValue(ValueError):
@@ -36,7 +37,10 @@ def parse(data: bytes, properties: Mapping[str, str]) -> tuple[Part, Part]:
     missing = [name for name in (KEY_TYPE, VALUE_TYPE) if name not in properties]
     if missing:
         raise NotKeyValue(f"property {missing[0]} is missing")
-    return Part(properties[KEY_TYPE], key), Part(properties[VALUE_TYPE], value)
+    types = properties[KEY_TYPE], properties[VALUE_TYPE]
+    if max(map(len, types)) > _TYPE_CHARS_MAX:
+        raise NotKeyValue(f"a type's name has more than {_TYPE_CHARS_MAX} characters")
+    return Part(types[0], key), Part(types[1], value)
 
 
 def _take(data: bytes) -> tuple[bytes, bytes]:

@@ -8,13 +8,13 @@ a field's number keeps its type: otherwise a reader gets wrong values without an
 from __future__ import annotations
 
 import base64
-import binascii
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
 from google.protobuf.message import DecodeError
+
+from magnetar.broker.schemas.definition import json_tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 MESSAGES_MAX: Final = 2_000
 """Messages that a definition holds, those within others and those of its imports included."""
+
+NAME_CHARS_MAX: Final = 512
+"""Of a message with its package: each message within another has the name of that one, too."""
+
+STEPS_MAX: Final = 20_000
+"""Of one comparison: pairs of messages, and their fields; 20 ms of CPU. Messages that refer to each
+other in two cycles of 2,000 and 1,999 make 4 million pairs."""
 
 _Type = FieldDescriptorProto
 _SAME: Final = (  # types with one encoding: either reads the other
@@ -40,26 +47,36 @@ class NotProtobuf(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    type: int
+    required: bool
+    message: str  # full name; "": the type is another
+
+
+@dataclass(frozen=True, slots=True)
 class ProtobufSchema:
     root: str  # full name
-    messages: Mapping[str, DescriptorProto]  # by full name
+    messages: Mapping[str, Mapping[int, Field]]  # by full name; fields by number
     canonical: bytes  # equal for equal schemas
 
 
 def parse(text: bytes) -> ProtobufSchema:
     """Raises NotProtobuf."""
     try:
-        tree = json.loads(text)
+        tree = json_tree(text)
         encoded, root = tree["fileDescriptorSet"], tree["rootMessageTypeName"]
         files = FileDescriptorSet.FromString(base64.b64decode(encoded, validate=True))
-    except (ValueError, RecursionError, KeyError, TypeError, DecodeError, binascii.Error) as error:
+        messages: dict[str, Mapping[int, Field]] = {}
+        for file in files.file:
+            for message in file.message_type:
+                _collect(message, file.package, messages)
+    except NotProtobuf:
+        raise
+    except (ValueError, KeyError, TypeError, DecodeError) as error:
         raise NotProtobuf(f"{type(error).__name__}: {error}") from None
-    messages: dict[str, DescriptorProto] = {}
-    for file in files.file:
-        for message in file.message_type:
-            _collect(message, file.package, messages)
     if not isinstance(root, str) or root not in messages:
-        raise NotProtobuf(f"the root message {str(root)[:80]!r} is not in the descriptors")
+        raise NotProtobuf("the root message is not in the descriptors")
     ordered = FileDescriptorSet(file=sorted(files.file, key=lambda it: it.name))
     canonical = root.encode() + b"\0" + ordered.SerializeToString(deterministic=True)
     return ProtobufSchema(root, messages, canonical)
@@ -69,24 +86,28 @@ def unreadable(reader: ProtobufSchema, writer: ProtobufSchema) -> str:
     """Why the reader's schema does not fit what was written with the writer's; "": it fits."""
     if reader.root != writer.root:
         return f"the root message changed from {writer.root} to {reader.root}"
+    steps = 0
     seen = set()
     left = [(reader.root, writer.root)]
     while left:
         pair = left.pop()
-        if pair in seen or pair[0] not in reader.messages or pair[1] not in writer.messages:
+        wanted, written = reader.messages.get(pair[0]), writer.messages.get(pair[1])
+        if pair in seen or wanted is None or written is None:
             continue
         seen.add(pair)
-        written = {it.number: it for it in writer.messages[pair[1]].field}
-        for field in reader.messages[pair[0]].field:
-            source = written.get(field.number)
+        steps += 1 + len(wanted)
+        if steps > STEPS_MAX:
+            return f"to compare it takes more than {STEPS_MAX} steps"
+        for number, field in wanted.items():
+            source = written.get(number)
             if source is None:
-                if field.label == _Type.LABEL_REQUIRED:
+                if field.required:
                     return f"field {field.name} of {pair[0]} is new and required"
                 continue
             if not _fits(field.type, source.type):
-                return f"field {field.number} of {pair[0]} ({field.name}) changed its type"
-            if field.type == _Type.TYPE_MESSAGE:
-                left.append((field.type_name.lstrip("."), source.type_name.lstrip(".")))
+                return f"field {number} of {pair[0]} ({field.name}) changed its type"
+            if field.message:
+                left.append((field.message, source.message))
     return ""
 
 
@@ -94,10 +115,24 @@ def _fits(one: int, other: int) -> bool:
     return one == other or any(one in same and other in same for same in _SAME)
 
 
-def _collect(message: DescriptorProto, prefix: str, into: dict[str, DescriptorProto]) -> None:
+def _collect(message: DescriptorProto, prefix: str, into: dict[str, Mapping[int, Field]]) -> None:
     name = f"{prefix}.{message.name}" if prefix else message.name
-    into[name] = message
+    if len(name) > NAME_CHARS_MAX:
+        raise NotProtobuf(f"a message's name has more than {NAME_CHARS_MAX} characters")
+    into[name] = {it.number: _field(it) for it in message.field}
     if len(into) > MESSAGES_MAX:
         raise NotProtobuf(f"it has more than {MESSAGES_MAX} messages")
     for nested in message.nested_type:
         _collect(nested, name, into)
+
+
+def _field(found: FieldDescriptorProto) -> Field:
+    if len(found.name) > NAME_CHARS_MAX:
+        raise NotProtobuf(f"a field's name has more than {NAME_CHARS_MAX} characters")
+    is_message = found.type == _Type.TYPE_MESSAGE
+    return Field(
+        found.name,
+        found.type,
+        found.label == _Type.LABEL_REQUIRED,
+        found.type_name.lstrip(".") if is_message else "",
+    )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 async def subscribe(context: Context, body: pb.CommandSubscribe) -> bytes:
     name, wanted = request.subscribe(body, context.client)
-    schema = await request.schema(body)
+    schema = await schemas.presented(context, body)
     returns = context.returns_to_deleted("consumer", body.consumer_id, name)
     topic = await context.broker.topic(
         name,

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 DELIVERY_BYTES_MAX: Final = 1 << 20  # toward a consumer: four full frames keep a stream busy
 
+SCHEMAS_MAX: Final = 4
+"""Requests of one connection that parse, compare or read schemas at the same time; further ones
+wait. The clients of other connections take turns with these (schemas/registry.py)."""
 
 DELETED_MAX: Final = 1_000
 """Producers and consumers of one connection whose topic was deleted. Beyond it the oldest are
@@ -68,6 +71,7 @@ class Context:
         self.put_control = outbox.put_control  # sends a command, before messages
         self.end = end  # closes the connection, for this reason
         self.probe = probe  # whether the client answers a PING
+        self.schemas = asyncio.Semaphore(SCHEMAS_MAX)
         self.lacking_room = asyncio.Event()  # some consumers were refused room
         self._refused_room: set[int] = set()
         self._deleted: dict[tuple[str, int], TopicName] = {}  # what had a topic that was deleted

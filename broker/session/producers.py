@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 async def open_producer(context: Context, body: pb.CommandProducer) -> bytes:
     name, wanted = request.producer(body, context.client)
-    schema = await request.schema(body)
+    schema = await schemas.presented(context, body)
     initial = body.initial_subscription_name
     if initial:
         context.require(Permission.CONSUME, name)

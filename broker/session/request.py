@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 from magnetar.broker.dispatch.key_shared_policy import HashRange, KeySharedMode, KeySharedPolicy
 from magnetar.broker.errors import NotAllowed
 from magnetar.broker.log.position import Position
-from magnetar.broker.schemas.registry import parsed
 from magnetar.broker.topic.contract import (
     AccessMode,
     ClientInfo,
@@ -22,6 +21,7 @@ from magnetar.protos.names import TopicName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from magnetar.broker.schemas.registry import SchemaRegistry
     from magnetar.broker.schemas.schema import Schema
 
 NAME_BYTES_MAX: Final = 1_024
@@ -103,6 +103,7 @@ def _key_shared(meta: pb.KeySharedMeta) -> KeySharedPolicy:
 
 
 async def schema(
+    registry: SchemaRegistry,
     body: pb.CommandProducer | pb.CommandSubscribe | pb.CommandGetOrCreateSchema,
 ) -> Schema | None:
     """None: bytes, or whatever the topic has. Raises InvalidSchema."""
@@ -110,7 +111,7 @@ async def schema(
         return None
     found = body.schema
     properties = {item.key: item.value for item in found.properties}
-    return await parsed(found.type, found.schema_data, found.name, properties)
+    return await registry.parsed(found.type, found.schema_data, found.name, properties)
 
 
 def _require_short(what: str, name: str) -> None:

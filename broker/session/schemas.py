@@ -32,21 +32,25 @@ async def get_schema(context: Context, body: pb.CommandGetSchema) -> bytes:
             what = f"schema version of {len(body.schema_version)} bytes"
             raise NotAllowed(what, f"it has {VERSION_BYTES} bytes")
         version = int.from_bytes(body.schema_version, signed=True)
-    return reply.schema(body.request_id, await context.broker.schemas.get(name, version))
+    async with context.schemas:
+        return reply.schema(body.request_id, await context.broker.schemas.get(name, version))
 
 
 async def get_or_create_schema(context: Context, body: pb.CommandGetOrCreateSchema) -> bytes:
     """Apache's Java client asks for the version of a schema of bytes too (its dead-letter producer
     does before each message), and expects an empty version."""
     name = request.topic_name(body.topic)
-    schema = await request.schema(body)
+    schema = await presented(context, body)
     topic = await context.broker.topic(name, create=False)
-    version = None
-    if schema is not None:
-        rules = _rules_of(context, name)
-        version = await registry.admit_producer(context.broker.schemas, name, schema, rules)
-    assert topic.name == name
-    return reply.schema_version(body.request_id, reply.encoded_version(version))
+    return reply.schema_version(body.request_id, await admit_producer(context, topic, schema))
+
+
+async def presented(
+    context: Context, body: pb.CommandProducer | pb.CommandSubscribe | pb.CommandGetOrCreateSchema
+) -> Schema | None:
+    """None: bytes, or whatever the topic has. Raises InvalidSchema."""
+    async with context.schemas:
+        return await request.schema(context.broker.schemas, body)
 
 
 async def admit_producer(context: Context, topic: ServedTopic, schema: Schema | None) -> bytes:
@@ -54,16 +58,18 @@ async def admit_producer(context: Context, topic: ServedTopic, schema: Schema | 
 
     Raises IncompatibleSchema, TooManySchemas, MetadataError."""
     rules = _rules_of(context, topic.name)
-    version = await registry.admit_producer(context.broker.schemas, topic.name, schema, rules)
+    async with context.schemas:
+        version = await registry.admit_producer(context.broker.schemas, topic.name, schema, rules)
     return reply.encoded_version(version)
 
 
 async def admit_consumer(context: Context, topic: ServedTopic, schema: Schema) -> None:
     """Raises IncompatibleSchema, TooManySchemas, MetadataError."""
     rules = _rules_of(context, topic.name)
-    await registry.admit_consumer(
-        context.broker.schemas, topic.name, schema, rules, in_use=_in_use(topic)
-    )
+    async with context.schemas:
+        await registry.admit_consumer(
+            context.broker.schemas, topic.name, schema, rules, in_use=_in_use(topic)
+        )
 
 
 def _rules_of(context: Context, name: TopicName) -> SchemaRules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,6 +13,8 @@ from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 from fakes.wire import TRANSPORTS, wire_to
 
+from magnetar.broker.schemas.registry import SchemaRegistry
+from magnetar.broker.session.context import SCHEMAS_MAX
 from magnetar.metadata import codec, paths
 from magnetar.metadata.policies import Policies, SchemaCompatibility
 from magnetar.metadata.store import update
@@ -19,11 +22,12 @@ from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator
 
     from fakes.broker import RunningBroker
     from fakes.wire import WireClient
+
+    from magnetar.broker.schemas.schema import Schema
 
 TOPIC = "persistent://public/default/t"
 
@@ -93,6 +97,50 @@ async def test_get_or_create_adds_a_version(transport: str) -> None:
         assert (await client.ask(body)).schema_version == version(0)
         body.schema.CopyFrom(avro(required="y"))
         assert (await client.ask(body)).error_code == pb.IncompatibleSchema
+
+
+async def test_get_or_create_of_bytes_is_refused_where_producers_need_a_schema(
+    transport: str,
+) -> None:
+    async with world(transport) as (client, broker):
+        await client.produce(TOPIC, 1, schema=avro())
+        await set_policies(broker, Policies(schema_validation=True))
+        answer = await client.ask(
+            pb.CommandGetOrCreateSchema(
+                topic=TOPIC,
+                request_id=0,
+                schema=pb.Schema(name="", schema_data=b"", type=pb.Schema.Bytes),
+            )
+        )
+        assert answer.error_code == pb.IncompatibleSchema
+        assert "without a schema" in answer.error_message
+
+
+async def test_the_schemas_of_one_connection_are_parsed_a_bounded_number_at_a_time(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other clients take turns with a few, not with a flood."""
+    under_way = most = 0
+    parsed = SchemaRegistry.parsed
+
+    async def counted(*args: Any) -> Schema:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+        return await parsed(*args)
+
+    monkeypatch.setattr(SchemaRegistry, "parsed", counted)
+    async with world(transport) as (client, _):
+        await client.produce(TOPIC, 1)
+        body = pb.CommandGetOrCreateSchema(topic=TOPIC, request_id=0, schema=avro())
+        for body.request_id in range(50):
+            await client.send(body)
+        for _ in range(50):
+            answer = await client.expect(pb.CommandGetOrCreateSchemaResponse)
+            assert answer.schema_version == version(0)
+    assert most == SCHEMAS_MAX
 
 
 async def test_a_consumer_brings_the_first_schema_or_is_checked(transport: str) -> None:

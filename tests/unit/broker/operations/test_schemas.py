@@ -13,6 +13,7 @@ from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 from fakes.wire import wire_to
 
+from magnetar.broker.schemas.schema import SCHEMA_BYTES_MAX
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -98,6 +99,16 @@ async def test_key_value_schema_of_a_client_is_shown_also_if_a_part_is_not_text(
         found = await admin.get(f"{PATH}/schema")
         assert found.status_code == 200
         assert json.loads(found.json()["data"]) == {"key": "k", "value": "\ufffd"}
+
+
+@pytest.mark.real_loop
+async def test_a_definition_of_the_largest_size_can_be_uploaded() -> None:
+    fields = [{"name": f"f{number:04}", "type": "string"} for number in range(3_500)]
+    definition = json.dumps({"type": "record", "name": "R", "fields": fields})
+    assert 0.95 * SCHEMA_BYTES_MAX < len(definition) <= SCHEMA_BYTES_MAX
+    body = {"type": "AVRO", "schema": definition}
+    async with running_broker(ClusterState()) as broker, admin_of(broker, "/admin/v2") as admin:
+        assert (await admin.post(f"{PATH}/schema", json=body)).json() == {"version": 0}
 
 
 @pytest.mark.real_loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -47,6 +48,8 @@ A = field("a", "int")
         (ENUM, LARGER, False),
         ({**ENUM, "default": "A"}, LARGER, True),
         ({"type": "fixed", "name": "F", "size": 4}, {"type": "fixed", "name": "F", "size": 8}, 0),
+        (record(A, field("b", {**ENUM, "default": "A"})), record(A), False),
+        (record(A, name="a$B", namespace="com.my-shop$"), record(A, name="a$B"), True),
         (record(A), record(A, field("b", "string")), True),
         (record(A, field("b", "string")), record(A), False),
         (record(A, field("b", "string", default="")), record(A), True),
@@ -109,6 +112,15 @@ def deep(levels: int) -> Any:
         record(A, A),
         record(field("a b", "int")),
         record(A, name="5"),
+        record(A, name="R", namespace="a b"),
+        record(A, name="R" * (avro.NAME_CHARS_MAX + 1)),
+        record(A, name="R", namespace="n" * avro.NAME_CHARS_MAX),
+        record(A, aliases=["a"] * avro.NODES_MAX),
+        record({**A, "aliases": "a"}),
+        {**ENUM, "symbols": ["A", "A"]},
+        {**ENUM, "symbols": ["\ud800"]},
+        {"type": "fixed", "name": "F", "size": -1},
+        {"type": "fixed", "name": "F", "size": 2**31},
         ["int", "int"],
         [["int"], "null"],
         record(field("x", record(A)), field("y", record(A))),
@@ -122,10 +134,36 @@ def test_what_is_no_schema_is_refused(tree: Any) -> None:
         parsed(tree)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[" * 100_000])
-def test_what_is_no_json_is_refused(text: bytes) -> None:
+def with_default(levels: int) -> bytes:
+    """A schema whose default has so many levels."""
+    text = json.dumps(record(field("a", "int", default=0))).encode()
+    return text.replace(b'"default": 0', b'"default": ' + b"[" * levels + b"]" * levels)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"\xff", b"[" * 100_000, '"int"'.encode("utf-16"), with_default(300)],
+    ids=["nothing", "a part", "no text", "brackets", "UTF-16", "a deep default"],
+)
+def test_what_is_no_json_in_utf_8_is_refused(text: bytes) -> None:
     with pytest.raises(NotAvro):
         avro.parse(text)
+
+
+def test_whether_a_schema_is_valid_does_not_depend_on_the_stack() -> None:
+    """A step with a short stack stores it; a step with a long one must be able to read it."""
+
+    def outcome(text: bytes, frames: int) -> type:
+        if frames:
+            return outcome(text, frames - 1)
+        try:
+            return type(avro.parse(text))
+        except NotAvro as error:
+            return type(error)
+
+    for levels in range(50, 1_000, 50):
+        text = with_default(levels)
+        assert outcome(text, 0) is outcome(text, 400), levels
 
 
 def test_a_long_chain_of_records_does_not_overflow_the_stack() -> None:
@@ -142,3 +180,31 @@ def test_large_unions_do_not_take_a_comparison_of_each_pair() -> None:
     others = [record(A, name=f"S{number}", aliases=["R0"]) for number in range(1_000)]
     problem = avro.unreadable(parsed(others), parsed(["null", *many][1:]))
     assert problem, "it is refused within COMPARISONS_MAX steps"
+
+
+def seconds(reader: Any, writer: Any) -> float:
+    """Of CPU, for one comparison."""
+    one, other = parsed(reader), parsed(writer)
+    began = time.thread_time()
+    avro.unreadable(one, other)
+    return time.thread_time() - began
+
+
+def test_a_large_enum_is_compared_in_linear_time() -> None:
+    symbols = [f"s{number:05}" for number in range(12_000)]
+    assert seconds({**ENUM, "symbols": symbols}, {**ENUM, "symbols": symbols[::-1]}) < 0.5
+
+
+def test_many_records_with_many_aliases_are_not_compared_field_by_field() -> None:
+    names = [f"W{number}" for number in range(1_500)]
+    written = [record(A, name=name) for name in names]
+    sought = field("z", "int", default=0, aliases=[f"a{number}" for number in range(7_000)])
+    reader = record(sought, aliases=names)
+    assert seconds(reader, written) < 0.5
+    assert "steps" in avro.unreadable(parsed(reader), parsed(written))
+
+
+def test_the_canonical_form_of_long_names_stays_small() -> None:
+    name = "R" * avro.NAME_CHARS_MAX
+    fields = [field(f"f{number}", name) for number in range(150)]
+    assert len(parsed(record(*fields, name=name)).canonical) < 150 * 600

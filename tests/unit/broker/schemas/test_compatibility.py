@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from google.protobuf import descriptor_pb2
 
 from magnetar.broker.errors import IncompatibleSchema, InvalidSchema
+from magnetar.broker.schemas import protobuf as protobuf_module
 from magnetar.broker.schemas.compatibility import for_consumer, require_compatible, to_compare
-from magnetar.broker.schemas.schema import SCHEMA_BYTES_MAX, Schema, SchemaType, parse
+from magnetar.broker.schemas.schema import (
+    PROPERTIES_MAX,
+    SCHEMA_BYTES_MAX,
+    Schema,
+    SchemaType,
+    parse,
+)
 from magnetar.metadata.policies import SchemaCompatibility as Strategy
 
 if TYPE_CHECKING:
@@ -45,14 +53,31 @@ def protobuf(*fields: tuple[str, int, int], root: str = "p.M", required: bool = 
     files = descriptor_pb2.FileDescriptorSet(
         file=[descriptor_pb2.FileDescriptorProto(name="m", package="p", message_type=[message])]
     )
-    text = json.dumps(
-        {
-            "fileDescriptorSet": base64.b64encode(files.SerializeToString()).decode(),
-            "rootMessageTypeName": root,
-            "rootFileDescriptorName": "m",
-        }
-    )
-    return parse(SchemaType.PROTOBUF_NATIVE, text.encode(), "", {})
+    return parse(SchemaType.PROTOBUF_NATIVE, definition(files.SerializeToString(), root), "", {})
+
+
+def definition(files: bytes, root: str) -> bytes:
+    tree = {
+        "fileDescriptorSet": base64.b64encode(files).decode(),
+        "rootMessageTypeName": root,
+        "rootFileDescriptorName": "m",
+    }
+    return json.dumps(tree).encode()
+
+
+def cycle(length: int) -> Schema:
+    """Messages each of which has the next one as its only field."""
+    kind = Field.TYPE_MESSAGE
+    messages = [
+        descriptor_pb2.DescriptorProto(
+            name=f"M{it}",
+            field=[Field(number=1, type=kind, type_name=f".M{(it + 1) % length}")],
+        )
+        for it in range(length)
+    ]
+    file = descriptor_pb2.FileDescriptorProto(name="m", message_type=messages)
+    files = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+    return parse(SchemaType.PROTOBUF_NATIVE, definition(files, "M0"), "", {})
 
 
 def key_value(key: Schema, value: Schema) -> Schema:
@@ -163,6 +188,18 @@ def test_a_consumer_must_read_the_newest_version() -> None:
         (SchemaType.KEY_VALUE, bytes(8), {}, "key.schema.type is missing"),
         (SchemaType.KEY_VALUE, bytes(9), {}, "1 bytes behind"),
         (SchemaType.STRING, bytes(SCHEMA_BYTES_MAX + 1), {}, f"limit is {SCHEMA_BYTES_MAX}"),
+        (
+            SchemaType.STRING,
+            b"",
+            {str(number): "" for number in range(PROPERTIES_MAX + 1)},
+            f"limit is {PROPERTIES_MAX}",
+        ),
+        (
+            SchemaType.KEY_VALUE,
+            bytes(8),
+            {"key.schema.type": "x" * 99, "value.schema.type": "STRING"},
+            "more than 40 characters",
+        ),
     ],
 )
 def test_an_invalid_definition_is_refused_by_name(
@@ -176,3 +213,40 @@ def test_types_with_equal_definitions_differ() -> None:
     assert ONE.fingerprint != avro("a", kind=SchemaType.JSON).fingerprint
     assert parse(SchemaType.INT8, b"", "", {}).fingerprint != TEXT.fingerprint
     assert key_value(TEXT, ONE).fingerprint != key_value(ONE, TEXT).fingerprint
+
+
+def test_protobuf_messages_in_two_cycles_are_not_compared_pair_by_pair() -> None:
+    """Cycles of 2,000 and 1,999 messages have 4 million pairs."""
+    new, earlier = cycle(2_000), cycle(1_999)
+    began = time.thread_time()
+    with pytest.raises(IncompatibleSchema, match=f"more than {protobuf_module.STEPS_MAX} steps"):
+        require_compatible(new, earlier, Strategy.BACKWARD)
+    assert time.thread_time() - began < 1.0
+    require_compatible(new, cycle(2_000), Strategy.FULL)
+
+
+def test_long_names_of_protobuf_messages_are_refused() -> None:
+    """Each of 2,000 messages within one has the name of that one, too."""
+    for file in (
+        descriptor_pb2.FileDescriptorProto(
+            package="p" * 600, message_type=[descriptor_pb2.DescriptorProto(name="M")]
+        ),
+        descriptor_pb2.FileDescriptorProto(
+            message_type=[descriptor_pb2.DescriptorProto(name="M", field=[Field(name="f" * 600)])]
+        ),
+    ):
+        files = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+        with pytest.raises(InvalidSchema, match="more than 512 characters"):
+            parse(SchemaType.PROTOBUF_NATIVE, definition(files, "M"), "", {})
+
+
+def test_protobuf_names_that_are_no_text_are_refused() -> None:
+    files = b"\x0a\x06" + b"\x22\x04" + b"\x0a\x02\xff\xfe"
+    with pytest.raises(InvalidSchema):
+        parse(SchemaType.PROTOBUF_NATIVE, definition(files, "M"), "", {})
+
+
+def test_a_stored_definition_that_is_not_valid_refuses_and_fails_nothing_else() -> None:
+    stored = Schema(SchemaType.AVRO, b'{"type": "enum", "name": "E"}', "", {}, b"")
+    with pytest.raises(IncompatibleSchema, match="the earlier schema is not valid"):
+        require_compatible(ONE, stored, Strategy.FULL)

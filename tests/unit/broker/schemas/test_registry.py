@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.cluster_state import ClusterState
@@ -17,9 +19,17 @@ from magnetar.broker.schemas.registry import (
     admit_producer,
 )
 from magnetar.broker.schemas.schema import Schema, SchemaType, parse
+from magnetar.metadata import codec
+from magnetar.metadata.errors import OutcomeUnknown
+from magnetar.metadata.node import Versioned
 from magnetar.metadata.policies import SchemaCompatibility as Strategy
 from magnetar.protos.names import TopicName
 from magnetar.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+    from magnetar.metadata.model import SchemaRecord
 
 TOPIC = TopicName.parse("t")
 FULL = SchemaRules(Strategy.FULL, auto_update=True, validation=False)
@@ -166,3 +176,122 @@ async def test_the_first_consumer_of_an_unused_topic_brings_the_schema() -> None
     text = parse(SchemaType.STRING, b"", "", {})
     with pytest.raises(IncompatibleSchema, match="exists schema type AVRO"):
         await admit_consumer(registry, TOPIC, text, FULL, in_use=True)
+
+
+async def test_a_consumer_with_an_earlier_version_must_read_the_newest() -> None:
+    registry = registry_in(ClusterState())
+    backward = SchemaRules(Strategy.BACKWARD, auto_update=True, validation=False)
+    await registry.put(TOPIC, schema(required=("a", "b")), Strategy.BACKWARD)
+    await registry.put(TOPIC, schema(required=("a",)), Strategy.BACKWARD)
+    with pytest.raises(IncompatibleSchema, match="field b of R is new"):
+        await admit_consumer(registry, TOPIC, schema(required=("a", "b")), backward, in_use=True)
+    never = SchemaRules(Strategy.ALWAYS_INCOMPATIBLE, auto_update=True, validation=False)
+    await admit_consumer(registry, TOPIC, schema(required=("a",)), never, in_use=True)
+
+
+async def test_a_topic_of_bytes_admits_consumers_where_all_is_compatible() -> None:
+    registry = registry_in(ClusterState())
+    always = SchemaRules(Strategy.ALWAYS_COMPATIBLE, auto_update=True, validation=False)
+    await admit_consumer(registry, TOPIC, schema("a"), always, in_use=True)
+    assert await registry.versions(TOPIC) == ()
+
+
+async def test_a_refusal_is_not_by_an_old_view_of_the_store() -> None:
+    """Apache's clients give up on it."""
+    cluster = ClusterState()
+    here, there = registry_in(cluster), registry_in(cluster)
+    fixed = SchemaRules(Strategy.FULL, auto_update=False, validation=False)
+    calls: list[Callable[[], Coroutine[Any, Any, object]]] = [
+        lambda: admit_producer(here, TOPIC, schema(required=("v0",)), fixed),
+        lambda: admit_consumer(here, TOPIC, schema(required=("v1",)), FULL, in_use=True),
+        lambda: here.check(TOPIC, schema("a", required=("v2",)), Strategy.FULL),
+    ]
+    for number, admit in enumerate(calls):
+        old = await here._record(TOPIC)
+        await there.put(TOPIC, schema(required=(f"v{number}",)), Strategy.ALWAYS_COMPATIBLE)
+        with stale(here, old):
+            await admit()
+
+
+@contextmanager
+def stale(registry: SchemaRegistry, record: SchemaRecord) -> Iterator[None]:
+    """Until the store is synchronised, reads give an older record."""
+    store, value = registry._store, codec.encode_schema(record)
+    get, sync = store.get, store.sync
+    fresh = False
+
+    async def stale_get(path: str) -> Versioned | None:
+        return await get(path) if fresh else Versioned(value, 0)
+
+    async def noted_sync(path: str) -> None:
+        nonlocal fresh
+        await sync(path)
+        fresh = True
+
+    store.get, store.sync = stale_get, noted_sync  # type: ignore[method-assign]
+    yield
+    store.get, store.sync = get, sync  # type: ignore[method-assign]
+
+
+async def test_a_deletion_whose_answer_is_lost_is_recognised_below_a_new_version() -> None:
+    registry = registry_in(ClusterState())
+    await registry.put(TOPIC, schema("a"), Strategy.FULL)
+    store, put = registry._store, registry._store.put
+
+    async def lossy_put(path: str, value: bytes, *, expected: int) -> int:
+        store.put = put  # type: ignore[method-assign]
+        await put(path, value, expected=expected)
+        await registry.put(TOPIC, schema("b"), Strategy.FULL)
+        raise OutcomeUnknown(path, "the reply was lost")
+
+    store.put = lossy_put  # type: ignore[method-assign]
+    assert await registry.delete(TOPIC) == 1
+    assert [it.version for it in await registry.versions(TOPIC)] == [2]
+
+
+async def test_many_comparisons_at_once_take_one_round_of_the_loop_each() -> None:
+    registry = registry_in(ClusterState())
+    await registry.put(TOPIC, schema("a"), Strategy.FULL)
+    compared, rounds = 0, 0
+    most = 0
+
+    def count() -> None:
+        nonlocal compared
+        compared += 1
+
+    async def watch() -> None:
+        nonlocal rounds, most
+        while True:
+            before = compared
+            await asyncio.sleep(0)
+            rounds += 1
+            most = max(most, compared - before)
+
+    async with asyncio.TaskGroup() as group:
+        watcher = group.create_task(watch())
+        work = [group.create_task(registry._in_turn(100, count)) for _ in range(50)]
+        await asyncio.wait(work)
+        watcher.cancel()
+    assert compared == 50
+    assert most <= 2
+
+
+async def test_records_are_read_a_bounded_number_at_a_time() -> None:
+    registry = registry_in(ClusterState())
+    await registry.put(TOPIC, schema("a"), Strategy.FULL)
+    store, get = registry._store, registry._store.get
+    reading = most = 0
+
+    async def counted(path: str) -> Versioned | None:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await asyncio.sleep(0.01)
+        reading -= 1
+        return await get(path)
+
+    store.get = counted  # type: ignore[method-assign]
+    async with asyncio.TaskGroup() as group:
+        for _ in range(100):
+            group.create_task(registry.get(TOPIC))
+    assert most == module.RECORDS_MAX

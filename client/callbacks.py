@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable
 from threading import current_thread, main_thread
 from typing import ParamSpec
@@ -27,7 +28,7 @@ def report(
         return
     try:
         callback(_OK if error is None else error.result, message_id or _NO_MESSAGE)
-    except (Exception, SystemExit) as failure:
+    except _FAILURES as failure:
         _go_on_after(failure, callback)
 
 
@@ -35,7 +36,7 @@ def call(function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> No
     """Call a function of the user."""
     try:
         function(*args, **kwargs)
-    except (Exception, SystemExit) as failure:
+    except _FAILURES as failure:
         _go_on_after(failure, function)
 
 
@@ -47,5 +48,8 @@ def _go_on_after(failure: BaseException, callback: object) -> None:
     log.error("a callback failed", exc_info=failure, callback=repr(callback))
 
 
+# CancelledError: a callback that asks a cancelled future for its result must not look like the
+# cancellation of the client's own task, which would end the session.
+_FAILURES = (Exception, SystemExit, CancelledError)
 _NO_MESSAGE = MessageId()
 _OK = Result.Ok  # the attribute lookup on the enum costs as much as a call

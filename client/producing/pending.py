@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class PendingEntry:
-    """One entry without a receipt. It is never changed, except that a report empties it."""
+    """One entry without a receipt. It is not changed, except that it is sent, and that a report
+    empties it."""
 
     sequence_id: int  # of its first message
     highest_sequence_id: int  # of its last message
@@ -37,6 +38,7 @@ class PendingEntry:
     reserved: int = -1  # -1: as many as `messages`
     is_chunk: bool = False
     sent_at: float = 0.0
+    was_sent: bool = False  # on any connection: it may be stored
 
     def __post_init__(self) -> None:
         if self.reserved < 0:

@@ -9,6 +9,7 @@ sends the pending entries again in the same order. The asyncio and the synchrono
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -95,6 +96,8 @@ class Publisher:
         self._task: asyncio.Task[None] | None = None  # None: not opened
         self._builder = _builder(options)
         self._pending = PendingEntries()
+        # Messages from before the first attachment. Only then are name and sequence ids known.
+        self._early: deque[_Early] = deque()
         self._timeout_s = options.send_timeout_millis / 1000 or None
         self._compression = Compression(options.compression_type)
         self._header = EntryHeader("", 0)
@@ -109,6 +112,7 @@ class Publisher:
         self._connection: Connection | None = None  # None: not attached
         self._producer_id = 0
         self._was_attached = False
+        self._moved = False  # to another cluster, since the last attachment
         self._message_bytes_max = MESSAGE_BYTES_MAX
         self._failure: PulsarException | None = None  # None: the publisher accepts messages
         self._over = asyncio.Event()
@@ -148,6 +152,15 @@ class Publisher:
         if self._failure is not None:
             self._refuse([done], message_bytes, self._failure)
             return
+        if not self._was_attached:
+            due_at = self._timeout_s and self._loop.time() + self._timeout_s
+            self._early.append(_Early(message, message_bytes, done, due_at))
+            if self._send_timer is None:
+                self._arm_send_timer()
+            return
+        self._accept(message, message_bytes, done)
+
+    def _accept(self, message: OutgoingMessage, message_bytes: int, done: Done) -> None:
         if self._builder is None:
             if self._options.chunking_enabled and len(message.payload) > self._chunk_bytes_max:
                 self._send_in_chunks(message, done, message_bytes)
@@ -190,6 +203,8 @@ class Publisher:
         Raises the first error of the messages whose outcome was unknown when the call began, or of
         messages refused since the last flush.
         """
+        if self._early:  # they become entries with the first attachment
+            await self._attachment.wait_first()
         self.seal()
         refused, self._refused = self._refused, None
         if self._pending.reported < self._pending.appended:
@@ -280,6 +295,11 @@ class Publisher:
         if self._builder is not None:
             for batch in self._builder.limit(self._message_bytes_max):
                 self._send(batch.messages, batch.dones, batch.message_bytes)
+        early, self._early = self._early, deque()
+        for one in early:
+            self._accept(one.message, one.message_bytes, one.done)
+        if early:
+            self.seal()
 
     def is_final(self, error: PulsarException) -> bool:
         return ends_producer(error)
@@ -351,6 +371,11 @@ class Publisher:
         error = ConnectError("the broker closed the producer", topic=self.topic)
         self._detach(error)
         self._attachment.lost(error, assigned_url)
+
+    def on_moved(self) -> None:
+        """The client moves to another cluster. Its sequence ids and epochs are others."""
+        self._moved = True
+        self._topic_epoch = None
 
     def on_disconnected(self, error: PulsarException) -> None:
         self._detach(error)
@@ -485,6 +510,7 @@ class Publisher:
             entry_size=sum(map(len, entry.parts)),
             is_chunk=entry.is_chunk,
         )
+        entry.was_sent = True
         self._connection.send_entry(header, *entry.parts)
 
     def _arm_batch_timer(self) -> None:
@@ -505,13 +531,17 @@ class Publisher:
     # Outcomes
 
     def _arm_send_timer(self) -> None:
-        expire_at = self._pending.timer_at()
+        expire_at = self._early[0].due_at if self._early else self._pending.timer_at()
         if expire_at is not None:
             self._send_timer = self._loop.call_at(expire_at, self._on_send_timer)
 
     def _on_send_timer(self) -> None:
         self._send_timer = None
-        for entry in self._pending.expire(self._loop.time()):
+        now = self._loop.time()
+        while self._early and (due_at := self._early[0].due_at) is not None and due_at <= now:
+            one = self._early.popleft()
+            self._refuse([one.done], one.message_bytes, self._no_receipt())
+        for entry in self._pending.expire(now):
             self._report(entry, self._no_receipt())
         self._settle_flushes()
         self.producer.on_burst_end()
@@ -573,6 +603,10 @@ class Publisher:
             for batch in self._builder.seal():
                 self.counter.messages_sent += len(batch.dones)
                 self._tell(batch.dones, len(batch.dones), batch.message_bytes, error)
+        early, self._early = self._early, deque()
+        for one in early:
+            self.counter.messages_sent += 1
+            self._tell([one.done], 1, one.message_bytes, error)
         for entry in self._pending.abandon():
             self._report(entry, error)
         self._settle_flushes()
@@ -582,9 +616,13 @@ class Publisher:
                 timer.cancel()
 
     def _fail_pending(self, error: PulsarException) -> None:
-        """Fail what waits to be sent. The producer stays usable."""
+        """Fail what waits to be sent. The producer stays usable.
+
+        What was sent on an earlier connection may be stored: its outcome is unknown.
+        """
+        unknown = Interrupted(f"no receipt arrived before: {error.reason}", topic=self.topic)
         for entry in self._pending.abandon():
-            self._report(entry, error)
+            self._report(entry, unknown if entry.was_sent else error)
         self.on_frame_end()
 
     def _settle_flushes(self) -> None:
@@ -625,7 +663,14 @@ class Publisher:
             self._topic_epoch = answer.topic_epoch
         nowhere = -1
         stored = self._pending.on_stored(answer.last_sequence_id)
-        self._on_stored([(entry, nowhere) for entry in stored], nowhere)
+        if self._moved:  # the numbers of this cluster say nothing about what went to the other
+            self._moved = False
+            self._next_sequence_id = max(self._next_sequence_id, answer.last_sequence_id + 1)
+            reason = "the cluster that the client moved to has stored higher sequence ids"
+            for entry in stored:
+                self._report(entry, Interrupted(reason, topic=self.topic))
+        else:
+            self._on_stored([(entry, nowhere) for entry in stored], nowhere)
         self.on_frame_end()
         fresh = self._last_sequence_id == -1 and self._pending.appended == 0
         if fresh and answer.last_sequence_id > -1:
@@ -662,6 +707,16 @@ class Publisher:
         with suppress(PulsarException):  # the broker does not know the producer, or is gone
             await self._connection.request(command, pb.CommandSuccess)
         self._detach(AlreadyClosed("the producer was closed", topic=self.topic))
+
+
+@dataclass(slots=True)
+class _Early:
+    """A message from before the first attachment."""
+
+    message: OutgoingMessage
+    message_bytes: int
+    done: Done
+    due_at: float | None  # None: no time limit
 
 
 @dataclass(slots=True)

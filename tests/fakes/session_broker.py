@@ -255,7 +255,13 @@ class Session:
             return
         name = body.producer_name or f"fake-{next(cluster.names)}"
         self.producers[body.producer_id] = cluster.topic(body.topic), name
-        self.send(pb.CommandProducerSuccess(request_id=body.request_id, producer_name=name))
+        self.send(
+            pb.CommandProducerSuccess(
+                request_id=body.request_id,
+                producer_name=name,
+                last_sequence_id=cluster.last_sequence_ids.get(name, -1),
+            )
+        )
 
     def is_owner(self, body: Any) -> bool:
         if self.broker.cluster.owner(body.topic) == self.broker.url:
@@ -446,6 +452,8 @@ class FakeBrokers:
         self.topics: dict[str, Topic] = {}
         self.owners: dict[str, str] = {}
         self.partitions: dict[str, int] = {}
+        # By producer name, as with deduplication. The brokers drop no duplicates themselves.
+        self.last_sequence_ids: dict[str, int] = {}
         self.sends: list[tuple[int, bytes]] = []  # every SEND that arrived
         self.names = iter(range(1, 1000))
         # What is done to an entry on its way to a consumer.

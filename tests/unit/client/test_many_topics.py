@@ -12,17 +12,22 @@ from support import settle
 
 from magnetar.client.errors import (
     AlreadyClosed,
+    CryptoError,
     InvalidConfiguration,
     InvalidTopicName,
     NotAllowedError,
     OperationNotSupported,
+    Result,
+    Timeout,
     TopicNotFound,
     UnknownError,
 )
 from magnetar.client.message import MessageId
 from magnetar.client.options import ConsumerType, ProducerAccessMode
 from magnetar.client.policies import ConsumerDeadLetterPolicy
+from magnetar.client.schema.schema import BytesSchema
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.message import read_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -94,6 +99,49 @@ async def test_lazy_producer_begins_partitions_with_their_first_message() -> Non
             await producer.send(b"x")
         assert len(cluster.brokers[A].commands(pb.CommandProducer)) <= 4
         await producer.close()
+
+
+async def test_lazy_producer_numbers_its_messages_after_those_that_the_broker_has() -> None:
+    async with client_among() as (client, cluster):
+        cluster.partitions[TOPIC] = 4
+        cluster.last_sequence_ids["p"] = 100
+        producer = await client.create_producer(
+            "t",
+            producer_name="p",
+            lazy_start_partitioned_producers=True,
+            message_router=lambda message, _: int(message.data()),
+        )
+        async with asyncio.TaskGroup() as group:
+            sends = [group.create_task(producer.send(b"%d" % (i % 3 + 1))) for i in range(6)]
+        assert all(send.result().entry_id() >= 0 for send in sends)
+        assert {sequence_id for sequence_id, _ in cluster.sends} == {101}
+        stored = [read_entry(entry) for _, entry in cluster.sends]
+        assert [one.producer_name for one in stored] == ["p"] * 3
+
+
+async def test_lazy_producer_flushes_closes_and_times_out_before_its_first_attachment() -> None:
+    async with client_among(operation_timeout_seconds=30) as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        producer = await client.create_producer(
+            "t",
+            lazy_start_partitioned_producers=True,
+            send_timeout_millis=5000,
+            message_router=lambda message, _: 1,
+        )
+        told: list[Result] = []
+        cluster.brokers[A].script(pb.CommandProducer, None)
+        producer.send_async(b"x", lambda result, _: told.append(result))
+        with pytest.raises(Timeout):
+            await producer.send(b"y")
+        assert told == [Result.Timeout]
+        producer.send_async(b"z", lambda result, _: told.append(result))
+        with pytest.raises(Timeout):
+            await producer.flush()
+        assert told[1] is Result.Timeout
+        producer.send_async(b"last", lambda result, _: told.append(result))
+        await producer.close()
+        assert told[2] is Result.Ok
+        assert len(cluster.topic(part(1)).entries) == 1
 
 
 async def test_exclusive_producer_is_never_lazy() -> None:
@@ -481,6 +529,18 @@ async def test_pattern_joins_new_topics_at_once_and_leaves_deleted_ones() -> Non
         assert full("a1") not in cluster.topics
 
 
+async def test_pattern_ignores_a_topic_whose_name_is_not_supported() -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic("persistent://public/cluster/default/a0")  # of Pulsar's first version
+        cluster.topic(full("a1"))
+        consumer = await client.subscribe(
+            re.compile("a.*"), "s", initial_position=EARLIEST, pattern_auto_discovery_period=5
+        )
+        cluster.announce(new=["persistent://public/cluster/default/a2"])
+        await publish(client, 1, "a1")
+        await receive(consumer, 1)
+
+
 async def test_pattern_finds_topics_that_were_created_while_no_broker_announced() -> None:
     async with client_among() as (client, cluster):
         cluster.topic(full("a1"))
@@ -573,3 +633,28 @@ async def test_table_view_holds_the_last_value_of_each_key(partitions: int) -> N
         await table.close()
         await settle()
         assert not own_tasks()
+
+
+class Strange(BytesSchema):
+    """A schema that fails on some payloads in a way of its own."""
+
+    def decode(self, data: bytes) -> bytes:
+        if data == b"bad":
+            raise RuntimeError("no idea")
+        return data
+
+
+async def test_table_view_goes_on_after_a_message_that_it_cannot_read() -> None:
+    async with client_among() as (client, _):
+        table = await client.create_table_view("t", schema=Strange())
+        table._rows._queue.put_error(CryptoError("a message that cannot be decrypted"))
+        await put(client, a=b"bad", b=b"2")
+        await asyncio.sleep(1)
+        assert (len(table), table.get("b")) == (1, b"2")
+        producer = await client.create_producer("t")  # the client lives
+        await producer.send(b"3", partition_key="b")
+        await asyncio.sleep(0.1)
+        assert table.get("b") == b"3"
+        await table.close()
+        await settle()
+        assert not [task for task in own_tasks() if "table view" in task.get_name()]

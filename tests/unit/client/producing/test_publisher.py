@@ -552,3 +552,36 @@ async def test_a_cancelled_send_does_not_disturb_the_others() -> None:
             b"0",
             b"1",
         ]
+
+
+async def test_a_backlog_limit_leaves_the_outcome_of_what_was_sent_before_unknown() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", batching_enabled=False)
+        cluster.topic(TOPIC).hold_receipts = True
+        loop = asyncio.get_running_loop()
+        sent = loop.create_task(producer.send(b"sent"))
+        await settle()
+        cluster.brokers[A].script(
+            pb.CommandProducer,
+            pb.CommandError(error=pb.ProducerBlockedQuotaExceededException, message="full"),
+        )
+        for session in cluster.brokers[A].sessions:
+            session.stream.abort("lost")  # type: ignore[attr-defined]
+        await settle()
+        waiting = loop.create_task(producer.send(b"waiting"))
+        for task, definite in ((sent, False), (waiting, True)):
+            with pytest.raises(PulsarException) as caught:
+                await task
+            assert caught.value.definite is definite
+
+
+async def test_a_callback_that_looks_cancelled_ends_neither_the_session_nor_other_sends() -> None:
+    def fail(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", batching_max_publish_delay_ms=1000)
+        producer.send_async(b"0", fail)
+        assert await producer.send(b"1") == MessageId(-1, 1, 0, 1)
+        assert await producer.send(b"2") == MessageId(-1, 1, 1)
+        assert len(cluster.brokers[A].sessions) == 1

@@ -5,6 +5,7 @@ The table is as large as the keys and values of its topic; nothing else bounds i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
@@ -15,10 +16,10 @@ from magnetar.client.errors import AlreadyClosed, PulsarException
 from magnetar.client.message import MessageId
 from magnetar.client.options import ReaderOptions, TableViewOptions
 from magnetar.client.reader import reader_subscription
+from magnetar.client.session.backoff import RETRY_DELAY_S_FIRST
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    import asyncio
     import random
 
     from magnetar.client.consumer import LoopQueue
@@ -83,11 +84,25 @@ class TableRows:
         return f"TableView(topic={self._options.topic}{more})"
 
     async def _follow(self) -> None:
-        try:
-            while True:
+        """Read until the view is closed. An error before that concerns one message, or passes."""
+        topic = self._subscriber.topic
+        while True:
+            try:
                 self._on_message(await take(self._subscriber, self._queue, None))
-        except PulsarException as error:  # it was closed
-            log.info("table view ended", topic=self._subscriber.topic, reason=str(error))
+            except PulsarException as error:
+                if self._is_closed:
+                    log.info("table view ended", topic=topic, reason=str(error))
+                    return
+                log.error("the table view cannot read a message", topic=topic, error=str(error))
+                await asyncio.sleep(RETRY_DELAY_S_FIRST)
+
+    @property
+    def _is_closed(self) -> bool:
+        try:
+            self._subscriber.check_open()
+        except PulsarException:
+            return True
+        return False
 
     def _on_message(self, message: Message) -> None:
         key = message.partition_key()
@@ -102,7 +117,7 @@ class TableRows:
         if value:
             try:
                 value = message.value()
-            except (PulsarException, ValueError, TypeError) as error:
+            except Exception as error:  # the schema may be the program's own
                 log.error(
                     "message ignored: the schema does not decode it",
                     topic=message.topic_name(),

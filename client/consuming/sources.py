@@ -25,6 +25,7 @@ from magnetar.client.session.watch import TopicWatch
 from magnetar.client.together import together
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.errors import InvalidNamespaceName
+from magnetar.protos.errors import InvalidTopicName as InvalidName
 from magnetar.protos.names import Domain, NamespaceName, TopicName
 from magnetar.runtime.log import get_logger
 
@@ -236,7 +237,11 @@ class Pattern:
     def _matching(self, names: Collection[str]) -> list[str]:
         found = []
         for text in names:
-            name = TopicName.parse(text)
+            try:
+                name = TopicName.parse(text)
+            except InvalidName:  # another broker's rules may allow it
+                log.info("a topic was ignored: its name is not supported", topic=text)
+                continue
             path = f"{name.tenant}/{name.namespace}/{name.base.topic}"
             if name.domain in self._domains and self._pattern.fullmatch(path):
                 found.append(text)

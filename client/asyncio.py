@@ -448,16 +448,20 @@ class Client:
             self._parts.scope.start(self._watch.run(), "choice of a cluster")
 
     def _move(self, info: ServiceInfo) -> None:
-        """Move to another cluster. Raises InvalidUrl and InvalidConfiguration.
+        """Move to another cluster. Raises InvalidUrl and InvalidConfiguration: then it stays.
 
-        Pending messages are sent there. Consumers go on with what the subscription has there.
+        Pending messages are sent there. Consumers go on with what the subscription has there,
+        readers and table views at its earliest message.
         """
+        if self._failure is not None:
+            return
         options = in_cluster(self._options, info)
-        former = self._dialer.move(self._new_dialer(options))
+        dialer = self._new_dialer(options)
         self._parts.lookup.move(service_url_of(options))
+        former = self._dialer.move(dialer)
         self._service = info
         for core in list(self._parts.live):
-            if isinstance(core, Subscriber):
+            if isinstance(core, Subscriber | Publisher):
                 core.on_moved()
         reason = "the client moves to another cluster"
         self._parts.pool.move(credentials_of(options.authentication), reason)

@@ -96,7 +96,8 @@ class ClusterWatch:
             primary = here if choice.current == 0 else await self._answers(choice.clusters[0])
             if choice.on_probed(current=here, primary=primary):
                 for number in choice.others():
-                    if await self._answers(choice.clusters[number]):
+                    info = choice.clusters[number]
+                    if await self._answers(info) and self._use(info):
                         choice.move(number)
                         break
             self._use(choice.clusters[choice.current])
@@ -117,18 +118,24 @@ class ClusterWatch:
             call(provider.close)
 
     async def _answers(self, info: ServiceInfo) -> bool:
-        return await self._probe(info.service_url, self._timeout_s)
+        try:
+            return await self._probe(info.service_url, self._timeout_s)
+        except PulsarException as error:  # its URL cannot be used
+            log.error("the cluster cannot be used", service=repr(info), error=str(error))
+            return False
 
-    def _use(self, info: ServiceInfo) -> None:
+    def _use(self, info: ServiceInfo) -> bool:
+        """Move to the cluster unless it is in use. Returns False if it cannot be used."""
         if info is self._current:
-            return
+            return True
         try:
             self._move(info)
         except PulsarException as error:  # a URL or certificates that cannot be used
             log.error("the cluster cannot be used", service=repr(info), error=str(error))
-        else:
-            log.warning("moved to another cluster", service=repr(info))
-            self._current = info
+            return False
+        log.warning("moved to another cluster", service=repr(info))
+        self._current = info
+        return True
 
 
 def in_cluster(options: ClientOptions, info: ServiceInfo) -> ClientOptions:

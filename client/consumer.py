@@ -104,10 +104,10 @@ class Consumer:
         """
         self._subscriber.check_open()
         if isinstance(message, (Message, MessageId)):
-            self._subscriber.acknowledge(acknowledgeable(message, self._subscriber))
+            acknowledge(self._subscriber, acknowledgeable(message, self._subscriber))
         else:
-            for ids in slices_of(message, self._subscriber):
-                acknowledge_each(self._subscriber, ids)
+            for some in slices_of(message, self._subscriber):
+                acknowledge_each(self._subscriber, some)
                 await asyncio.sleep(0)  # other tasks have their turn
         if self._hooks is not None:
             self._hooks.on_acknowledge(self, message)
@@ -120,7 +120,7 @@ class Consumer:
         """
         self._subscriber.check_open()
         check_cumulative(self._subscriber.subscription)
-        self._subscriber.acknowledge_cumulative(acknowledgeable(message, self._subscriber))
+        acknowledge_cumulative(self._subscriber, acknowledgeable(message, self._subscriber))
         if self._hooks is not None:
             self._hooks.on_acknowledge_cumulative(self, message)
 
@@ -130,7 +130,7 @@ class Consumer:
         Raises AlreadyClosed if the consumer is closed.
         """
         self._subscriber.check_open()
-        self._subscriber.negative_acknowledge(known(message, self._subscriber))
+        negative_acknowledge(self._subscriber, known(message, self._subscriber))
         if self._hooks is not None:
             self._hooks.on_negative_acknowledge(self, message)
 
@@ -466,8 +466,30 @@ def seconds(timeout_millis: int | None) -> float | None:
     return timeout_millis / 1000
 
 
-def acknowledgeable(message: Message | MessageId, core: ConsumerCore) -> MessageId:
-    """Return the id to acknowledge.
+def acknowledge(core: ConsumerCore, message: Message | MessageId) -> None:
+    """Acknowledge on the loop what `acknowledgeable` has checked."""
+    if isinstance(message, MessageId):
+        core.acknowledge(message)
+    elif message.is_of(core.cluster):
+        core.acknowledge(message.message_id())
+
+
+def acknowledge_cumulative(core: ConsumerCore, message: Message | MessageId) -> None:
+    """Acknowledge on the loop what `acknowledgeable` has checked, and all messages before it."""
+    if isinstance(message, MessageId):
+        core.acknowledge_cumulative(message)
+    elif message.is_of(core.cluster):
+        core.acknowledge_cumulative(message.message_id())
+
+
+def negative_acknowledge(core: ConsumerCore, message: Message | MessageId) -> None:
+    """Negatively acknowledge on the loop what `known` has checked."""
+    if isinstance(message, MessageId) or message.is_of(core.cluster):
+        core.negative_acknowledge(message)
+
+
+def acknowledgeable(message: Message | MessageId, core: ConsumerCore) -> Message | MessageId:
+    """Return the message or id.
 
     Raises OperationNotSupported if its batch size is missing, or its topic with several topics.
     """
@@ -477,13 +499,13 @@ def acknowledgeable(message: Message | MessageId, core: ConsumerCore) -> Message
         raise OperationNotSupported(
             f"{message_id} is in a batch of unknown size; use the id of a received message"
         )
-    return message_id
+    return message
 
 
 def slices_of(
     messages: Sequence[Message | MessageId], core: ConsumerCore
-) -> Sequence[Sequence[MessageId]]:
-    """Return the ids of a list to acknowledge, each slice short enough for one step of the loop.
+) -> Sequence[Sequence[Message | MessageId]]:
+    """Return a list of what to acknowledge in slices, each short enough for one step of the loop.
 
     Raises WrongType for what is no list or tuple, and the errors of `acknowledgeable` for the
     first one that cannot be acknowledged.
@@ -492,13 +514,13 @@ def slices_of(
         raise WrongType(
             f"expected Message, MessageId or a list of them, not {type(messages).__name__}"
         )
-    ids = [acknowledgeable(one, core) for one in messages]
-    return [ids[first : first + ACK_IDS_MAX] for first in range(0, len(ids), ACK_IDS_MAX)]
+    given = [acknowledgeable(one, core) for one in messages]
+    return [given[first : first + ACK_IDS_MAX] for first in range(0, len(given), ACK_IDS_MAX)]
 
 
-def acknowledge_each(core: ConsumerCore, ids: Sequence[MessageId]) -> None:
-    for message_id in ids:
-        core.acknowledge(message_id)
+def acknowledge_each(core: ConsumerCore, messages: Sequence[Message | MessageId]) -> None:
+    for message in messages:
+        acknowledge(core, message)
 
 
 def check_cumulative(subscription: Subscription) -> None:

@@ -76,15 +76,20 @@ class Decoder:
         if not version or not self.schema.needs_writer:
             return self.schema.decode(data)
         key = _topic_of(message), version
-        if key not in self._known:
-            if self._wait is None:
-                number = _number(version)
-                raise InvalidMessage(f"schema version {number} was not fetched; receive again")
+        found = self._known.get(key)
+        if found is None and self._wait is not None:
             self._wait(self.prepare(message))
-        found = self._known[key]
+            found = self._known.get(key)
+        if found is None:
+            number = _number(version)
+            raise InvalidMessage(f"schema version {number} was not fetched; receive again")
         if isinstance(found, PulsarException):
             raise found
         return found(data)
+
+    def forget(self) -> None:
+        """Forget all versions: in another cluster the numbers are those of other schemas."""
+        self._known.clear()
 
     def _keep(self, key: Key, found: Callable[[bytes], Any] | PulsarException) -> None:
         if len(self._known) >= VERSIONS_MAX:

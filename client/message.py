@@ -35,6 +35,8 @@ class Delivery:
     generation: int  # of the consumer's queue at the time of delivery
     encryption: EncryptionContext | None = None  # None: the entry was not encrypted
     decoder: Decoder | None = None  # None: the consumer has no schema
+    # How often the client had moved to another cluster. None: the program made the message.
+    cluster: int | None = None
 
 
 class Decoder(Protocol):
@@ -138,6 +140,11 @@ class Message:
     def delivery(self) -> Delivery:
         """What the message shares with the others of its entry. Internal to the client."""
         return self._delivery
+
+    def is_of(self, cluster: int) -> bool:
+        """Return whether the message came from this cluster: in another one, its id names another
+        message. Internal to the client."""
+        return self._delivery.cluster is None or self._delivery.cluster == cluster
 
     def __repr__(self) -> str:
         return f"Message({self._message_id}, {len(self._received.payload)} bytes)"

@@ -92,6 +92,11 @@ class AutoClusterFailover:
     `failover_threshold` failures in a row it moves to the first secondary cluster that accepts
     connections; after `switch_back_threshold` successes in a row at the primary cluster it moves
     back. Raises InvalidConfiguration.
+
+    Each cluster has its own message ids. Messages that a consumer received before a move are
+    redelivered in their cluster: their acknowledgement has no effect after the move. Acknowledge
+    the message and not its id, from which the client cannot see the cluster. A reader or table view
+    begins at the earliest message of the cluster that it moves to.
     """
 
     primary: ServiceInfo

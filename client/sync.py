@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from magnetar.client.asyncio import Client as AsyncClient
 from magnetar.client.callbacks import SendCallback, report
 from magnetar.client.consumer import (
+    acknowledge,
+    acknowledge_cumulative,
     acknowledge_each,
     acknowledgeable,
     check_cumulative,
     known,
+    negative_acknowledge,
     seconds,
     seekable,
     slices_of,
@@ -466,6 +469,7 @@ class Consumer:
         self._life = life
         self._inbox = inbox
         self._subscriber = inbox.subscriber
+        self._acknowledge = partial(acknowledge, inbox.subscriber)
         self._policy = policy
         self._thread = life.thread
         self._orders_negative_acks = inbox.subscriber.subscription.orders_negative_acks
@@ -521,12 +525,12 @@ class Consumer:
         acknowledged, none is. Raises AlreadyClosed if the consumer is closed.
         """
         if isinstance(message, (Message, MessageId)):
-            self._inbox.do(self._subscriber.acknowledge, acknowledgeable(message, self._subscriber))
+            self._inbox.do(self._acknowledge, acknowledgeable(message, self._subscriber))
         else:
             self._subscriber.check_open()
-            acknowledge = partial(acknowledge_each, self._subscriber)
-            for ids in slices_of(message, self._subscriber):
-                self._inbox.do(acknowledge, ids)
+            each = partial(acknowledge_each, self._subscriber)
+            for some in slices_of(message, self._subscriber):
+                self._inbox.do(each, some)
         if self._hooks is not None:
             self._hooks.on_acknowledge(self, message)
 
@@ -537,9 +541,8 @@ class Consumer:
         AlreadyClosed if the consumer is closed.
         """
         check_cumulative(self._subscriber.subscription)
-        self._inbox.do(
-            self._subscriber.acknowledge_cumulative, acknowledgeable(message, self._subscriber)
-        )
+        given = acknowledgeable(message, self._subscriber)
+        self._inbox.do(partial(acknowledge_cumulative, self._subscriber), given)
         if self._hooks is not None:
             self._hooks.on_acknowledge_cumulative(self, message)
 
@@ -553,13 +556,13 @@ class Consumer:
             # The thread must not take a later message of the key before the client has seen this.
             self._thread.call(self._negative_acknowledge(given))
         else:
-            self._inbox.do(self._subscriber.negative_acknowledge, given)
+            self._inbox.do(partial(negative_acknowledge, self._subscriber), given)
         if self._hooks is not None:
             self._hooks.on_negative_acknowledge(self, message)
 
     async def _negative_acknowledge(self, message: Message | MessageId) -> None:
         self._subscriber.check_open()
-        self._subscriber.negative_acknowledge(message)
+        negative_acknowledge(self._subscriber, message)
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Ask the broker to redeliver all messages that this consumer has not acknowledged."""

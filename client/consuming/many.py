@@ -176,6 +176,11 @@ class ManySubscriber:
                 topic=self.topic,
             )
 
+    @property
+    def cluster(self) -> int:
+        """The number of the cluster that the client uses."""
+        return self._parts.lookup.cluster
+
     def acknowledge(self, message_id: MessageId) -> None:
         child = self._child(message_id)
         if child is not None:

@@ -91,7 +91,8 @@ class RetrySubscriber:
             at = self._parts.clock.now_ms() + delay_ms if delay_ms else None
             await self._retry_letters.send(letter(message, values, deliver_at_ms=at))
             core.stats.reconsumed_later += 1
-        core.acknowledge(message.message_id())
+        if message.is_of(core.cluster):
+            core.acknowledge(message.message_id())
 
     @property
     def is_attached(self) -> bool:
@@ -134,6 +135,11 @@ class RetrySubscriber:
 
     def check_id(self, message_id: MessageId) -> None:
         """Check an id that the user wants to acknowledge: without a topic, it is the main one's."""
+
+    @property
+    def cluster(self) -> int:
+        """The number of the cluster that the client uses."""
+        return self._main.cluster
 
     def acknowledge(self, message_id: MessageId) -> None:
         self._core(message_id).acknowledge(message_id)
@@ -179,8 +185,9 @@ class RetrySubscriber:
         """Delete both subscriptions and close the consumer."""
         await self._retry.unsubscribe()
         await self._main.unsubscribe()
-        with suppress(PulsarException):
-            await self._retry_letters.close()
+        for letters in (self._retry_letters, self._dead_letters):
+            with suppress(PulsarException):
+                await letters.close()
 
     async def close(self) -> None:
         """Close both. Raises the first error."""

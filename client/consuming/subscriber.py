@@ -212,6 +212,11 @@ class Subscriber:
     def check_id(self, message_id: MessageId) -> None:
         """Check an id that the user wants to acknowledge: every id may belong to this topic."""
 
+    @property
+    def cluster(self) -> int:
+        """The number of the cluster that the client uses."""
+        return self._parts.lookup.cluster
+
     def limit_queue(self, messages_max: int, bytes_max: int) -> None:
         """Set the share of a queue that this consumer has together with those of other topics."""
         self._permits.resize(messages_max, bytes_max)
@@ -617,6 +622,7 @@ class Subscriber:
             self._generation,
             encryption,
             decoder=self.subscription.decoder,
+            cluster=self.cluster,
         )
 
     def on_active_changed(self, *, active: bool) -> None:
@@ -635,9 +641,15 @@ class Subscriber:
         self._attachment.lost(error, assigned_url)
 
     def on_moved(self) -> None:
-        """The client moves to another cluster, where ids name other messages: forget what was
-        acknowledged and is not durable."""
+        """The client moves to another cluster, where ids name other messages and numbers other
+        schemas: forget what was acknowledged and is not durable. A reader begins anew."""
         self._acks.on_unsubscribed()
+        self._chunked.clear()
+        if self.subscription.decoder is not None:
+            self.subscription.decoder.forget()
+        if not self.subscription.is_durable:
+            self._clear_queue()
+            self._start = Start(MessageId.earliest, inclusive=True)
 
     def on_disconnected(self, error: PulsarException) -> None:
         self._detach(error)
@@ -741,7 +753,8 @@ class Subscriber:
     def on_dead_lettered(self, messages: Sequence[Message]) -> None:
         self.stats.dead_lettered += len(messages)
         for message in messages:
-            self.acknowledge(message.message_id())
+            if message.is_of(self.cluster):
+                self.acknowledge(message.message_id())
 
     def on_dead_letter_failed(self, key: Key) -> None:
         self._nacks.add(key, self._loop.time())

@@ -68,7 +68,8 @@ class Attachment:
         self._delay = delay
         self._timeout_s = timeout_s
         self._lost: asyncio.Future[PulsarException]  # set when the current attachment is lost
-        self._next_broker: str | None = None  # named by the last broker; None: look the owner up
+        # Named by the last broker, with the cluster's number; None: look the owner up.
+        self._next_broker: tuple[int, str] | None = None
         self._through: str | None = None  # the last lookup's proxy; None: there is none
         loop = asyncio.get_running_loop()
         self._first: asyncio.Future[None] = loop.create_future()
@@ -100,7 +101,8 @@ class Attachment:
         `next_broker`: the URL of the broker to use next; None: look the owner up.
         """
         if not self._lost.done():
-            self._next_broker = next_broker
+            cluster = self._lookup.cluster
+            self._next_broker = None if next_broker is None else (cluster, next_broker)
             self._lost.set_result(error)
             if self._failure is None:
                 self._attached.clear()
@@ -176,8 +178,10 @@ class Attachment:
         return None
 
     async def _owner(self) -> Connection:
-        broker, self._next_broker = self._next_broker, None
-        if broker is None:
+        named, self._next_broker = self._next_broker, None
+        if named is not None and named[0] == self._lookup.cluster:
+            broker = named[1]
+        else:
             broker, self._through = await self._lookup.owner(self._what.topic)
         return await self._pool.connection(broker, self._purpose, through=self._through)
 

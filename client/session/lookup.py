@@ -62,10 +62,12 @@ class Lookup:
         self._question_s = timeout_s / min(len(self._brokers) + 1, QUESTIONS_MAX)
         self._first = 0
         self._warned = False
+        self.cluster = 0  # counts the moves to another cluster
 
     def move(self, service_url: str) -> None:
         """Ask the brokers of another cluster from now on. Raises InvalidUrl."""
         self._brokers, self._scheme = parse_service_url(service_url), scheme_of(service_url)
+        self.cluster += 1
         self._first = 0
         self._warned = False
 
@@ -178,12 +180,16 @@ class Lookup:
         return answer.schema
 
     async def _answer(self, connection: Connection, body: Body, answer: type[Answer]) -> Answer:
+        cluster = self.cluster
         try:
             async with asyncio.timeout(self._question_s):
-                return await connection.request(body, answer)
+                found = await connection.request(body, answer)
         except TimeoutError:
             reason = f"the broker did not answer within {self._question_s:g} s"
             raise ConnectError(reason, broker=connection.broker) from None
+        if cluster != self.cluster:  # it may name a broker of the former cluster
+            raise ConnectError("the client moved to another cluster", broker=connection.broker)
+        return found
 
     async def any_broker(self, purpose: Purpose = Purpose.PUBLISH) -> Connection:
         """Return a session with the first broker of the service URL, in turn, that accepts one.

@@ -223,7 +223,8 @@ class PulsarStream(asyncio.Protocol):
                 await self._loop.create_connection(
                     lambda: self, host.strip("[]"), int(port), ssl=self._tls
                 )
-        except OSError as error:  # also TimeoutError and errors of TLS
+        # Also TimeoutError and errors of TLS. UnicodeError: the host's name is no valid one.
+        except (OSError, UnicodeError) as error:
             self._connecting = None
             why = str(error) or f"no answer within {self._connect_timeout_s:g} s"
             self._stop(f"cannot connect to {self.peer}: {why}", clean=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.client_world import EARLIEST, TOPIC, A, B, world_of
-from fakes.session_broker import FakeBrokers
+from fakes.session_broker import UNASKED, FakeBrokers
 
 import magnetar
 from magnetar.client.asyncio import Client
@@ -16,6 +16,8 @@ from magnetar.client.clusters import ClusterChoice
 from magnetar.client.errors import InvalidConfiguration
 from magnetar.client.options import ClientOptions
 from magnetar.client.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
+from magnetar.client.session.reachability import is_reachable
+from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -187,3 +189,135 @@ def test_wrong_sources_are_refused() -> None:
         ClientOptions(failover, authentication=magnetar.AuthenticationToken("x"))
     with pytest.raises(TypeError, match="ServiceInfo"):
         magnetar.Client(Provider("grpc://a"))
+
+
+async def test_messages_of_one_cluster_are_not_acknowledged_in_the_other() -> None:
+    down: set[str] = set()
+    failover = AutoClusterFailover(INFOS[0], [INFOS[1]], check_interval_ms=1000)
+    async with client_between(failover, down) as (client, _one, two):
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        producer = await client.create_producer("t")
+        for _ in range(2):
+            await producer.send(b"at a")
+        first, second = [await consumer.receive(1000) for _ in range(2)]
+        down.add(A)
+        await asyncio.sleep(1.5)
+        await producer.send(b"0 at b")
+        await producer.send(b"1 at b")
+        await consumer.acknowledge(first)  # their ids name the messages at b
+        await consumer.acknowledge_cumulative(second)
+        await asyncio.sleep(1)
+        assert two.topic(TOPIC).subscriptions["s"].acks == []
+        for _ in range(2):
+            await consumer.acknowledge(await consumer.receive(5000))
+        await consumer.close()
+        assert not two.topic(TOPIC).subscriptions["s"].unacked
+
+
+async def test_a_reader_begins_at_the_earliest_message_of_the_other_cluster() -> None:
+    down: set[str] = set()
+    failover = AutoClusterFailover(INFOS[0], [INFOS[1]], check_interval_ms=1000)
+    async with client_between(failover, down) as (client, one, two):
+        one.topic(TOPIC).ledger = 1000
+        producer = await client.create_producer("t")
+        await producer.send(b"at a")
+        reader = await client.create_reader("t", magnetar.MessageId.earliest)
+        assert (await reader.read_next(1000)).data() == b"at a"
+        down.add(A)
+        await asyncio.sleep(1.5)
+        await producer.send(b"at b")
+        assert two.topic(TOPIC).entries
+        assert (await reader.read_next(5000)).data() == b"at b"
+
+
+async def test_sequence_ids_of_another_cluster_do_not_make_pending_messages_stored() -> None:
+    down: set[str] = set()
+    failover = AutoClusterFailover(INFOS[0], [INFOS[1]], check_interval_ms=1000)
+    async with client_between(failover, down) as (client, one, two):
+        two.last_sequence_ids["p"] = 100
+        producer = await client.create_producer("t", producer_name="p")
+        one.brokers[A].reads.clear()
+        told: list[magnetar.Result] = []
+        producer.send_async(b"0", lambda result, _: told.append(result))
+        await asyncio.sleep(0.1)
+        down.add(A)
+        await asyncio.sleep(1.5)
+        assert told == [magnetar.Result.Interrupted]  # it may be stored at a
+        await producer.send(b"1")
+        assert [sequence_id for sequence_id, _ in two.sends] == [101]
+
+
+async def test_schema_versions_of_one_cluster_are_forgotten_in_the_other() -> None:
+    down: set[str] = set()
+    failover = AutoClusterFailover(INFOS[0], [INFOS[1]], check_interval_ms=1000)
+    async with client_between(failover, down) as (client, _one, _two):
+        schema = magnetar.schema.JsonSchema(Row)
+        consumer = await client.subscribe("t", "s", schema=schema)
+        decoder = consumer._subscriber.subscription.decoder
+        assert decoder is not None
+        decoder._keep((TOPIC, b"0"), lambda _: None)
+        down.add(A)
+        await asyncio.sleep(1.5)
+        assert decoder._known == {}
+
+
+class Row(magnetar.schema.Record):  # type: ignore[misc]
+    number = magnetar.schema.Integer()
+
+
+@pytest.mark.parametrize("bad", ["no url", "grpc://b:6660,:bad:"])
+async def test_a_secondary_cluster_that_cannot_be_used_is_passed_over(bad: str) -> None:
+    down: set[str] = set()
+    failover = AutoClusterFailover(INFOS[0], [ServiceInfo(bad), INFOS[1]], check_interval_ms=1000)
+
+    async def probe(url: str, timeout_s: float) -> bool:
+        return await is_reachable(url, timeout_s) if url == "no url" else url not in down
+
+    async with FakeBrokers(A) as one, FakeBrokers(B) as two:
+        dialers: Any = Dialers({A: one, B: two})
+        client = Client.in_environment(ClientOptions(failover), world_of(dialers, probe=probe))
+        try:
+            producer = await client.create_producer("t")
+            down.add(A)
+            await asyncio.sleep(2.5)
+            assert client.get_service_info() is INFOS[1]
+            await producer.send(b"x")
+            assert len(two.topic(TOPIC).entries) == 1
+        finally:
+            client.shutdown()
+
+
+@pytest.mark.real_loop
+async def test_a_host_name_that_is_none_is_not_reachable() -> None:
+    assert not await is_reachable("grpc://" + "x" * 70 + ":6660", 1.0)
+
+
+async def test_a_url_that_cannot_be_used_changes_nothing() -> None:
+    async with client_between(A, set()) as (client, one, _):
+        producer = await client.create_producer("t")
+        before = client._dialer._dialer
+        client._new_dialer = lambda _: Dialers({})  # type: ignore[method-assign]
+        with pytest.raises(magnetar.InvalidUrl):
+            client._move(ServiceInfo("grpc://a:6660,:bad:"))
+        assert client._dialer._dialer is before
+        one.brokers[A].sessions[0].stream.abort("lost")
+        await producer.send(b"x")
+        assert client.get_service_info().service_url == A
+
+
+async def test_a_broker_named_before_a_move_is_not_used_after_it() -> None:
+    async with client_between(A, set()) as (client, one, two):
+        producer = await client.create_producer("t")
+        (session,) = one.brokers[A].sessions
+        for producer_id in list(session.producers):
+            session.send(
+                pb.CommandCloseProducer(
+                    producer_id=producer_id, request_id=UNASKED, assignedBrokerServiceUrl=A
+                )
+            )
+        await asyncio.sleep(0.001)  # the producer waits before it attaches again
+        assert not producer.is_connected()
+        client._move(INFOS[1])
+        await producer.send(b"x")
+        assert len(two.topic(TOPIC).entries) == 1
+        assert len(one.brokers[A].sessions) == 1

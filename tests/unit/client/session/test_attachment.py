@@ -79,3 +79,21 @@ async def test_client_closed_while_it_opens_does_not_hang() -> None:
         async with asyncio.timeout(5):
             with pytest.raises(AlreadyClosed):
                 await creating
+
+
+@pytest.mark.parametrize("named", ["nonsense", "pulsar://b:6650", "grpc://b:6660,a:6660"])
+async def test_an_assigned_broker_that_cannot_be_used_is_looked_up(named: str) -> None:
+    def close(session: Session, body: Any) -> None:
+        del session.producers[body.producer_id]
+        session.send(
+            pb.CommandCloseProducer(
+                producer_id=body.producer_id, request_id=UNASKED, assignedBrokerServiceUrl=named
+            )
+        )
+
+    async with client_among() as (client, cluster):
+        cluster.afterwards[pb.CommandProducer] = close
+        producer = await client.create_producer("t")
+        await producer.send(b"x")
+        assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 2
+        assert len(cluster.brokers[A].sessions) == 1

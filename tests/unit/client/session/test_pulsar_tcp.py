@@ -191,3 +191,11 @@ async def test_a_cancelled_receive_ends_the_stream() -> None:
                 await stream.receive()
         with pytest.raises(StreamClosed, match="cancelled here"):
             await stream.receive()
+
+
+@pytest.mark.parametrize("host", ["x" * 64, "a..b"])
+async def test_a_host_name_that_is_none_ends_the_stream(host: str) -> None:
+    stream = PulsarStream(f"{host}:6650", connect_timeout_s=10)
+    with pytest.raises(StreamClosed, match="cannot connect"):
+        await stream.receive()
+    await stream.close()

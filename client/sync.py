@@ -370,6 +370,7 @@ class Producer:
         MemoryBufferIsFull at once. Raises InvalidMessage if the message is invalid, and
         AlreadyClosed if the client is closed.
         """
+        self._thread.check_not_forked()
         hooked = None
         if self._hooks is not None:
             hooked = self._hooks.before_send(self, MessageToSend(content, *args, **kwargs))
@@ -843,6 +844,7 @@ class _Inbox:
 
         Raises Timeout after `timeout_s` seconds, and the error that ended the consumer.
         """
+        self._thread.check_not_forked()
         message = self.mailbox.maybe_take()
         if message is None:
             self._thread.check_may_wait()
@@ -861,6 +863,7 @@ class _Inbox:
 
     def do(self, function: Callable[[Any], None], argument: object) -> None:
         """Call `function(argument)` on the loop. Raises AlreadyClosed if the consumer is closed."""
+        self._thread.check_not_forked()
         self.subscriber.check_open()
         self._bridge.put((function, argument))
 

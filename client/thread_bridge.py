@@ -44,7 +44,7 @@ class LoopThread:
     """An event loop in a daemon thread."""
 
     def __init__(self, name: str) -> None:
-        self._process = os.getpid()
+        self._is_forked = False  # this process is a fork: it does not have the thread
         self._bridges: weakref.WeakSet[ThreadBridge[Any]] = weakref.WeakSet()
         self._calls: set[concurrent.futures.Future[Any]] = set()
         self._ended = False
@@ -52,6 +52,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
         self._thread.start()
         started.wait()
+        _LOOPS.add(self)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run `coroutine` on the loop, wait for it, and return its result or raise its error.
@@ -110,15 +111,23 @@ class LoopThread:
                 "a callback must not wait for the client that calls it: use send_async, or call"
                 " from another thread"
             )
-        if os.getpid() != self._process:
-            raise OperationNotSupported("the process was forked; create a client in the new one")
+        self.check_not_forked()
         if not self._thread.is_alive():
             raise AlreadyClosed("the client was closed")
 
+    def check_not_forked(self) -> None:
+        """Raise OperationNotSupported after a fork: what is passed on would reach nothing."""
+        if self._is_forked:
+            raise OperationNotSupported("the process was forked; create a client in the new one")
+
+    def on_forked(self) -> None:
+        """This process is a fork of the one that has the thread."""
+        self._is_forked = True
+
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call `function` on the loop. No effect after the loop's end."""
-        if os.getpid() != self._process:
-            return  # forked: this process shares the wake-up pipe of the parent's loop
+        if self._is_forked:
+            return  # this process shares the wake-up pipe of the parent's loop
         try:
             self.loop.call_soon_threadsafe(function)
         except RuntimeError:
@@ -147,6 +156,17 @@ class LoopThread:
             call.cancel()  # the loop ended before it ran the call
         for bridge in list(self._bridges):
             bridge.end()
+
+
+_LOOPS: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for loop in list(_LOOPS):
+        loop.on_forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _result(call: concurrent.futures.Future[T]) -> T:

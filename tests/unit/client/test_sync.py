@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -441,15 +441,27 @@ def test_consumer_calls() -> None:
 
 def test_call_in_a_forked_process_is_refused() -> None:
     with client_among() as (client, _):
+        producer, consumer = client.create_producer("t"), client.subscribe("t", "s")
+        message_id = producer.send(b"x")
+        calls: list[Callable[[], object]] = [
+            lambda: client.create_producer("t"),
+            lambda: producer.send(b"x"),
+            lambda: producer.send_async(b"x", None),
+            lambda: consumer.acknowledge(message_id),
+            lambda: consumer.receive(1),
+        ]
         child = os.fork()
         if child == 0:
-            try:
-                client.create_producer("t")
-            except magnetar.OperationNotSupported:
-                client.shutdown()  # touches nothing of the parent's
-                os._exit(7)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            refused = 0
+            for call in calls:
+                with suppress(magnetar.OperationNotSupported):
+                    call()
+                    break
+                refused += 1
+            client.shutdown()  # touches nothing of the parent's
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
+        assert consumer.receive(TIMEOUT_MS).data() == b"x"
         client.create_producer("t").send(b"still there")
 
 

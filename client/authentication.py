@@ -21,11 +21,7 @@ from magnetar.client.errors import (
     NotAllowedError,
     WrongType,
 )
-from magnetar.client.oauth2 import Oauth2Tokens
-
-TOKEN_BYTES_MAX: Final = 64 << 10
-"""The largest token or file with a token. CONNECT must fit into what a broker reads before it knows
-the client; tokens have some hundred bytes."""
+from magnetar.client.oauth2 import TOKEN_BYTES_MAX, Oauth2Tokens
 
 TokenSupplier = Callable[[], str]
 
@@ -165,13 +161,16 @@ class _Token:
     async def data(self) -> bytes:
         try:
             token = await asyncio.to_thread(self._supply) if self._blocks else self._supply()
-        except Exception as error:
-            reason = f"the function that returns the token failed: {error!r}"
+        except Exception as error:  # not its repr: that of a UnicodeDecodeError holds the token
+            reason = f"the function that returns the token failed: {type(error).__name__}: {error}"
             raise ErrorGettingAuthenticationData(reason) from error
         if type(token) is not str:
             reason = f"the function returned {type(token).__name__} instead of str"
             raise ErrorGettingAuthenticationData(reason)
-        encoded = token.strip().encode()
+        try:
+            encoded = token.strip().encode()
+        except UnicodeEncodeError:
+            raise ErrorGettingAuthenticationData("the token is not a text in UTF-8") from None
         if not 0 < len(encoded) <= TOKEN_BYTES_MAX:
             reason = f"the token has {len(encoded)} bytes, expected 1 to {TOKEN_BYTES_MAX}"
             raise ErrorGettingAuthenticationData(reason)

@@ -26,13 +26,20 @@ REQUEST_S: Final = 10.0
 EARLY_S: Final = 10.0
 """A token is not used in its last seconds: it must still be valid when the broker reads it."""
 
+LIFETIME_S_MAX: Final = 24 * 3600.0
+"""How long a token is kept at most, whatever the server says."""
+
+TOKEN_BYTES_MAX: Final = 64 << 10
+"""The largest token or file with a token. CONNECT must fit into what a broker reads before it knows
+the client; tokens have some hundred bytes."""
+
 
 @dataclass
 class Oauth2Tokens:
     """The tokens of one client. A token is kept until it expires."""
 
     issuer_url: str
-    private_key: str
+    private_key: str = field(repr=False)  # a data: URL is the secret itself
     audience: str = ""
     scope: str = ""
     _token: str = field(default="", repr=False)
@@ -67,14 +74,19 @@ class Oauth2Tokens:
             form |= {"audience": self.audience} if self.audience else {}
             form |= {"scope": self.scope} if self.scope else {}
             metadata = _ask(f"{self.issuer_url}/.well-known/openid-configuration")
-            answer = _ask(metadata["token_endpoint"], urlencode(form).encode())
+            endpoint = metadata["token_endpoint"]
+            if self.issuer_url.startswith("https:") and not endpoint.startswith("https:"):
+                raise ValueError(f"the token_endpoint {endpoint!r} is not encrypted")
+            answer = _ask(endpoint, urlencode(form).encode())
             token, lifetime_s = answer["access_token"], float(answer.get("expires_in", 0))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            token.encode()
+        except Exception as error:  # of the file, the network or the server's answer
             reason = f"no token from {self.issuer_url}: {type(error).__name__}: {error}"
             raise ErrorGettingAuthenticationData(reason) from None
-        if not isinstance(token, str):
-            raise ErrorGettingAuthenticationData(f"no token from {self.issuer_url}: not a text")
-        return token, began + max(0.0, lifetime_s - EARLY_S)
+        if not isinstance(token, str) or not 0 < len(token) <= TOKEN_BYTES_MAX:
+            reason = f"no token from {self.issuer_url}: expected 1 to {TOKEN_BYTES_MAX} characters"
+            raise ErrorGettingAuthenticationData(reason)
+        return token, began + max(0.0, min(lifetime_s, LIFETIME_S_MAX) - EARLY_S)
 
 
 def _ask(url: str, form: bytes | None = None) -> dict[str, Any]:
@@ -96,6 +108,8 @@ def _content(private_key: str) -> bytes:
         if not head.endswith(";base64"):
             raise ValueError("private_key: expected data:application/json;base64,…")
         return base64.b64decode(content, validate=True)
+    if private_key.lstrip().startswith("{"):  # an error must not show it as a path
+        raise ValueError("private_key: expected a path or a URL, not the JSON object itself")
     path = private_key.removeprefix("file:")
     path = unquote(path.removeprefix("//")) if path != private_key else path
     with Path(path).open("rb") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.server
 import json
@@ -12,12 +13,14 @@ from urllib.parse import parse_qs
 import pytest
 
 import magnetar
-from magnetar.client.authentication import TOKEN_BYTES_MAX, credentials_of
+from magnetar.client import oauth2
+from magnetar.client.authentication import credentials_of
 from magnetar.client.errors import (
     ErrorGettingAuthenticationData,
     InvalidConfiguration,
     NotAllowedError,
 )
+from magnetar.client.oauth2 import TOKEN_BYTES_MAX, Oauth2Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +92,7 @@ def test_what_cannot_be_used_is_refused_by_name(make: Any, error: type, named: s
         make()
 
 
-@pytest.mark.parametrize("token", ["", "x" * (TOKEN_BYTES_MAX + 1), b"abc", None])
+@pytest.mark.parametrize("token", ["", "x" * (TOKEN_BYTES_MAX + 1), b"abc", None, "\udc80"])
 async def test_a_token_that_cannot_be_sent_is_an_error(token: Any) -> None:
     with pytest.raises(ErrorGettingAuthenticationData):
         await magnetar.AuthenticationToken(lambda: token).auth.data()
@@ -112,6 +115,22 @@ def test_secrets_are_not_printed() -> None:
     with pytest.raises(InvalidConfiguration) as caught:
         magnetar.AuthenticationBasic(auth_params_string="secret")
     assert "secret" not in str(caught.value)
+    params = {"issuer_url": "http://a", "private_key": "data:application/json;base64,secret"}
+    assert "secret" not in repr(Oauth2Tokens.parse(params))
+
+
+async def test_secrets_are_not_in_errors(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"secret\xff")
+    key = '{"client_id": "me", "client_secret": "secret"}'
+    params = json.dumps({"issuer_url": "http://a", "private_key": key})
+    for authentication in (
+        magnetar.Authentication("token", f"file://{file}"),
+        magnetar.AuthenticationOauth2(params),
+    ):
+        with pytest.raises(ErrorGettingAuthenticationData) as caught:
+            await authentication.auth.data()
+        assert "secret" not in str(caught.value)
 
 
 class Issuer(http.server.BaseHTTPRequestHandler):
@@ -202,3 +221,47 @@ async def test_oauth2_names_the_server_that_gives_no_token(
     authentication = magnetar.AuthenticationOauth2(json.dumps(params))
     with pytest.raises(ErrorGettingAuthenticationData, match="no token from"):
         await authentication.auth.data()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"no HTTP at all\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000,
+        b'HTTP/1.1 200 OK\r\n\r\n{"access_token": "t", "token_endpoint": 5}',
+        b'HTTP/1.1 200 OK\r\n\r\n{"token_endpoint": "SELF", "access_token": "t",'
+        b' "expires_in": 1' + b"0" * 400 + b"}",
+        b'HTTP/1.1 200 OK\r\n\r\n{"token_endpoint": "SELF", "access_token": "\\udc80"}',
+        b'HTTP/1.1 200 OK\r\n\r\n{"token_endpoint": "SELF", "access_token": ""}',
+    ],
+)
+async def test_oauth2_reports_a_server_that_answers_nonsense(answer: bytes) -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer.replace(b"SELF", url.encode()))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    data = "data:application/json;base64," + base64.b64encode(KEY.encode()).decode()
+    params = json.dumps({"issuer_url": url, "private_key": data})
+    with pytest.raises(ErrorGettingAuthenticationData, match="no token from"):
+        await magnetar.AuthenticationOauth2(params).auth.data()
+    server.close()
+
+
+async def test_oauth2_sends_no_secret_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def ask(url: str, form: bytes | None = None) -> dict[str, str]:
+        asked.append(url)
+        return {"token_endpoint": "http://a/token"}
+
+    monkeypatch.setattr(oauth2, "_ask", ask)
+    data = "data:application/json;base64," + base64.b64encode(KEY.encode()).decode()
+    params = json.dumps({"issuer_url": "https://a", "private_key": data})
+    with pytest.raises(ErrorGettingAuthenticationData, match="not encrypted"):
+        await magnetar.AuthenticationOauth2(params).auth.data()
+    assert asked == ["https://a/.well-known/openid-configuration"]

@@ -1,8 +1,9 @@
 """The options of clients, producers, consumers and readers: frozen values, checked at creation.
 
 The fields are the parameters of Apache's Python client, in its order and with its defaults. So
-calls can be moved over as they are. Two defaults differ. Batching is on, with the limits of
-Apache's Java client. Batch index acknowledgement is on, because batching is on.
+calls can be moved over as they are. Three defaults differ. Batching is on, with the limits of
+Apache's Java client. Batch index acknowledgement is on, because batching is on. With TLS, the name
+of the host is validated.
 
 The client refuses a parameter of an unsupported feature by name and does not ignore it. The client
 accepts some parameters that have no effect here: those of I/O threads (there is one) and of client
@@ -316,9 +317,9 @@ class ClientOptions:
 
     `service_url` names the brokers and the transport: `grpc://host:6660[,host2:6660]`,
     `pulsar://host:6650[,…]`, with TLS `grpcs://` and `pulsar+ssl://`. `use_tls` selects the one
-    with TLS for a URL without. As in Apache's client, `tls_validate_hostname` is off by default:
-    set it to True. gRPC always validates the host's name. An AutoClusterFailover or a
-    ServiceInfoProvider in place of the URL chooses among clusters.
+    with TLS for a URL without. `tls_validate_hostname` is on by default, unlike in Apache's client;
+    gRPC always validates the host's name. An AutoClusterFailover or a ServiceInfoProvider in place
+    of the URL chooses among clusters.
     """
 
     service_url: ServiceUrl
@@ -332,7 +333,7 @@ class ClientOptions:
     use_tls: bool = False
     tls_trust_certs_file_path: str | None = None
     tls_allow_insecure_connection: bool = False
-    tls_validate_hostname: bool = False
+    tls_validate_hostname: bool = True
     logger: ClientLogger | None = None
     connection_timeout_ms: int = 10000
     listener_name: str | None = None

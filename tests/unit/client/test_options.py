@@ -31,6 +31,7 @@ DIFFERENT = {
     "batch_index_ack_enabled",  # on
     "schema",  # None stands for bytes
     "crypto_failure_action",  # of a reader: None stands for fail
+    "tls_validate_hostname",  # on
 }
 OURS = {
     "priority_level",

@@ -71,7 +71,7 @@ class PayloadSealer:
 
         data_key = self._random_bytes(_DATA_KEY_BYTES)
         self._keys = [
-            SealedKey(name, _public_key(self._reader, name).encrypt(data_key, _oaep()))
+            SealedKey(name, _wrapped(data_key, name, _public_key(self._reader, name)))
             for name in self._names
         ]
         self._cipher = AESGCM(data_key)
@@ -163,7 +163,15 @@ def check_public_keys(names: Sequence[str], reader: CryptoKeyReader) -> None:
     """Raise CryptoError if a public key is missing or unusable."""
     reader.prefetch()
     for name in names:
-        _public_key(reader, name)
+        _wrapped(bytes(_DATA_KEY_BYTES), name, _public_key(reader, name))
+
+
+def _wrapped(data_key: bytes, name: str, public_key: RSAPublicKey) -> bytes:
+    try:
+        return public_key.encrypt(data_key, _oaep())
+    except ValueError:
+        reason = f"the public key {name!r} of {public_key.key_size} bits cannot wrap a data key"
+        raise CryptoError(reason) from None
 
 
 def _public_key(reader: CryptoKeyReader, name: str) -> RSAPublicKey:

@@ -7,7 +7,7 @@ and the message goes its way as if the hook did nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from magnetar.client.callbacks import call
 from magnetar.client.message import Message, MessageId
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Done = Callable[[PulsarException | None, MessageId | None], None]
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class ProducerHooks:
     def before_send(self, producer: object, message: MessageToSend) -> MessageToSend:
         for one in self._interceptors:
             try:
-                message = one.before_send(producer, message)
+                message = _returned(one.before_send(producer, message), MessageToSend)
             except Exception as error:
                 log.error("an interceptor failed", exc_info=error, interceptor=repr(one))
         return message
@@ -128,7 +130,7 @@ class ConsumerHooks:
     def before_consume(self, consumer: object, message: Message) -> Message:
         for one in self._interceptors:
             try:
-                message = one.before_consume(consumer, message)
+                message = _returned(one.before_consume(consumer, message), Message)
             except Exception as error:
                 log.error("an interceptor failed", exc_info=error, interceptor=repr(one))
         return message
@@ -156,6 +158,13 @@ class ConsumerHooks:
 def consumer_hooks(interceptors: Sequence[ConsumerInterceptor]) -> ConsumerHooks | None:
     """Return the hooks of a consumer. None: it has no interceptors."""
     return ConsumerHooks(interceptors) if interceptors else None
+
+
+def _returned(result: T, kind: type[T]) -> T:
+    """Return what a hook returned. Raises TypeError for another kind, as a forgotten `return`."""
+    if not isinstance(result, kind):
+        raise TypeError(f"expected {kind.__name__}, not {type(result).__name__}")
+    return result
 
 
 def _id_of(message: Message | MessageId) -> MessageId:

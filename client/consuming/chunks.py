@@ -57,7 +57,8 @@ class _Begun:
 
     began_at: float
     chunk: Chunk
-    keys: list[Key] = field(default_factory=list)
+    keys: dict[Key, None] = field(default_factory=dict)  # in the order of their arrival
+    last: Key | None = None  # the newest of them
     pieces: list[bytes] = field(default_factory=list)
     first: Key = (-1, -1)
     size: int = 0
@@ -93,15 +94,17 @@ class ChunkBuffer:
             return [self._give_up(chunk.uuid, "it is too large", acknowledge=True, last=key)]
         if len(begun.keys) >= CHUNKS_MAX:
             return [self._give_up(chunk.uuid, "it has too many chunks", acknowledge=True, last=key)]
-        if key in begun.keys[-1:] or (chunk.index and key in begun.keys):
+        if key == begun.last or (chunk.index and key in begun.keys):
             return []  # delivered twice: it is in its place already
         if chunk.index == 0:
             self._restart(begun, key, chunk)
-        if begun.is_broken or chunk.index < len(begun.pieces):
-            if key not in begun.keys:
-                begun.keys.append(key)
+        is_in_place = not begun.is_broken and chunk.index >= len(begun.pieces)
+        if is_in_place or key not in begun.keys:
+            begun.keys.pop(key, None)  # the newest is at the end
+            begun.keys[key] = None
+            begun.last = key
+        if not is_in_place:
             return self._over_limit(chunk.uuid)
-        begun.keys.append(key)
         if chunk.index > len(begun.pieces) or _differs(begun.chunk, chunk):
             self._break(begun)
             return self._over_limit(chunk.uuid)
@@ -172,10 +175,10 @@ class ChunkBuffer:
         self, uuid: str, reason: str, *, acknowledge: bool, last: Key | None = None
     ) -> GivenUp:
         """`last`: the key of the chunk that arrived, unless the message has it already."""
-        keys = tuple(self._forget(uuid).keys)
-        if last is not None and last not in keys:
-            keys = (*keys, last)
-        return GivenUp(uuid, keys, reason, acknowledge)
+        keys = self._forget(uuid).keys
+        if last is not None:
+            keys.setdefault(last)
+        return GivenUp(uuid, tuple(keys), reason, acknowledge)
 
     def _forget(self, uuid: str) -> _Begun:
         begun = self._begun.pop(uuid)

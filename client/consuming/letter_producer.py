@@ -43,12 +43,17 @@ class LetterProducer:
     async def send(self, letter: OutgoingMessage) -> None:
         """Publish a letter and wait until it is stored. Raises as `Producer.send`."""
         async with self._turn:
-            if self._closed:
-                raise AlreadyClosed("the consumer was closed", topic=self.topic)
+            self._check_open()
             if self._producer is None:
                 options = await self._options()
                 self.topic = options.topic
-                self._producer = await self._open_producer(options)
+                producer = await self._open_producer(options)
+                try:
+                    self._check_open()
+                except AlreadyClosed as closed:
+                    producer.shut_down(closed)
+                    raise
+                self._producer = producer
         await self._producer.forward(letter)
 
     async def close(self) -> None:
@@ -64,3 +69,7 @@ class LetterProducer:
         self._closed = True
         if self._producer is not None:
             self._producer.shut_down(error)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AlreadyClosed("the consumer was closed", topic=self.topic)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from magnetar.client.cipher import PayloadOpener, context_of
@@ -691,14 +692,16 @@ class Subscriber:
         if self.subscription.fails_on_corrupt:
             self._queue.put_error(corrupt_message(key, error, self.topic))
         elif self._connection is not None:
-            self._connection.send_control(
-                pb.CommandAck(
-                    consumer_id=self._consumer_id,
-                    ack_type=pb.CommandAck.Individual,
-                    message_id=[id_data(key) for key in keys],
-                    validation_error=validation_error(error),
+            for first in range(0, len(keys), REDELIVERY_IDS_MAX):
+                some = keys[first : first + REDELIVERY_IDS_MAX]
+                self._connection.send_control(
+                    pb.CommandAck(
+                        consumer_id=self._consumer_id,
+                        ack_type=pb.CommandAck.Individual,
+                        message_id=[id_data(key) for key in some],
+                        validation_error=validation_error(error),
+                    )
                 )
-            )
 
     # Chunks
 
@@ -802,14 +805,19 @@ class Subscriber:
             if key not in nacked:
                 self._nacks.add(key, now)
         assert self._connection is not None
-        self._connection.ask(
-            pb.CommandNegativeAck(
-                consumer_id=self._consumer_id,
-                message_ids=[id_data(key) for key in (*nacked, *rest)],
-                returned=[id_data(key) for key in whole if key not in nacked],
-            ),
-            lambda _: None if done is None else done(),
-        )
+        ids = [(id_data(key), False) for key in (*nacked, *rest)]
+        ids += [(id_data(key), True) for key in whole if key not in nacked]
+        for first in range(0, len(ids), REDELIVERY_IDS_MAX):
+            some = ids[first : first + REDELIVERY_IDS_MAX]
+            is_last = first + REDELIVERY_IDS_MAX >= len(ids)
+            self._connection.ask(
+                pb.CommandNegativeAck(
+                    consumer_id=self._consumer_id,
+                    message_ids=[one for one, is_returned in some if not is_returned],
+                    returned=[one for one, is_returned in some if is_returned],
+                ),
+                partial(_on_answer, done if is_last else None),
+            )
         self._arm()
         self._grant()
 
@@ -946,6 +954,11 @@ def _let_go(connection: Connection, consumer_id: int) -> None:
     """Close a consumer at the broker without waiting for the answer."""
     connection.remove_consumer(consumer_id)
     connection.ask(pb.CommandCloseConsumer(consumer_id=consumer_id), lambda _: None)
+
+
+def _on_answer(done: Callable[[], None] | None, _: object) -> None:
+    if done is not None:
+        done()
 
 
 def _key_of(message_id: MessageId) -> Key:

@@ -126,3 +126,17 @@ def test_a_key_reader_that_fails_is_reported() -> None:
         PayloadOpener(Broken()).open(entry(sealer()))
     with pytest.raises(CryptoError, match="no crypto_key_reader"):
         PayloadOpener(None).open(entry(sealer()))
+
+
+def test_a_key_that_cannot_wrap_a_data_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Small:
+        key_size = 512
+
+        def encrypt(self, *_: object) -> bytes:
+            raise ValueError("Encryption failed")
+
+    monkeypatch.setattr(cipher, "_loaded_public", lambda _: Small())
+    with pytest.raises(CryptoError, match="512 bits"):
+        cipher.check_public_keys(["k"], Reader())
+    with pytest.raises(CryptoError, match="512 bits"):
+        PayloadSealer(["k"], Reader()).begin(0.0)

@@ -171,3 +171,22 @@ def test_interceptors_that_override_nothing_do_nothing() -> None:
     consumer.on_acknowledge_cumulative(None, message_id)
     consumer.on_negative_acknowledge(None, message_id)
     consumer.close()
+
+
+class Forgetful(ProducerInterceptor, ConsumerInterceptor):
+    """Its hooks return nothing."""
+
+    def before_send(self, producer: Any, message: MessageToSend) -> MessageToSend:
+        return None  # type: ignore[return-value]
+
+    def before_consume(self, consumer: Any, message: Message) -> Message:
+        return None  # type: ignore[return-value]
+
+
+async def test_a_hook_that_returns_nothing_changes_nothing() -> None:
+    async with client_among() as (client, _):
+        hooks: Any = [Forgetful()]
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST, interceptors=hooks)
+        producer = await client.create_producer("t", interceptors=hooks)
+        await producer.send(b"x")
+        assert (await consumer.receive(1000)).data() == b"x"

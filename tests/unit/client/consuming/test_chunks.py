@@ -108,3 +108,26 @@ def test_random_chunks_keep_the_limits_and_lose_no_key(
                 assert outcome.keys[-1] == (1, entry)
         machine.expire(float(now))
         machine.check()
+
+
+class Counted(tuple[int, int]):
+    """A key that counts its comparisons."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = tuple.__hash__
+
+
+def test_the_cost_of_a_chunk_does_not_grow_with_the_chunks_before_it() -> None:
+    machine = buffer()
+    for broken in (False, True):
+        Counted.compared = 0
+        for index in range(broken, 2000):
+            key = Counted((1, index))
+            machine.on_chunk(key, chunk(index, str(broken), 3000, 3000), b"x", 0.0)
+        assert Counted.compared < 20_000

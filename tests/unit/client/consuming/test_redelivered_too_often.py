@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 from fakes.client_world import (
@@ -16,11 +17,19 @@ from fakes.client_world import (
     receive,
     subscription,
 )
+from support import settle
 
-from magnetar.client.errors import ChecksumError
-from magnetar.client.options import ConsumerDecodeFailureAction, ConsumerType
+from magnetar.client.consuming.letter_producer import LetterProducer
+from magnetar.client.consuming.subscriber import Subscriber
+from magnetar.client.errors import AlreadyClosed, ChecksumError
+from magnetar.client.options import ConsumerDecodeFailureAction, ConsumerType, ProducerOptions
 from magnetar.client.policies import ConsumerDeadLetterPolicy
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.errors import DecompressionError
+from magnetar.protos.message import OutgoingMessage
+
+if TYPE_CHECKING:
+    from magnetar.client.message import MessageId
 
 SHARED = ConsumerType.Shared
 DEAD = f"{TOPIC}-s-DLQ"
@@ -126,3 +135,49 @@ async def test_a_corrupt_entry_fails_a_receive_if_asked() -> None:
         cluster.damage = lambda entry: entry
         consumer.redeliver_unacknowledged_messages()
         assert (await consumer.receive(5000)).data() == b"0"
+
+
+async def test_a_corrupt_message_of_many_chunks_is_reported_in_commands_within_the_limit() -> None:
+    async with client_among() as (client, cluster):
+        await client.subscribe("t", "s", SHARED)
+        (core,) = (one for one in client.parts.live if isinstance(one, Subscriber))
+        keys = [(2**40, entry) for entry in range(50_000)]
+        core._refuse_corrupt(keys, DecompressionError("LZ4", "x"), 0)
+        await settle()
+        acks = subscription(cluster).acks
+        assert sum(len(ack.message_id) for ack in acks) == len(keys)
+        assert max(ack.ByteSize() for ack in acks) < 250 * 1024
+
+
+async def test_a_letter_producer_that_opens_after_its_end_is_closed() -> None:
+    loop = asyncio.get_running_loop()
+    opened: asyncio.Future[None] = loop.create_future()
+
+    class Sender:
+        closed = False
+
+        async def forward(self, _: object) -> MessageId:
+            raise AssertionError("a letter was sent")
+
+        async def close(self) -> None: ...
+
+        def shut_down(self, _: object) -> None:
+            self.closed = True
+
+    async def options() -> ProducerOptions:
+        return ProducerOptions("t")
+
+    sender = Sender()
+
+    async def open_producer(_: object) -> Sender:
+        await opened
+        return sender
+
+    letters = LetterProducer("t", options, open_producer)
+    sending = loop.create_task(letters.send(OutgoingMessage(b"", -1)))
+    await settle()
+    letters.shut_down(AlreadyClosed("x"))
+    opened.set_result(None)
+    with pytest.raises(AlreadyClosed):
+        await sending
+    assert sender.closed

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 BYTES_PER_BATCH: Final = 512 << 20
 POLL_S: Final = 1.0
@@ -53,48 +54,40 @@ def archive_new(
     """
     spark = own_session(spark)
     with locked(path):
-        before = _count(spark, path)
         stream = spark.readStream.format("magnetar").option("service.url", service_url)
         stream = stream.option("topics", ",".join(topics)).option("startingOffsets", "earliest")
-        rows = stream.option("maxBytesPerTrigger", str(bytes_per_batch)).load()
+        rows = _placed(stream.option("maxBytesPerTrigger", str(bytes_per_batch)).load())
+        before = _archive(spark, path, rows.schema).count()
         writer = (
-            _placed(rows)
-            .writeStream.format("parquet")
+            rows.writeStream.format("parquet")
             .partitionBy("topic", "date")
             .option("path", str(path))
             .option("checkpointLocation", str(path / "_checkpoint"))
             .trigger(availableNow=True)
         )
         run_to_end(writer.start)
-        return Archived(_count(spark, path) - before, _compare(spark, service_url, topics, path))
+        archived = _archive(spark, path, rows.schema)
+        return Archived(archived.count() - before, _compare(spark, service_url, topics, archived))
 
 
 def _placed(rows: DataFrame) -> DataFrame:
     return rows.withColumns({"topic": F.col("__topic"), "date": F.to_date("__publishTime")})
 
 
-def _archive(spark: SparkSession, path: Path) -> DataFrame | None:
-    """The archive; None: there is none yet."""
+def _archive(spark: SparkSession, path: Path, schema: StructType) -> DataFrame:
+    """What is archived. Spark finds no schema in an archive without messages."""
     if not (path / "_spark_metadata").exists():
-        return None
-    return spark.read.parquet(str(path))
-
-
-def _count(spark: SparkSession, path: Path) -> int:
-    found = _archive(spark, path)
-    return 0 if found is None else found.count()
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(str(path))
 
 
 def _compare(
-    spark: SparkSession, service_url: str, topics: Sequence[str], path: Path
+    spark: SparkSession, service_url: str, topics: Sequence[str], archived: DataFrame
 ) -> list[Compared]:
     """Compare what is archived with the same messages of the topics.
 
     Messages that a topic no longer has are not compared, nor those published after the run.
     """
-    archived = _archive(spark, path)
-    if archived is None:
-        return []
     stored = messages(spark, service_url, topics)
     parts = ["__topic", "__partition"]
     last = archived.groupBy(*parts).agg(F.max("__index").alias("last"))

@@ -356,6 +356,52 @@ def test_an_archive_is_replayed_and_compacted_and_counted(
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_newest_message_of_a_key_is_the_last_one_whatever_the_clocks_say(
+    spark: SparkSession,
+) -> None:
+    from magnetar.spark.pipelines.compact import newest_of
+
+    rows = [
+        ("a", 0, 7, 900, "by a producer whose clock is ahead"),
+        ("a", 0, 8, 100, "newest"),
+        ("b", 1, 50, 100, "before a partition was added"),
+        ("b", 2, 0, 300, "newest"),
+    ]
+    columns = "__key string, __partition int, __index bigint, __publishTime bigint, value string"
+    found = newest_of(spark.createDataFrame(rows, columns)).select("__key", "value").collect()
+    assert {row[0]: row[1] for row in found} == {"a": "newest", "b": "newest"}
+
+
+def test_the_messages_of_a_job_stay_the_same_while_others_are_published(
+    spark: SparkSession, server: LocalProcess, url: str, client: magnetar.Client, topic: str
+) -> None:
+    from magnetar.spark.pipelines.reading import extents, messages, within
+
+    admin = f"http://127.0.0.1:{server.ports['http']}/admin/v2/persistent/public/default/{topic}"
+    httpx.put(f"{admin}/partitions", json=2, timeout=60).raise_for_status()
+    publish(client, f"{topic}-partition-0", 10)
+    publish(client, f"{topic}-partition-1", 3)
+    stored = extents(spark, url, [topic])
+    name = f"persistent://public/default/{topic}-partition-"
+    assert stored == {(f"{name}0", 0): (0, 9), (f"{name}1", 1): (0, 2)}
+    publish(client, f"{topic}-partition-1", 4)
+    assert within(messages(spark, url, [topic]), stored).count() == 13
+
+
+def test_an_incremental_archive_of_an_empty_topic_is_empty(
+    spark: SparkSession, url: str, client: magnetar.Client, topic: str, tmp_path: Path
+) -> None:
+    from magnetar.spark.pipelines.incremental import archive_new
+
+    client.subscribe(topic, "s").close()
+    for _ in range(2):
+        done = archive_new(spark, service_url=url, topics=[topic], path=tmp_path / "archive")
+        assert (done.new, done.compared) == (0, [])
+    publish(client, topic, 5)
+    done = archive_new(spark, service_url=url, topics=[topic], path=tmp_path / "archive")
+    assert (done.new, [part.equal for part in done.compared]) == (5, [True])
+
+
 def test_an_incremental_archive_holds_each_message_of_its_topics_once(
     spark: SparkSession, url: str, client: magnetar.Client, topic: str, tmp_path: Path
 ) -> None:

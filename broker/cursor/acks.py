@@ -23,7 +23,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.cursor.bitmap import Bitmap
+from magnetar.broker.log.bitmap import Bitmap
 from magnetar.broker.log.position import Position
 from magnetar.protos.entry import BATCH_MESSAGES_MAX
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.cursor.bitmap import run_count, runs
 from magnetar.broker.errors import InvalidCursorRecord
+from magnetar.broker.log.bitmap import run_count, runs
 from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, assert_never
 
 from magnetar.broker.cursor import format as records
 from magnetar.broker.cursor.acks import AckState
-from magnetar.broker.cursor.bitmap import Bitmap
 from magnetar.broker.cursor.sequences import SequenceState
 from magnetar.broker.errors import InvalidCursorRecord
+from magnetar.broker.log.bitmap import Bitmap
 from magnetar.broker.log.position import EARLIEST, Position
 
 if TYPE_CHECKING:

@@ -5,16 +5,20 @@ positions in ascending order, the delivery time of each, and the order of the ti
 changes, except that its entries are removed: a byte of each says so. A heap has the next due entry
 of each run. When three quarters of a run are removed, the rest moves back into the buffer.
 
-The entries arrive in the order of the log, so runs cover successive parts of it. Acknowledging a
-prefix of the log drops whole runs.
+The entries arrive in the order of the log, so most of a run are neighbours. Acknowledging a prefix
+of the log drops whole runs. But what is left of a run joins later entries, so with random delays a
+run may reach over many others. A bit for each entry of a ledger says whether it is in some run:
+only the removal of a single entry searches the runs.
 
 An entry's delivery time never changes, so the index may keep entries over a seek and a change of
-the subscription type. An entry takes 19 bytes in a run, and about 250 in the buffer.
+the subscription type. An entry takes 19 bytes in a run, and about 250 in the buffer; a ledger with
+entries in runs takes a bit for each of its entries.
 
 Invariants (`check`):
     1. An entry is in the index at most once.
     2. `len` is the number of entries that are not removed.
     3. The heap has an entry for the next due entry of each run.
+    4. The bits are those of the entries in runs that are not removed.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
+from magnetar.broker.log.bitmap import Bitmap
 from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:
@@ -56,6 +61,7 @@ class DelayedIndex:
         self._runs: list[Run] = []  # by first position; none is empty
         self._lasts: list[Position] = []  # for each run: the last position of it and those before
         self._heads: list[tuple[int, int, int, int, Run]] = []  # one for each run, and old ones
+        self._bits: dict[int, Bitmap] = {}  # entries of runs, by ledger; none is empty
         self._in_runs = 0  # entries that are not removed
         self._serial = 0  # makes the tuples of `_heads` comparable
 
@@ -63,7 +69,10 @@ class DelayedIndex:
         return self._in_runs + len(self._buffer)
 
     def __contains__(self, position: Position) -> bool:
-        return position in self._buffer or self._find(position) is not None
+        if position in self._buffer:
+            return True
+        bits = self._bits.get(position.ledger)
+        return bits is not None and position.entry >= 0 and position.entry in bits
 
     def __iter__(self) -> Iterator[tuple[Position, int]]:
         """Positions and delivery times, in no order."""
@@ -119,10 +128,9 @@ class DelayedIndex:
         if self._buffer.pop(position, None) is not None:
             self._tidy_buffer()
             return True
-        found = self._find(position)
-        if found is None:
+        if position not in self:
             return False
-        self._remove_at(*found)
+        self._remove_at(*self._find(position))
         return True
 
     def discard_through(self, position: Position) -> None:
@@ -136,6 +144,12 @@ class DelayedIndex:
             return
         for run in [run for run in self._runs if run.first <= position]:
             self._in_runs -= run.remove_through(position)
+        for ledger in [ledger for ledger in self._bits if ledger <= position.ledger]:
+            bits = self._bits[ledger]
+            if ledger == position.ledger:
+                bits.discard_through(position.entry)
+            if ledger < position.ledger or not bits.count:
+                del self._bits[ledger]
         self._tidy_runs()
 
     @property
@@ -166,26 +180,23 @@ class DelayedIndex:
         self._runs.clear()
         self._lasts.clear()
         self._heads.clear()
+        self._bits.clear()
         self._in_runs = 0
 
     def first_absent(self, position: Position) -> Position:
         """The first position at or after this one that the index does not have. Entries of a ledger
         are numbered without gaps."""
-        while True:
-            if position in self._buffer:
-                position = Position(position.ledger, position.entry + 1)
-            elif (found := self._find(position)) is not None:
-                run, place = found
-                position = Position(position.ledger, position.entry + run.length_from(place))
-            else:
-                return position
+        while position in self:
+            bits = self._bits.get(position.ledger)
+            after = position.entry if bits is None else bits.first_clear(position.entry)
+            # At the same entry: it is in the buffer.
+            position = Position(position.ledger, max(after, position.entry + 1))
+        return position
 
     # ---- mechanics -------------------------------------------------------------------------------
 
-    def _find(self, position: Position) -> tuple[Run, int] | None:
-        """The run that has the entry, and its place there."""
-        if not self._runs or position > self._lasts[-1]:
-            return None
+    def _find(self, position: Position) -> tuple[Run, int]:
+        """The run that has the entry, which is in one, and its place there."""
         at = bisect_right(self._runs, position, key=_first_of) - 1
         while at >= 0 and self._lasts[at] >= position:
             run = self._runs[at]
@@ -194,9 +205,10 @@ class DelayedIndex:
                 if place >= 0:
                     return run, place
             at -= 1
-        return None
+        raise AssertionError(f"no run has {position}")
 
     def _remove_at(self, run: Run, place: int) -> None:
+        self._clear_bit(run.at(place))
         run.gone[place] = 1
         run.count -= 1
         self._in_runs -= 1
@@ -210,6 +222,7 @@ class DelayedIndex:
         run.count = 0
         self._tidy_runs()
         for position, due_ms in left:
+            self._clear_bit(position)
             self._buffer[position] = due_ms
             heappush(self._buffer_heap, (due_ms, *position))
             if len(self._buffer) >= self._run_entries:
@@ -229,10 +242,19 @@ class DelayedIndex:
         else:
             self._runs.insert(bisect_right(self._runs, run.first, key=_first_of), run)
             self._count_lasts()
+        bits = [self._bits.setdefault(ledger, Bitmap()) for ledger in run.ledgers]
+        for key in run.keys:
+            bits[key >> _ENTRY_BITS].add(key & _ENTRY_MASK)
         self._in_runs += run.count
         self._serial += 1
         run.serial = self._serial
         heappush(self._heads, (*run.head(), run.serial, run))
+
+    def _clear_bit(self, position: Position) -> None:
+        bits = self._bits[position.ledger]
+        bits.discard(position.entry)
+        if not bits.count:
+            del self._bits[position.ledger]
 
     def _count_lasts(self) -> None:
         self._lasts = list(accumulate((run.last for run in self._runs), max))
@@ -244,6 +266,9 @@ class DelayedIndex:
             dropped = [run for run in self._runs if not run.count]
             self._runs = kept
             self._count_lasts()
+            if len(self._heads) > 2 * len(kept) + 16:  # bound the runs that are dropped, too
+                self._heads = [(*run.head(), run.serial, run) for run in kept]
+                heapify(self._heads)
             for run in dropped:
                 self.on_dropped(run)
 
@@ -285,8 +310,13 @@ class DelayedIndex:
         assert firsts == sorted(firsts)
         assert len(self._lasts) == len(self._runs)
         assert len(self._buffer_heap) <= 2 * len(self._buffer) + 64 + self._run_entries
+        assert len(self._heads) <= 2 * len(self._runs) + 16
         for run in self._runs:
             assert run.count == run.gone.count(0)
+        in_runs = {position for run in self._runs for position, _ in run.left()}
+        assert sum(bits.count for bits in self._bits.values()) == len(in_runs) == self._in_runs
+        assert all(position.entry in self._bits[position.ledger] for position in in_runs)
+        assert all(bits.count for bits in self._bits.values())
 
 
 class Run:
@@ -323,6 +353,9 @@ class Run:
             if not self.gone[place]:
                 yield self._position(key), self.due_ms[place]
 
+    def at(self, place: int) -> Position:
+        return self._position(self.keys[place])
+
     def head(self) -> _Due:
         """The entry that is due first. The run must not be empty."""
         while self.gone[place := self.order[self.next]]:
@@ -341,14 +374,6 @@ class Run:
         if place == len(self.keys) or self.keys[place] != key or self.gone[place]:
             return -1
         return place
-
-    def length_from(self, place: int) -> int:
-        """How many entries the run has without a gap from this place on, in one ledger."""
-        # Keys ascend, so `key - place` grows only at gaps.
-        keys, offset = self.keys, self.keys[place] - place
-        end = bisect_right(range(place, len(keys)), offset, key=lambda it: keys[it] - it) + place
-        gone = self.gone.find(1, place, end)
-        return (end if gone < 0 else gone) - place
 
     def remove_through(self, position: Position) -> int:
         """Remove every entry up to this one. Returns how many there were."""

@@ -181,8 +181,8 @@ class DelayedStore:
         except InvalidDelayedSegment as error:
             log.error("delayed segment unreadable", ledger=ledger, error=str(error))
             return
-        confirmed, is_acked = self._log.confirmed, cursor.is_acked
-        left = [item for item in items if item[0] <= confirmed and not is_acked(item[0])]
+        is_entry, is_acked = self._log.chain.is_entry, cursor.is_acked
+        left = [item for item in items if is_entry(item[0]) and not is_acked(item[0])]
         run = self._indexes[name].restore(left)
         if run is not None:
             self._stored[run] = _Stored(name, ledger, len(payload))

@@ -97,3 +97,50 @@ def test_an_entry_takes_less_than_forty_bytes(order: str) -> None:
     tracemalloc.stop()
     assert used / 20_000 < 40
     assert 0.5 < index.memory_bytes / used < 1.5
+
+
+def test_expired_entries_with_late_times_do_not_gather_behind_an_early_one() -> None:
+    index = DelayedIndex(64)
+    for entry in range(64):  # a run that stays, and is due first
+        index.add(Position(9, entry), 1)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(500):
+            for entry in range(64 * number, 64 * number + 64):
+                index.add(Position(1, entry), 1_000_000 + entry)
+            index.discard_through(Position(1, 64 * number + 63))
+        index.check()
+        after, _ = tracemalloc.get_traced_memory()
+        assert after - before < 100_000
+    finally:
+        tracemalloc.stop()
+    assert len(index) == 64
+
+
+def test_only_the_removal_of_a_single_entry_searches_the_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is left of each run joins later entries, so runs overlap. A subscription with a million
+    random delays has more than a thousand of them, and asks for each entry."""
+    chance, index = random.Random(1), DelayedIndex(32)
+    for number in range(3_000):
+        index.add(Position(number // 1_000, number % 1_000), number + chance.randint(0, 2_000))
+        index.take_due(number, 10)
+    copies = [list(run.left()) for run in index._runs]
+    wide = sum(items[-1][0] > other[0][0] for items in copies for other in copies)
+    assert wide > len(copies) ** 2 / 2, "the runs overlap"
+    expected = dict(index)
+    monkeypatch.setattr(index, "_find", None)
+    for number in range(3_000):
+        position = Position(number // 1_000, number % 1_000)
+        assert (position in index) == (position in expected)
+        assert index.first_absent(position) not in expected
+        if position not in expected:
+            assert not index.discard(position)
+    again = DelayedIndex(32)
+    monkeypatch.setattr(again, "_find", None)
+    for items in (*copies, *copies):  # a move that was interrupted has stored both
+        again.restore(items)
+    assert dict(again) == {at: due_ms for items in copies for at, due_ms in items}
+    again.check()

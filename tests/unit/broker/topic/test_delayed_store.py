@@ -15,6 +15,7 @@ from fakes.topic_log import SteppingStore, opened, opened_cursors
 from support import settle, wait_until
 
 from magnetar.bookie.ledger.errors import LedgerRefused, NotEnoughBookies
+from magnetar.broker.dispatch.delayed_segment import encode_segment
 from magnetar.broker.errors import LogError
 from magnetar.broker.log.position import EARLIEST, Position
 from magnetar.broker.topic.delayed_store import LEDGERS_MAX, DelayedStore, DelayedStoreConfig
@@ -327,6 +328,21 @@ async def test_a_refused_segment_ends_the_store_and_not_the_topic() -> None:
         world.ledgers.release()
         positions = await it.delay(1)
         assert positions[0] in it.index
+
+
+async def test_stored_entries_that_the_log_does_not_have_are_ignored() -> None:
+    """An entry number is not believed before it sizes the memory."""
+    world = ClusterState()
+    async with life(world, close=False) as it:
+        positions = await it.delay(RUN)
+        await it.settled()
+        [ledger] = it.listed
+    at = positions[0]
+    absent = [Position(at.ledger - 1, 0), Position(at.ledger, (1 << 32) - 1)]
+    segment = encode_segment("s", [(it, 1_000) for it in sorted([*positions, *absent])])
+    world.ledgers.ledgers[ledger].entries[0] = segment
+    async with life(world) as it:
+        assert contents(it).keys() == set(positions)
 
 
 # ---- histories -----------------------------------------------------------------------------------

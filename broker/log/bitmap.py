@@ -1,4 +1,5 @@
-"""The acknowledged entries of one ledger, one bit each: bit `e & 7` of byte `e >> 3`.
+"""Entries of one ledger, one bit each: bit `e & 7` of byte `e >> 3`. Cursors keep the acknowledged
+entries so, and the index of delayed entries what is in its runs.
 
 The order of acknowledgements does not change the cost of a bit. Sorted ranges are different: a
 million random holes take 96 MB as ranges and 0.3 MB as bits, and each insertion searches. Ranges
@@ -50,6 +51,20 @@ class Bitmap:
         held[place] = byte | bit
         self.count += 1
         return True
+
+    def discard(self, entry: int) -> None:
+        """Clear the bit of an entry."""
+        if entry in self:
+            self._bytes[entry >> 3] &= ~(1 << (entry & 7))
+            self.count -= 1
+
+    def discard_through(self, entry: int) -> None:
+        """Clear the bits of every entry up to this one."""
+        place = min((entry + 1) >> 3, len(self._bytes))
+        self._bytes[:place] = bytes(place)
+        if place < len(self._bytes):
+            self._bytes[place] &= ~((1 << (entry + 1 & 7)) - 1)
+        self.count = int.from_bytes(self._bytes, "little").bit_count()
 
     def add_range(self, first: int, last: int) -> None:
         """Set the bits first..last, both ends included."""

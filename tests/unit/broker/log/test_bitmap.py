@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.cursor.bitmap import Bitmap
+from magnetar.broker.log.bitmap import Bitmap
 
 entries = st.integers(0, 200)
 
@@ -48,6 +48,23 @@ def test_merged_slice_adds_the_same_entries(held: set[int], after: int, others: 
     other.check()
     expected = others | {entry for entry in held if entry > after}
     assert [entry for entry in range(300) if entry in other] == sorted(expected)
+
+
+@given(st.sets(entries), st.lists(entries), st.integers(-1, 220))
+def test_discarded_entries_are_gone(held: set[int], discarded: list[int], through: int) -> None:
+    bitmap = Bitmap()
+    for entry in held:
+        bitmap.add(entry)
+    for entry in discarded:
+        bitmap.discard(entry)
+    bitmap.check()
+    left = held - set(discarded)
+    assert [entry for entry in range(300) if entry in bitmap] == sorted(left)
+    bitmap.discard_through(through)
+    bitmap.check()
+    assert [entry for entry in range(300) if entry in bitmap] == sorted(
+        e for e in left if e > through
+    )
 
 
 def test_runs_are_maximal() -> None:

@@ -348,7 +348,7 @@ class Client:
         return RetrySubscriber(
             self._single(name, subscription, part(name)),
             self._single(retry, later, part(retry)),
-            retry_producer(retry, self.open_producer),
+            retry_producer(retry, subscription, self.open_producer, self._parts),
             dead_letter_producer(name, subscription, self.open_producer, self._parts),
             self._parts,
         )

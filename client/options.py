@@ -567,6 +567,13 @@ class ConsumerOptions:
             type(None),
         )
         _expect("dead_letter_policy", self.dead_letter_policy, ConsumerDeadLetterPolicy, type(None))
+        keys = () if self.dead_letter_policy is None else self.dead_letter_policy.encryption_keys
+        if keys and self.crypto_key_reader is None:
+            raise InvalidConfiguration(
+                "dead_letter_policy: encryption_keys needs a crypto_key_reader of the consumer"
+            )
+        if len(keys) > ENCRYPTION_KEYS_MAX:
+            raise InvalidConfiguration(f"encryption_keys: at most {ENCRYPTION_KEYS_MAX} keys")
         _expect("enable_retry", self.enable_retry, bool)
         _expect("crypto_key_reader", self.crypto_key_reader, CryptoKeyReader, type(None))
         _expect("crypto_failure_action", self.crypto_failure_action, ConsumerCryptoFailureAction)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from magnetar.client.errors import InvalidConfiguration
+from magnetar.client.errors import InvalidConfiguration, WrongType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 RECONSUME_TIMES_MAX: Final = 16
 """How often a message may pass the retry topic if no dead-letter policy says so. Apache's default.
@@ -58,6 +61,7 @@ class DeadLetterPolicy:
     dead_letter_topic: str  # "": <topic>-<subscription>-DLQ
     retry_letter_topic: str  # "": <topic>-<subscription>-RETRY
     initial_subscription_name: str  # "": none
+    encryption_keys: tuple[str, ...] = ()  # (): letters are not encrypted
 
     def __post_init__(self) -> None:
         if type(self.max_redeliver_count) is not int or self.max_redeliver_count < 1:
@@ -67,6 +71,10 @@ class DeadLetterPolicy:
         for name in ("dead_letter_topic", "retry_letter_topic", "initial_subscription_name"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidConfiguration(f"{name} must be str, not {getattr(self, name)!r}")
+        for key in self.encryption_keys:
+            given: object = key
+            if not isinstance(given, str) or not given:
+                raise InvalidConfiguration(f"encryption_keys must be names, not {key!r}")
 
     # The names of Apache's extension module
 
@@ -119,6 +127,10 @@ class ConsumerDeadLetterPolicy:
       topic; None creates none, and messages can be deleted before a consumer subscribes.
     - `retry_letter_topic`: None means `<topic>-<subscription>-RETRY`. Apache's Python client does
       not have this parameter; its Java client does.
+    - `encryption_keys`: the names of the public keys with which the copies on both topics are
+      encrypted; the consumer's `crypto_key_reader` reads the keys. None leaves the copies in the
+      clear, as Pulsar does. In Apache's Java client, a customizer of the copies' producers sets
+      them.
     """
 
     def __init__(
@@ -127,13 +139,23 @@ class ConsumerDeadLetterPolicy:
         dead_letter_topic: str | None = None,
         initial_subscription_name: str | None = None,
         retry_letter_topic: str | None = None,
+        *,
+        encryption_keys: Sequence[str] | None = None,
     ) -> None:
+        if not isinstance(encryption_keys, list | tuple | None):
+            raise WrongType(f"encryption_keys must be a list of names, not {encryption_keys!r}")
         self._policy = DeadLetterPolicy(
             max_redeliver_count,
             _text(dead_letter_topic),
             _text(retry_letter_topic),
             _text(initial_subscription_name),
+            tuple(encryption_keys or ()),
         )
+
+    @property
+    def encryption_keys(self) -> list[str]:
+        """Return the names of the keys with which the copies are encrypted; [] means none."""
+        return list(self._policy.encryption_keys)
 
     @property
     def dead_letter_topic(self) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from magnetar.client.producing.batching import Done
     from magnetar.client.producing.partitions import ProducerCore
     from magnetar.client.producing.statistics import ProducerStatistics
+    from magnetar.protos import pulsar_pb2 as pb
     from magnetar.protos.message import OutgoingMessage
     from magnetar.runtime.clock import Clock
 
@@ -79,6 +80,10 @@ class Producer:
     async def forward(self, message: OutgoingMessage) -> MessageId:
         """Publish a message that the client made, as `send` does. Internal to the client."""
         return await self._send(message, len(message.payload) + MESSAGE_OVERHEAD_BYTES)
+
+    async def schema_version_of(self, schema: pb.Schema) -> bytes:
+        """Return the version of a schema on the topic. Internal to the client."""
+        return await self._publisher.schema_version_of(schema)
 
     def shut_down(self, error: PulsarException) -> None:
         """Close the producer at once. Internal to the client."""

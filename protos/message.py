@@ -65,6 +65,7 @@ class OutgoingMessage:
     event_time_ms: int = 0  # 0: none
     deliver_at_ms: int | None = None  # None: at once; a delayed message is never in a batch
     null_value: bool = False
+    schema_version: bytes | None = None  # None: the producer's; b"": none. Never in a batch
 
     @property
     def is_plain(self) -> bool:
@@ -76,6 +77,7 @@ class OutgoingMessage:
             or self.event_time_ms
             or self.deliver_at_ms is not None
             or self.null_value
+            or self.schema_version is not None
         )
 
 
@@ -350,6 +352,10 @@ def _message_metadata(message: OutgoingMessage, header: EntryHeader) -> pb.Messa
     _describe(metadata, message)
     if message.deliver_at_ms is not None:
         metadata.deliver_at_time = message.deliver_at_ms
+    if message.schema_version:
+        metadata.schema_version = message.schema_version
+    elif message.schema_version is not None:
+        metadata.ClearField("schema_version")
     return metadata
 
 
@@ -380,6 +386,7 @@ def _set_keys(
 def _batched(messages: Sequence[OutgoingMessage]) -> Iterator[bytes]:
     for message in messages:
         assert message.deliver_at_ms is None
+        assert message.schema_version is None
         encoded = _single_metadata(message)
         yield _U32.pack(len(encoded))
         yield encoded

@@ -178,7 +178,7 @@ class DeadLetters:
     async def _publish(self, messages: Sequence[Message]) -> bool:
         for message in messages:
             try:
-                await self._producer.send(letter(message, letter_properties(message)))
+                await self._producer.send(letter(message, letter_properties(message)), message)
             except PulsarException as error:
                 log.error(
                     "a message could not be moved to the dead-letter topic; the consumer tries "

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from magnetar.client.errors import AlreadyClosed, PulsarException
 
 if TYPE_CHECKING:
-    from magnetar.client.message import MessageId
+    from magnetar.client.consuming.letter_schemas import LetterSchemas
+    from magnetar.client.message import Message, MessageId
     from magnetar.client.options import ProducerOptions
+    from magnetar.protos import pulsar_pb2 as pb
     from magnetar.protos.message import OutgoingMessage
 
 
@@ -18,6 +21,7 @@ class Sender(Protocol):
     """What is needed of a producer."""
 
     async def forward(self, message: OutgoingMessage) -> MessageId: ...
+    async def schema_version_of(self, schema: pb.Schema) -> bytes: ...
     async def close(self) -> None: ...
     def shut_down(self, error: PulsarException) -> None: ...
 
@@ -32,20 +36,27 @@ Options = Callable[[], Awaitable["ProducerOptions"]]
 class LetterProducer:
     """Sends letters to one topic. A failed creation is tried again with the next letter."""
 
-    def __init__(self, topic: str, options: Options, open_producer: OpenProducer) -> None:
+    def __init__(
+        self, topic: str, options: Options, open_producer: OpenProducer, schemas: LetterSchemas
+    ) -> None:
         self.topic = topic
+        self._schemas = schemas
         self._options = options
         self._open_producer = open_producer
         self._turn = asyncio.Lock()  # held: the producer is being created
         self._producer: Sender | None = None  # None: no letter was sent yet
         self._closed = False
 
-    async def send(self, letter: OutgoingMessage) -> None:
-        """Publish a letter and wait until it is stored. Raises as `Producer.send`."""
+    async def send(self, letter: OutgoingMessage, original: Message) -> None:
+        """Publish a letter and wait until it is stored. It carries the schema of its original.
+
+        Raises as `Producer.send`, and IncompatibleSchema if the topic does not admit the schema.
+        """
         async with self._turn:
             self._check_open()
             if self._producer is None:
-                options = await self._options()
+                schema = await self._schemas.first(original)
+                options = replace(await self._options(), schema=schema)
                 self.topic = options.topic
                 producer = await self._open_producer(options)
                 try:
@@ -54,6 +65,9 @@ class LetterProducer:
                     producer.shut_down(closed)
                     raise
                 self._producer = producer
+        letter.schema_version = await self._schemas.version(
+            original, self._producer.schema_version_of
+        )
         await self._producer.forward(letter)
 
     async def close(self) -> None:

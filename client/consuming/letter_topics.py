@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from magnetar.client.consuming.letter_producer import LetterProducer, OpenProducer
+from magnetar.client.consuming.letter_schemas import LetterSchemas
 from magnetar.client.consuming.letters import (
     DEAD_LETTER_SUFFIX,
     RETRY_SUFFIX,
@@ -18,6 +19,7 @@ from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
     from magnetar.client.consuming.subscription import Subscription
+    from magnetar.client.encryption import CryptoKeyReader
     from magnetar.client.environment import Parts
     from magnetar.client.policies import DeadLetterPolicy
 
@@ -39,21 +41,38 @@ def dead_letter_producer(
             chunking_enabled=True,
             block_if_queue_full=True,
             initial_subscription_name=policy.initial_subscription_name or None,
+            crypto_key_reader=_key_reader(subscription),
+            encryption_keys=policy.encryption_keys,
         )
 
     name = policy.dead_letter_topic or default_topic(topic, subscription.name, DEAD_LETTER_SUFFIX)
-    return LetterProducer(name, options, open_producer)
+    return LetterProducer(name, options, open_producer, LetterSchemas(parts))
 
 
-def retry_producer(topic: str, open_producer: OpenProducer) -> LetterProducer:
+def retry_producer(
+    topic: str, subscription: Subscription, open_producer: OpenProducer, parts: Parts
+) -> LetterProducer:
     """Return the producer for the retry topic."""
+    policy = subscription.dead_letters
+    assert policy is not None
 
     async def options() -> ProducerOptions:
         return ProducerOptions(
-            topic, batching_enabled=False, chunking_enabled=True, block_if_queue_full=True
+            topic,
+            batching_enabled=False,
+            chunking_enabled=True,
+            block_if_queue_full=True,
+            crypto_key_reader=_key_reader(subscription),
+            encryption_keys=policy.encryption_keys,
         )
 
-    return LetterProducer(topic, options, open_producer)
+    return LetterProducer(topic, options, open_producer, LetterSchemas(parts))
+
+
+def _key_reader(subscription: Subscription) -> CryptoKeyReader | None:
+    """Return the reader of the keys that encrypt letters. None: they are not encrypted."""
+    assert subscription.dead_letters is not None
+    return subscription.key_reader if subscription.dead_letters.encryption_keys else None
 
 
 async def dead_letter_topic(

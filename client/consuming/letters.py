@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from magnetar.client.errors import InvalidMessage
+from magnetar.client.errors import CryptoError, InvalidMessage
 from magnetar.protos.message import OutgoingMessage
 from magnetar.protos.names import TopicName
 
@@ -78,8 +78,18 @@ def reconsume_times(message: Message) -> int:
 def letter(
     message: Message, properties: Mapping[str, str], *, deliver_at_ms: int | None = None
 ) -> OutgoingMessage:
-    """Return a copy of the message with other properties; keys and event time are copied."""
+    """Return a copy of the message with other properties; keys and event time are copied.
+
+    Raises InvalidMessage, and CryptoError for a message whose payload is still encrypted.
+    """
     received = message.received
+    encryption = message.encryption_context()
+    if encryption is not None and encryption.is_decryption_failed():
+        raise CryptoError(
+            f"{message.message_id()} is not copied: its payload is still encrypted, and the copy "
+            "would lose its data key",
+            topic=message.topic_name(),
+        )
     for text in (*properties, *properties.values()):
         if not isinstance(text, str):
             raise InvalidMessage(f"every key and value of properties must be str, not {text!r}")

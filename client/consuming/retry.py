@@ -85,11 +85,11 @@ class RetrySubscriber:
         values[DELAY_TIME] = str(delay_ms)
         core = self._core(message.message_id())
         if times > self._times_max:
-            await self._dead_letters.send(letter(message, values))
+            await self._dead_letters.send(letter(message, values), message)
             core.stats.dead_lettered += 1
         else:
             at = self._parts.clock.now_ms() + delay_ms if delay_ms else None
-            await self._retry_letters.send(letter(message, values, deliver_at_ms=at))
+            await self._retry_letters.send(letter(message, values, deliver_at_ms=at), message)
             core.stats.reconsumed_later += 1
         if message.is_of(core.cluster):
             core.acknowledge(message.message_id())

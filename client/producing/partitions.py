@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from magnetar.client.options import ProducerOptions
     from magnetar.client.producing.batching import Done
     from magnetar.client.producing.publisher import OwningProducer
+    from magnetar.protos import pulsar_pb2 as pb
     from magnetar.protos.message import OutgoingMessage
     from magnetar.protos.names import TopicName
 
@@ -101,6 +102,10 @@ class PartitionedPublisher:
     async def flush(self) -> None:
         """Return when every message submitted so far is stored. Raises the first error."""
         await together(publisher.flush() for publisher in self._begun())
+
+    async def schema_version_of(self, schema: pb.Schema) -> bytes:
+        """As Publisher.schema_version_of: the partitions share their versions."""
+        return await self._begun()[0].schema_version_of(schema)
 
     async def close(self) -> None:
         """Accept no more messages, wait for the pending receipts, and close all publishers.

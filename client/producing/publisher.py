@@ -12,8 +12,10 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from magnetar.client.asking import asking
 from magnetar.client.cipher import TAG_BYTES, sealer_of
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -27,6 +29,7 @@ from magnetar.client.errors import (
     PulsarException,
     Timeout,
     ends_producer,
+    from_server_error,
 )
 from magnetar.client.ids import partition_of
 from magnetar.client.message import MessageId
@@ -213,6 +216,28 @@ class Publisher:
             await flush.done
         elif refused is not None:
             raise refused
+
+    async def schema_version_of(self, schema: pb.Schema) -> bytes:
+        """Return the version of a schema on the topic; a schema that it does not have becomes one.
+
+        Raises IncompatibleSchema and the other refusals of the broker, and Timeout.
+        """
+        return await asking(partial(self._ask_schema_version, schema), self._parts, self.topic)
+
+    async def _ask_schema_version(self, schema: pb.Schema) -> bytes:
+        await self._attachment.wait_attached()
+        connection = self._connection
+        if connection is None:
+            raise ConnectError("the producer is not attached", topic=self.topic)
+        command = pb.CommandGetOrCreateSchema(
+            topic=self.topic, schema=schema, producerName=self.name
+        )
+        answer = await connection.request(command, pb.CommandGetOrCreateSchemaResponse)
+        if answer.HasField("error_code"):
+            raise from_server_error(
+                answer.error_code, answer.error_message, topic=self.topic, broker=connection.broker
+            )
+        return answer.schema_version
 
     async def close(self) -> None:
         """Accept no more messages, wait for the pending receipts, and close the producer.

@@ -49,12 +49,12 @@ class SchemaInfo:
         self,
         schema_type: SchemaType,
         name: str,
-        schema: str,
+        schema: str | bytes,
         properties: Mapping[str, str] | None = None,
     ) -> None:
         self._type = schema_type
         self._name = name
-        self._schema = schema
+        self._data = schema.encode() if isinstance(schema, str) else schema
         self._properties = dict(properties or {})
 
     def schema_type(self) -> SchemaType:
@@ -64,13 +64,19 @@ class SchemaInfo:
         return self._name
 
     def schema(self) -> str:
-        return self._schema
+        """Return the definition as text. That of a key and a value has lengths between its parts,
+        which are no text: see `data`."""
+        return self._data.decode("utf-8", "replace")
+
+    def data(self) -> bytes:
+        """Return the definition as it is stored. Apache's client does not have this method."""
+        return self._data
 
     def properties(self) -> dict[str, str]:
         return dict(self._properties)
 
     def __repr__(self) -> str:
-        return f"SchemaInfo({self._type.name}, {self._name!r}, {self._schema!r})"
+        return f"SchemaInfo({self._type.name}, {self._name!r}, {self.schema()!r})"
 
 
 class Schema:

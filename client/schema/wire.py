@@ -29,7 +29,7 @@ def wire_schema(schema: Schema | None) -> pb.Schema | None:
     kind = info.schema_type()
     return pb.Schema(
         name=info.name(),
-        schema_data=info.schema().encode() if kind in _WITH_DEFINITION else b"",
+        schema_data=info.data() if kind in _WITH_DEFINITION else b"",
         type=pb.Schema.Type.ValueType(kind),
         properties=[pb.KeyValue(key=key, value=it) for key, it in info.properties().items()],
     )
@@ -41,6 +41,6 @@ def schema_info(found: pb.Schema) -> SchemaInfo:
     return SchemaInfo(
         SchemaType(found.type) if known else SchemaType.NONE,
         found.name,
-        found.schema_data.decode("utf-8", "replace"),
+        found.schema_data,
         {item.key: item.value for item in found.properties},
     )

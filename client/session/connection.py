@@ -541,6 +541,7 @@ _HANDLERS: dict[int, Callable[[Connection, Any], None]] = {
     pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE: Connection._on_answer,
     pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE: Connection._on_answer,
     pb.BaseCommand.GET_SCHEMA_RESPONSE: Connection._on_answer,
+    pb.BaseCommand.GET_OR_CREATE_SCHEMA_RESPONSE: Connection._on_answer,
     pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS: Connection._on_answer,
     pb.BaseCommand.WATCH_TOPIC_UPDATE: Connection._on_topic_update,
     pb.BaseCommand.PING: Connection._on_ping,

@@ -255,13 +255,40 @@ class Session:
             return
         name = body.producer_name or f"fake-{next(cluster.names)}"
         self.producers[body.producer_id] = cluster.topic(body.topic), name
+        version = self.version_of(body) if body.HasField("schema") else None
         self.send(
             pb.CommandProducerSuccess(
                 request_id=body.request_id,
                 producer_name=name,
                 last_sequence_id=cluster.last_sequence_ids.get(name, -1),
+                schema_version=version,
             )
         )
+
+    def version_of(self, body: Any) -> bytes:
+        """The version of the schema that a command presents; a new one is added."""
+        versions = self.broker.cluster.schemas.setdefault(body.topic, [])
+        if body.schema not in versions:
+            versions.append(body.schema)
+        return versions.index(body.schema).to_bytes(8)
+
+    def on_getschema(self, body: Any, _: object) -> None:
+        versions = self.broker.cluster.schemas.get(body.topic, [])
+        number = int.from_bytes(body.schema_version)
+        answer = pb.CommandGetSchemaResponse(request_id=body.request_id)
+        if number < len(versions):
+            answer.schema.CopyFrom(versions[number])
+        else:
+            answer.error_code, answer.error_message = pb.TopicNotFound, "no such version"
+        self.send(answer)
+
+    def on_getorcreateschema(self, body: Any, _: object) -> None:
+        if self.is_owner(body):
+            self.send(
+                pb.CommandGetOrCreateSchemaResponse(
+                    request_id=body.request_id, schema_version=self.version_of(body)
+                )
+            )
 
     def is_owner(self, body: Any) -> bool:
         if self.broker.cluster.owner(body.topic) == self.broker.url:
@@ -454,6 +481,7 @@ class FakeBrokers:
         self.partitions: dict[str, int] = {}
         # By producer name, as with deduplication. The brokers drop no duplicates themselves.
         self.last_sequence_ids: dict[str, int] = {}
+        self.schemas: dict[str, list[pb.Schema]] = {}  # the versions of each topic
         self.sends: list[tuple[int, bytes]] = []  # every SEND that arrived
         self.names = iter(range(1, 1000))
         # What is done to an entry on its way to a consumer.

@@ -21,6 +21,7 @@ from fakes.standalone_process import StandaloneProcess
 
 import magnetar
 import magnetar.asyncio
+from magnetar import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -389,6 +390,93 @@ async def test_retry_and_dead_letters_over_asyncio(service: Service, topic: str)
         await consumer.negative_acknowledge(last)
         dead = await client.subscribe(f"{topic}-s-DLQ", "keep", magnetar.ConsumerType.Shared)
         assert (await _take(dead)).data() == b"x"
+
+
+class Bill(schema.Record):
+    item = schema.String(required=True)
+
+
+class PricedBill(schema.Record):
+    item = schema.String(required=True)
+    price = schema.Integer(default=7, required_default=True)
+
+
+PricedBill.__name__ = "Bill"  # the name is a part of the schema
+
+
+@pytest.mark.parametrize("moved_by", ["reconsume_later", "negative_acknowledge"])
+@pytest.mark.parametrize("transport", ["grpc_url", "pulsar_url"])
+def test_letters_carry_the_schemas_of_their_originals(
+    service: Service, topic: str, moved_by: str, transport: str
+) -> None:
+    with magnetar.Client(getattr(service, transport)) as client:
+        consumer = client.subscribe(
+            topic,
+            "s",
+            magnetar.ConsumerType.Shared,
+            schema=schema.AvroSchema(PricedBill),
+            initial_position=magnetar.InitialPosition.Earliest,
+            enable_retry=moved_by == "reconsume_later",
+            negative_ack_redelivery_delay_ms=10,
+            dead_letter_policy=policy(magnetar, 1),
+        )
+        old = client.create_producer(topic, schema=schema.AvroSchema(Bill))
+        new = client.create_producer(topic, schema=schema.AvroSchema(PricedBill))
+        raw = client.create_producer(topic)
+        new.send(PricedBill(item="new", price=1))
+        old.send(Bill(item="old"))
+        raw.send(b"no schema, no value")
+        for _ in range(6):
+            message = consumer.receive(TIMEOUT_MS)
+            if message.data() != b"no schema, no value":
+                assert message.value().item in ("new", "old")
+            if moved_by == "reconsume_later":
+                consumer.reconsume_later(message, timedelta(0))
+            else:
+                consumer.negative_acknowledge(message)
+        dead = client.subscribe(f"{topic}-s-DLQ", "keep", schema=schema.AvroSchema(PricedBill))
+        letters = {}
+        for _ in range(3):
+            letter = dead.receive(TIMEOUT_MS)
+            letters[letter.data()] = letter
+        bare = letters.pop(b"no schema, no value")
+        assert bare.schema_version() == ""
+        values = {letter.value().item: letter for letter in letters.values()}
+        assert values["new"].value() == PricedBill(item="new", price=1)
+        assert values["old"].value() == PricedBill(item="old", price=7)
+        assert values["new"].schema_version() != values["old"].schema_version()
+
+
+def test_the_letters_of_a_consumer_without_a_schema_have_none(
+    ours: magnetar.Client, topic: str
+) -> None:
+    consumer = ours.subscribe(
+        topic,
+        "s",
+        magnetar.ConsumerType.Shared,
+        enable_retry=True,
+        dead_letter_policy=policy(magnetar, 1),
+    )
+    ours.create_producer(topic, schema=schema.StringSchema()).send("x")
+    consumer.reconsume_later(consumer.receive(TIMEOUT_MS), timedelta(0))
+    again = consumer.receive(TIMEOUT_MS)
+    assert (again.data(), again.schema_version()) == (b"x", "")
+
+
+def test_a_letter_whose_schema_is_refused_leaves_its_original_unacknowledged(
+    ours: magnetar.Client, topic: str
+) -> None:
+    ours.create_producer(f"{topic}-s-RETRY", schema=schema.AvroSchema(Bill))
+    consumer = ours.subscribe(
+        topic, "s", magnetar.ConsumerType.Shared, schema=schema.StringSchema(), enable_retry=True
+    )
+    ours.create_producer(topic, schema=schema.StringSchema()).send("x")
+    message = consumer.receive(TIMEOUT_MS)
+    with pytest.raises(magnetar.IncompatibleSchema):
+        consumer.reconsume_later(message, timedelta(0))
+    consumer.close()
+    again = ours.subscribe(topic, "s", magnetar.ConsumerType.Shared)
+    assert again.receive(TIMEOUT_MS).data() == b"x"
 
 
 def test_reconsume_later_needs_the_retry_topic(ours: magnetar.Client, topic: str) -> None:

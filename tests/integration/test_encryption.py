@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pulsar
@@ -293,6 +294,72 @@ def test_a_batch_decrypted_by_the_program_is_read_by_message_batch(
     batch = AESGCM(data_key).decrypt(context.param(), message.data(), None)
     read = magnetar.MessageBatch().with_message_id(message.message_id())
     assert [one.data() for one in read.parse_from(batch, context.batch_size())] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("encryption_keys", [["k"], None], ids=["encrypted", "in the clear"])
+def test_copies_on_letter_topics_are_encrypted_if_asked_for(
+    clients: dict[Any, Any], keys: dict[str, Keys], topic: str, encryption_keys: list[str] | None
+) -> None:
+    client = clients[magnetar]
+    reader = keys["ours"].reader(magnetar)
+    consumer = client.subscribe(
+        topic,
+        "s",
+        magnetar.ConsumerType.Shared,
+        crypto_key_reader=reader,
+        enable_retry=True,
+        dead_letter_policy=magnetar.ConsumerDeadLetterPolicy(
+            1, initial_subscription_name="keep", encryption_keys=encryption_keys
+        ),
+    )
+    producer = client.create_producer(topic, encryption_key="k", crypto_key_reader=reader)
+    producer.send(b"secret")
+    for _ in range(2):  # the original and the copy on the retry topic
+        message = consumer.receive(TIMEOUT_MS)
+        assert message.data() == b"secret"
+        consumer.reconsume_later(message, timedelta(0))
+    assert (message.encryption_context() is not None) is (encryption_keys is not None)
+    consumer.close()
+    stored = client.subscribe(
+        f"{topic}-s-DLQ",
+        "keep",
+        crypto_failure_action=magnetar.ConsumerCryptoFailureAction.CONSUME,
+    ).receive(TIMEOUT_MS)
+    assert (b"secret" in stored.data()) is (encryption_keys is None)
+    if encryption_keys is not None:
+        read = clients[pulsar].create_reader(
+            f"{topic}-s-DLQ",
+            pulsar.MessageId.earliest,
+            crypto_key_reader=keys["ours"].reader(pulsar),
+        )
+        assert read.read_next(TIMEOUT_MS).data() == b"secret"
+
+
+def test_a_message_that_is_still_encrypted_is_not_copied(
+    clients: dict[Any, Any], keys: dict[str, Keys], topic: str
+) -> None:
+    client = clients[magnetar]
+    consumer = client.subscribe(
+        topic,
+        "s",
+        magnetar.ConsumerType.Shared,
+        enable_retry=True,
+        crypto_failure_action=magnetar.ConsumerCryptoFailureAction.CONSUME,
+    )
+    client.create_producer(
+        topic, encryption_key="k", crypto_key_reader=keys["ours"].reader(magnetar)
+    ).send(b"secret")
+    message = consumer.receive(TIMEOUT_MS)
+    with pytest.raises(magnetar.CryptoError, match="would lose its data key"):
+        consumer.reconsume_later(message, timedelta(0))
+    consumer.close()
+    again = client.subscribe(
+        topic,
+        "s",
+        magnetar.ConsumerType.Shared,
+        crypto_key_reader=keys["ours"].reader(magnetar),
+    )
+    assert again.receive(TIMEOUT_MS).data() == b"secret"
 
 
 def test_keys_that_cannot_be_used_are_refused(

@@ -6,6 +6,7 @@ import pulsar
 import pytest
 
 from magnetar.client.consumer import subscription_of
+from magnetar.client.encryption import CryptoKeyReader
 from magnetar.client.errors import InvalidConfiguration
 from magnetar.client.options import ConsumerOptions
 from magnetar.client.policies import (
@@ -58,3 +59,20 @@ def test_a_retry_topic_has_sixteen_passes_by_default() -> None:
     policy = subscription_of(ConsumerOptions("t", "s", enable_retry=True)).dead_letters
     assert policy is not None
     assert policy.max_redeliver_count == 16
+
+
+def test_keys_that_encrypt_letters_need_a_key_reader_and_names() -> None:
+    policy = ConsumerDeadLetterPolicy(3, encryption_keys=["k"])
+    assert policy.encryption_keys == ["k"]
+    with pytest.raises(InvalidConfiguration, match="encryption_keys needs a crypto_key_reader"):
+        ConsumerOptions("t", "s", dead_letter_policy=policy)
+    with pytest.raises(InvalidConfiguration, match="at most 16 keys"):
+        ConsumerOptions(
+            "t",
+            "s",
+            dead_letter_policy=ConsumerDeadLetterPolicy(3, encryption_keys=["k"] * 17),
+            crypto_key_reader=CryptoKeyReader("", ""),
+        )
+    for wrong in ("k", [""], [5]):
+        with pytest.raises(InvalidConfiguration, match="encryption_keys"):
+            ConsumerDeadLetterPolicy(3, encryption_keys=wrong)  # type: ignore[arg-type]

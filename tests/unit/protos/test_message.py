@@ -109,9 +109,16 @@ def single(payload: bytes, **fields: Any) -> bytes:
 # Round trips
 
 
-@given(any_messages, headers, st.none() | st.integers(0, 2**63 - 1))
-def test_one_message(message: OutgoingMessage, header: EntryHeader, deliver_at: int | None) -> None:
-    message = replace(message, deliver_at_ms=deliver_at)
+@given(
+    any_messages,
+    headers,
+    st.none() | st.integers(0, 2**63 - 1),
+    st.none() | st.binary(max_size=8),
+)
+def test_one_message(
+    message: OutgoingMessage, header: EntryHeader, deliver_at: int | None, schema: bytes | None
+) -> None:
+    message = replace(message, deliver_at_ms=deliver_at, schema_version=schema)
     data = b"".join(encode_message(message, header))
     entry = read_entry(data)
     assert decode_messages(entry) == [expected(message, -1)]
@@ -119,7 +126,7 @@ def test_one_message(message: OutgoingMessage, header: EntryHeader, deliver_at: 
         header.producer_name,
         header.publish_time_ms,
     )
-    assert entry.schema_version == header.schema_version
+    assert entry.schema_version == (header.schema_version if schema is None else schema or None)
     assert entry.deliver_at_ms == deliver_at
     assert entry.broker is None
     view = parse_entry(data)
@@ -343,6 +350,8 @@ def test_both_sides_of_the_limit_of_an_entry() -> None:
 def test_misuse_raises_assertion_error() -> None:
     with pytest.raises(AssertionError):
         encode_batch([OutgoingMessage(b"x", 1, deliver_at_ms=5)], HEADER)
+    with pytest.raises(AssertionError):
+        encode_batch([OutgoingMessage(b"x", 1, schema_version=b"")], HEADER)
     with pytest.raises(AssertionError):
         encode_message(OutgoingMessage(b"x", 1, null_value=True), HEADER)
     entry = read_entry(b"".join(encode_message(OutgoingMessage(b"x", 1), HEADER)))

@@ -1,0 +1,107 @@
+"""The schema of a retry letter or dead letter: that with which its original was written.
+
+As with Apache's Java client, a consumer that has a schema hands the schema of each message on to
+its letters. The definition is registered on the letters' topic, where it can have another number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from magnetar.client.asking import asking
+from magnetar.client.errors import TopicNotFound
+from magnetar.client.schema.schema import Schema
+from magnetar.client.schema.wire import schema_info
+from magnetar.protos.names import TopicName
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from magnetar.client.environment import Parts
+    from magnetar.client.message import Message
+    from magnetar.client.schema.schema import SchemaInfo
+    from magnetar.protos import pulsar_pb2 as pb
+
+VERSIONS_MAX: Final = 1_000
+"""Of the originals of one consumer; beyond it the oldest one is forgotten, and asked for again."""
+
+log = get_logger(__name__)
+
+Key = tuple[str, bytes]
+
+
+class StoredSchema(Schema):
+    """A schema as the broker stores it, for a producer whose payloads are encoded already."""
+
+    def __init__(self, info: SchemaInfo) -> None:
+        super().__init__(bytes, info.schema_type(), None, info.name())
+        self._schema_info = info
+
+    def encode(self, obj: Any) -> bytes:
+        assert isinstance(obj, bytes)
+        return obj
+
+
+class LetterSchemas:
+    """Finds the schema of each original, and its version on the topic of the letters."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._versions: dict[Key, bytes] = {}
+
+    async def first(self, original: Message) -> StoredSchema | None:
+        """Return the schema with which to create the letters' producer. None: without one.
+
+        Raises the errors of `asking`.
+        """
+        key = _key_of(original)
+        found = None if key is None else await self._definition(key)
+        return None if found is None else StoredSchema(schema_info(found))
+
+    async def version(
+        self, original: Message, register: Callable[[pb.Schema], Awaitable[bytes]]
+    ) -> bytes:
+        """Return the version that the letter carries; b"": none.
+
+        `register` returns the version of a definition on the letters' topic. Raises its errors, and
+        those of `asking`.
+        """
+        key = _key_of(original)
+        if key is None:
+            return b""
+        known = self._versions.get(key)
+        if known is not None:
+            return known
+        found = await self._definition(key)
+        if found is None:
+            return b""
+        version = await register(found)
+        if len(self._versions) >= VERSIONS_MAX:
+            del self._versions[next(iter(self._versions))]
+        self._versions[key] = version
+        return version
+
+    async def _definition(self, key: Key) -> pb.Schema | None:
+        """Return the definition of a version. None: the broker says that there is none."""
+        topic, version = key
+        try:
+            return await asking(
+                lambda: self._parts.lookup.schema(topic, version), self._parts, topic
+            )
+        except TopicNotFound as error:
+            log.warning(
+                "a letter has no schema: that of its original is unknown",
+                topic=topic,
+                version=int.from_bytes(version, signed=True),
+                error=str(error),
+            )
+            return None
+
+
+def _key_of(original: Message) -> Key | None:
+    """None: the letter needs no schema. The consumer or the original has none."""
+    delivery = original.delivery
+    if delivery.decoder is None or not delivery.schema_version:
+        return None
+    return str(TopicName.parse(delivery.topic).base), delivery.schema_version

@@ -1,0 +1,152 @@
+"""The schemas of retry letters and dead letters, with fake brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from fakes.client_world import EARLIEST, TOPIC, A, client_among, receive, subscription
+
+from magnetar.client.consuming import letter_schemas
+from magnetar.client.consuming.letter_schemas import LetterSchemas
+from magnetar.client.decoding import Decoder
+from magnetar.client.message import Delivery, Message, MessageId
+from magnetar.client.options import ConsumerType
+from magnetar.client.policies import ConsumerDeadLetterPolicy
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.message import ReceivedMessage, read_entry
+from magnetar.schema import JsonSchema, Record, String
+
+if TYPE_CHECKING:
+    import pytest
+    from fakes.session_broker import FakeBrokers
+
+    from magnetar.client.asyncio import Client, Consumer
+
+SHARED = ConsumerType.Shared
+RETRY, DEAD = f"{TOPIC}-s-RETRY", f"{TOPIC}-s-DLQ"
+
+
+class Bill(Record):
+    item = String(required=True)
+
+
+class OtherBill(Record):
+    item = String(required=True)
+
+
+async def retrying(client: Client, schema: JsonSchema | None) -> Consumer:
+    return await client.subscribe(
+        "t", "s", SHARED, schema=schema, initial_position=EARLIEST, enable_retry=True
+    )
+
+
+def versions(cluster: FakeBrokers, topic: str) -> list[bytes | None]:
+    return [read_entry(entry).schema_version for entry in cluster.topic(topic).entries.values()]
+
+
+async def test_a_letter_has_the_version_of_its_schema_on_its_own_topic() -> None:
+    async with client_among() as (client, cluster):
+        cluster.schemas[RETRY] = [pb.Schema(name="x", schema_data=b"{}", type=pb.Schema.Json)]
+        producer = await client.create_producer("t", schema=JsonSchema(Bill))
+        consumer = await retrying(client, JsonSchema(OtherBill))
+        for item in ("a", "b"):
+            await producer.send(Bill(item=item))
+        for message in await receive(consumer, 2):
+            await consumer.reconsume_later(message, timedelta(0))
+        assert versions(cluster, RETRY) == [(1).to_bytes(8)] * 2
+        assert cluster.schemas[RETRY][1] == cluster.schemas[TOPIC][0]
+        letters = [
+            it for it in cluster.brokers[A].commands(pb.CommandProducer) if it.topic == RETRY
+        ]
+        assert letters[0].schema == cluster.schemas[TOPIC][0]
+        assert len(cluster.brokers[A].commands(pb.CommandGetOrCreateSchema)) == 1
+        await consumer.close()
+
+
+async def test_originals_and_consumers_without_a_schema_make_letters_without() -> None:
+    async with client_among() as (client, cluster):
+        raw = await client.create_producer("t")
+        typed = await client.create_producer("t", schema=JsonSchema(Bill))
+        consumer = await retrying(client, JsonSchema(Bill))
+        await raw.send(b"x")
+        await consumer.reconsume_later((await receive(consumer, 1))[0], timedelta(0))
+        await consumer.close()
+        consumer = await retrying(client, None)
+        await typed.send(Bill(item="a"))
+        for message in await receive(consumer, 2):  # the copy, too
+            await consumer.reconsume_later(message, timedelta(0))
+        assert versions(cluster, RETRY) == [None] * 3
+        assert RETRY not in cluster.schemas
+        await consumer.close()
+
+
+async def test_a_version_that_the_broker_does_not_have_makes_a_letter_without() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", schema=JsonSchema(Bill))
+        consumer = await retrying(client, JsonSchema(Bill))
+        await producer.send(Bill(item="a"))
+        (message,) = await receive(consumer, 1)
+        cluster.schemas.clear()
+        await consumer.reconsume_later(message, timedelta(0))
+        await consumer.close()
+        assert versions(cluster, RETRY) == [None]
+        assert not subscription(cluster).unacked
+
+
+async def test_a_dead_letter_whose_schema_is_refused_is_tried_again() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", schema=JsonSchema(Bill))
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            SHARED,
+            schema=JsonSchema(Bill),
+            initial_position=EARLIEST,
+            negative_ack_redelivery_delay_ms=100,
+            dead_letter_policy=ConsumerDeadLetterPolicy(1),
+        )
+        await producer.send(Bill(item="a"))
+        refusal = pb.CommandGetOrCreateSchemaResponse(
+            request_id=0, error_code=pb.IncompatibleSchema, error_message="scripted"
+        )
+        cluster.brokers[A].script(pb.CommandGetOrCreateSchema, refusal)
+        for _ in range(2):
+            await consumer.negative_acknowledge((await receive(consumer, 1))[0])
+        await asyncio.sleep(0.15)
+        assert not cluster.topic(DEAD).entries
+        assert subscription(cluster).unacked
+        await asyncio.sleep(0.5)
+        assert versions(cluster, DEAD) == [bytes(8)]
+        assert not subscription(cluster).unacked
+        await consumer.close()
+
+
+async def test_versions_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letter_schemas, "VERSIONS_MAX", 1)
+    async with client_among() as (client, cluster):
+        cluster.schemas[TOPIC] = [
+            pb.Schema(name=str(n), schema_data=b"{}", type=pb.Schema.Json) for n in range(2)
+        ]
+        await client.create_producer("t")  # begins the client
+        schemas = LetterSchemas(client.parts)
+        registered: list[str] = []
+
+        async def register(schema: pb.Schema) -> bytes:
+            registered.append(schema.name)
+            return b"12345678"
+
+        for number in (0, 0, 1, 0):
+            for partition in ("", "-partition-3"):
+                original = written_with(number, TOPIC + partition)
+                assert await schemas.version(original, register) == b"12345678"
+        assert registered == ["0", "1", "0"]
+
+
+def written_with(number: int, topic: str) -> Message:
+    decoder = Decoder(JsonSchema(Bill), fetch=None, wait=None)  # type: ignore[arg-type]
+    delivery = Delivery(topic, -1, "p", 0, number.to_bytes(8), 0, None, 0, decoder=decoder)
+    return Message(
+        ReceivedMessage(b"", {}, None, False, None, 0, 0, False, -1), MessageId(), delivery
+    )

@@ -1,9 +1,9 @@
 """The bookie's data port: adds and reads as frames over TCP, `BookieService` and values inside.
 
-A connection serves one purpose, which its first frame names: the adds of one client process, or
-reads, one after the other. So acknowledgements never wait behind the entries of a read, and a
-client that gives up a read closes that connection and disturbs no other read. `handlers` in
-server.py has the calls over gRPC.
+A connection serves one purpose, which its first frame names: the adds of one client process, reads,
+one after the other, or the presence of a broker (witness.py). So acknowledgements never wait behind
+the entries of a read, and a client that gives up a read closes that connection and disturbs no
+other read. `handlers` in server.py has the calls over gRPC.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from magnetar.runtime.frames import Buffer, FrameStream
 
 CONNECTIONS_MAX: Final = 1_000
-"""256 streams of adds (STREAMS_MAX), and some reads each of a few dozen brokers. A process may open
-1,024 files where nothing else is configured, and RocksDB needs its own; raise the limit there."""
+"""256 streams of adds (STREAMS_MAX), and some reads and a presence each of a few dozen brokers. A
+process may open 1,024 files where nothing else is configured, and RocksDB needs its own; raise the
+limit there."""
 
 
 def data_server(service: BookieService) -> FrameServer:
@@ -47,6 +48,8 @@ async def serve_data(service: BookieService, stream: FrameStream) -> None:
         case Purpose.READS:
             while True:
                 await _answer_read(service, await stream.receive(), stream)
+        case Purpose.PRESENCE:
+            await service.handle_presence(stream)
         case _:
             assert_never(purpose)
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import BookieUnavailable
-from magnetar.protos.envelope import BookieCode, decode_hello_reply, encode_hello
+from magnetar.protos.envelope import BookieCode, check_beat, decode_hello_reply, encode_hello
 from magnetar.runtime.memory_stream import MemoryStream, memory_stream_pair, serve_memory_stream
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         EntryPage,
         LastConfirmed,
         LastConfirmedRequest,
+        LastHeard,
         ReadRequest,
     )
     from magnetar.bookie.service import BookieService
@@ -53,8 +54,7 @@ class LocalBookiePeer:
         if reply.code is not BookieCode.OK:
             await here.close()
             raise BookieUnavailable(self.member.bookie, reply.code, "it refused the stream")
-        self._streams = [stream for stream in self._streams if not stream.ended]
-        self._streams.append(here)
+        self._keep(here)
         return here
 
     async def read(self, request: ReadRequest) -> AsyncIterator[Buffer]:
@@ -73,7 +73,22 @@ class LocalBookiePeer:
     async def info(self) -> BookieInfo:
         return self._service.info()
 
+    async def open_presence(self, broker: str, incarnation: str) -> FrameStream:
+        here, there = memory_stream_pair(broker, self.member.bookie, frames_max=_FRAMES_MAX)
+        self._group.create_task(serve_memory_stream(there, self._service.handle_presence))
+        await here.send([encode_hello(incarnation, broker)])
+        check_beat(await here.receive())
+        self._keep(here)
+        return here
+
+    async def last_heard(self, broker: str, incarnation: str) -> LastHeard | None:
+        return self._service.last_heard(broker, incarnation)
+
     async def close(self) -> None:
         streams, self._streams = self._streams, []
         for stream in streams:
             await stream.close()
+
+    def _keep(self, stream: MemoryStream) -> None:
+        self._streams = [each for each in self._streams if not each.ended]
+        self._streams.append(stream)

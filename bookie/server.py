@@ -32,6 +32,7 @@ def handlers(service: BookieService) -> Mapping[str, grpc.RpcMethodHandler[bytes
         "ListLedgers": unary_handler(edge.list_ledgers),
         "ListEntries": unary_handler(edge.list_entries),
         "Info": unary_handler(edge.info),
+        "LastHeard": unary_handler(edge.last_heard),
     }
 
 
@@ -97,4 +98,22 @@ class _Edge:
             disk_total_bytes=info.disk_total_bytes,
             disk_free_bytes=info.disk_free_bytes,
             cluster=info.cluster,
+        ).SerializeToString()
+
+    async def last_heard(self, data: bytes) -> bytes:
+        service = self._service
+        try:
+            message = pb.LastHeardRequest.FromString(data)
+        except DecodeError:
+            return pb.LastHeardReply(code=BookieCode.BAD_REQUEST).SerializeToString()
+        if message.incarnation != service.identity.incarnation:
+            return pb.LastHeardReply(code=BookieCode.WRONG_INCARNATION).SerializeToString()
+        last = service.last_heard(message.broker, message.broker_incarnation)
+        if last is None:
+            return pb.LastHeardReply(code=BookieCode.OK).SerializeToString()
+        return pb.LastHeardReply(
+            code=BookieCode.OK,
+            known=True,
+            heard_ms=int(last.heard_s * 1000),
+            listening_ms=int(last.listening_s * 1000),
         ).SerializeToString()

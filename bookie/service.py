@@ -38,11 +38,14 @@ from magnetar.bookie.errors import ReadsOverloaded, StorageFailed
 from magnetar.bookie.first_add_check import FirstAdds
 from magnetar.bookie.read_cache import ReadCache, Run
 from magnetar.bookie.stripes import read_stripes
+from magnetar.bookie.witness import Witness
 from magnetar.protos.envelope import (
+    BEAT,
     BookieCode,
     EnvelopeDamaged,
     FrameDamaged,
     answered_entry,
+    check_beat,
     decode_adds,
     decode_envelope_of,
     decode_hello,
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from magnetar.bookie.admission import Admission, Admitted, LedgerAdmission
+    from magnetar.bookie.contract import LastHeard
     from magnetar.bookie.storage.commit import GroupCommit
     from magnetar.bookie.storage.format import Identity
     from magnetar.bookie.storage.store import Storage
@@ -143,6 +147,7 @@ class BookieService:
         self._read_only_watchers: list[Callable[[bool], None]] = []
         self._reads_waiting = 0
         self._streams: dict[FrameStream, Outbox] = {}
+        self._witness = Witness()
 
     async def run(self) -> None:
         """Commit, until cancelled. Raises StorageFailed."""
@@ -261,6 +266,21 @@ class BookieService:
             outbox.put(b"".join(admitted.refused))
         if admitted.stored:
             self._commit.when_durable(partial(outbox.put, b"".join(admitted.stored)))
+
+    # -- Presence of brokers -------------------------------------------------------------------
+
+    async def handle_presence(self, stream: FrameStream) -> None:
+        """Serve a broker's presence connection to its end. Raises StreamClosed, FrameDamaged."""
+        hello = decode_hello(await stream.receive())
+        loop = asyncio.get_running_loop()
+        while True:
+            self._witness.on_beat(hello.client_name, hello.incarnation, loop.time())
+            await stream.send([BEAT])
+            check_beat(await stream.receive())
+
+    def last_heard(self, broker: str, incarnation: str) -> LastHeard | None:
+        """Return when this bookie last heard the broker; None: it cannot tell."""
+        return self._witness.last_heard(broker, incarnation, asyncio.get_running_loop().time())
 
     # -- Reads ---------------------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ from magnetar.broker.log.latency import LatencyHistogram
 from magnetar.broker.log.sweep import OrphanSweep
 from magnetar.broker.log.topic_deletion import TopicDeletions
 from magnetar.broker.ownership.brokers import BrokerDirectory
+from magnetar.broker.ownership.liveness import SILENCE_S, Liveness
 from magnetar.broker.ownership.owners import Owners
 from magnetar.broker.policies.cache import PolicyCache
 from magnetar.broker.policies.source import FollowedPolicies
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.ownership.bundle import Bundle
+    from magnetar.broker.ownership.liveness import Witnesses
     from magnetar.broker.ownership.owners import Located
     from magnetar.broker.topic.deduplication import DeduplicationConfig
     from magnetar.broker.topic.producer_admission import ProducerNames
@@ -138,6 +140,7 @@ class Broker:
         *,
         store: MetadataStore,
         ledgers: LedgerStore,
+        witnesses: Witnesses,
         cache: EntryCache,
         log_config: LogConfig,
         names: ProducerNames,
@@ -159,6 +162,7 @@ class Broker:
         failover: FailoverRules = FAILOVER_DEFAULTS,
         key_shared: KeySharedSettings | None = None,
         publish_rate: Rate = UNLIMITED_RATE,
+        silence_s: float = SILENCE_S,
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
         periodic work on the open topics, besides that of `life`. `message_bytes_max`: of a payload
@@ -166,7 +170,7 @@ class Broker:
         `partitions_max`: see PartitionedTopics.
         `non_persistent`: whether there are non-persistent topics; each connection may have
         `non_persistent_per_connection` of their messages under way. `publish_rate`: of all topics
-        together."""
+        together. `silence_s`: see Liveness."""
         self.failures = Failures()
         self.policies = PolicyCache(
             store,
@@ -199,7 +203,8 @@ class Broker:
         self._random = random
         self._backoff = Backoff(0.1, 5.0, random)
         self._brokers = BrokerDirectory(store)
-        self._owners = Owners(store, self._brokers, me, on_lost=self._unload)
+        liveness = Liveness(witnesses, silence_s=silence_s)
+        self._owners = Owners(store, self._brokers, me, liveness=liveness, on_lost=self._unload)
         self._deletions = TopicDeletions(store, ledgers, clock)
         self._loads = TopicLoads(loads_max=life.loads_max, timeout_s=life.load_timeout_s)
         self._topics: dict[TopicName, _Served] = {}

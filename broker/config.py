@@ -21,6 +21,12 @@ class BrokerConfig(BrokerSettings):
         default="", description="location of this broker; it reads replicas there first"
     )
     session_timeout_s: float = Field(default=10.0, gt=0, description="of the metadata session")
+    broker_silence_in_seconds: float = Field(
+        default=2.0,
+        ge=0,
+        description="this broker takes the bundles of a broker that does not answer it and that "
+        "no bookie has heard for this long; 0: it waits until that broker's session has expired",
+    )
     ensemble_size: int = Field(default=3, ge=1, description="bookies of a ledger (E)")
     write_quorum: int = Field(default=3, ge=1, description="copies of each entry (Qw)")
     ack_quorum: int = Field(

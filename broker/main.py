@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
 from magnetar.bookie.ledger.ledgers import Ledgers
 from magnetar.bookie.ledger.pool import PeerPool
+from magnetar.bookie.ledger.presence import Presence
 from magnetar.bookie.repair.reporting import report_bad_copies
 from magnetar.bookie.repair.under_replication_records import UnderReplicationRecords
 from magnetar.broker.broker import Broker
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.config import LedgerConfig
     from magnetar.bookie.ledger.peer import OpenPeer
     from magnetar.broker.config import BrokerConfig
+    from magnetar.broker.ownership.liveness import Witnesses
     from magnetar.broker.topic.protocol import Topic
     from magnetar.metadata.policies import EffectivePolicies
     from magnetar.metadata.store import MetadataStore
@@ -188,13 +190,23 @@ class BrokerProcess:
                 grpc_port, port_of(pulsar_socket), port_of(http_socket)
             )
             async with asyncio.TaskGroup() as group:
-                ledgers = self._make_ledgers()
+                directory = BookieRegistry(self._store)
+                peers = self._make_peers(directory)
+                ledgers = self._make_ledgers(directory, peers)
+                presence = Presence(
+                    directory,
+                    peers,
+                    broker=self._config.id,
+                    incarnation=self._incarnation,
+                    random=self._random,
+                )
                 backoff = Backoff(0.1, 5.0, self._random)
                 lasting: list[asyncio.Task[None]] = [
-                    group.create_task(supervise("ledgers", ledgers.run, backoff=backoff))
+                    group.create_task(supervise("ledgers", ledgers.run, backoff=backoff)),
+                    group.create_task(supervise("presence", presence.run, backoff=backoff)),
                 ]
                 await ledgers.wait_ready()
-                broker = self._make_broker(ledgers)
+                broker = self._make_broker(ledgers, presence)
                 lasting += [
                     group.create_task(serve_http(self._app(broker), http_socket)),
                     group.create_task(measure_process(self._registry)),
@@ -278,15 +290,16 @@ class BrokerProcess:
             f"http://{authority(host, http_port)}",
         )
 
-    def _make_ledgers(self) -> Ledgers:
-        directory = BookieRegistry(self._store)
-        peers = PeerPool(
+    def _make_peers(self, directory: BookieRegistry) -> PeerPool:
+        return PeerPool(
             directory,
             self._open_peer,
             client_name=f"broker {self._config.id}",
             random=self._random,
             connect_timeout_s=self._ledger_config.connect_timeout_s,
         )
+
+    def _make_ledgers(self, directory: BookieRegistry, peers: PeerPool) -> Ledgers:
         return Ledgers(
             self._store,
             directory,
@@ -297,7 +310,7 @@ class BrokerProcess:
             self._random,
         )
 
-    def _make_broker(self, ledgers: Ledgers) -> Broker:
+    def _make_broker(self, ledgers: Ledgers, witnesses: Witnesses) -> Broker:
         cache = EntryCache(self._config.cache_bytes)
         gauge(self._registry, "magnetar_entry_cache_bytes", "Entries kept.", lambda: cache.bytes)
         budget = PublishBudget(
@@ -319,6 +332,8 @@ class BrokerProcess:
             self.registration,
             store=self._store,
             ledgers=ledgers,
+            witnesses=witnesses,
+            silence_s=self._config.broker_silence_in_seconds,
             cache=cache,
             log_config=log_config_of(self._config),
             names=ProducerNames(f"{self._config.id}-{self._incarnation[:8]}"),

@@ -308,3 +308,56 @@ class InfoReply(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["bookie", b"bookie", "boot_epoch", b"boot_epoch", "cluster", b"cluster", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "incarnation", b"incarnation", "read_only", b"read_only", "state", b"state"]) -> None: ...
 
 Global___InfoReply: typing_extensions.TypeAlias = InfoReply
+
+@typing.final
+class LastHeardRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: builtins.int
+    BROKER_FIELD_NUMBER: builtins.int
+    BROKER_INCARNATION_FIELD_NUMBER: builtins.int
+    incarnation: builtins.str
+    """of the bookie"""
+    broker: builtins.str
+    """its id"""
+    broker_incarnation: builtins.str
+    def __init__(
+        self,
+        *,
+        incarnation: builtins.str = ...,
+        broker: builtins.str = ...,
+        broker_incarnation: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broker", b"broker", "broker_incarnation", b"broker_incarnation", "incarnation", b"incarnation"]) -> None: ...
+
+Global___LastHeardRequest: typing_extensions.TypeAlias = LastHeardRequest
+
+@typing.final
+class LastHeardReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: builtins.int
+    KNOWN_FIELD_NUMBER: builtins.int
+    HEARD_MS_FIELD_NUMBER: builtins.int
+    LISTENING_MS_FIELD_NUMBER: builtins.int
+    code: builtins.int
+    """OK, or unknown"""
+    known: builtins.bool
+    """false: this bookie cannot tell; it never heard the broker, or forgot it"""
+    heard_ms: builtins.int
+    """since the bookie last heard it"""
+    listening_ms: builtins.int
+    """For how long the bookie has certainly heard what was sent to it: it, too, may have stood still
+    or been cut off. Silence that is longer than this proves nothing.
+    """
+    def __init__(
+        self,
+        *,
+        code: builtins.int = ...,
+        known: builtins.bool = ...,
+        heard_ms: builtins.int = ...,
+        listening_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "heard_ms", b"heard_ms", "known", b"known", "listening_ms", b"listening_ms"]) -> None: ...
+
+Global___LastHeardReply: typing_extensions.TypeAlias = LastHeardReply

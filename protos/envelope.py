@@ -21,6 +21,8 @@ A connection to a bookie's data port begins with a frame of one byte that names 
               adds, and the bookie frames of acks, in no promised order. OK: the entry is on disk.
     2  reads  the client sends a request (ReadRequest in bookie.proto), and the bookie frames of
               read answers, then READ_END. Only then does the client send the next request.
+    3  presence  a broker sends a hello with its own incarnation and id, then BEATs; the bookie
+              answers each of these frames with a BEAT.
 
 A stream cannot continue after a frame whose sizes do not add up: `FrameDamaged` ends it. A fault
 inside one add (`Add.fault`) is answered for that add alone.
@@ -47,6 +49,7 @@ HELLO: Final = struct.Struct(">B32sH")  # 35 bytes
 HELLO_REPLY: Final = struct.Struct(">BB32sQ")  # 42 bytes
 HELLO_VERSION: Final = 1
 READ_END: Final = b"\0"  # a frame of its own: a read answer is longer
+BEAT: Final = b"\1"  # a frame of its own, on a presence connection
 
 # A message has at most 5 MiB; its metadata and the broker's prefix may add 10 KiB.
 ENTRY_BYTES_MAX: Final = 5 * 1024 * 1024 + 10 * 1024
@@ -101,6 +104,7 @@ class Purpose(IntEnum):
 
     ADDS = 1
     READS = 2
+    PRESENCE = 3
 
 
 class FrameDamaged(ValueError):
@@ -404,6 +408,12 @@ def decode_hello(frame: Buffer) -> Hello:
     if size > CLIENT_NAME_BYTES_MAX or len(frame) != HELLO.size + size:
         raise FrameDamaged(f"a client name of {size} bytes in a hello of {len(frame)}")
     return Hello(_incarnation(incarnation), _text(frame[HELLO.size :], "the client's name"))
+
+
+def check_beat(frame: Buffer) -> None:
+    """Raises FrameDamaged."""
+    if frame != BEAT:
+        raise FrameDamaged(f"a frame of {len(frame)} bytes on a presence connection, not a beat")
 
 
 def encode_hello_reply(code: BookieCode, incarnation: str, boot_epoch: int) -> bytes:

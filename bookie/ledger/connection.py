@@ -22,6 +22,7 @@ from magnetar.bookie.contract import (
     EntryRun,
     LastConfirmed,
     LastConfirmedRequest,
+    LastHeard,
     ReadRequest,
 )
 from magnetar.bookie.ledger.errors import BookieUnavailable
@@ -29,6 +30,7 @@ from magnetar.protos import bookie_pb2 as pb
 from magnetar.protos.envelope import (
     BookieCode,
     Purpose,
+    check_beat,
     decode_hello_reply,
     encode_hello,
     encode_purpose,
@@ -64,7 +66,7 @@ class RemoteBookiePeer:
         self._member = member
         self._address = address
         self._channel: aio.Channel | None = None  # None: not used yet, or closed
-        self._writes: list[TcpFrameStream] = []  # some of which may have ended
+        self._writes: list[TcpFrameStream] = []  # and presences; some of which may have ended
         self._reads: set[TcpFrameStream] = set()  # each serves a read
         self._idle_reads: list[TcpFrameStream] = []
         self._may_read = asyncio.Semaphore(READS_MAX)
@@ -87,8 +89,7 @@ class RemoteBookiePeer:
         if code is not BookieCode.OK:
             await stream.close()
             raise self._unavailable(code, "it refused the stream")
-        self._writes = [each for each in self._writes if not each.ended]
-        self._writes.append(stream)
+        self._keep(stream)
         return stream
 
     async def read(self, request: ReadRequest) -> AsyncIterator[Buffer]:
@@ -170,6 +171,33 @@ class RemoteBookiePeer:
             disk_free_bytes=reply.disk_free_bytes,
         )
 
+    async def open_presence(self, broker: str, incarnation: str) -> FrameStream:
+        stream = await self._connect(Purpose.PRESENCE)
+        try:
+            await stream.send([encode_hello(incarnation, broker)])
+            check_beat(await stream.receive())
+        except BaseException:
+            stream.abort("the bookie did not answer the hello")
+            raise
+        self._keep(stream)
+        return stream
+
+    async def last_heard(self, broker: str, incarnation: str) -> LastHeard | None:
+        message = pb.LastHeardRequest(
+            incarnation=self._member.incarnation, broker=broker, broker_incarnation=incarnation
+        )
+        answer = await self._call("LastHeard", message.SerializeToString())
+        try:
+            reply = pb.LastHeardReply.FromString(answer)
+            code = BookieCode(reply.code)
+        except (DecodeError, ValueError) as error:
+            raise self._unavailable(BookieCode.CORRUPT, str(error)) from error
+        if code is not BookieCode.OK:
+            raise self._unavailable(code, "it does not say when it heard a broker")
+        if not reply.known:
+            return None
+        return LastHeard(heard_s=reply.heard_ms / 1000, listening_s=reply.listening_ms / 1000)
+
     async def close(self) -> None:
         for read in (*self._reads, *self._idle_reads):
             read.abort("the bookie's connections were closed here")
@@ -192,6 +220,10 @@ class RemoteBookiePeer:
             stream.abort("cancelled here")
             raise
         return stream
+
+    def _keep(self, stream: TcpFrameStream) -> None:
+        self._writes = [each for each in self._writes if not each.ended]
+        self._writes.append(stream)
 
     async def _read_connection(self) -> TcpFrameStream:
         while self._idle_reads:

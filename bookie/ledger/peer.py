@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         EntryPage,
         LastConfirmed,
         LastConfirmedRequest,
+        LastHeard,
         ReadRequest,
     )
     from magnetar.runtime.frames import Buffer, FrameStream
@@ -46,6 +47,12 @@ class BookiePeer(Protocol):
 
     async def info(self) -> BookieInfo:
         """Return the identity of the bookie that answers; its incarnation may differ."""
+
+    async def open_presence(self, broker: str, incarnation: str) -> FrameStream:
+        """Open a stream on which this broker sends BEATs, each of which the bookie answers."""
+
+    async def last_heard(self, broker: str, incarnation: str) -> LastHeard | None:
+        """Return when the bookie last heard that broker; None: the bookie cannot tell."""
 
     async def close(self) -> None:
         """Close all connections. Idempotent; ends within a second or two."""

@@ -7,9 +7,8 @@ the fencing at the bookies ensure that two brokers never both append. So this mo
 for a moment, and nothing is lost.
 
 An owner is dead in two cases. Its registration is gone or belongs to another run of the process. Or
-its port refuses connections several times in a row: no process listens there, and the registration
-only waits for its session to expire. A port that does not answer at all may belong to a live broker
-behind a partition; that broker keeps its bundles until its registration is gone.
+it is registered, and its port refuses connections, or neither its port answers nor do the bookies
+hear it (liveness.py).
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from magnetar.broker.errors import BundleUnavailable
 from magnetar.broker.ownership.bundle import by_preference
 from magnetar.metadata import codec, paths
 from magnetar.metadata.errors import BadVersion, MetadataError, OutcomeUnknown
-from magnetar.metadata.model import BrokerId, BrokerRegistration, Ownership
+from magnetar.metadata.model import BrokerRegistration, Ownership
 from magnetar.metadata.store import ABSENT, SessionState
 from magnetar.runtime.log import get_logger
 
@@ -32,12 +30,9 @@ if TYPE_CHECKING:
 
     from magnetar.broker.ownership.brokers import BrokerDirectory
     from magnetar.broker.ownership.bundle import Bundle
+    from magnetar.broker.ownership.liveness import Liveness
     from magnetar.metadata.store import MetadataStore, Versioned
 
-REFUSALS: Final = 3  # in a row, before an owner counts as dead
-REFUSAL_PAUSE_S: Final = 0.1  # between refusals: a broker may be restarting its listener
-PROBE_TIMEOUT_S: Final = 0.5  # then a silent port counts as alive: a lookup waits for the probe
-PROBE_FRESH_S: Final = 1.0  # an owner found listening is not probed again for this long
 RACES_MAX: Final = 10  # compare-and-set rounds of one lookup; then the client retries
 
 log = get_logger(__name__)
@@ -60,18 +55,19 @@ class Owners:
         brokers: BrokerDirectory,
         me: BrokerRegistration,
         *,
+        liveness: Liveness,
         on_lost: Callable[[Bundle], Awaitable[None]],
     ) -> None:
         self._store = store
         self._brokers = brokers
         self._me = me
+        self._liveness = liveness
         self._on_lost = on_lost
         self._held: dict[Bundle, Callable[[], None]] = {}  # bundle -> ends the watch on its record
         self._releasing: dict[Bundle, BrokerRegistration | None] = {}  # bundle -> its next owner
         self._suspects: set[Bundle] = set()  # held bundles whose record changed
         self._suspected = asyncio.Event()
         self._doubted: set[Bundle] = set()  # suspects of which a log has failed
-        self._listening: dict[BrokerId, tuple[str, float]] = {}  # incarnation, when it was seen
         self._stopping = False
 
     @property
@@ -180,7 +176,7 @@ class Owners:
             owner = await self._brokers.registration(record.owner)
             if owner is not None and owner.incarnation != record.incarnation:
                 owner = None  # another run of that broker: the run that owned is gone
-            if owner is not None and await self._listens(owner):
+            if owner is not None and not await self._liveness.is_gone(owner):
                 return Located(owner, serves=True)
         if not authoritative:
             chosen = await self._choose(bundle)
@@ -189,13 +185,13 @@ class Owners:
         return await self._take(bundle, stored, record)
 
     async def _choose(self, bundle: Bundle) -> BrokerRegistration:
-        """The first broker in the bundle's order of preference whose port accepts connections."""
+        """The first broker in the bundle's order of preference whose port answers."""
         await self._brokers.refresh()
         live = {**self._brokers.live}
         if not self._stopping:
             live[self._me.broker] = self._me
         for broker in by_preference(bundle, live):
-            if broker == self._me.broker or await self._listens(live[broker]):
+            if broker == self._me.broker or await self._liveness.responds(live[broker]):
                 return live[broker]
         raise BundleUnavailable(str(bundle), "no broker can take it")
 
@@ -208,7 +204,7 @@ class Owners:
             return None
         others = {id_: it for id_, it in self._brokers.live.items() if id_ != self._me.broker}
         for broker in by_preference(bundle, others):
-            if await self._listens(others[broker]):
+            if await self._liveness.responds(others[broker]):
                 return others[broker]
         return None
 
@@ -278,36 +274,6 @@ class Owners:
         unwatch = self._held.pop(bundle, None)
         if unwatch is not None:
             unwatch()
-
-    async def _listens(self, broker: BrokerRegistration) -> bool:
-        """False only if its port refuses REFUSALS times in a row."""
-        now = asyncio.get_running_loop().time()
-        incarnation, seen_at = self._listening.get(broker.broker, ("", 0.0))
-        if incarnation == broker.incarnation and now - seen_at < PROBE_FRESH_S:
-            return True
-        for attempt in range(REFUSALS):
-            if attempt:
-                await asyncio.sleep(REFUSAL_PAUSE_S)
-            if not await _refuses(broker.grpc_url):
-                self._listening[broker.broker] = (broker.incarnation, now)
-                return True
-        log.warning("a broker's port refuses connections", broker=broker.broker)
-        return False
-
-
-async def _refuses(url: str) -> bool:
-    address = urlsplit(url)
-    assert address.hostname is not None
-    assert address.port is not None
-    try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(address.hostname, address.port)
-    except ConnectionRefusedError:
-        return True
-    except (OSError, TimeoutError):
-        return False  # a silent port may belong to a live broker
-    writer.close()
-    return False
 
 
 def _path(bundle: Bundle) -> str:

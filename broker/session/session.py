@@ -8,8 +8,8 @@ Theory of operation. A connection has three phases:
                                 (client)
 
 CONNECT and each AUTH_RESPONSE go to the authenticator, which accepts the client, challenges it, or
-refuses it. The handshake must be complete KEEPALIVE_S after the connection began. A command in a
-phase that does not admit it ends the connection.
+refuses it. The handshake must be complete KEEPALIVE_S after the connection began. A PING is
+answered in every phase. Another command in a phase that does not admit it ends the connection.
 
 Once the client is connected, the machine answers a command itself, or it admits the command: a
 *request*, which the shell answers exactly once and which may wait for metadata or bookies, or a
@@ -318,6 +318,8 @@ class Session:
     # ---- the handshake ---------------------------------------------------------------------------
 
     def _handshake(self, command: Command) -> list[Action]:
+        if command.type == Type.PING:  # of another broker (ownership/liveness.py)
+            return [Send(reply.PONG)]
         rule = self.rules[command.type]
         if type(rule) is not Rule or rule.admission is not _HANDSHAKE[self.phase]:
             return [self._out_of_phase(command.type)]

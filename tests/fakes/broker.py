@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fakes.ledgers import FakeLedgers
+from fakes.witnesses import FakeWitnesses
 
 from magnetar.broker.broker import Broker
 from magnetar.broker.log.cache import EntryCache
@@ -93,6 +94,7 @@ async def running_broker(
             me,
             store=store,
             ledgers=FakeLedgers(cluster.ledgers),
+            witnesses=FakeWitnesses(),
             cache=EntryCache(64 << 20),
             log_config=log_config or LogConfig(),
             names=ProducerNames(f"test-{number}"),

@@ -18,6 +18,7 @@ from magnetar.bookie.contract import (
     EntryRun,
     LastConfirmed,
     LastConfirmedRequest,
+    LastHeard,
     ReadRequest,
 )
 from magnetar.bookie.ledger.bookie_registry import BookieRegistry
@@ -31,6 +32,7 @@ from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.memory import MemoryStore, MemoryTree
 from magnetar.metadata.model import BookieAddress, BookieId, BookieRegistration, LedgerId, Member
 from magnetar.protos.envelope import (
+    BEAT,
     COPY,
     RECOVERY,
     Add,
@@ -73,6 +75,8 @@ class FakeBookie:
         # To be replaced by tests. None: the ordinary answer.
         self.judge_add: Callable[[Add], BookieCode | None] = lambda _: None
         self.judge_read: Callable[[int, int], BookieCode | None] = lambda _ledger, _entry: None
+        self.heard: list[tuple[str, str]] = []  # the beats of brokers
+        self.last: LastHeard | None = None  # what it says of every broker
         self.may_open = asyncio.Event()  # cleared: whoever connects hangs
         self.may_take = asyncio.Event()  # cleared: writers' adds are not looked at
         self.may_ack = asyncio.Event()  # cleared: adds are stored and not answered
@@ -183,6 +187,20 @@ class FakeBookie:
             disk_free_bytes=0,
         )
 
+    async def open_presence(self, broker: str, incarnation: str) -> FrameStream:
+        self._check_up()
+        await self.may_open.wait()
+        here, there = memory_stream_pair(broker, self.member.bookie, frames_max=64)
+        self._streams += [here, there]
+        self._group.create_task(self._hear(there, (broker, incarnation)))
+        return here
+
+    async def last_heard(self, broker: str, incarnation: str) -> LastHeard | None:
+        self._check_up()
+        await self.may_read.wait()
+        self._check_up()
+        return self.last
+
     async def close(self) -> None:
         """Nothing is held here."""
 
@@ -208,6 +226,16 @@ class FakeBookie:
                 acks = [self._take(add) for add in decode_adds(frame)]
                 await self.may_ack.wait()
                 await stream.send(acks)
+        except StreamClosed:
+            return
+
+    async def _hear(self, stream: MemoryStream, broker: tuple[str, str]) -> None:
+        try:
+            while True:
+                self.heard.append(broker)
+                await stream.receive()
+                await self.may_ack.wait()
+                await stream.send([BEAT])
         except StreamClosed:
             return
 
@@ -244,6 +272,12 @@ class FormerIncarnation:
         return EntryPage(BookieCode.WRONG_INCARNATION)
 
     async def info(self) -> BookieInfo:
+        raise self._refusal()
+
+    async def open_presence(self, broker: str, incarnation: str) -> FrameStream:
+        raise self._refusal()
+
+    async def last_heard(self, broker: str, incarnation: str) -> LastHeard | None:
         raise self._refusal()
 
     async def close(self) -> None:

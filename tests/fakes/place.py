@@ -11,6 +11,7 @@ from fakes.cluster_state import ClusterState
 from fakes.gated_store import GatedStore
 from fakes.ledgers import FakeLedgers
 from fakes.wire import StreamWire, WireClient
+from fakes.witnesses import FakeWitnesses
 
 from magnetar.broker.broker import UNLIMITED_RATE, Broker
 from magnetar.broker.life import LIFE_DEFAULTS, LifeConfig
@@ -86,6 +87,7 @@ async def place(
         me,
         store=store,
         ledgers=FakeLedgers(cluster.ledgers),
+        witnesses=FakeWitnesses(),
         cache=EntryCache(64 << 20),
         log_config=LogConfig(pending_bytes_max=PENDING_BYTES_MAX),
         names=ProducerNames("test"),

@@ -11,6 +11,7 @@ from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.metadata.model import BookieId, Member
 from magnetar.protos.envelope import (
     BookieCode,
+    check_beat,
     decode_hello_reply,
     decode_read_answers,
     encode_hello,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         EntryPage,
         LastConfirmed,
         LastConfirmedRequest,
+        LastHeard,
         ReadRequest,
     )
     from magnetar.bookie.service import BookieService
@@ -94,6 +96,28 @@ class SimPeer:
             return self._service().info()
 
         return await self._call("info", serve)
+
+    async def open_presence(self, broker: str, incarnation: str) -> SimStream:
+        async def accept() -> SimStream:
+            service = self._service()
+            near, far = self._network.connect(self._source, self._target.host)
+            self._target.host.spawn(serve_stream(far, service.handle_presence))
+            return near
+
+        stream = await self._call("presence", accept)
+        try:
+            await stream.send([encode_hello(incarnation, broker)])
+            check_beat(await stream.receive())
+        except BaseException:
+            await stream.close()
+            raise
+        return stream
+
+    async def last_heard(self, broker: str, incarnation: str) -> LastHeard | None:
+        async def serve() -> LastHeard | None:
+            return self._service().last_heard(broker, incarnation)
+
+        return await self._call("last heard", serve)
 
     async def close(self) -> None:
         """Nothing is held here."""

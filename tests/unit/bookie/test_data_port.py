@@ -7,15 +7,22 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.bookies import IDENTITY, INCARNATION, KEY, Bookie, add, envelope, running_bookie
+from fakes.bookies import IDENTITY, INCARNATION, KEY, OTHER, Bookie, add, envelope, running_bookie
 from fakes.data_port import ask, connect, read, reads, served
 from support import settle
 
 from magnetar.bookie.contract import ReadRequest
 from magnetar.bookie.ledger.connection import IDLE_READS_MAX, READS_MAX, RemoteBookiePeer
+from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.metadata.model import BookieId, Member
 from magnetar.protos import bookie_pb2 as pb
-from magnetar.protos.envelope import ENTRY_BYTES_MAX, BookieCode, ReadAnswer, decode_read_answers
+from magnetar.protos.envelope import (
+    BEAT,
+    ENTRY_BYTES_MAX,
+    BookieCode,
+    ReadAnswer,
+    decode_read_answers,
+)
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.tcp_frames import connect_frames
 
@@ -127,7 +134,7 @@ async def test_an_undecodable_request_is_refused_and_the_connection_continues() 
         assert await ask(stream, request) == [(0, BookieCode.NO_SUCH_LEDGER, b"")]
 
 
-@pytest.mark.parametrize("first", [b"\x00", b"\x03", b"\x01\x01", b"GET / HTTP/1.1\r\n"])
+@pytest.mark.parametrize("first", [b"\x00", b"\x04", b"\x01\x01", b"GET / HTTP/1.1\r\n"])
 async def test_a_connection_without_a_known_purpose_is_ended_by_name(first: bytes) -> None:
     async with bookie_on_ports() as (_, address):
         stream = await connect_frames(address.data)
@@ -256,3 +263,38 @@ async def test_acks_do_not_wait_behind_a_read_that_is_not_taken() -> None:
             await writer.send([add(1, 20)])
             assert await writer.receive()
             await writer.close()
+
+
+async def test_a_presence_is_heard_until_its_last_beat() -> None:
+    async with bookie_on_ports() as (_, address):
+        peer = RemoteBookiePeer(MEMBER, address)
+        assert await peer.last_heard("broker", OTHER) is None
+        stream = await peer.open_presence("broker", OTHER)
+        await asyncio.sleep(0.3)
+        before = await peer.last_heard("broker", OTHER)
+        await stream.send([BEAT])
+        assert await stream.receive() == BEAT
+        after = await peer.last_heard("broker", OTHER)
+        assert before is not None
+        assert after is not None
+        assert after.heard_s < 0.3 <= before.heard_s + 0.001
+        assert after.listening_s >= 0.3
+        assert await peer.last_heard("broker", INCARNATION) is None
+        await peer.close()
+
+
+async def test_another_incarnation_of_the_bookie_does_not_testify() -> None:
+    async with bookie_on_ports() as (_, address):
+        await RemoteBookiePeer(MEMBER, address).open_presence("broker", OTHER)
+        peer = RemoteBookiePeer(Member(MEMBER.bookie, OTHER), address)
+        with pytest.raises(BookieUnavailable, match="WRONG_INCARNATION"):
+            await peer.last_heard("broker", OTHER)
+        await peer.close()
+
+
+async def test_something_other_than_a_beat_ends_a_presence() -> None:
+    async with bookie_on_ports() as (_, address):
+        stream = await RemoteBookiePeer(MEMBER, address).open_presence("broker", OTHER)
+        await stream.send([b"\1\1"])
+        with pytest.raises(StreamClosed, match="not a beat"):
+            await stream.receive()

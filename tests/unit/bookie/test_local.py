@@ -47,3 +47,12 @@ async def test_a_bookie_that_stops_refuses_the_stream() -> None:
         with pytest.raises(BookieUnavailable) as refused:
             await peer.open_write("broker")
         assert refused.value.code is BookieCode.STOPPING
+
+
+async def test_it_hears_the_broker() -> None:
+    async with running_bookie() as bookie, asyncio.TaskGroup() as group:
+        peer: BookiePeer = LocalBookiePeer(MEMBER, bookie.service, group=group)
+        assert await peer.last_heard("broker", "a" * 32) is None
+        await peer.open_presence("broker", "a" * 32)
+        assert await peer.last_heard("broker", "a" * 32) is not None
+        await peer.close()

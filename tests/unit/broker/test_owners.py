@@ -8,12 +8,15 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from fakes.witnesses import FakeWitnesses
 from support import settle, wait_until
 
+from magnetar.bookie.contract import LastHeard
 from magnetar.broker.errors import BundleUnavailable
-from magnetar.broker.ownership import owners as module
+from magnetar.broker.ownership import liveness as module
 from magnetar.broker.ownership.brokers import BrokerDirectory
 from magnetar.broker.ownership.bundle import Bundle, bundle_in, by_preference
+from magnetar.broker.ownership.liveness import Liveness
 from magnetar.broker.ownership.owners import Owners
 from magnetar.metadata import codec, paths
 from magnetar.metadata.errors import Unavailable
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.real_loop
 
 INCARNATION = "0" * 31
+SILENT = LastHeard(heard_s=module.SILENCE_S, listening_s=60.0)
+HEARD = LastHeard(heard_s=0.1, listening_s=60.0)
 
 
 class Peer:
@@ -38,12 +43,25 @@ class Peer:
         self.tree = tree
         self.store = MemoryStore(tree)
         self.me = BrokerRegistration(
-            BrokerId(f"b{number}"), f"{INCARNATION}{number}", f"grpc://127.0.0.1:{port}", "", ""
+            BrokerId(f"b{number}"),
+            f"{INCARNATION}{number}",
+            f"grpc://127.0.0.1:{port}",
+            f"pulsar://127.0.0.1:{port}",
+            "",
         )
         self.lost: list[Bundle] = []
+        self.connections = 0  # to its port
+        self.is_silent = False  # its port accepts connections and answers nothing
         self.close_port: Callable[[], None]
         self.directory = BrokerDirectory(self.store)
-        self.owners = Owners(self.store, self.directory, self.me, on_lost=self._on_lost)
+        self.witnesses = FakeWitnesses()
+        self.owners = Owners(
+            self.store,
+            self.directory,
+            self.me,
+            liveness=Liveness(self.witnesses),
+            on_lost=self._on_lost,
+        )
 
     async def register(self) -> None:
         path = paths.broker_available(self.me.broker)
@@ -57,10 +75,17 @@ class Peer:
 async def brokers(count: int) -> AsyncIterator[list[Peer]]:
     tree = MemoryTree()
 
-    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
+    async def accept(number: int, writer: asyncio.StreamWriter) -> None:
+        peers[number].connections += 1
+        if not peers[number].is_silent:
+            writer.close()
 
-    servers = [await asyncio.start_server(accept, "127.0.0.1", 0) for _ in range(count)]
+    servers = [
+        await asyncio.start_server(
+            lambda _, writer, number=number: accept(number, writer), "127.0.0.1", 0
+        )
+        for number in range(count)
+    ]
     peers = [
         Peer(tree, number, server.sockets[0].getsockname()[1])
         for number, server in enumerate(servers)
@@ -177,6 +202,70 @@ async def test_the_bundle_of_a_broker_whose_port_refuses_is_taken() -> None:
         assert located.broker == peers[0].me
         waited = asyncio.get_running_loop().time() - started
         assert waited >= (module.REFUSALS - 1) * module.REFUSAL_PAUSE_S
+
+
+async def test_the_bundle_of_a_silent_broker_that_no_bookie_hears_is_taken() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[1], peers)
+        await peers[1].owners.locate(bundle_of(name), authoritative=False)
+        peers[1].is_silent = True
+        peers[0].witnesses.answers = [SILENT, SILENT, None]
+        located = await peers[0].owners.locate(bundle_of(name), authoritative=False)
+        assert located.serves
+        assert located.broker == peers[0].me
+        assert set(peers[0].witnesses.asked) == {(peers[1].me.broker, peers[1].me.incarnation)}
+        await wait_until(lambda: peers[1].lost == [bundle_of(name)])
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param([SILENT, SILENT, HEARD], id="one bookie hears it"),
+        pytest.param([SILENT, None, None], id="too few bookies answer"),
+        pytest.param([], id="no bookie is registered"),
+    ],
+)
+async def test_a_silent_broker_keeps_its_bundle_if(answers: list[LastHeard | None]) -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[1], peers)
+        await peers[1].owners.locate(bundle_of(name), authoritative=False)
+        peers[1].is_silent = True
+        peers[0].witnesses.answers = answers
+        located = await peers[0].owners.locate(bundle_of(name), authoritative=False)
+        assert located.serves
+        assert located.broker == peers[1].me
+
+
+async def test_a_broker_that_answers_keeps_its_bundle_although_no_bookie_hears_it() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[1], peers)
+        await peers[1].owners.locate(bundle_of(name), authoritative=False)
+        peers[0].witnesses.answers = [SILENT, SILENT, SILENT]
+        located = await peers[0].owners.locate(bundle_of(name), authoritative=False)
+        assert located.broker == peers[1].me
+        assert peers[0].witnesses.asked == []
+
+
+async def test_a_free_bundle_does_not_go_to_a_silent_broker() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[1], peers)
+        peers[1].is_silent = True
+        located = await peers[0].owners.locate(bundle_of(name), authoritative=False)
+        assert located.serves
+        assert located.broker == peers[0].me
+
+
+async def test_a_thousand_lookups_at_one_time_share_one_ping_and_one_question() -> None:
+    async with brokers(2) as peers:
+        name = topic_of(peers[1], peers)
+        await peers[1].owners.locate(bundle_of(name), authoritative=False)
+        peers[1].is_silent, peers[1].connections = True, 0
+        peers[0].witnesses.answers = [HEARD, HEARD, HEARD]
+        async with asyncio.TaskGroup() as group:
+            for _ in range(1_000):
+                group.create_task(peers[0].owners.locate(bundle_of(name), authoritative=False))
+        assert peers[1].connections == 1
+        assert len(peers[0].witnesses.asked) == 1
 
 
 async def test_the_former_owner_learns_that_its_bundle_was_taken() -> None:
@@ -343,7 +432,13 @@ async def test_what_is_taken_while_the_stop_begins_is_not_served() -> None:
 
     async with brokers(1) as peers:
         name, store = TopicName.parse("t"), SlowStore(peers[0].tree)
-        owners = Owners(store, peers[0].directory, peers[0].me, on_lost=peers[0]._on_lost)
+        owners = Owners(
+            store,
+            peers[0].directory,
+            peers[0].me,
+            liveness=Liveness(FakeWitnesses()),
+            on_lost=peers[0]._on_lost,
+        )
         async with asyncio.TaskGroup() as group:
             asked = group.create_task(_refusal(owners, name))
             await store.changed.wait()
@@ -411,7 +506,13 @@ async def test_a_change_just_before_the_watch_is_noticed() -> None:
         async def on_lost(bundle: Bundle) -> None:
             lost.append(bundle)
 
-        owners = Owners(store, BrokerDirectory(store), peers[0].me, on_lost=on_lost)
+        owners = Owners(
+            store,
+            BrokerDirectory(store),
+            peers[0].me,
+            liveness=Liveness(FakeWitnesses()),
+            on_lost=on_lost,
+        )
         async with asyncio.TaskGroup() as group:
             task = group.create_task(owners.run())
             await owners.locate(bundle_of(name), authoritative=True)

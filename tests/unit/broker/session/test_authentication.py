@@ -140,7 +140,6 @@ def test_a_wrong_answer_to_a_challenge_is_refused_and_closed() -> None:
     "early",
     [
         pb.CommandConnect(client_version="again"),
-        pb.CommandPing(),
         pb.CommandLookupTopic(topic="t", request_id=1),
         pb.CommandProducer(topic="t", producer_id=1, request_id=1),
         pb.CommandFlow(consumer_id=1, messagePermits=1),

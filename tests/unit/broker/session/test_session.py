@@ -83,13 +83,21 @@ def test_connect_is_answered_with_the_smaller_version() -> None:
 
 @pytest.mark.parametrize(
     "first",
-    [pb.CommandPing(), pb.CommandFlow(consumer_id=1, messagePermits=1)],
-    ids=["ping", "flow"],
+    [pb.CommandPong(), pb.CommandFlow(consumer_id=1, messagePermits=1)],
+    ids=["pong", "flow"],
 )
 def test_nothing_is_accepted_before_connect(first: object) -> None:
     [action] = new_session().on_command(command(first), 0.0)
     assert isinstance(action, Close)
     assert "CONNECT" in action.reason
+
+
+def test_a_ping_is_answered_before_connect() -> None:
+    """Other brokers ask in this way whether this one lives."""
+    session = new_session()
+    assert session.on_command(command(pb.CommandPing()), 0.0) == [Send(reply.PONG)]
+    assert not session.connected
+    session.check()
 
 
 def test_a_second_connect_ends_the_connection() -> None:

@@ -1,0 +1,130 @@
+"""Presence: a broker tells every listed bookie that it is there, and asks them about other brokers.
+
+A broker beats each BEAT_S on a connection of its own to each bookie. A beat that is not answered
+within ANSWER_S ends the connection, and the broker makes a new one: after a partition, TCP would
+wait much longer before it tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from magnetar.bookie.contract import BEAT_S
+from magnetar.bookie.ledger.errors import BookieUnavailable
+from magnetar.protos.envelope import BEAT, FrameDamaged, check_beat
+from magnetar.runtime.errors import StreamClosed
+from magnetar.runtime.log import get_logger
+from magnetar.runtime.supervise import Backoff
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from magnetar.bookie.contract import LastHeard
+    from magnetar.bookie.ledger.bookie_registry import BookieRegistry
+    from magnetar.bookie.ledger.pool import PeerPool
+    from magnetar.metadata.model import Member
+    from magnetar.runtime.frames import FrameStream
+
+log = get_logger(__name__)
+
+ANSWER_S: Final = 2.0
+"""For a bookie's answer to a beat, and for a connection to it. A bookie's loop is never busy for so
+long."""
+
+ASK_S: Final = 0.25
+"""For a bookie's answer about another broker, including a new connection. Without an answer the
+bookie does not count: a lookup waits for this."""
+
+RETRY_S_FIRST: Final = 0.1
+RETRY_S_MAX: Final = 1.0
+
+
+class Presence:
+    """`run` must be running, or this broker is not heard. It stops being heard when its event loop
+    stands still."""
+
+    def __init__(
+        self,
+        directory: BookieRegistry,
+        peers: PeerPool,
+        *,
+        broker: str,
+        incarnation: str,
+        random: Random,
+    ) -> None:
+        self._directory = directory
+        self._peers = peers
+        self._broker = broker
+        self._incarnation = incarnation
+        self._backoff = Backoff(RETRY_S_FIRST, RETRY_S_MAX, random)
+        self._attended: set[Member] = set()  # each has a task
+
+    async def run(self) -> None:
+        """Beat to all listed bookies until cancelled."""
+        self._attended.clear()
+        changed = asyncio.Event()
+        unwatch = self._directory.watch(changed.set)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    for member in self._directory.listed:
+                        if member not in self._attended:
+                            self._attended.add(member)
+                            group.create_task(self._attend(member))
+                    await changed.wait()
+                    changed.clear()
+        finally:
+            unwatch()
+
+    async def ask(self, broker: str, incarnation: str) -> list[LastHeard | None]:
+        """Ask every listed bookie when it last heard that broker. None: no answer within ASK_S, or
+        the bookie cannot tell."""
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(self._ask(member, broker, incarnation))
+                for member in self._directory.listed
+            ]
+        return [task.result() for task in asked]
+
+    async def _ask(self, member: Member, broker: str, incarnation: str) -> LastHeard | None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                return await self._peers.peer(member).last_heard(broker, incarnation)
+        except (BookieUnavailable, StreamClosed, TimeoutError) as error:
+            log.info("bookie does not testify", bookie=member.bookie, error=repr(error))
+            return None
+
+    async def _attend(self, member: Member) -> None:
+        """Beat to one bookie as long as it is listed."""
+        delays = self._backoff.delays()
+        try:
+            while member in self._directory.listed:
+                stream = await self._open(member)
+                if stream is not None:
+                    delays = self._backoff.delays()
+                    await self._beat(stream, member)
+                await asyncio.sleep(next(delays))
+        finally:
+            self._attended.discard(member)
+
+    async def _open(self, member: Member) -> FrameStream | None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                peer = self._peers.peer(member)
+                return await peer.open_presence(self._broker, self._incarnation)
+        except (BookieUnavailable, StreamClosed, FrameDamaged, TimeoutError) as error:
+            log.info("bookie does not hear this broker", bookie=member.bookie, error=repr(error))
+            return None
+
+    async def _beat(self, stream: FrameStream, member: Member) -> None:
+        try:
+            while member in self._directory.listed:
+                await asyncio.sleep(BEAT_S)
+                async with asyncio.timeout(ANSWER_S):
+                    await stream.send([BEAT])
+                    check_beat(await stream.receive())
+        except (StreamClosed, FrameDamaged, TimeoutError) as error:
+            log.info("presence lost", bookie=member.bookie, error=repr(error))
+        finally:
+            await stream.close()

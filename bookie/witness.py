@@ -1,0 +1,62 @@
+"""What a bookie knows of the presence of brokers.
+
+Each broker sends a beat every BEAT_S to every bookie. A broker that stands still, or that no bookie
+hears, cannot append: other brokers ask the bookies about an owner that does not answer them
+(broker/ownership/liveness.py).
+
+A bookie may stand still or be cut off itself. If it has heard no broker at all for DEAF_S, it does
+not testify about the time before. It knows nothing about a broker that it never heard.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from magnetar.bookie.contract import BEAT_S, LastHeard
+
+BROKERS_MAX: Final = 1_000
+"""Runs of brokers that a bookie remembers. Beyond it forgets the one that has been silent longest,
+and then cannot tell."""
+
+DEAF_S: Final = 2.5 * BEAT_S
+"""Two missed beats of every broker. The broker that asks beats as well: a sound bookie hears it."""
+
+
+class Witness:
+    """A machine. `now` is the loop's time in seconds.
+
+    1. At most BROKERS_MAX runs of brokers are remembered, in the order of their last beats.
+    """
+
+    def __init__(self) -> None:
+        self._heard: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._last_beat: float | None = None  # of any broker; None: none yet
+        self._listening_since = 0.0  # means nothing before the first beat
+
+    def on_beat(self, broker: str, incarnation: str, now: float) -> None:
+        """A broker was heard."""
+        if self._is_deaf(now):
+            self._listening_since = now
+        self._last_beat = now
+        key = broker, incarnation
+        self._heard[key] = now
+        self._heard.move_to_end(key)
+        if len(self._heard) > BROKERS_MAX:
+            self._heard.popitem(last=False)
+
+    def last_heard(self, broker: str, incarnation: str, now: float) -> LastHeard | None:
+        """None: the bookie cannot tell."""
+        heard_at = self._heard.get((broker, incarnation))
+        if heard_at is None:
+            return None
+        listening_s = 0.0 if self._is_deaf(now) else now - self._listening_since
+        return LastHeard(heard_s=now - heard_at, listening_s=listening_s)
+
+    def check(self) -> None:
+        assert len(self._heard) <= BROKERS_MAX
+        times = list(self._heard.values())
+        assert times == sorted(times)
+
+    def _is_deaf(self, now: float) -> bool:
+        return self._last_beat is None or now - self._last_beat > DEAF_S

@@ -1,0 +1,229 @@
+"""Whether a broker that owns a bundle is gone, although it is registered.
+
+Its port is asked first, with a PING, which a broker answers before a CONNECT. There are three
+outcomes. The port answers: the broker lives. The port refuses several connections in a row: no
+process listens there, and the registration only waits for its session to expire. The port is
+silent: the process may be stopped, or it is cut off from this broker. Then the bookies decide,
+which hear a beat of every broker each BEAT_S (bookie/witness.py):
+
+- One of them has heard it just now: it lives. This broker alone is cut off from it.
+- Most of the registered bookies answer, and none has heard it for `silence_s`: it is gone. It can
+  neither append nor acknowledge, whatever the reason.
+- Most of them answer, and the silence is shorter: ask again, for `silence_s` at most.
+- Anything else is unknown, and counts as alive. Its registration will expire.
+
+A wrong guess is harmless: the topic record's epoch and the fencing at the bookies stop the broker
+that was replaced. It costs the clients a reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from magnetar.bookie.contract import BEAT_S
+from magnetar.protos import framing
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.runtime.log import get_logger
+from magnetar.runtime.tcp_frames import HANDLE_ERRORS
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from magnetar.bookie.contract import LastHeard
+    from magnetar.metadata.model import BrokerId, BrokerRegistration
+
+SILENCE_S: Final = 2.0
+"""Four beats. A broker's loop is never busy for so long; an overloaded machine may be. A client
+that hears nothing for 2 s asks another broker, and would have to wait for a longer silence."""
+
+REFUSALS: Final = 3  # in a row, before an owner counts as dead
+REFUSAL_PAUSE_S: Final = 0.1  # between refusals: a broker may be restarting its listener
+PING_S: Final = 0.25
+"""For the answer to a PING, and for the connection. A broker that is only busy answers later; then
+the bookies say that it lives."""
+
+ANSWER_FRESH_S: Final = 1.0  # a port that has answered is not asked again for this long
+SILENCE_FRESH_S: Final = 0.25  # nor one that was silent
+REFUSAL_FRESH_S: Final = 0.5  # nor one that refused
+ALIVE_FRESH_S: Final = 0.5  # nor are the bookies, when the broker lives
+GONE_FRESH_S: Final = 1.0  # nor when it is gone: a dead owner has many bundles
+JUST_NOW_S: Final = 1.5 * BEAT_S
+ASK_AGAIN_S: Final = 0.25
+
+_PING: Final = framing.encode_command(pb.CommandPing())
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+
+class Witnesses(Protocol):
+    """The bookies (bookie/ledger/presence.py)."""
+
+    async def ask(self, broker: str, incarnation: str) -> Sequence[LastHeard | None]:
+        """When each registered bookie last heard the broker; None: it cannot tell."""
+
+
+class Finding(Enum):
+    """What the bookies know of a broker."""
+
+    HEARD = "a bookie has heard it just now"
+    SILENT = "most bookies answer, and none has heard it for the named time"
+    WAIT = "most bookies answer, and none has heard it just now"
+    UNKNOWN = "too few bookies can tell"
+
+
+def judge(answers: Sequence[LastHeard | None], silence_s: float) -> tuple[Finding, float]:
+    """Return what the answers of the registered bookies mean, and for how long the broker has been
+    silent at least. Pure."""
+    told = [answer for answer in answers if answer is not None]
+    if any(answer.heard_s < JUST_NOW_S for answer in told):
+        return Finding.HEARD, 0.0
+    if 2 * len(told) <= len(answers):
+        return Finding.UNKNOWN, 0.0
+    silent_s = min(answer.silent_s for answer in told)
+    return (Finding.SILENT if silent_s >= silence_s else Finding.WAIT), silent_s
+
+
+class Port(Enum):
+    """What a broker's port does."""
+
+    ANSWERS = "answers"
+    REFUSES = "refuses connections"
+    SILENT = "does not answer"
+
+
+class Liveness:
+    """What this broker knows of others. Lookups at one time share what they ask."""
+
+    def __init__(self, witnesses: Witnesses, *, silence_s: float = SILENCE_S) -> None:
+        """`silence_s` 0: a silent broker counts as alive until its registration expires."""
+        self._witnesses = witnesses
+        self._silence_s = silence_s
+        self._ports = _Shared(_look_at_port)
+        self._silences = _Shared(self._look_into_silence)
+
+    async def responds(self, broker: BrokerRegistration) -> bool:
+        """Whether its port answers now: a good owner for a free bundle."""
+        if self._silences.known(broker):  # it is gone: no other PING delays the takeover
+            return False
+        return await self._ports.get(broker) is Port.ANSWERS
+
+    async def is_gone(self, broker: BrokerRegistration) -> bool:
+        """Whether its bundles may be taken. False when that is not known. A call takes at most
+        `silence_s` and a second."""
+        match await self._ports.get(broker):
+            case Port.ANSWERS:
+                return False
+            case Port.REFUSES:
+                return True
+            case Port.SILENT:
+                return self._silence_s > 0 and await self._silences.get(broker)
+
+    async def _look_into_silence(self, broker: BrokerRegistration) -> tuple[bool, float]:
+        """Whether it is gone, and for how long that is good."""
+        loop = asyncio.get_running_loop()
+        end_at = loop.time() + self._silence_s
+        while True:
+            answers = await self._witnesses.ask(broker.broker, broker.incarnation)
+            finding, silent_s = judge(answers, self._silence_s)
+            if finding is Finding.SILENT:
+                log.warning(
+                    "a broker is silent",
+                    broker=broker.broker,
+                    silent_s=round(silent_s, 2),
+                    bookies=len(answers),
+                )
+                return True, GONE_FRESH_S
+            if finding is not Finding.WAIT or loop.time() >= end_at:
+                log.info("a broker's port is silent", broker=broker.broker, known=finding.value)
+                return False, ALIVE_FRESH_S
+            await asyncio.sleep(min(self._silence_s - silent_s, ASK_AGAIN_S))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known(Generic[T]):
+    incarnation: str
+    answer: T
+    until: float
+
+
+class _Shared(Generic[T]):
+    """Asks once for all callers, and keeps the answer for as long as it is good.
+
+    The first caller asks; the others wait for it. If the first caller is cancelled, another one
+    asks. It keeps one answer for each broker, and drops those that are no longer good.
+    """
+
+    def __init__(self, ask: Callable[[BrokerRegistration], Awaitable[tuple[T, float]]]) -> None:
+        self._ask = ask
+        self._known: dict[BrokerId, _Known[T]] = {}
+        self._asking: dict[tuple[BrokerId, str], asyncio.Event] = {}
+
+    def known(self, broker: BrokerRegistration) -> T | None:
+        """The answer that is kept; None: there is none that is still good."""
+        known = self._known.get(broker.broker)
+        if known is None or known.incarnation != broker.incarnation:
+            return None
+        return known.answer if asyncio.get_running_loop().time() < known.until else None
+
+    async def get(self, broker: BrokerRegistration) -> T:
+        now, key = asyncio.get_running_loop().time, (broker.broker, broker.incarnation)
+        while True:
+            known = self.known(broker)
+            if known is not None:
+                return known
+            asking = self._asking.get(key)
+            if asking is None:
+                break
+            await asking.wait()
+        self._asking[key] = asyncio.Event()
+        try:
+            answer, fresh_s = await self._ask(broker)
+            self._known = {id_: it for id_, it in self._known.items() if it.until > now()}
+            self._known[broker.broker] = _Known(broker.incarnation, answer, now() + fresh_s)
+            return answer
+        finally:
+            self._asking.pop(key).set()
+
+
+async def _look_at_port(broker: BrokerRegistration) -> tuple[Port, float]:
+    for attempt in range(REFUSALS):
+        if attempt:
+            await asyncio.sleep(REFUSAL_PAUSE_S)
+        port = await _ping(broker)
+        if port is not Port.REFUSES:
+            return port, ANSWER_FRESH_S if port is Port.ANSWERS else SILENCE_FRESH_S
+    log.warning("a broker's port refuses connections", broker=broker.broker)
+    return Port.REFUSES, REFUSAL_FRESH_S
+
+
+async def _ping(broker: BrokerRegistration) -> Port:
+    """An end of the connection is an answer, too: only a process that runs ends one."""
+    has_pulsar = bool(broker.pulsar_url)
+    address = urlsplit(broker.pulsar_url if has_pulsar else broker.grpc_url)
+    assert address.hostname is not None
+    assert address.port is not None
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(PING_S):
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            if has_pulsar:
+                writer.write(_PING)
+                await reader.read(1)
+    except ConnectionRefusedError:
+        return Port.REFUSES
+    except ConnectionResetError:
+        return Port.ANSWERS
+    except (TimeoutError, *HANDLE_ERRORS):
+        return Port.SILENT
+    finally:
+        if writer is not None:
+            with suppress(*HANDLE_ERRORS):
+                writer.transport.abort()
+    return Port.ANSWERS

@@ -66,8 +66,10 @@ def _fetch(url: str, path: str) -> list[str]:
         connection.close()
     if reply.status == HTTPStatus.TEMPORARY_REDIRECT:
         return []  # the bundle has moved meanwhile, so that its topics are closed
-    if reply.status != HTTPStatus.OK or len(body) > LIST_BYTES_MAX:
+    if reply.status != HTTPStatus.OK:
         raise NotForwarded(url, "GET", path, f"was answered with status {reply.status}")
+    if len(body) > LIST_BYTES_MAX:
+        raise NotForwarded(url, "GET", path, f"was answered with more than {LIST_BYTES_MAX} bytes")
     names: list[str] = json.loads(body)
     return names
 

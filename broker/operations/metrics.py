@@ -86,7 +86,7 @@ class _Figures:
     subscriptions: list[tuple[str, tuple[float, ...]]]  # in the order of `_SUBSCRIPTION_GAUGES`
     backlog_age_s: int
     dropped: int | None  # None: a persistent topic drops nothing
-    drops: list[tuple[str, float, int]]  # name of a subscription, rate and number
+    drops: list[tuple[str, float]]  # name of a subscription, and rate
 
 
 class BrokerMetrics(Collector):
@@ -206,7 +206,7 @@ class BrokerMetrics(Collector):
         rows = [
             ((each.namespace, each.topic, name), (rate,))
             for each in figures
-            for name, rate, _ in each.drops
+            for name, rate in each.drops
         ]
         names = (("msg_drop_rate", "Messages dropped per second."),)
         subscription = ("namespace", "topic", "subscription")
@@ -292,10 +292,7 @@ def _live_figures_of(topic: NonPersistentTopic, now: float) -> _Figures:
         [(name, (0, 0, each.messages, each.bytes, 0, 0, 0)) for name, each in rates.items()],
         -1,
         topic.dropped_total,
-        [
-            (name, each.dropped.rates(now).messages, each.dropped.messages)
-            for name, each in topic.subscriptions.items()
-        ],
+        [(name, each.dropped.rates(now).messages) for name, each in topic.subscriptions.items()],
     )
 
 

@@ -48,7 +48,6 @@ ROUTERS: Final = (
     non_persistent_router,
     ledgers_router,
     tenants_router,
-    namespaces_router,
     policies_router,
     unload_router,
     lookup_router,
@@ -98,6 +97,7 @@ def admin_api(
     calls = calls or PartitionCalls()
     for domain in Domain:
         api.include_router(partitions_router(broker, domain, calls))
+    api.include_router(namespaces_router(broker, calls))
     for router in ROUTERS:
         api.include_router(router(broker))
     api.include_router(cluster_router(broker, settings or {}))

@@ -1,5 +1,6 @@
 """Tenants and namespaces over HTTP."""
 
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Body, Query
 from magnetar.broker.admin.forwarding import forward, open_elsewhere
 from magnetar.broker.admin.topics import REFUSALS
 from magnetar.broker.errors import TopicNotFound
-from magnetar.broker.operations import namespaces, topics
+from magnetar.broker.operations import namespaces, partitions, topics
 from magnetar.broker.operations.arguments import namespace_name, tenant_name
 from magnetar.broker.operations.errors import ServedElsewhere
 from magnetar.broker.operations.model import Refusal
@@ -22,10 +23,12 @@ from magnetar.broker.operations.namespace_model import (
 )
 from magnetar.broker.operations.namespaces import TopicMode
 from magnetar.metadata.policies import TenantRecord
-from magnetar.protos.names import TopicName
+from magnetar.protos.names import Domain, TopicName
 
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
+    from magnetar.broker.operations.partitions import Ask
+    from magnetar.protos.names import NamespaceName
 
 _CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
     409: {"model": Refusal, "description": "It exists already, or it is not empty."}
@@ -68,7 +71,7 @@ def tenants_router(broker: "Broker") -> APIRouter:
     return router
 
 
-def namespaces_router(broker: "Broker") -> APIRouter:
+def namespaces_router(broker: "Broker", ask: "Ask") -> APIRouter:
     """`/admin/v2/namespaces`; the policies of a namespace are in `policies.py`."""
     router = APIRouter(prefix="/admin/v2/namespaces", tags=["namespaces"], responses=REFUSALS)
 
@@ -92,12 +95,12 @@ def namespaces_router(broker: "Broker") -> APIRouter:
 
     @router.delete("/{tenant}/{namespace}", status_code=HTTPStatus.NO_CONTENT, responses=_CONFLICT)
     async def delete_namespace(tenant: str, namespace: str, force: _Force = False) -> None:
-        """Delete a namespace without topics; `force`: with its topics."""
+        """Delete a namespace without topics; `force`: with its topics. After a failure the same
+        request again goes on."""
         name = namespace_name(tenant, namespace)
         namespaces.require_deletable(name)
         if force:
-            for topic in await namespaces.list_topics(broker, name, TopicMode.PERSISTENT):
-                await _delete_topic(broker, TopicName.parse(topic))
+            await _delete_topics(broker, name, ask)
         await namespaces.delete_namespace(broker, name)
 
     @router.get("/{tenant}/{namespace}/bundles")
@@ -120,10 +123,24 @@ def namespaces_router(broker: "Broker") -> APIRouter:
     return router
 
 
+async def _delete_topics(broker: "Broker", name: "NamespaceName", ask: "Ask") -> None:
+    """Partitioned topics first: once they are marked, clients cannot create their partitions."""
+    for domain in Domain:
+        for partitioned in await broker.catalog.partitioned.names(name, domain):
+            with suppress(TopicNotFound):  # it was deleted meanwhile
+                await partitions.delete_partitioned_topic(broker, partitioned, ask, force=True)
+    found = await namespaces.list_topics(broker, name, TopicMode.ALL)
+    for topic in (*found, *await open_elsewhere(broker, name)):
+        await _delete_topic(broker, TopicName.parse(topic))
+
+
 async def _delete_topic(broker: "Broker", name: TopicName) -> None:
     """Here, or by the broker that serves it."""
+    delete = topics.delete_topic
+    if name.domain is Domain.NON_PERSISTENT:
+        delete = topics.delete_non_persistent
     try:
-        await topics.delete_topic(broker, name, force=True)
+        await delete(broker, name, force=True)
     except TopicNotFound:  # it was deleted meanwhile
         pass
     except ServedElsewhere as error:

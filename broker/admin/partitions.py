@@ -251,7 +251,7 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
                 answer = _refusal(Refusal(reason=reason, error=IsPartitioned.__name__), 405)
             else:
                 names = [name.with_partition(index) for index in range(record.partitions)]
-                if rest == "/unload":
+                if (method, rest) == ("PUT", "/unload"):
                     names = await broker.perhaps_open(names)
                 query = scope["query_string"]
                 answers = await _send_all(calls, method, names, rest, query, body)

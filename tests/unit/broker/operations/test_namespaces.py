@@ -9,6 +9,7 @@ import pytest
 from fakes.admin import admin_of
 from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
+from fakes.wire import wire_to
 
 if TYPE_CHECKING:
     import httpx
@@ -82,6 +83,23 @@ async def test_a_namespace_from_creation_to_deletion() -> None:
         assert kind_of(await admin.delete(one, params={"force": "true"})) == (204, "")
         assert (await admin.get("namespaces/acme")).json() == []
         assert kind_of(await admin.delete("tenants/acme")) == (204, "")
+
+
+async def test_force_deletes_a_namespace_with_topics_of_all_kinds() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        wire_to(broker, "pulsar") as client,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        one = "namespaces/public/other"
+        await admin.put(one)
+        for domain in ("persistent", "non-persistent"):
+            await admin.put(f"{domain}/public/other/t")
+            await admin.put(f"{domain}/public/other/p/partitions", json=2)
+        await client.produce("persistent://public/other/p-partition-1")
+        assert kind_of(await admin.delete(one, params={"force": "true"})) == (204, "")
+        assert kind_of(await admin.get(one)) == (404, "NamespaceNotFound")
+        assert broker.broker.served == []
 
 
 async def test_an_empty_namespace_is_deleted_and_made_anew_without_its_policies() -> None:

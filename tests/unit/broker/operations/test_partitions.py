@@ -121,3 +121,12 @@ async def test_a_request_about_all_partitions_says_that_the_metadata_store_is_aw
         assert refused.status_code == 503
         assert refused.json()["error"] == "Unavailable"
         assert refused.json()["advice"] == "try again in a moment"
+
+
+@pytest.mark.real_loop
+async def test_a_wrong_method_is_refused_also_if_no_partition_is_open() -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
+        await admin.put(f"{T}/partitions", json=1)
+        assert (await admin.put(f"{T}/unload")).status_code == 204
+        assert (await admin.get(f"{T}/unload")).status_code == 405
+        assert (await admin.get(f"{T}/terminate")).status_code == 405

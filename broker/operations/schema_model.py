@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from magnetar.broker.schemas.schema import SCHEMA_BYTES_MAX
+from magnetar.broker.schemas.schema import PROPERTIES_MAX, SCHEMA_BYTES_MAX
 from magnetar.metadata.policies import SchemaCompatibility
 
 
@@ -21,6 +21,14 @@ class SchemaBody(BaseModel):
         max_length=SCHEMA_BYTES_MAX,
     )
     properties: dict[str, str] = {}
+
+    @field_validator("properties", mode="before")
+    @classmethod
+    def _few(cls, found: object) -> object:
+        """Before they are looked at one by one: 27,000 wrong ones would take 0.2 s."""
+        if isinstance(found, dict) and len(found) > PROPERTIES_MAX:
+            raise ValueError(f"there are {len(found)}; the limit is {PROPERTIES_MAX}")
+        return found
 
 
 class StoredSchema(BaseModel):

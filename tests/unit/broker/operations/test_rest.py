@@ -13,7 +13,7 @@ from fakes.namespaces import create_namespaces
 from fakes.wire import wire_to
 from fastapi import FastAPI
 
-from magnetar.broker.admin.app import BODY_BYTES_MAX, bounded
+from magnetar.broker.admin.app import BODY_BYTES_MAX, SCHEMA_BODY_BYTES_MAX, bounded
 
 pytestmark = pytest.mark.real_loop
 
@@ -171,16 +171,20 @@ async def test_a_body_of_another_type_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"),
+    ("path", "headers", "status"),
     [
-        ({"content-length": str(BODY_BYTES_MAX + 1)}, 413),
-        ({"content-length": "x"}, 413),
-        ({"transfer-encoding": "chunked"}, 411),
+        (f"persistent/{S}/resetcursor", {"content-length": str(BODY_BYTES_MAX + 1)}, 413),
+        (f"persistent/{S}/resetcursor", {"content-length": "x"}, 413),
+        (f"persistent/{S}/resetcursor", {"transfer-encoding": "chunked"}, 411),
+        (f"schemas/{T}/schema", {"content-length": str(BODY_BYTES_MAX + 1)}, 400),
+        (f"schemas/{T}/schema", {"content-length": str(SCHEMA_BODY_BYTES_MAX + 1)}, 413),
     ],
 )
-async def test_a_large_body_is_refused_unread(headers: dict[str, str], status: int) -> None:
-    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
-        request = admin.build_request("POST", f"{S}/resetcursor", content=b"")
+async def test_a_large_body_is_refused_unread(
+    path: str, headers: dict[str, str], status: int
+) -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker, "/admin/v2") as admin:
+        request = admin.build_request("POST", path, content=b"")
         for name in ("content-length", "transfer-encoding"):
             request.headers.pop(name, None)
         request.headers.update(headers)

@@ -133,6 +133,7 @@ async def test_bad_bodies_are_refused_by_name() -> None:
         ({"type": "KEY_VALUE", "schema": r'{"key": "\ud800", "value": ""}'}, 422, "key and value"),
         ({"type": "AVRO", "schema": "\ud800"}, 400, "schema"),
         ({"type": "STRING", "properties": {"a": "\ud800"}}, 400, "properties"),
+        ({"type": "STRING", "properties": dict.fromkeys(map(str, range(257)), 1)}, 400, "257"),
         ({"type": "STRING", "properties": {"\ud800": "a"}}, 400, "properties"),
     ]
     async with running_broker(ClusterState()) as broker, admin_of(broker, "/admin/v2") as admin:

@@ -45,8 +45,9 @@ OURS = {
     "decode_failure_action",
     "encryption_keys",
     "interceptors",
+    "stops_at_refusal",  # of Spark's sink
 }
-"""What only Apache's other clients have."""
+"""What Apache's Python client does not have."""
 
 
 @pytest.mark.parametrize(

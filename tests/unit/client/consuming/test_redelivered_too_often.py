@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 from fakes.client_world import (
@@ -20,16 +19,15 @@ from fakes.client_world import (
 from support import settle
 
 from magnetar.client.consuming.letter_producer import LetterProducer
+from magnetar.client.consuming.letter_schemas import LetterSchemas
 from magnetar.client.consuming.subscriber import Subscriber
 from magnetar.client.errors import AlreadyClosed, ChecksumError
+from magnetar.client.message import Delivery, Message, MessageId
 from magnetar.client.options import ConsumerDecodeFailureAction, ConsumerType, ProducerOptions
 from magnetar.client.policies import ConsumerDeadLetterPolicy
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.errors import DecompressionError
-from magnetar.protos.message import OutgoingMessage
-
-if TYPE_CHECKING:
-    from magnetar.client.message import MessageId
+from magnetar.protos.message import OutgoingMessage, ReceivedMessage
 
 SHARED = ConsumerType.Shared
 DEAD = f"{TOPIC}-s-DLQ"
@@ -159,6 +157,9 @@ async def test_a_letter_producer_that_opens_after_its_end_is_closed() -> None:
         async def forward(self, _: object) -> MessageId:
             raise AssertionError("a letter was sent")
 
+        async def schema_version_of(self, _: object) -> bytes:
+            raise AssertionError("the letter has no schema")
+
         async def close(self) -> None: ...
 
         def shut_down(self, _: object) -> None:
@@ -173,8 +174,14 @@ async def test_a_letter_producer_that_opens_after_its_end_is_closed() -> None:
         await opened
         return sender
 
-    letters = LetterProducer("t", options, open_producer)
-    sending = loop.create_task(letters.send(OutgoingMessage(b"", -1)))
+    original = Message(
+        ReceivedMessage(b"", {}, None, False, None, 0, 0, False, -1),
+        MessageId(),
+        Delivery("t", -1, "p", 0, b"", 0, None, 0),
+    )
+    async with client_among() as (client, _):
+        letters = LetterProducer("t", options, open_producer, LetterSchemas(client.parts))
+    sending = loop.create_task(letters.send(OutgoingMessage(b"", -1), original))
     await settle()
     letters.shut_down(AlreadyClosed("x"))
     opened.set_result(None)

@@ -82,14 +82,13 @@ class Bookies(FakeWitnesses):
 def port(monkeypatch: pytest.MonkeyPatch) -> Callable[[Port], None]:
     """Sets what the owner's port does."""
 
-    def does(what: Port) -> None:
-        async def look(_: BrokerRegistration) -> tuple[Port, float]:
-            return what, 0.25
+    does = [Port.SILENT]
 
-        monkeypatch.setattr(module, "_look_at_port", look)
+    async def look(_: BrokerRegistration) -> tuple[Port, float]:
+        return does[-1], 0.25
 
-    does(Port.SILENT)
-    return does
+    monkeypatch.setattr(module, "_look_at_port", look)
+    return does.append
 
 
 async def test_a_silence_that_is_too_short_is_waited_for(port: object) -> None:

@@ -8,6 +8,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.client.schema import structure
+from magnetar.client.schema.avro_bounds import payload_check
 from magnetar.client.schema.schema import Schema, SchemaInfo, SchemaType
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class AvroSchema(Schema):
             schema_definition = structure.definition_of(record_cls)
         self._schema = schema_definition
         self._parsed = _parsed(schema_definition)
+        self._check = payload_check(self._parsed)
         super().__init__(record_cls, SchemaType.AVRO, schema_definition, "AVRO")
 
     def encode(self, obj: Any) -> bytes:
@@ -67,7 +69,7 @@ class AvroSchema(Schema):
         return structure.plain(d)
 
     def decode(self, data: bytes) -> Any:
-        return self._decoded(data, self._parsed)
+        return self._decoded(data, self._parsed, self._parsed, self._check)
 
     @property
     def needs_writer(self) -> bool:
@@ -77,20 +79,35 @@ class AvroSchema(Schema):
         if writer.schema_type() is not SchemaType.AVRO:
             found = writer.schema_type().name
             raise ValueError(f"the message was written with a schema of type {found}, not AVRO")
-        definition = json.loads(writer.schema())
-        # A record that only has another name is read all the same, as by Apache's client.
-        if isinstance(definition, dict) and isinstance(self._schema, dict):
-            definition = {**definition, "name": self._schema.get("name")}
-            definition.pop("namespace", None)
-            if "namespace" in self._schema:
-                definition["namespace"] = self._schema["namespace"]
-        parsed = _parsed(definition)
-        return lambda data: self._decoded(data, parsed)
-
-    def _decoded(self, data: bytes, writer: Any) -> Any:
         try:
-            found = fastavro.schemaless_reader(io.BytesIO(data), writer, self._parsed)
-        except (EOFError, *_REFUSALS, fastavro.read.SchemaResolutionError) as error:
+            parsed = _parsed(json.loads(writer.schema()))
+        except RecursionError:
+            raise ValueError("the writer's schema is nested too deep") from None
+        reader, check = self._reader_of(parsed), payload_check(parsed)
+        return lambda data: self._decoded(data, parsed, reader, check)
+
+    def _reader_of(self, writer: Any) -> Any:
+        """A record that only has another name is read all the same, as by Apache's client."""
+        if not (isinstance(writer, dict) and isinstance(self._schema, dict) and "name" in writer):
+            return self._parsed
+        if _last_part(writer["name"]) == _last_part(str(self._schema.get("name"))):
+            return self._parsed
+        aliases = [*self._schema.get("aliases", ()), writer["name"]]
+        return _parsed({**self._schema, "aliases": aliases})
+
+    def _decoded(
+        self, data: bytes, writer: Any, reader: Any, check: Callable[[bytes], None] | None
+    ) -> Any:
+        try:
+            if check is not None:
+                check(data)
+            found = fastavro.schemaless_reader(io.BytesIO(data), writer, reader)
+        except (
+            EOFError,
+            RecursionError,
+            *_REFUSALS,
+            fastavro.read.SchemaResolutionError,
+        ) as error:
             raise ValueError(f"the payload does not fit the Avro schema: {error!r}") from error
         if self._record_cls is None:
             return found
@@ -100,5 +117,15 @@ class AvroSchema(Schema):
 def _parsed(definition: Any) -> Any:
     try:
         return fastavro.parse_schema(definition)
-    except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, *_REFUSALS) as error:
+    except (
+        fastavro.schema.SchemaParseException,
+        fastavro.schema.UnknownType,
+        TypeError,
+        *_REFUSALS,
+    ) as error:
         raise ValueError(f"no valid Avro schema: {error!r}") from error
+
+
+def _last_part(name: str) -> str:
+    """Of a name with its namespace."""
+    return name.rpartition(".")[2]

@@ -188,7 +188,10 @@ class JsonSchema(Schema):
     def decode(self, data: bytes) -> Any:
         if structure.is_model(self._record_cls):
             return self._record_cls.model_validate_json(data)
-        tree = json.loads(data)
+        try:
+            tree = json.loads(data)
+        except RecursionError:
+            raise ValueError("the payload is nested too deep") from None
         if not isinstance(tree, dict):
             raise ValueError(f"the payload is a JSON {type(tree).__name__}, not an object")
         return structure.made(self._record_cls, tree)

@@ -65,10 +65,18 @@ def _by_value(value: Any) -> Any:
 def made(cls: Any, tree: Any) -> Any:
     """Return an instance of `cls` from what `plain` returned. Keys that it does not have are
     ignored. Raises TypeError, ValueError."""
+    try:
+        return _made(cls, tree)
+    except RecursionError:
+        raise ValueError(f"values of {cls.__name__} are nested too deep") from None
+
+
+def _made(cls: Any, tree: Any) -> Any:
     if issubclass(cls, Record):
         return cls(**tree)
     if is_model(cls):
         return cls.model_validate(tree)
+    _require(tree, dict)
     hints = typing.get_type_hints(cls)
     return cls(
         **{
@@ -86,16 +94,25 @@ def _value(hint: Any, tree: Any) -> Any:
         return None if tree is None else _value(optional, tree)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is list:
+        _require(tree, list)
         return [_value(arguments[0], item) for item in tree]
     if origin is dict:
+        _require(tree, dict)
         return {key: _value(arguments[1], item) for key, item in tree.items()}
     if isinstance(hint, type) and issubclass(hint, Enum):
+        if tree not in hint.__members__:
+            raise ValueError(f"{hint.__name__} has no member {tree!r:.80}")
         return hint[tree]
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, Record)):
-        return made(hint, tree)
+        return _made(hint, tree)
     if hint is bytes and isinstance(tree, str):
         return tree.encode()
     return tree
+
+
+def _require(tree: Any, kind: type) -> None:
+    if not isinstance(tree, kind):
+        raise TypeError(f"{tree!r:.80} is no {kind.__name__}")
 
 
 def _record(cls: Any, defined: set[str]) -> Any:

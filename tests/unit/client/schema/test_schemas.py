@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import Enum
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import magnetar.schema as ours
+from magnetar.client.schema.avro_bounds import payload_check
 
 
 class Level(Enum):
@@ -234,3 +236,180 @@ def test_avro_needs_its_library_and_says_so() -> None:
 def test_invalid_definitions_are_refused(definition: Any) -> None:
     with pytest.raises(ValueError):
         ours.AvroSchema(None, schema_definition=definition)
+
+
+# ---- hostile payloads ----------------------------------------------------------------------------
+
+
+@dataclass
+class Node:
+    number: int
+    next: Node | None = None
+
+
+NODE = {
+    "type": "record",
+    "name": "Node",
+    "fields": [
+        {"name": "number", "type": "long"},
+        {"name": "next", "type": ["null", "Node"], "default": None},
+    ],
+}
+HUGE = b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f"  # 2^62, as Avro writes it
+NONE: dict[str, Any] = {"type": "record", "name": "None_", "fields": []}
+DOUBLED: list[Any] = [
+    {
+        "type": "record",
+        "name": f"D{it}",
+        "fields": [{"name": name, "type": f"D{it - 1}"} for name in "ab"],
+    }
+    for it in range(1, 50)
+]
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+
+
+def with_field(kind: Any, payload: bytes) -> tuple[Any, bytes]:
+    """A writer's schema with one field more than the reader's, and a payload of it."""
+    fields = [{"name": "a", "type": "long"}, {"name": "x", "type": kind}]
+    return {"type": "record", "name": "R", "fields": fields}, b"\x02" + payload
+
+
+HOSTILE = {
+    "values within values": with_field(NODE, b"\x00\x02" * 50_000),
+    "an array of nulls": with_field({"type": "array", "items": "null"}, HUGE),
+    "a map of empty records": with_field({"type": "array", "items": NONE}, HUGE),
+    "records that double": with_field(
+        [NONE | {"name": "D0"}, *DOUBLED],
+        b"\x62",  # the last branch
+    ),
+    "a large decimal": with_field(DECIMAL, b"\x80\xb5\x18" + bytes(200_000)),
+    "empty fixed": with_field(
+        {"type": "map", "values": {"type": "fixed", "name": "F", "size": 0}}, HUGE
+    ),
+}
+
+
+def decode_in_a_process(program: str) -> str:
+    """What a child printed: a payload may end the process, or never end."""
+    head = "import json, sys\nfrom magnetar.schema import AvroSchema, SchemaInfo, SchemaType\n"
+    ended = subprocess.run(
+        [sys.executable, "-"], input=head + program, capture_output=True, text=True, timeout=30
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.parametrize("reads", ["the field", "another field"])
+def test_hostile_payloads_neither_end_nor_hold_the_process(case: str, reads: str) -> None:
+    writer, payload = HOSTILE[case]
+    reader = writer if reads == "the field" else {**writer, "fields": writer["fields"][:1]}
+    program = (
+        f"writer, reader = {writer!r}, {reader!r}\n"
+        "schema = AvroSchema(None, schema_definition=reader)\n"
+        "info = SchemaInfo(SchemaType.AVRO, '', json.dumps(writer))\n"
+        f"try: schema.decoder_of(info)({payload!r})\n"
+        "except ValueError as error: print('refused', error)\n"
+    )
+    assert decode_in_a_process(program).startswith("refused")
+
+
+def test_honest_payloads_of_such_schemas_are_decoded() -> None:
+    schema = ours.AvroSchema(Node)
+    value = None
+    for number in range(100):
+        value = Node(number, value)
+    assert schema.decode(schema.encode(value)) == value
+    fields = {
+        "nothing": "null",
+        "empty": NONE,
+        "nulls": {"type": "array", "items": "null"},
+        "price": DECIMAL,
+        "names": {"type": "map", "values": ["null", "string"]},
+        "flag": "boolean",
+        "one": "float",
+        "two": "double",
+        "raw": {"type": "fixed", "name": "F", "size": 3},
+        "kind": {"type": "enum", "name": "E", "symbols": ["A", "B"]},
+        "again": "E",
+        "error": {"type": "error", "name": "X", "fields": [{"name": "n", "type": "int"}]},
+    }
+    shown = [{"name": name, "type": kind} for name, kind in fields.items()]
+    mixed = ours.AvroSchema(
+        None, schema_definition={"type": "record", "name": "R", "fields": shown}
+    )
+    values = {
+        "nothing": None,
+        "empty": {},
+        "nulls": [None] * 1_000,
+        "price": Decimal("12.50"),
+        "names": {"a": None, "b": "text"},
+        "flag": True,
+        "one": 0.5,
+        "two": -0.25,
+        "raw": b"abc",
+        "kind": "B",
+        "again": "A",
+        "error": {"n": -70_000},
+    }
+    payload = mixed.encode(values)
+    assert mixed.decode(payload) == values
+    for end in range(len(payload)):
+        with pytest.raises(ValueError):
+            mixed.decode(payload[:end])
+
+
+def test_plain_schemas_need_no_check() -> None:
+    for cls in (Outer, OuterModel, *shapes(ours).values()):
+        assert payload_check(ours.AvroSchema(cls)._parsed) is None
+
+
+@pytest.mark.parametrize("kind", [ours.JsonSchema, ours.AvroSchema])
+@pytest.mark.parametrize("levels", [400, 100_000])
+def test_deep_payloads_are_refused(kind: Any, levels: int) -> None:
+    payload = b"\x00\x02" * levels + b"\x00\x00"
+    if kind is ours.JsonSchema:
+        payload = b'{"number": 0, "next": ' * levels + b"null" + b"}" * levels
+    with pytest.raises(ValueError, match=r"deep|values"):
+        kind(Node).decode(payload)
+
+
+GOOD = {"name": "a", "inner": {"x": 1}, "many": [], "by_name": {}}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"level": "UNKNOWN"},
+        {"level": [1]},
+        {"level": {}},
+        {"inner": "x"},
+        {"inner": ["x"]},
+        {"many": 5},
+        {"many": {"x": 1}},
+        {"many": ["x"]},
+        {"by_name": ["x"]},
+        {"by_name": 5},
+    ],
+    ids=str,
+)
+def test_json_of_another_shape_is_refused_with_the_errors_that_value_names(wrong: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        ours.JsonSchema(Outer).decode(json.dumps(GOOD | wrong).encode())
+
+
+@pytest.mark.parametrize("name", ["Node", "Other"])
+def test_a_writer_in_a_namespace_may_use_full_names(name: str) -> None:
+    writer = json.loads(json.dumps(NODE).replace("Node", f"shop.{name}"))
+    value = {"number": 1, "next": {"number": 2, "next": None}}
+    payload = ours.AvroSchema(None, schema_definition=writer).encode(value)
+    info = ours.SchemaInfo(ours.SchemaType.AVRO, "", json.dumps(writer))
+    decode = ours.AvroSchema(Node).decoder_of(info)
+    assert decode is not None
+    assert decode(payload) == Node(1, Node(2))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"type": {"type": {"type": "array"}}}'])
+def test_a_writers_definition_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        ours.AvroSchema(Node).decoder_of(ours.SchemaInfo(ours.SchemaType.AVRO, "", text))

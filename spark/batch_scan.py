@@ -121,13 +121,14 @@ def _parse(
         following = np.where(wire == 2, after + value, after)
         good &= following <= end[active]
         for tag in np.unique(tags):
-            field, rows = int(tag) >> 3, active[tags == tag]
-            if field == KEY:
+            field, kind, rows = int(tag) >> 3, int(tag) & 7, active[tags == tag]
+            # As in protobuf, a field of another wire type than its own is an unknown one.
+            if kind == 2 and field == KEY:
                 key_start[rows] = after[tags == tag]
                 key_size[rows] = value[tags == tag]
-            elif field == PROPERTIES:
+            elif kind == 2 and field == PROPERTIES:
                 by_field[PROPERTIES][rows] += 1
-            elif field in by_field and int(tag) & 7 == 0:
+            elif kind == 0 and field in by_field and field != PROPERTIES:
                 by_field[field][rows] = value[tags == tag]
                 if field == PAYLOAD_SIZE:
                     sized[rows] = True

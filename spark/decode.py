@@ -104,27 +104,41 @@ class Rows:
         *,
         first_index: int = 0,
         end_index: int | None = None,
-    ) -> None:
+        bytes_max: int,
+    ) -> int:
         """Add consecutive entries (ledger, entry, stored) as `add` does, at less cost: if all of
-        them are batches, one scan finds the messages of all."""
-        if not self._add_merged(entries, first_index, end_index):
-            for ledger, entry, stored in entries:
-                self.add(ledger, entry, stored, first_index=first_index, end_index=end_index)
+        them are batches, one scan finds the messages of all.
+
+        Returns how many were added: it stops when the rows hold `bytes_max`, because a small entry
+        can be large when it is uncompressed. One entry is added in any case.
+        """
+        if self._add_merged(entries, first_index, end_index, bytes_max):
+            return len(entries)
+        for added, (ledger, entry, stored) in enumerate(entries, 1):
+            self.add(ledger, entry, stored, first_index=first_index, end_index=end_index)
+            if self.bytes >= bytes_max:
+                return added
+        return len(entries)
 
     def _add_merged(
         self,
         entries: Sequence[tuple[int, int, bytes | memoryview]],
         first_index: int,
         end_index: int | None,
+        bytes_max: int,
     ) -> bool:
         """Returns whether the entries were added. If not, they need a look one by one."""
         if not self._messages or self._properties or len(entries) < 2:
             return False
         every: list[Opened] = []
+        size = self.bytes
         try:
             for ledger, entry, stored in entries:
                 opened = self._open_plain(ledger, entry, stored)
                 if opened is None or not opened.received.is_batch:
+                    return False
+                size += opened.size
+                if size > bytes_max:
                     return False
                 if first_index and opened.index < first_index:
                     return False

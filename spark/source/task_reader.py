@@ -52,10 +52,14 @@ def read_task(options: ReadOptions, schema: StructType, task: Task) -> Iterator[
         first, end = task.indexes[topic]
         reader = TopicReader(options, topic, owner=task.owners[topic])
         for span in spans:
-            for stored in entries_of(reader, span, fails=options.fail_on_data_loss):
-                rows.add(stored.ledger, stored.entry, stored.data, first_index=first, end_index=end)
-                if rows.rows >= BATCH_ROWS or rows.bytes >= BATCH_BYTES:
-                    yield stage.take(rows, topic)
+            for group in _groups(entries_of(reader, span, fails=options.fail_on_data_loss)):
+                added = 0
+                while added < len(group):
+                    added += rows.add_all(
+                        group[added:], first_index=first, end_index=end, bytes_max=BATCH_BYTES
+                    )
+                    if rows.rows >= BATCH_ROWS or rows.bytes >= BATCH_BYTES:
+                        yield stage.take(rows, topic)
         if rows.rows:
             yield stage.take(rows, topic)
 

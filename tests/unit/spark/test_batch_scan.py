@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import random
+import struct
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.compression import Compression
 from magnetar.protos.entry import with_broker_metadata
 from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_batch
 from magnetar.protos.names import TopicName
@@ -67,7 +70,7 @@ def test_scanned_entries_have_the_rows_of_plain_ones(seed: int) -> None:
     for stored in entries:
         for rows in (single, unscanned):  # properties are never scanned
             rows.add(*stored, first_index=first, end_index=end or None)
-    together.add_all(entries, first_index=first, end_index=end or None)
+    together.add_all(entries, first_index=first, end_index=end or None, bytes_max=1 << 30)
     expected = unscanned.take().select(NAMES.names)
     assert together.rows == single.rows == expected.num_rows
     place_of = together.places()
@@ -83,10 +86,37 @@ def test_large_metadata_and_damage_are_left_to_the_plain_decoder() -> None:
     payload = b"".join(encode_batch(batch, HEADER))
     assert scan(payload, MESSAGES_MIN) is None  # begins with the entry's header
     rows = Rows(NAMES, TOPIC)
-    rows.add_all([(1, 0, entry_of(large, 300)), (1, 1, entry_of(large, 600))])
+    rows.add_all([(1, 0, entry_of(large, 300)), (1, 1, entry_of(large, 600))], bytes_max=1 << 30)
     assert rows.take().column("__key")[MESSAGES_MIN - 1].as_py() == b"k" * 200
     assert scan(b"", 1) is None
     assert scan(b"\0\0\0\x02\x18", 1) is None
+
+
+def test_entries_that_are_large_when_uncompressed_fill_a_batch_one_by_one() -> None:
+    header = EntryHeader("p", 1_700_000_000_000, Compression.ZSTD)
+    batch = [OutgoingMessage(bytes(10_000), n) for n in range(MESSAGES_MIN)]
+    parts = b"".join(encode_batch(batch, header))
+    entries = [
+        (1, at, with_broker_metadata(parts, broker_timestamp_ms=5, index=255 + 256 * at))
+        for at in range(8)
+    ]
+    rows = Rows(NAMES, TOPIC)
+    assert rows.add_all(entries, bytes_max=6_000_000) == 3
+    assert rows.rows == 3 * MESSAGES_MIN
+    rows.take()
+    assert rows.add_all(entries[3:], bytes_max=1) == 1
+
+
+def test_a_key_of_a_wrong_type_is_no_key() -> None:
+    """A number in the field of the key: its value is not a size."""
+    plain = pb.SingleMessageMetadata(payload_size=1).SerializeToString()
+    batch = b"".join(
+        struct.pack(">I", len(metadata)) + metadata + b"v"
+        for metadata in [plain + b"\x10\xff\xff\xff\x07"] * MESSAGES_MIN
+    )
+    found = scan(batch, MESSAGES_MIN)
+    assert found is not None
+    assert set(found.key_start.tolist()) == {-1}
 
 
 @pytest.mark.parametrize("cut", [1, 5, 300])
@@ -94,4 +124,4 @@ def test_a_damaged_entry_is_named_among_sound_ones(cut: int) -> None:
     sound = entry_of([OutgoingMessage(b"v", n) for n in range(MESSAGES_MIN)], 255)
     rows = Rows(NAMES, TOPIC)
     with pytest.raises(UnreadableEntry, match=r"entry 1:1:"):
-        rows.add_all([(1, 0, sound), (1, 1, sound[:-cut]), (1, 2, sound)])
+        rows.add_all([(1, 0, sound), (1, 1, sound[:-cut]), (1, 2, sound)], bytes_max=1 << 30)

@@ -90,6 +90,14 @@ class DrainingHashes:
             if self._owners[slot] == number
         }
 
+    def by_consumer(self) -> dict[Consumer, dict[int, int]]:
+        """The blocked attempts of each slot, by the consumer that drains it."""
+        found: dict[Consumer, dict[int, int]] = {consumer: {} for consumer in self._counts}
+        of_number = {self._numbers[consumer]: slots for consumer, slots in found.items()}
+        for slot in self._references:
+            of_number[self._owners[slot]][slot] = self._blocked[slot]
+        return found
+
     def cleared(self, consumer: Consumer) -> int:
         """Slots that have drained at the consumer since it connected."""
         return self._cleared.get(consumer, 0)

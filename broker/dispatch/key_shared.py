@@ -69,7 +69,7 @@ from magnetar.broker.dispatch.sticky_hash import SLOTS, hash_of, sticky_key
 from magnetar.broker.dispatch.withheld import Withheld
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from magnetar.broker.dispatch.dispatcher import Action, Environment
     from magnetar.broker.dispatch.key_shared_policy import HashRange
@@ -375,16 +375,10 @@ class KeyShared:
         draining = self._draining.get(slot)
         return self._target(slot), None if draining is None else draining.consumer
 
-    def pending_of(self, consumer: Consumer) -> Iterable[tuple[Position, int, int]]:
-        """The pending entries of a consumer: position, unacknowledged messages, slot."""
-        for position in consumer.pending:
-            yield position, consumer.pending.get(position), self.slots.get(position)
-
-    def describe(self) -> dict[str, object]:
-        """Of the subscription; Pulsar's names."""
-        each = [self.describe_draining(consumer) for consumer in self._consumers]
+    def describe(self, consumers: Mapping[Consumer, Mapping[str, object]]) -> dict[str, object]:
+        """Of the subscription; Pulsar's names. `consumers`: see `describe_consumers`."""
         sums = {
-            name: sum(cast("int", stats[name]) for stats in each)
+            name: sum(cast("int", stats[name]) for stats in consumers.values())
             for name in (
                 "drainingHashesCount",
                 "drainingHashesClearedTotal",
@@ -398,33 +392,44 @@ class KeyShared:
             **sums,
         }
 
-    def describe_of(self, consumer: Consumer) -> dict[str, object]:
-        """Of a consumer; Pulsar's names."""
-        spans = self._selector.ranges(consumer)
-        return {
-            **self.describe_draining(consumer),
-            "keyHashRangeArrays": [[span.first, span.last] for span in spans],
-        }
+    def describe_consumers(self) -> Iterator[tuple[Consumer, dict[str, object]]]:
+        """Of each consumer; the names in Pulsar's ConsumerStats. The caller may let other events
+        come in between: each consumer may have 50,000 pending entries."""
+        draining = self._draining.by_consumer()
+        for consumer in tuple(self._consumers):
+            if consumer in self._consumers:  # else it has left in between
+                spans = self._selector.ranges(consumer)
+                yield (
+                    consumer,
+                    {
+                        **self._describe_draining(consumer, draining.get(consumer, {})),
+                        "keyHashRangeArrays": [[span.first, span.last] for span in spans],
+                    },
+                )
 
-    def describe_draining(self, consumer: Consumer) -> dict[str, object]:
-        """Pulsar's names, in its ConsumerStats."""
-        draining = self._draining.of(consumer)
+    def _describe_draining(
+        self, consumer: Consumer, blocked_attempts: Mapping[int, int]
+    ) -> dict[str, object]:
+        """`blocked_attempts`: by slot that the consumer drains."""
         messages = Counter[int]()
-        if draining:
-            for _, count, slot in self.pending_of(consumer):
-                if slot in draining:
-                    messages[slot] += count
+        if blocked_attempts:
+            slots = self.slots.ledgers()
+            for ledger, entries in consumer.pending.ledgers().items():
+                slot_of = slots[ledger]
+                for entry, count in entries.items():
+                    if (slot := slot_of[entry]) in blocked_attempts:
+                        messages[slot] += count
         return {
-            "drainingHashesCount": len(draining),
+            "drainingHashesCount": len(blocked_attempts),
             "drainingHashesClearedTotal": self._draining.cleared(consumer),
             "drainingHashesUnackedMessages": messages.total(),
             "drainingHashes": [
                 {
                     "hash": slot,
                     "unackMsgs": messages[slot],
-                    "blockedAttempts": draining[slot].blocked_attempts,
+                    "blockedAttempts": blocked_attempts[slot],
                 }
-                for slot in sorted(draining)
+                for slot in sorted(blocked_attempts)
             ],
         }
 

@@ -79,7 +79,7 @@ class Ring:
 
     def ranges(self, consumer: Consumer) -> list[HashRange]:
         pieces: list[tuple[int, int]] = []
-        for point in self._points:
+        for point in self._points_of(consumer):
             if self._owners[point][0] is consumer:
                 pieces += self._arc(point)
         return [HashRange(*piece) for piece in merged(sorted(pieces))]

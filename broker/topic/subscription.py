@@ -641,12 +641,13 @@ class Subscription:
         """Pulsar's SubscriptionStats, and the backlog in messages."""
         backlog = await self.cursor.backlog()
         oldest = await self.oldest.find()
+        keyed = await self._keyed_stats()
         now = self._loop.time()
         holes, holes_size = self.cursor.holes()
         reasons = self.explain()
         consumers = [
-            {**handle.stats(), **self._key_shared_stats_of(handle)}
-            for handle in self.consumers.values()
+            {**handle.stats(), **keyed.get(consumer, {})}
+            for consumer, handle in self.consumers.items()
         ]
         activity = reduce(
             Activity.latest, (it.activity for it in self.consumers.values()), self._activity
@@ -671,7 +672,7 @@ class Subscription:
             "readPosition": None if self.read_position is None else str(self.read_position),
             "waitingFor": [str(reason) for reason in reasons],
             "subscriptionProperties": dict(self.cursor.properties),
-            **self._key_shared_stats(),
+            **self._shared_stats(keyed),
             **activity.describe(),
             "lastMarkDeleteAdvancedTimestamp": self._mark_moved_ms,
             "messageAckRate": sum(each["messageAckRate"] for each in consumers),
@@ -685,15 +686,21 @@ class Subscription:
             "consumers": consumers,
         }
 
-    def _key_shared_stats(self) -> dict[str, Any]:
-        machine = self._dispatcher
-        if self.consumers and isinstance(machine, KeyShared | Shared):
-            return machine.describe()
-        return {}
+    async def _keyed_stats(self) -> dict[Consumer, dict[str, object]]:
+        """Of each consumer, if the type is Key_Shared; one in each turn of the loop."""
+        machine, found = self._dispatcher, {}
+        if isinstance(machine, KeyShared):
+            for consumer, stats in machine.describe_consumers():
+                found[consumer] = stats
+                await asyncio.sleep(0)
+        return {consumer: stats for consumer, stats in found.items() if consumer in self.consumers}
 
-    def _key_shared_stats_of(self, handle: ConsumerHandle) -> dict[str, Any]:
+    def _shared_stats(self, keyed: Mapping[Consumer, Mapping[str, object]]) -> dict[str, Any]:
+        """`keyed`: of each consumer, if the type is Key_Shared."""
         machine = self._dispatcher
-        return machine.describe_of(handle.machine) if isinstance(machine, KeyShared) else {}
+        if self.consumers and isinstance(machine, KeyShared):
+            return machine.describe(keyed)
+        return machine.describe() if self.consumers and isinstance(machine, Shared) else {}
 
     # ---- the shell of the dispatcher -------------------------------------------------------------
 

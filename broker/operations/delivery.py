@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.dispatch.key_shared import KeyShared
@@ -76,12 +77,16 @@ async def pending(
 ) -> PendingPage:
     """A page of pending entries. See `pending_page`. Raises NotAllowed."""
     topic = await _served(broker, name)
-    messages, following = await pending_page(
-        _found(topic, subscription), consumer=consumer, slot=slot, after=after, limit=limit
+    shown, following = await pending_page(
+        _found(topic, subscription),
+        consumer=consumer,
+        slot=slot,
+        after=after,
+        limit=limit,
+        show=partial(_pending_shown, now_ms=topic.now_ms()),
     )
-    now_ms = topic.now_ms()
     return PendingPage(
-        entries=[_pending_shown(it, now_ms) for it in messages],
+        entries=shown,
         next_after=None if following is None else str(following),
     )
 
@@ -102,10 +107,14 @@ async def key_holder(
     target, draining = machine.holder(slot)
     reasons = machine.explain_slot(slot, asyncio.get_running_loop().time())
     waiting, pending_entries = machine.waiting_in(slot), machine.pending_in(slot)
-    messages, _ = await pending_page(
-        found, consumer=None, slot=slot, after=EARLIEST, limit=OLDEST_SHOWN
+    oldest, _ = await pending_page(
+        found,
+        consumer=None,
+        slot=slot,
+        after=EARLIEST,
+        limit=OLDEST_SHOWN,
+        show=partial(_pending_shown, now_ms=topic.now_ms()),
     )
-    now_ms = topic.now_ms()
     return KeyShown(
         key=shown,
         hash=slot,
@@ -115,7 +124,7 @@ async def key_holder(
         waiting=waiting,
         blocked=bool(reasons),
         blocked_by=[_reason_shown(reason) for reason in reasons],
-        oldest_pending=[_pending_shown(it, now_ms) for it in messages],
+        oldest_pending=oldest,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from magnetar.broker.dispatch.key_shared import KeyShared
 from magnetar.broker.dispatch.pending import PendingEntry, ledgers_of, pending_in
@@ -16,8 +16,12 @@ from magnetar.broker.errors import LogError, NotAllowed
 from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.topic.subscription import Subscription
+
+T = TypeVar("T")
 
 PAGE_ENTRIES_MAX: Final = 100
 """Each entry is read, one after the other: 100 take some 0.1 s if they are not in the cache."""
@@ -38,14 +42,16 @@ async def pending_page(
     slot: int | None,
     after: Position,
     limit: int,
-) -> tuple[list[PendingMessage], Position | None]:
+    show: Callable[[PendingMessage], T],
+) -> tuple[list[T], Position | None]:
     """Up to `limit` pending entries after a position, and the `after` of the next page (None: this
     was the last one). `consumer`: only those of consumers with this name; `slot`: only those of a
-    Key_Shared hash. Raises NotAllowed: a hash of another type."""
+    Key_Shared hash. `show` makes what the caller needs of each before the next one is read: a page
+    of large entries may take 500 MB. Raises NotAllowed: a hash of another type."""
     assert 0 < limit <= PAGE_ENTRIES_MAX
     found = await _find(subscription, consumer, slot, after, limit + 1)
     page, more = found[:limit], len(found) > limit
-    messages = [await _opened(subscription, pending) for pending in page]
+    messages = [show(await _opened(subscription, pending)) for pending in page]
     return messages, page[-1].position if more else None
 
 

@@ -21,12 +21,16 @@ class KeySharedSettings:
     # bytes each, 8 MB for a subscription.
     look_ahead_per_consumer: int = 4_000
     look_ahead_per_subscription: int = 40_000
+    # Entries that are negatively acknowledged in the order of keys and not acknowledged yet: about
+    # 200 bytes each, 10 MB for a subscription. A consumer that goes beyond it is disconnected.
+    withheld_max: int = 50_000
 
     def __post_init__(self) -> None:
         assert self.ring_points >= 0
         assert self.unblocking_interval_s >= 0
         assert self.look_ahead_per_consumer > 0
         assert self.look_ahead_per_subscription > 0
+        assert self.withheld_max > 0
 
 
 KEY_SHARED_DEFAULTS: Final = KeySharedSettings()

@@ -201,6 +201,11 @@ class KeyShared:
         self._refresh_pins()
         return self.advance(now)
 
+    def takes_negative_acks(self, consumer: Consumer, positions: Sequence[Position]) -> bool:
+        """Whether `on_negative_acks` stays within the limit of withheld entries."""
+        fresh = {at for at in positions if consumer.pending.get(at) and at not in self._withheld}
+        return len(self._withheld) + len(fresh) <= self._settings.withheld_max
+
     def on_negative_acks(
         self,
         consumer: Consumer,
@@ -209,8 +214,10 @@ class KeyShared:
         now: float,
     ) -> list[Action]:
         """With `ordered_nacks`: the consumer will ask for the entries at `positions` again. It has
-        later entries of their keys, and returns those that its application has not seen."""
+        later entries of their keys, and returns those that its application has not seen. Only if
+        `takes_negative_acks`."""
         assert self.policy.ordered_nacks
+        assert self.takes_negative_acks(consumer, positions)
         for position in positions:
             slot = self.slots.get(position)
             if slot and consumer.pending.get(position):
@@ -437,6 +444,7 @@ class KeyShared:
         self._selector.check()
         self._replay.check()
         self._withheld.check()
+        assert len(self._withheld) <= self._settings.withheld_max
         self._draining.check()
         slots = Counter(at for it in self.slots.ledgers().values() for at in it.values())
         assert slots == Counter(self._per_slot), "the pending entries by slot"
@@ -823,7 +831,7 @@ class KeyShared:
         reasons: list[Reason] = []
         if self._drains(slot):
             reasons.append(self._explain_draining(slot))
-        if slot in self._withheld:
+        if self._withheld.has(slot):
             reasons.append(self._explain_withheld(slot))
         if slot in self._unblocked:
             next_s = max(0.0, self._unblock_at - now)

@@ -10,6 +10,10 @@ Only an acknowledgement releases a slot. The redelivery does not, and neither do
 consumer: the entry is then still to be processed. An entry that the broker skips, because it is
 lost, is acknowledged without an event: the dispatcher asks the cursor before it withholds a slot.
 
+The dispatcher keeps at most `KeySharedSettings.withheld_max` of them. A consumer whose negative
+acknowledgements would exceed the limit is disconnected instead. So all entries that it has wait,
+and are delivered again in the order of their slots: the limit costs redeliveries, not the order.
+
 Positions are stored as integers, which the garbage collector does not visit.
 
 Invariants (`check`):
@@ -45,7 +49,11 @@ class Withheld:
         """The negatively acknowledged entries."""
         return len(self._slots)
 
-    def __contains__(self, slot: object) -> bool:
+    def __contains__(self, position: Position) -> bool:
+        """Whether the entry is negatively acknowledged."""
+        return _packed(position) in self._slots
+
+    def has(self, slot: int) -> bool:
         """Whether entries of the slot are negatively acknowledged."""
         return slot in self._by_slot
 

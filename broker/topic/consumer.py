@@ -140,8 +140,8 @@ class ConsumerHandle:
 
     def negative_ack(self, positions: Sequence[Position], returned: Sequence[Position]) -> None:
         """Of a Key_Shared subscription with `ordered_nacks`: withhold the later entries of the keys
-        of `positions`, and take `returned` back. Raises NotAllowed: another subscription, or more
-        than NEGATIVE_ACKS_MAX ids."""
+        of `positions`, and take `returned` back. Closes the consumer if the subscription withholds
+        too many. Raises NotAllowed: another subscription, or more than NEGATIVE_ACKS_MAX ids."""
         if len(positions) + len(returned) > NEGATIVE_ACKS_MAX:
             why = f"it names more than {NEGATIVE_ACKS_MAX} message ids"
             raise NotAllowed("an ordered negative acknowledgement", why)

@@ -65,6 +65,7 @@ class CloseReason(Enum):
     REPLACED = "another connection of the same client took the place"
     UNSUBSCRIBED = "the subscription was deleted"
     TERMINATED = "the topic takes no more messages"
+    NEGATIVE_ACKS = "the subscription withholds too many negatively acknowledged entries"
     DELETED = "the topic was deleted"
 
 

@@ -318,6 +318,9 @@ class Subscription:
         if not isinstance(machine, KeyShared) or not machine.keeps_order_on_nack:
             why = f"subscription {self.name!r} does not keep the order of keys for it"
             raise NotAllowed("an ordered negative acknowledgement", why)
+        if not machine.takes_negative_acks(handle.machine, positions):
+            handle.evict(CloseReason.NEGATIVE_ACKS)
+            return
         now = self._loop.time()
         self._carry_out(machine.on_negative_acks(handle.machine, positions, returned, now), now)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from fakes.cluster_state import ClusterState
 
+    from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
     from magnetar.broker.dispatch.permits import Limits
     from magnetar.broker.errors import BrokerError
     from magnetar.broker.key_shared_settings import KeySharedSettings
@@ -120,6 +121,7 @@ class TopicRig:
         priority: int = 0,
         rollback_s: int = 0,
         compacted: bool = False,
+        policy: KeySharedPolicy | None = None,
     ) -> tuple[ConsumerHandle, FakeConsumerSession]:
         session = session or FakeConsumerSession()
         self._consumers += 1
@@ -135,6 +137,7 @@ class TopicRig:
             start_rollback_s=rollback_s,
             priority=priority,
             read_compacted=compacted,
+            key_shared=policy,
         )
         handle = await self.topic.subscribe(request, session)
         if permits:

@@ -5,6 +5,7 @@ negatively acknowledged and not acknowledged."""
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,10 +48,11 @@ def test_set_withholds_what_is_later_than_the_earliest(seed: int) -> None:
             assert it.on_acked_through(at) == gone
         it.check()
         assert len(it) == len(plain)
+        assert (at in it) == (at in plain)
         for slot in range(1, 5):
             mine = [known for known, of in plain.items() if of == slot]
             assert it.earliest(slot) == min(mine, default=None)
-            assert (slot in it) == bool(mine)
+            assert it.has(slot) == bool(mine)
             other = Position(rng.randrange(3), rng.randrange(20))
             assert it.withholds(slot, other) == any(known < other for known in mine)
 
@@ -58,8 +60,11 @@ def test_set_withholds_what_is_later_than_the_earliest(seed: int) -> None:
 class Judge(DispatcherRig):
     machine: KeyShared
 
-    def __init__(self, make: Callable[[Environment], KeyShared]) -> None:
-        settings = KeySharedSettings(ring_points=3)
+    def __init__(
+        self,
+        make: Callable[[Environment], KeyShared],
+        settings: KeySharedSettings = KeySharedSettings(ring_points=3),  # noqa: B008  # frozen
+    ) -> None:
         super().__init__(make, shared=True, limits=LIMITS, key_shared=settings)
         self.nacked: set[Position] = set()
         self.withheld = 0  # deliveries of nacked entries while later ones waited
@@ -228,3 +233,19 @@ def test_skipping_a_lost_entry_releases_the_later_entries_of_its_hash() -> None:
     assert member.inbox[4:] == [third, fourth]
     it.ack(member, third, fourth)
     assert not it.machine._withheld
+
+
+def test_negative_acks_beyond_the_limit_are_not_taken() -> None:
+    it = Judge(KeyShared, KeySharedSettings(withheld_max=2))
+    member = it.join(policy=ORDERED)
+    it.flow(member, 9)
+    for key in "abc":
+        it.append(key=key)
+    it.settle()
+    first, second, third = member.inbox
+    it.negative_ack(member, [first, second], [])
+    takes = partial(it.machine.takes_negative_acks, member.machine)
+    assert takes([first, second, Position(9, 9)]), "no further entry"
+    assert not takes([third])
+    it.ack(member, first)
+    assert takes([third])

@@ -17,6 +17,7 @@ from fakes.topics import opened_topic
 from support import settle, wait_until
 
 from magnetar.broker.dispatch.explain import Why
+from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.errors import (
     BrokerError,
@@ -30,6 +31,7 @@ from magnetar.broker.errors import (
     ReadFailed,
     SubscriptionFenced,
 )
+from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.log import TAIL_ENTRIES_MAX, LogConfig
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.broker.topic.ack_sets import UNKNOWN_WORDS_MAX, UNKNOWN_WORDS_TOTAL_MAX
@@ -780,3 +782,19 @@ async def test_random_joins_and_leaves_lose_no_message(seed: int) -> None:
         assert set(acked.values()) == {1}
         assert whys(it) == {Why.NOTHING_TO_READ}
         assert (await it.topic.stats())["subscriptions"]["s"]["msgBacklog"] == 0
+
+
+async def test_negative_acks_beyond_the_limit_close_the_consumer_and_lose_no_entry() -> None:
+    policy = KeySharedPolicy(ordered_nacks=True)
+    async with opened_topic(ClusterState(), key_shared=KeySharedSettings(withheld_max=2)) as it:
+        positions = await it.publish("a", "b", "c")
+        handle, session = await it.subscribe(kind=SubscriptionType.KEY_SHARED, policy=policy)
+        await wait_until(lambda: len(session.entries) == 3)
+        handle.negative_ack(positions[:2], [])
+        assert session.reason is None
+        handle.negative_ack(positions[2:], [])
+        assert session.reason is CloseReason.NEGATIVE_ACKS
+        again, session = await it.subscribe(kind=SubscriptionType.KEY_SHARED, policy=policy)
+        await wait_until(lambda: len(session.entries) == 3)
+        again.acknowledge(positions)
+        assert it.topic.subscriptions["s"].cursor.backlog_entries == 0

@@ -87,10 +87,15 @@ class LogReader:
     async def search(self, is_past: Callable[[StoredEntry], bool]) -> Position:
         """The first entry for which `is_past` is true, or the place after the last one. It must be
         true for all entries after one for which it is. Reads log2(entries) entries. ReadFailed."""
+        head = self._chain.dropped
         low, high = 1, self._chain.entry_count + 1
         while low < high:
             middle = (low + high) // 2
-            if is_past(await self.entry_at(self._chain.at_rank(middle))):
+            past = is_past(await self.entry_at(self._chain.at_rank(middle)))
+            if self._chain.dropped is not head:  # ledgers were trimmed: the ranks are others now
+                head = self._chain.dropped
+                low, high = 1, self._chain.entry_count + 1
+            elif past:
                 high = middle
             else:
                 low = middle + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from fakes.cluster_state import ClusterState
@@ -11,6 +12,9 @@ from fakes.topic_log import SMALL, opened
 from support import wait_until
 
 from magnetar.broker.log.position import EARLIEST, Position
+
+if TYPE_CHECKING:
+    from magnetar.broker.log.entry import StoredEntry
 
 NAMES = [f"m{number}" for number in range(23)]
 
@@ -136,3 +140,20 @@ async def test_reads_go_on_while_the_ledger_is_sealed_and_after_the_log_has_ende
             topic.append("zombie")
             await wait_until(lambda: topic.error is not None)
             assert await topic.contents() == [*NAMES[:5], "x"]
+
+
+@pytest.mark.parametrize("dropped", [1, 2])
+async def test_a_search_during_which_ledgers_are_trimmed_finds_the_entry(dropped: int) -> None:
+    world = ClusterState()
+    async with opened(world) as topic:
+        await topic.append_and_wait(*NAMES)
+        calls = 0
+
+        def is_past(entry: StoredEntry) -> bool:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                topic.log.chain.drop_head(dropped)
+            return int(texts_of(entry.data)[0][1:]) >= 15  # ledgers have five
+
+        assert await topic.log.search(is_past) == Position(4, 0)

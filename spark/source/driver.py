@@ -56,7 +56,8 @@ class StreamDriver:
         self._view = TopicView(options)
         self._states: dict[str, TopicState | None] = {}
         self._from: dict[str, int] = {}  # topic -> the first ledger that its state has
-        self._polled = Clock(options.poll_interval_s)
+        self._polled = Clock(options.poll_interval_s)  # with success
+        self._tried = Clock(options.poll_interval_s)
         self._discovered = Clock(options.discovery_interval_s)
         self._frozen = False
         self._query = now_ms, query
@@ -157,8 +158,9 @@ class StreamDriver:
 
     def _poll(self, places: Mapping[str, Place]) -> None:
         """Bring the states up to date if it is time."""
-        if self._frozen or not self._polled.is_due:
+        if self._frozen or not (self._polled.is_due and self._tried.is_due):
             return
+        self._tried.reset()
         first = not self._states
         try:
             if self._discovered.is_due:

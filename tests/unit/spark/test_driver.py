@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 from fakes.range_server import RangeServer, Topic, serving
 
@@ -15,8 +17,6 @@ from magnetar.spark.source.options import parse_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import grpc
 
 TOPIC = "persistent://public/default/t"
 START = Offsets({TOPIC: Place(3, 0, 0)}).to_json()
@@ -72,3 +72,16 @@ def test_a_planned_batch_of_a_topic_that_was_created_again_is_lost(servers: Exit
     with pytest.raises(DataLost, match="created again"):
         driver_of(server).tasks(START, END)
     assert driver_of(server, failOnDataLoss="false").tasks(START, END) == []
+
+
+def test_a_broker_that_does_not_answer_is_asked_once_in_an_interval(servers: ExitStack) -> None:
+    """Spark asks an idle source 100 times a second."""
+    server = servers.enter_context(serving(RangeServer(topic_of(l3=6, l9=4))))
+    driver = driver_of(server, pollIntervalMs="200")
+    end = driver.latest(START, rows_max=None, bytes_max=None)
+    assert end["t"][TOPIC][:3] == [9, 4, 10]
+    server.before_plan = lambda call: call.abort(grpc.StatusCode.UNAVAILABLE, "away")
+    before, until_s = server.plans, time.monotonic() + 1.0
+    while time.monotonic() < until_s:
+        assert driver.latest(end, rows_max=None, bytes_max=None) == end
+    assert 2 <= server.plans - before <= 6

@@ -498,8 +498,9 @@ class Broker:
 
     async def perhaps_open(self, names: Sequence[TopicName]) -> list[TopicName]:
         """Without those that are certainly not open at any broker: topics of bundles that have no
-        owner, and topics of this broker's bundles that it has not opened. Raises
-        PoliciesUnavailable, MetadataError."""
+        owner, and topics of this broker's bundles that it has not opened. Certain with a fresh view
+        of the metadata alone: call PartitionedTopics.find_fresh before. Raises PoliciesUnavailable,
+        MetadataError."""
         found: list[TopicName] = []
         owners: dict[Bundle, BrokerRegistration | None] = {}
         for number, name in enumerate(names, 1):

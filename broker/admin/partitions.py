@@ -236,7 +236,7 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
             await app(scope, receive, send)
             return
         try:
-            record = await broker.catalog.partitioned.find(name)
+            record = await broker.catalog.partitioned.find_fresh(name)
             if record is None or record.deleting:
                 await app(scope, receive, send)
                 return

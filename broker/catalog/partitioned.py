@@ -72,6 +72,11 @@ class PartitionedTopics:
         found = await self._store.get(_path(name))
         return None if found is None else codec.decode_partitioned_topic(found.value)
 
+    async def find_fresh(self, name: TopicName) -> PartitionedTopic | None:
+        """As `find`, with every change that was made before this call, at any broker."""
+        await self._store.sync(_path(name))
+        return await self.find(name)
+
     async def names(self, namespace: NamespaceName, domain: Domain) -> list[TopicName]:
         """The partitioned topics of a namespace, sorted."""
         folder = paths.partitioned_topics(namespace.tenant, namespace.namespace, domain)
@@ -102,7 +107,7 @@ class PartitionedTopics:
 
     async def grow(self, name: TopicName, partitions: int) -> None:
         """Raises InvalidPartitionCount, TopicNotFound, MetadataError."""
-        record = await self.require(name)
+        record = await self.require(name)  # the subscriptions are read with a fresh view, too
         self._require_count(name, partitions, more_than=record.partitions)
         subscriptions = await self._subscriptions(name, record.partitions)
         await self._write_partitions(name, range(record.partitions, partitions), subscriptions)
@@ -183,8 +188,9 @@ class PartitionedTopics:
         await self._update(_path(name), _delete_marked)
 
     async def require(self, name: TopicName) -> PartitionedTopic:
-        """Raises TopicNotFound: it is not partitioned, or is being deleted."""
-        record = await self.find(name)
+        """The record, as of `find_fresh`. Raises TopicNotFound: it is not partitioned, or is being
+        deleted."""
+        record = await self.find_fresh(name)
         if record is None or record.deleting:
             raise TopicNotFound(str(name))
         return record

@@ -78,7 +78,7 @@ async def delete_partitioned_topic(
     Raises TopicNotFound, PartitionBusy, PartitionFailed.
     """
     partitioned = broker.catalog.partitioned
-    record = await partitioned.find(name)
+    record = await partitioned.find_fresh(name)
     if record is not None and not record.deleting and not force:
         names = [name.with_partition(index) for index in range(record.partitions)]
         await _require_unused(await broker.perhaps_open(names), ask)

@@ -16,6 +16,7 @@ from magnetar.broker.errors import (
 from magnetar.broker.log.chain import Chain
 from magnetar.broker.log.position import EARLIEST
 from magnetar.metadata import codec, paths
+from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.model import SubscriptionRecord, TopicRecord
 from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, TopicName
 from magnetar.runtime.clock import SystemClock
@@ -28,8 +29,8 @@ def path_of(name: TopicName) -> str:
 
 
 class World:
-    def __init__(self) -> None:
-        self.store = ClusterState().store()
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self.store = store or ClusterState().store()
         self.topics = PartitionedTopics(self.store, SystemClock())
 
     async def record(self, index: int) -> TopicRecord | None:
@@ -100,6 +101,28 @@ async def test_growth_gives_new_partitions_all_subscriptions_at_their_beginning(
         replay.on_entry(subscription.inline)
         assert replay.state(number_of(subscription.inline)).mark_delete == EARLIEST
     assert len({number_of(it.inline) for it in grown.subscriptions.values()}) == 2
+
+
+async def test_growth_with_an_old_view_writes_all_subscriptions_before_the_number() -> None:
+    """A client that knows the number may publish to the partition at once."""
+    cluster = ClusterState()
+    other = World(cluster.store())
+    subscriptions: list[list[str]] = []
+
+    class Watched(MemoryStore):
+        async def put(self, path: str, value: bytes, *, expected: int) -> int:
+            if path == paths.partitioned_topic("public", "default", NAME.domain, NAME.topic):
+                record = await other.record(1)
+                subscriptions.append(list(record.subscriptions if record is not None else ()))
+            return await super().put(path, value, expected=expected)
+
+    here = World(Watched(cluster.tree))
+    await other.topics.create(NAME, 1)
+    here.store.fall_behind()
+    made = {"s": SubscriptionRecord({}, b"state")}
+    await other.put(NAME.with_partition(0), TopicRecord(1, subscriptions=made))
+    await here.topics.grow(NAME, 2)
+    assert subscriptions == [["s"]]
 
 
 async def test_growth_completes_what_a_crash_left() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from fakes.admin import admin_of
@@ -10,11 +11,22 @@ from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 from fakes.wire import wire_to
 
-from magnetar.broker.operations.partitions import merged
+from magnetar.broker.catalog.partitioned import PartitionedTopics
+from magnetar.broker.operations.errors import PartitionBusy
+from magnetar.broker.operations.partitions import (
+    delete_partitioned_topic,
+    merged,
+    terminate_partitioned_topic,
+)
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.names import TopicName
+from magnetar.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from magnetar.broker.broker import Broker
 
 T = "public/default/p"
+NAME = TopicName.parse(f"persistent://{T}")
 PARTITIONS = [f"persistent://{T}-partition-{index}" for index in range(3)]
 
 
@@ -130,3 +142,47 @@ async def test_a_wrong_method_is_refused_also_if_no_partition_is_open() -> None:
         assert (await admin.put(f"{T}/unload")).status_code == 204
         assert (await admin.get(f"{T}/unload")).status_code == 405
         assert (await admin.get(f"{T}/terminate")).status_code == 405
+
+
+class _Brokers:
+    """Partitions of which each has a producer, asked through a broker with an old view."""
+
+    def __init__(self) -> None:
+        cluster = ClusterState()
+        self.here, self.other = cluster.store(), cluster.store()
+        self.topics = PartitionedTopics(self.here, SystemClock())
+        self.asked: list[tuple[str, int | None]] = []
+
+    @property
+    def broker(self) -> Broker:
+        async def perhaps_open(names: list[TopicName]) -> list[TopicName]:
+            return names
+
+        catalog = SimpleNamespace(partitioned=self.topics)
+        return cast("Broker", SimpleNamespace(catalog=catalog, perhaps_open=perhaps_open))
+
+    async def ask(self, method: str, name: TopicName, rest: str) -> tuple[int, Any]:
+        self.asked.append((method, name.partition))
+        if method == "GET":
+            return 200, {"publishers": ["p"], "subscriptions": {}}
+        return 200, {"ledgerId": 1, "entryId": 2}
+
+
+async def test_delete_with_an_old_view_refuses_a_topic_in_use_and_leaves_it_usable() -> None:
+    brokers = _Brokers()
+    brokers.here.fall_behind()
+    topics = PartitionedTopics(brokers.other, SystemClock())
+    await topics.create(NAME, 2)
+    with pytest.raises(PartitionBusy):
+        await delete_partitioned_topic(brokers.broker, NAME, brokers.ask, force=False)
+    assert (await topics.require(NAME)).partitions == 2
+
+
+async def test_terminate_with_an_old_view_terminates_partitions_that_were_added() -> None:
+    brokers = _Brokers()
+    topics = PartitionedTopics(brokers.other, SystemClock())
+    await topics.create(NAME, 2)
+    brokers.here.fall_behind()
+    await topics.grow(NAME, 3)
+    await terminate_partitioned_topic(brokers.broker, NAME, brokers.ask)
+    assert sorted(brokers.asked) == [("POST", index) for index in range(3)]

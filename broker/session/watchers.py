@@ -35,7 +35,8 @@ class _Watcher:
         self._watcher_id = watcher_id
         self._namespace = namespace
         self._pattern = pattern
-        self._matched: set[str] | None = None  # None: the first list is not complete
+        # The names that match, almost in order: to sort 100,000 others for the hash takes 60 ms.
+        self._matched: dict[str, None] | None = None  # None: the first list is not complete
         self._changes: list[tuple[Names, Names]] = []  # that are not told yet
 
     async def begin(self, pattern: TopicPattern) -> list[str]:
@@ -45,7 +46,7 @@ class _Watcher:
         shown = await visible_of(list(names.values()), broker.turns)
         first = await texts_of(await matching(pattern, shown, broker.turns), broker.turns)
         first.sort()
-        self._matched = set(first)
+        self._matched = dict.fromkeys(first)
         asyncio.get_running_loop().call_soon(self._catch_up)  # behind the answer
         return first
 
@@ -58,7 +59,7 @@ class _Watcher:
             while self._changes:
                 await self._tell(self._matched, *self._changes.pop(0))
 
-    async def _tell(self, matched: set[str], new: Names, gone: Names) -> None:
+    async def _tell(self, matched: dict[str, None], new: Names, gone: Names) -> None:
         turns = self._context.broker.turns
         shown = await visible_of(list(new.values()), turns)
         fresh = [name for name in shown if str(name) not in matched]
@@ -71,8 +72,9 @@ class _Watcher:
             await turns.take()
             if self._context.over:
                 return
-            matched.difference_update(part_removed)
-            matched.update(part_added)
+            for name in part_removed:
+                matched.pop(name, None)
+            matched.update(dict.fromkeys(sorted(part_added)))
             digest = hash_of(matched)  # of what the client then has: it may see no other part
             self._context.put_control(
                 reply.topic_update(self._watcher_id, part_added, part_removed, digest)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.place import place
 
-from magnetar.broker.catalog.listing import hash_of
-from magnetar.broker.session.watchers import LIST_BYTES_MAX, WATCHERS_MAX
+from magnetar.broker.catalog.listing import compiled, hash_of
+from magnetar.broker.session.watchers import LIST_BYTES_MAX, WATCHERS_MAX, _Watcher
 from magnetar.metadata import codec, paths
 from magnetar.metadata.policies import AutoTopicCreation, NamespaceRecord, Policies
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
-from magnetar.protos.names import TopicName
+from magnetar.protos.names import NamespaceName, TopicName
+from magnetar.runtime.steps import STEP_CPU_S_MAX, StepMeter
+from magnetar.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from fakes.place import Place
@@ -317,3 +320,34 @@ async def test_a_list_of_long_names_is_refused_by_its_bytes_and_not_watched() ->
         assert isinstance(refused, pb.CommandError)
         assert refused.error == pb.NotAllowedError
         assert here.broker.watched_lists._watched == {}
+
+
+async def test_an_update_of_a_very_long_list_takes_no_long_step() -> None:
+    meter, turns, told = StepMeter(), Turns(), []
+    began = meter.begin()
+
+    class Measured(Turns):
+        async def take(self) -> None:
+            nonlocal began
+            meter.end("update", began)
+            await turns.take()
+            began = meter.begin()
+
+    names = {text: TopicName.parse(text) for text in full(*map(str, range(LIST_BYTES_MAX // 32)))}
+
+    async def listed(*_: object) -> dict[str, TopicName]:
+        return names
+
+    lists = SimpleNamespace(watch=listed)
+    broker = SimpleNamespace(turns=Measured(), watched_lists=lists)
+    context: Any = SimpleNamespace(broker=broker, over=False, put_control=told.append)
+    watcher = _Watcher(context, 1, NamespaceName.parse(NAMESPACE), ".*")
+    await watcher.begin(await compiled(".*", turns))
+    new, gone = full("new")[0], full("7")[0]
+    meter.kinds.clear()
+    began = meter.begin()
+    await watcher.on_change({new: TopicName.parse(new)}, {gone: TopicName.parse(gone)})
+    meter.end("update", began)
+    assert meter.cpu_s_max < STEP_CPU_S_MAX
+    assert len(told) == 1
+    assert hash_of([*(names.keys() - {gone}), new]).encode() in told[0]

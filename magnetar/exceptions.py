@@ -1,4 +1,8 @@
-"""The errors that the client raises, under the name of Apache's module `pulsar.exceptions`."""
+"""The errors that the client raises, under the name of Apache's module `pulsar.exceptions`.
+
+The names stand in __init__.pyi, too: type checkers and lazy_loader need them there one by one.
+tests/unit/client/test_apache_surface.py compares both with Apache's.
+"""
 
 from magnetar.client.errors import (
     AlreadyClosed,

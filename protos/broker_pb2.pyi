@@ -6,6 +6,9 @@ The broker's gRPC calls for Magnetar's client and Spark connector.
 The stream of commands is Pulsar's binary protocol, byte for byte (pulsar.proto). The other calls do not
 fit into a stream of commands. Session and ReadRange carry many bytes, so their serializers only join and
 slice buffers (magnetar/runtime/grpc_frames.py). Frame documents the bytes on the wire.
+
+Answers of different calls have some equal fields, such as `owner_url`. They are messages of their own, because
+a field of one call can then change without the others.
 """
 
 import builtins

@@ -269,6 +269,21 @@ def varint(number: int) -> bytes:
     return bytes(encoded)
 
 
+def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """Return the number at `at`, and the place behind it. Raises IndexError if the data end within
+    it, ValueError if it has more than 70 bits; the caller checks a number of 64."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number has more than 64 bits")
+
+
 # Messages of a batch. The acknowledgement bits of so many still fit into one command (framing.py).
 BATCH_MESSAGES_MAX: Final = 1 << 20
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.entry import read_varint
 from magnetar.protos.errors import MalformedCommand
 from magnetar.protos.framing import Command
 
@@ -56,9 +57,9 @@ def long_list(frame: memoryview) -> LongList | None:
     if frame[4] != 0x08 or kind not in _BODIES:
         return None
     try:
-        tag, at = _varint(frame, 6)
-        size, at = _varint(frame, at)
-    except IndexError:
+        tag, at = read_varint(frame, 6)
+        size, at = read_varint(frame, at)
+    except (IndexError, ValueError):
         return None
     if tag != kind << 3 | 2 or at + size != len(frame):
         return None
@@ -83,7 +84,7 @@ def pieces(command: LongList) -> Iterator[Command | None]:
                 if length < 0x80:
                     at += 2 + length
                 else:
-                    length, at = _varint(body, at + 1)
+                    length, at = read_varint(body, at + 1)
                     at += length
                 count += 1
                 walked += 1
@@ -101,7 +102,7 @@ def pieces(command: LongList) -> Iterator[Command | None]:
             walked += 1
             if walked % WALK_IDS == 0:
                 yield None
-    except IndexError:
+    except (IndexError, ValueError):
         raise MalformedCommand(name, "the list is truncated") from None
     if at != size:
         raise MalformedCommand(name, "the list is truncated")
@@ -120,29 +121,16 @@ def pieces(command: LongList) -> Iterator[Command | None]:
         yield Command(command.kind, message, None)
 
 
-def _varint(data: memoryview | bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise IndexError
-
-
 def _skip(data: bytes, at: int) -> int:
-    """The end of the field at `at`. Raises IndexError."""
-    tag, at = _varint(data, at)
+    """The end of the field at `at`. Raises IndexError, ValueError."""
+    tag, at = read_varint(data, at)
     match tag & 7:
         case 0:
-            return _varint(data, at)[1]
+            return read_varint(data, at)[1]
         case 1:
             return at + 8
         case 2:
-            size, at = _varint(data, at)
+            size, at = read_varint(data, at)
             return at + size
         case 5:
             return at + 4

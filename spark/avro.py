@@ -36,6 +36,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from magnetar.protos.entry import read_varint
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -59,7 +61,7 @@ def parse_avro_schema(text: str) -> AvroType:
     """Parse a schema, as JSON. Raises InvalidAvroSchema."""
     try:
         schema = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidAvroSchema(f"not JSON: {error}") from None
     return _Schema().type_of(schema, "", 0)
 
@@ -88,16 +90,7 @@ def _whole(avro: AvroType, payload: bytes) -> Any:
 
 
 def _read_long(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number has more than 64 bits")
+    value, at = read_varint(data, at)
     if value >= 1 << 64:
         raise ValueError("a number has more than 64 bits")
     return (value >> 1) ^ -(value & 1), at

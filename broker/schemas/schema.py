@@ -25,7 +25,8 @@ PROPERTIES_MAX: Final = 256
 
 
 class SchemaType(IntEnum):
-    """The numbers are those of the protocol, the names those of Pulsar's admin API."""
+    """The numbers are those of the protocol, the names those of Pulsar's admin API. The client has
+    a list of its own, with types that never reach a broker."""
 
     NONE = 0
     STRING = 1

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from magnetar.broker.errors import TooManyAnswers
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.entry import varint
+from magnetar.protos.entry import read_varint, varint
 from magnetar.protos.errors import FrameTooLarge
 from magnetar.protos.names import NamespaceName
 
@@ -193,9 +193,9 @@ def shared_list(
 def _divided(frame: bytes) -> Shared:
     """The body in the whole frame of a command, which `framing.encode_command` made."""
     at = _SIZES.size
-    kind, at = _varint(frame, at + 1)  # behind the tag of the type
-    _, at = _varint(frame, at)  # the tag of the body
-    size, at = _varint(frame, at)
+    kind, at = read_varint(frame, at + 1)  # behind the tag of the type
+    _, at = read_varint(frame, at)  # the tag of the body
+    size, at = read_varint(frame, at)
     assert at + size == len(frame), "not a frame of one command"
     return Shared(kind, frame[at:])
 
@@ -212,14 +212,3 @@ def _parts(shared: Shared, request_id: int) -> tuple[bytes, ...]:
     if command + _SIZES.size > framing.COMMAND_FRAME_BYTES_MAX:
         raise FrameTooLarge(command + _SIZES.size, framing.COMMAND_FRAME_BYTES_MAX)
     return _SIZES.pack(4 + command, command) + head, shared.body, tail
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7

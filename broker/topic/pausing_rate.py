@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from magnetar.broker.topic.throttle import Bucket
+from magnetar.broker.topic.throttle import buckets_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from magnetar.broker.topic.pipeline import Answer, Publish
+    from magnetar.broker.topic.throttle import Bucket
     from magnetar.metadata.policies import Rate
     from magnetar.protos.sends import SendRun
 
@@ -47,9 +48,7 @@ class PausingRate:
         if rate == self._rate:
             return
         self._rate = rate
-        limited = bool(rate.messages_max or rate.bytes_max)
-        self._messages = Bucket(rate.messages_max, rate.period_s, now) if limited else None
-        self._bytes = Bucket(rate.bytes_max, rate.period_s, now) if limited else None
+        self._messages, self._bytes = buckets_of(rate, now)
 
     def take(self, sends: SendRun, now: float) -> None:
         """This run is published."""

@@ -53,6 +53,16 @@ class Bucket:
         return (1.0 - self._tokens) * self.period_s / self.tokens_max
 
 
+def buckets_of(rate: Rate, now: float) -> tuple[Bucket | None, Bucket | None]:
+    """Of messages and of bytes. None: there is no limit, for neither."""
+    if not (rate.messages_max or rate.bytes_max):
+        return None, None
+    return (
+        Bucket(rate.messages_max, rate.period_s, now),
+        Bucket(rate.bytes_max, rate.period_s, now),
+    )
+
+
 class RateStage:
     """Holds publishes while the rate is exceeded. `wake_at` is called with the time at which `open`
     is to be called; nothing is called while the rate is kept."""
@@ -71,9 +81,7 @@ class RateStage:
         if rate == self._rate:
             return
         self._rate = rate
-        limited = bool(rate.messages_max or rate.bytes_max)
-        self._messages = Bucket(rate.messages_max, rate.period_s, now) if limited else None
-        self._bytes = Bucket(rate.bytes_max, rate.period_s, now) if limited else None
+        self._messages, self._bytes = buckets_of(rate, now)
         self.open()
 
     def decide(self, publish: Publish, now: float) -> Sequence[Answer]:

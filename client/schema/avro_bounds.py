@@ -18,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from magnetar.protos.entry import read_varint
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -186,11 +188,5 @@ def _block(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), at
-    raise ValueError("a number has more than 64 bits")
+    value, at = read_varint(data, at)
+    return (value >> 1) ^ -(value & 1), at

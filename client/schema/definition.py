@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import copy
 from enum import Enum, EnumMeta
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _OWN = ("_default", "_required", "_required_default")
 """Attributes of a record that are no fields."""
@@ -188,6 +191,9 @@ class CustomEnum(Field):
         return {"type": "enum", "name": name, "symbols": [it.name for it in self.enum_type]}
 
 
+# The parameters stand in each class, because Apache's have a name for the first one in each.
+
+
 class Array(Field):
     """A list; its items have the type of a field or record."""
 
@@ -208,11 +214,7 @@ class Array(Field):
         if val is None:
             return None
         super().validate_type(name, val)
-        for item in val:
-            if not isinstance(item, self.array_type.python_type()):
-                raise TypeError(
-                    f"Array field {name} items should all be of type {self.array_type.type()}"
-                )
+        _require_parts(f"Array field {name} items", self.array_type, val)
         return val
 
     def schema_info(self, defined_names: set[str]) -> Any:
@@ -239,13 +241,9 @@ class Map(Field):
         if val is None:
             return None
         super().validate_type(name, val)
-        for key, item in val.items():
-            if not isinstance(key, str):
-                raise TypeError(f"Map keys for field {name} should all be strings")
-            if not isinstance(item, self.value_type.python_type()):
-                raise TypeError(
-                    f"Map values for field {name} should all be of type {self.value_type.type()}"
-                )
+        if not all(isinstance(key, str) for key in val):
+            raise TypeError(f"Map keys for field {name} should all be strings")
+        _require_parts(f"Map values for field {name}", self.value_type, val.values())
         return val
 
     def schema_info(self, defined_names: set[str]) -> Any:
@@ -409,6 +407,12 @@ def _part(kind: Any) -> Any:
     if not isinstance(kind, (Record, Field)):
         raise TypeError(f"Argument {kind!r} is not a Record or a Field")
     return kind
+
+
+def _require_parts(what: str, kind: Any, values: Iterable[Any]) -> None:
+    expected = kind.python_type()
+    if not all(isinstance(item, expected) for item in values):
+        raise TypeError(f"{what} should all be of type {kind.type()}")
 
 
 def _part_schema(kind: Any, defined_names: set[str]) -> Any:

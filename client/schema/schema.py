@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class SchemaType(IntEnum):
-    """The types, with the names and numbers of Apache's client."""
+    """The types, with the names and numbers of Apache's client. The broker has a list of its own:
+    the protocol's number of AUTO_CONSUME is another."""
 
     NONE = 0
     STRING = 1

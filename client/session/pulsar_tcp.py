@@ -3,16 +3,20 @@
 Each frame that `receive` returns holds one or more whole frames of Pulsar (protos/framing.py). The
 gRPC transport carries the same frames, so a session does not depend on the transport. Pulsar's
 framing has no goodbye: an end of the connection between two frames is a clean end.
+
+`TcpFrameStream` of runtime/tcp_frames.py queues and waits in the same way, in a class of its own:
+it connects before it is made, says goodbye, beats and gives deadlines to its peer, and a shared
+base would ask at each of these points, on each frame, which of the two it is. What needs no state
+is imported from there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from magnetar.client.session.service_url import host_and_port
 from magnetar.protos.errors import FrameTooLarge
@@ -20,7 +24,8 @@ from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.tcp_frames import (
     HANDLE_ERRORS,
     READ_HIGH_BYTES,
-    WRITE_HIGH_BYTES,
+    set_up,
+    wake,
     write_parts,
 )
 
@@ -148,11 +153,7 @@ class PulsarStream(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        connection = transport.get_extra_info("socket")
-        if connection is not None:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport = set_up(transport)
         if self._end is not None:  # closed while it connected
             self._transport.abort()
 
@@ -173,7 +174,7 @@ class PulsarStream(asyncio.Protocol):
         if whole:
             self._frames.append(view[:whole])
             self._frames_bytes += whole
-            self._wake(self._receiver)
+            wake(self._receiver)
             if self._frames_bytes >= READ_HIGH_BYTES and self._transport is not None:
                 self._reading_paused = True
                 with suppress(*HANDLE_ERRORS):  # `connection_lost` follows
@@ -189,7 +190,7 @@ class PulsarStream(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writing_paused = False
-        self._wake(self._sender)
+        wake(self._sender)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop(f"connection lost: {exc}", clean=False)
@@ -256,8 +257,8 @@ class PulsarStream(asyncio.Protocol):
         self._partial = bytearray()
         if self._connecting is not None:
             self._connecting.reschedule(self._loop.time())
-        self._wake(self._receiver)
-        self._wake(self._sender)
+        wake(self._receiver)
+        wake(self._sender)
 
     def _abort(self, reason: str) -> None:
         """Reset the connection at once. Frames on their way may be lost."""
@@ -288,8 +289,3 @@ class PulsarStream(asyncio.Protocol):
                 self._sender = None
         if self._end is not None:
             raise self._closed()
-
-    @staticmethod
-    def _wake(waiting: asyncio.Future[None] | None) -> None:
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)

@@ -215,11 +215,7 @@ class TcpFrameStream(asyncio.Protocol):
     # -- asyncio.Protocol --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        connection = transport.get_extra_info("socket")
-        if connection is not None:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport = set_up(transport)
         address = transport.get_extra_info("peername")  # None: it is gone already
         if address:
             self.peer = authority(address[0], address[1])
@@ -246,7 +242,7 @@ class TcpFrameStream(asyncio.Protocol):
         if rest < len(view):
             self._partial += view[rest:]
         if self._frames:
-            self._wake(self._receiver)
+            wake(self._receiver)
             if self._frames_bytes >= READ_HIGH_BYTES and self._transport is not None:
                 self._reading_paused = True
                 with suppress(*HANDLE_ERRORS):  # `connection_lost` follows
@@ -262,7 +258,7 @@ class TcpFrameStream(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writing_paused = False
-        self._wake(self._sender)
+        wake(self._sender)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop(f"connection lost: {exc}", clean=False)
@@ -379,8 +375,8 @@ class TcpFrameStream(asyncio.Protocol):
         self._partial = bytearray()
         if self._beat_timer is not None:
             self._beat_timer.cancel()
-        self._wake(self._receiver)
-        self._wake(self._sender)
+        wake(self._receiver)
+        wake(self._sender)
 
     def _on_cancelled(self) -> None:
         """A `send` or a `receive` was cancelled. A stream that has ended keeps its last words."""
@@ -412,11 +408,6 @@ class TcpFrameStream(asyncio.Protocol):
                 self._sender = None
         if self._end is not None:
             raise self._closed()
-
-    @staticmethod
-    def _wake(waiting: asyncio.Future[None] | None) -> None:
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
 
 
 async def connect_frames(address: str, *, times: TcpTimes = TIMES) -> TcpFrameStream:
@@ -520,6 +511,21 @@ class FrameServer:
         else:
             log.error("stream failed", peer=stream.peer, exc_info=error)
             stream.break_off("internal error")
+
+
+def set_up(transport: asyncio.BaseTransport) -> asyncio.Transport:
+    """Make a new connection one for frames: `send` waits early, and nothing waits for more."""
+    made = cast("asyncio.Transport", transport)
+    made.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+def wake(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)
 
 
 def write_parts(transport: asyncio.WriteTransport, parts: Sequence[Buffer]) -> None:

@@ -29,6 +29,11 @@ LOOK_S: Final = 0.05
 AHEAD_SHARE: Final = 8
 """Of the budget, what backlogs that are read ahead may take: 32 MiB of 256, six reads of 5 MB."""
 
+HELD_SHARE: Final = 8
+"""Of the budget, what producers over their topic's rate may gather: 128 of them 256 KB each, of 256
+MiB. Beyond it each of them holds the frame that was being read, and no more: what waits for a rate
+may wait for long, and the producers of other topics need the budget."""
+
 Turn = asyncio.Future[None]
 
 
@@ -78,6 +83,11 @@ class PublishBudget:
         self.peak = max(self.peak, self.accepted + self.held)
         if size < 0 and self._queue and self.used < self.bytes_max // 2:
             self._hurry()
+
+    @property
+    def may_gather(self) -> bool:
+        """Whether a producer over its rate may go on reading."""
+        return self.held < self.bytes_max // HELD_SHARE
 
     def may_read_ahead(self, size: int) -> bool:
         """Whether so many bytes of a backlog may be read ahead. Producers come first."""

@@ -43,7 +43,8 @@ whose every publish is refused while the bookies are silent is disconnected."""
 
 HELD_BYTES_MAX: Final = 256 << 10
 """Held for the topic's publish rate, per producer, while the connection is read on: a full frame,
-so that a producer over its rate does not stop the others on its connection at once."""
+so that a producer over its rate does not stop the others on its connection at once. Less if
+producers hold much in all: see HELD_SHARE."""
 
 
 class ProducerState(Enum):
@@ -243,7 +244,7 @@ class ProducerHandle:
         first = self._held[0]
         if not (isinstance(first, Held) and isinstance(first.until, Gate)):
             return False
-        return self._held_bytes < HELD_BYTES_MAX
+        return self._held_bytes < HELD_BYTES_MAX and self._log.budget.may_gather
 
     def _count_held(self) -> None:
         """Tell the budget how many bytes are held."""

@@ -10,6 +10,7 @@ from fakes.numbered import numbered
 from fakes.policies import SettablePolicies
 from fakes.topics import opened_topic
 
+from magnetar.broker.log.budget import HELD_SHARE
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.topic.producer import HELD_BYTES_MAX
 from magnetar.broker.topic.throttle import Bucket
@@ -114,6 +115,21 @@ async def has_room(handle: ProducerHandle) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def test_a_held_producer_gathers_nothing_while_all_of_them_hold_much() -> None:
+    policies = SettablePolicies(publish_rate=Rate(1, 0, 100))
+    async with opened_topic(ClusterState(), policies=policies, config=ROOMY) as it:
+        now, budget = asyncio.get_running_loop().time(), it.topic.log.budget
+        handle, _ = await it.produce("p")
+        for number in range(2):
+            handle.publish(numbered("p", number), now)
+        assert await has_room(handle)
+        others = budget.bytes_max // HELD_SHARE
+        budget.hold(others)
+        assert not await has_room(handle)
+        budget.hold(-others)
+        assert await has_room(handle)
 
 
 async def test_no_timer_runs_while_the_rate_is_kept() -> None:

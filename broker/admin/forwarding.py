@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
 from magnetar.broker.catalog.reserved import is_system
@@ -15,9 +17,20 @@ from magnetar.broker.ownership.bundle import Bundle
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from magnetar.broker.broker import Broker
     from magnetar.metadata.model import BrokerRegistration
     from magnetar.protos.names import NamespaceName
+
+T = TypeVar("T")
+
+CALLS_MAX: Final = 16
+"""Requests under way to other brokers. Further ones wait."""
+
+_THREADS: Final = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="forward")
+"""Not those of asyncio.to_thread, of which there are a few: a broker that hangs would keep them
+from the schemas of clients and from the metrics until the requests time out."""
 
 FORWARD_TIMEOUT_S: Final = 30.0
 """For one request. The administrator's own has 60 s for all of them."""
@@ -32,9 +45,15 @@ _DONE: Final = (
 )
 
 
+async def in_thread(call: "Callable[..., T]", *arguments: object) -> T:
+    """Make a request that blocks."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_THREADS, partial(call, *arguments))
+
+
 async def forward(owner: "BrokerRegistration", method: str, path: str) -> None:
     """Make one request of `owner`. Raises NotForwarded."""
-    await asyncio.to_thread(_send, owner.http_url, method, path)
+    await in_thread(_send, owner.http_url, method, path)
 
 
 async def open_elsewhere(broker: "Broker", name: "NamespaceName") -> list[str]:
@@ -49,7 +68,7 @@ async def open_elsewhere(broker: "Broker", name: "NamespaceName") -> list[str]:
         owner = await broker.owner_of(Bundle(name.tenant, name.namespace, part))
         if owner is not None and owner != broker.me:
             path = f"/admin/v2/non-persistent/{quote(name.tenant)}/{quote(name.namespace)}/{part}"
-            found += await asyncio.to_thread(_fetch, owner.http_url, path)
+            found += await in_thread(_fetch, owner.http_url, path)
     return [it for it in found if not is_system(TopicName.parse(it))]
 
 

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import JSONResponse, Response
 
+from magnetar.broker.admin.forwarding import in_thread
 from magnetar.broker.admin.topics import REFUSALS
 from magnetar.broker.errors import IsPartitioned
 from magnetar.broker.operations import partitions
@@ -147,7 +148,7 @@ class PartitionCalls:
             return status, answer
         location = headers.get(b"location", b"").decode()
         try:
-            return await asyncio.to_thread(_send, method, location, body)
+            return await in_thread(_send, method, location, body)
         except (OSError, HTTPException, ValueError) as error:
             raise PartitionFailed(str(name), f"{location} did not answer: {error}") from error
 

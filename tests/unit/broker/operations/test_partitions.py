@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,9 +13,11 @@ from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 from fakes.wire import wire_to
 
+from magnetar.broker.admin.partitions import PartitionCalls
 from magnetar.broker.catalog.partitioned import PartitionedTopics
 from magnetar.broker.operations.errors import PartitionBusy
 from magnetar.broker.operations.partitions import (
+    ASKED_MAX,
     delete_partitioned_topic,
     merged,
     terminate_partitioned_topic,
@@ -186,3 +190,27 @@ async def test_terminate_with_an_old_view_terminates_partitions_that_were_added(
     await topics.grow(NAME, 3)
     await terminate_partitioned_topic(brokers.broker, NAME, brokers.ask)
     assert sorted(brokers.asked) == [("POST", index) for index in range(3)]
+
+
+@pytest.mark.real_loop
+async def test_a_broker_that_hangs_does_not_occupy_the_threads_of_others() -> None:
+    """Schemas of clients and the metrics are made in threads, too."""
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        location = f"http://127.0.0.1:{hangs.getsockname()[1]}/"
+
+        async def redirect(_scope: Any, _receive: Any, send: Any) -> None:
+            headers = [(b"location", location.encode())]
+            await send({"type": "http.response.start", "status": 307, "headers": headers})
+
+        calls = PartitionCalls()
+        calls.serve = redirect
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(calls.send("GET", NAME.with_partition(n), "/", b"", b""))
+                for n in range(ASKED_MAX)
+            ]
+            await asyncio.sleep(0)
+            async with asyncio.timeout(5):
+                await asyncio.to_thread(int)
+            for task in asked:
+                task.cancel()

@@ -93,6 +93,10 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """Enough for two writes to bookies and two to the metadata store that are slow; what takes longer
 is left to the recovery by the next owner."""
 
+DELAYED_TIMEOUT_S: Final = 1.0
+"""Of that, for the index of delayed messages. It saves the next owner reads; a data ledger that is
+not closed costs it a recovery, and the clients wait for that."""
+
 _Key = tuple[str, bool]
 """Of a subscription: its name, and whether it is durable. Both may exist beside each other."""
 
@@ -760,7 +764,9 @@ class PersistentTopic:
                 self._disconnect(reason, reason)
                 self.deduplication.snapshot()
                 await self.cursors.close()
-                await self.delayed.close()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(DELAYED_TIMEOUT_S):
+                        await self.delayed.close()
                 await self.log.close()
         except (TimeoutError, BrokerError) as error:
             # The next owner recovers what was not closed.

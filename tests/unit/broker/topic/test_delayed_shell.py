@@ -15,6 +15,8 @@ from support import settle, wait_until
 from magnetar.broker.dispatch.delayed_index import RUN_ENTRIES
 from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.topic.contract import SubscriptionType
+from magnetar.broker.topic.delayed_store import DelayedStoreConfig
+from magnetar.broker.topic.topic import CLOSE_TIMEOUT_S
 from magnetar.metadata.policies import DelayedDelivery
 from magnetar.protos.entry import parse_entry
 from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_message
@@ -106,6 +108,31 @@ async def test_next_broker_does_not_read_what_is_stored_as_delayed() -> None:
         await wait_until(lambda: len(session.positions) == count, what="the messages")
         await it.topic.subscriptions["s"].skip_all()
         await wait_until(lambda: it.topic.log.owned_record.record.delayed_ledgers == ())
+
+
+async def test_topic_closes_its_ledger_although_the_index_cannot_be_stored() -> None:
+    """The index saves reads; a ledger that is not closed costs the next owner a recovery."""
+    world, count = ClusterState(), DelayedStoreConfig().close_entries_min
+    async with opened_topic(world) as it:
+        await it.subscribe(kind=SHARED)
+        handle, receipts = await it.produce("producer")
+        at_ms = 1_700_000_000_000 + 1_000_000
+        message = OutgoingMessage(b"later", sequence_id=0, deliver_at_ms=at_ms)
+        view = parse_entry(b"".join(encode_message(message, EntryHeader("p", 1_700_000_000_000))))
+        handle.publish(sends_of(*[view] * count), asyncio.get_running_loop().time())
+        await wait_until(lambda: len(receipts.answers) == count, what="the receipts")
+        await wait_until(lambda: delayed(it) == count, what="the index")
+        world.ledgers.hold()
+        began = asyncio.get_running_loop().time()
+        await it.topic.close()
+        assert asyncio.get_running_loop().time() - began < CLOSE_TIMEOUT_S
+        assert all(part.closed_ms for part in it.topic.log.owned_record.record.ledgers)
+        world.ledgers.release()
+    async with opened_topic(world) as it:
+        _, session = await it.subscribe(kind=SHARED)
+        world.clock.advance_ms(1_000_000)
+        await asyncio.sleep(100)
+        await wait_until(lambda: len(session.positions) == count, what="the messages")
 
 
 async def test_policy_that_switches_delays_off_delivers_what_waits() -> None:

@@ -413,23 +413,29 @@ class Client:
             dialer,
             open_timeout_s=options.connection_timeout_ms / 1000,
             keepalive_s=environment.keepalive_s,
+            ping_after_s=environment.ping_after_s,
+            ask_after_s=environment.ask_after_s,
             credentials=credentials_of(options.authentication),
         )
         self._failure = None
         self._service = service_info_of(options)
         timeout_s = float(options.operation_timeout_seconds)
+        lookup = Lookup(
+            service_url_of(options),
+            pool,
+            timeout_s=timeout_s,
+            silence_s=environment.ask_after_s,
+            listener_name=options.listener_name,
+        )
+        pool.others = lookup
         self._parts = Parts(
             scope=scope,
             pool=pool,
-            lookup=Lookup(
-                service_url_of(options),
-                pool,
-                timeout_s=timeout_s,
-                listener_name=options.listener_name,
-            ),
+            lookup=lookup,
             clock=environment.clock,
             random=environment.random,
             timeout_s=timeout_s,
+            silence_s=environment.ask_after_s,
             pending_bytes_max=environment.pending_bytes_max,
             partitions_update_s=environment.partitions_update_s,
             ids=itertools.count(1),

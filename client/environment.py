@@ -10,6 +10,7 @@ from magnetar.client.session.attachment import Attachable, Attachment
 from magnetar.client.session.backoff import ReconnectDelay
 from magnetar.client.session.connection import KEEPALIVE_S
 from magnetar.client.session.reachability import is_reachable
+from magnetar.client.session.silence import ASK_AFTER_S, PING_AFTER_S
 from magnetar.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Environment:
     random: random.Random = field(default_factory=chance.Random)
     probe: Callable[[str, float], Awaitable[bool]] = is_reachable  # of a cluster; see there
     keepalive_s: float = KEEPALIVE_S
+    ping_after_s: float = PING_AFTER_S  # of a broker's silence
+    ask_after_s: float = ASK_AFTER_S
     pending_bytes_max: int = PENDING_BYTES_MAX  # of a producer
     partitions_update_s: float = PARTITIONS_UPDATE_S
 
@@ -62,6 +65,7 @@ class Parts:
     clock: Clock
     random: random.Random
     timeout_s: float  # for one operation
+    silence_s: float  # of a broker, before another one is asked about it
     pending_bytes_max: int  # for one producer
     partitions_update_s: float
     ids: Iterator[int]  # producer and consumer ids; each attachment takes a new one
@@ -75,4 +79,5 @@ class Parts:
             pool=self.pool,
             delay=ReconnectDelay(self.random),
             timeout_s=self.timeout_s,
+            silence_s=self.silence_s,
         )

@@ -79,6 +79,11 @@ class PendingEntries:
         return self._attached
 
     @property
+    def awaits_receipts(self) -> bool:
+        """Whether the broker owes receipts."""
+        return self._attached and bool(self._entries)
+
+    @property
     def emptied(self) -> int:
         """Entries that timed out and whose receipts the broker still owes."""
         return self._emptied

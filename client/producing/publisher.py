@@ -287,6 +287,11 @@ class Publisher:
         return self._connection is not None
 
     @property
+    def awaits_receipts(self) -> bool:
+        """Whether the broker owes receipts."""
+        return self._pending.awaits_receipts
+
+    @property
     def last_sequence_id(self) -> int:
         """The sequence id of the last stored message; -1: none was stored."""
         return self._last_sequence_id

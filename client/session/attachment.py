@@ -60,13 +60,17 @@ class Attachment:
         pool: Pool,
         delay: ReconnectDelay,
         timeout_s: float,
+        silence_s: float,
     ) -> None:
+        """`silence_s`: when another broker is asked about an owner that does not accept a
+        session."""
         self._what = what
         self._purpose = purpose
         self._lookup = lookup
         self._pool = pool
         self._delay = delay
         self._timeout_s = timeout_s
+        self._silence_s = silence_s
         self._lost: asyncio.Future[PulsarException]  # set when the current attachment is lost
         # Named by the last broker, with the cluster's number; None: look the owner up.
         self._next_broker: tuple[int, str] | None = None
@@ -183,6 +187,14 @@ class Attachment:
             broker = named[1]
         else:
             broker, self._through = await self._lookup.owner(self._what.topic)
+        while self._lookup.knows_others(broker):
+            try:
+                async with asyncio.timeout(self._silence_s):
+                    return await self._pool.connection(broker, self._purpose, through=self._through)
+            except TimeoutError:  # the owner may have been stopped after the lookup
+                owner = await self._lookup.owner_besides(self._what.topic, broker)
+                if owner is not None and owner != broker:
+                    broker, self._through = owner, None
         return await self._pool.connection(broker, self._purpose, through=self._through)
 
     def _on_attached(self) -> None:

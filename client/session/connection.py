@@ -23,6 +23,7 @@ from magnetar.client.errors import (
     from_server_error,
 )
 from magnetar.client.session.service_url import host_and_port, parse_service_url, scheme_of
+from magnetar.client.session.silence import ASK_AFTER_S, PING_AFTER_S, Silence, Step
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.compression import UNCOMPRESSED_BYTES_MAX, UNCOMPRESSED_FACTOR
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
@@ -83,6 +84,10 @@ class ProducerSession(Protocol):
     `on_disconnected`.
     """
 
+    @property
+    def topic(self) -> str: ...
+    @property
+    def awaits_receipts(self) -> bool: ...
     def on_receipts(
         self, sequence_ids: Sequence[int], ledger_id: int, entry_ids: Sequence[int]
     ) -> None: ...
@@ -96,6 +101,8 @@ class ProducerSession(Protocol):
 class ConsumerSession(Protocol):
     """The calls that a connection makes to a consumer, under the rules of ProducerSession."""
 
+    @property
+    def topic(self) -> str: ...
     def on_message(self, command: pb.CommandMessage, entry: memoryview) -> None: ...
     def on_active_changed(self, *, active: bool) -> None: ...
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
@@ -111,6 +118,17 @@ class WatchSession(Protocol):
     def on_disconnected(self, error: PulsarException) -> None: ...
 
 
+class OtherBrokers(Protocol):
+    """The brokers of the service URL, asked about the topics of a silent one."""
+
+    def knows_others(self, broker: str) -> bool:
+        """Whether the service URL names another address than this one."""
+
+    async def owner_besides(self, topic: str, broker: str) -> str | None:
+        """The URL of the broker that serves the topic, as another broker than `broker` says; None:
+        no other broker answers. Takes a bounded time."""
+
+
 class Connection:
     """A session: opening, open or ended. `run` opens it and reads it to its end."""
 
@@ -121,10 +139,14 @@ class Connection:
         *,
         open_timeout_s: float,
         keepalive_s: float,
+        ping_after_s: float = PING_AFTER_S,
+        ask_after_s: float = ASK_AFTER_S,
         is_proxied: bool = False,
         credentials: Credentials | None = None,
+        others: OtherBrokers | None = None,
     ) -> None:
-        """`is_proxied`: the stream leads to a proxy, which connects to `broker`."""
+        """`is_proxied`: the stream leads to a proxy, which connects to `broker`. `others` None: no
+        other broker is asked about a silent one."""
         self.broker = broker
         self.max_message_bytes = MESSAGE_BYTES_MAX  # of a message, batch or chunk that is sent
         self.uncompressed_bytes_max = UNCOMPRESSED_BYTES_MAX  # of one that is received
@@ -142,10 +164,15 @@ class Connection:
         self._proxy_to = host_and_port(broker) if is_proxied else None
         self._open_timeout_s = open_timeout_s
         self._keepalive_s = keepalive_s
+        self._others = others
+        self._loop = asyncio.get_running_loop()
+        self._silence = Silence(
+            self._loop.time(), ping_after_s=ping_after_s, ask_after_s=ask_after_s
+        )
         self._outbox = Outbox(stream.send, pending_bytes_max=OUTBOX_BYTES_MAX)
         # Sends a SEND: its header and the parts of its entry. No effect after the session's end.
         self.send_entry: Callable[..., None] = self._outbox.put
-        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opened: asyncio.Future[None] = self._loop.create_future()
         self._opened.add_done_callback(lambda opened: opened.cancelled() or opened.exception())
         self._asked: dict[int, Callable[[Body | PulsarException], None]] = {}
         self._queued: dict[int, Callable[[], None]] = {}
@@ -170,7 +197,7 @@ class Connection:
         """Open the session and read it to its end. Afterwards `error` holds the reason."""
         try:
             async with asyncio.TaskGroup() as self._group:
-                for work in (self._introduce, self._outbox.run, self._watch):
+                for work in (self._introduce, self._outbox.run, self._watch, self._mind_silence):
                     self._tasks.append(self._group.create_task(work()))
                 await self._read()
                 for task in self._tasks:
@@ -332,6 +359,7 @@ class Connection:
 
     def _on_frame(self, frame: memoryview) -> None:
         self._silent_intervals = 0
+        self._silence.on_heard(self._loop.time())
         data, at = b"", 0  # `data`: a copy of the frame; b"" until the first receipt
         while at < len(frame):
             if is_receipt(frame, at):
@@ -499,6 +527,55 @@ class Connection:
                 self._silent_intervals = 0
         silent_s = self._silent_intervals * self._keepalive_s
         await self._abort(f"the broker sent nothing for {silent_s:g} s")
+
+    async def _mind_silence(self) -> None:
+        """Ask other brokers about this one when it is silent: see silence.py."""
+        others, loop = self._others, self._loop
+        if others is None or not others.knows_others(self.broker):
+            return
+        with suppress(PulsarException):  # `_watch` ends a session that is not accepted
+            await self.wait_opened()
+        asked = 0
+        while self.error is None:
+            due_s = self._silence.timer_at
+            await asyncio.sleep(max(0.0, due_s - loop.time()))
+            if loop.time() - due_s > STALL_S:  # this process was stopped: its own silence
+                self._silence.on_heard(loop.time())
+            match self._silence.on_timer(loop.time(), awaits=self._awaits):
+                case Step.PING:
+                    self.send_control(pb.CommandPing())
+                case Step.ASK:
+                    await self._ask_others(others, asked)
+                    asked += 1
+                case Step.WAIT:
+                    pass
+
+    @property
+    def _awaits(self) -> bool:
+        """Whether something is awaited of the broker."""
+        return bool(self._asked or self._consumers) or (
+            self.error is None
+            and any(producer.awaits_receipts for producer in self._producers.values())
+        )
+
+    async def _ask_others(self, others: OtherBrokers, number: int) -> None:
+        """End the session if another broker serves one of its topics, or if the session has no
+        topics: questions can go to every broker. `number`: of the question; each is about another
+        topic."""
+        topics = [it.topic for it in self._consumers.values()]
+        topics += [it.topic for it in self._producers.values()]
+        began, owner = self._loop.time(), None
+        if topics:
+            owner = await others.owner_besides(topics[number % len(topics)], self.broker)
+            if owner is None or owner == self.broker:
+                return
+        silent_s = self._silence.silent_s(self._loop.time())
+        if silent_s < self._loop.time() - began:  # it was heard meanwhile
+            return
+        reason = f"the broker sent nothing for {silent_s:.1f} s"
+        if owner is not None:
+            reason += f", and {owner} serves its topics"
+        await self._abort(reason)
 
     async def _abort(self, reason: str) -> None:
         self._end(ConnectError(reason, broker=self.broker))

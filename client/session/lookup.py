@@ -34,6 +34,16 @@ QUESTIONS_MAX: Final = 6
 has 5 s. A broker that takes over the topics of a dead broker needs less."""
 
 
+OTHERS_MAX: Final = 3
+"""At most this many brokers are asked about a silent one."""
+
+OTHERS_PAUSE_S: Final = 0.3
+"""Seconds before the next of them is asked, too, while those before it have not answered."""
+
+OPINION_S: Final = 5.0
+"""Seconds for their answers. A broker looks into the silence of an owner for up to 3 s."""
+
+
 class Owner(NamedTuple):
     """The broker that serves a topic."""
 
@@ -49,9 +59,16 @@ class Lookup:
     """
 
     def __init__(
-        self, service_url: str, pool: Pool, *, timeout_s: float, listener_name: str | None = None
+        self,
+        service_url: str,
+        pool: Pool,
+        *,
+        timeout_s: float,
+        silence_s: float,
+        listener_name: str | None = None,
     ) -> None:
-        """`timeout_s`: the time limit of an operation, which includes its lookups.
+        """`timeout_s`: the time limit of an operation, which includes its lookups. `silence_s`:
+        with several addresses, a broker that does not accept a session within it is passed over.
 
         `listener_name`: which of the brokers' advertised addresses to use; None: the default one.
         """
@@ -59,6 +76,7 @@ class Lookup:
         self._brokers = parse_service_url(service_url)
         self._scheme = scheme_of(service_url)
         self._pool = pool
+        self._silence_s = silence_s
         self._question_s = timeout_s / min(len(self._brokers) + 1, QUESTIONS_MAX)
         self._first = 0
         self._warned = False
@@ -93,13 +111,62 @@ class Lookup:
         goes to the next broker, because this one may be cut off from the cluster.
         """
         try:
-            return await self._ask(topic)
+            return await self._ask(topic, await self.any_broker())
         except (PulsarException, asyncio.CancelledError):  # cancelled: the broker may be silent
             self._turn_to_next()
             raise
 
-    async def _ask(self, topic: str) -> Owner:
-        connection = await self.any_broker()
+    def knows_others(self, broker: str) -> bool:
+        """Whether the service URL names another address than this one."""
+        return any(it != broker for it in self._brokers)
+
+    async def owner_besides(self, topic: str, broker: str) -> str | None:
+        """Return the URL of the broker that serves `topic`, as another broker than `broker` says.
+        None: no other broker answers within OPINION_S.
+
+        The next lookups begin with the broker that has answered.
+        """
+        others = [it for it in self._in_turn() if it != broker][:OTHERS_MAX]
+        async with asyncio.TaskGroup() as group:
+            asked = {
+                group.create_task(
+                    self._opinion(other, topic, besides=broker, pause_s=number * OTHERS_PAUSE_S)
+                )
+                for number, other in enumerate(others)
+            }
+            waiting = set(asked)
+            try:
+                async with asyncio.timeout(OPINION_S):
+                    while waiting:
+                        done, waiting = await asyncio.wait(
+                            waiting, return_when=asyncio.FIRST_COMPLETED
+                        )
+                        for task in done:
+                            if task.result() is not None:
+                                return task.result()
+            except TimeoutError:
+                pass
+            finally:
+                for task in waiting:
+                    task.cancel()
+        return None
+
+    async def _opinion(
+        self, broker: str, topic: str, *, besides: str, pause_s: float
+    ) -> str | None:
+        await asyncio.sleep(pause_s)
+        try:
+            connection = await self._session(broker, Purpose.PUBLISH)
+            owner = await self._ask(topic, connection, besides=besides)
+        except PulsarException as error:
+            log.info("no second opinion", topic=topic, broker=broker, reason=str(error))
+            return None
+        if broker in self._brokers:
+            self._first = self._brokers.index(broker)
+        return owner.url
+
+    async def _ask(self, topic: str, connection: Connection, *, besides: str = "") -> Owner:
+        """`besides`: a broker to which no redirect is followed."""
         authoritative = False
         for _ in range(REDIRECTS_MAX):
             answer = await self._answer(
@@ -119,8 +186,10 @@ class Lookup:
             if answer.response == pb.CommandLookupTopicResponse.Connect:
                 proxied = answer.proxy_through_service_url and owner != connection.broker
                 return Owner(owner, connection.broker if proxied else None)
+            if owner == besides:
+                return Owner(owner)
             authoritative = answer.authoritative
-            connection = await self._pool.connection(owner, Purpose.PUBLISH)
+            connection = await self._session(owner, Purpose.PUBLISH)
         raise LookupError(f"no owner after {REDIRECTS_MAX} redirects", topic=topic)
 
     async def partitions(self, topic: str, *, creates: bool = True) -> int:
@@ -197,10 +266,9 @@ class Lookup:
         Raises ConnectError if no broker is reachable.
         """
         failures: list[str] = []
-        for _ in self._brokers:
-            broker = self._brokers[self._first]
+        for broker in self._in_turn():
             try:
-                connection = await self._pool.connection(broker, purpose)
+                connection = await self._session(broker, purpose)
             except ConnectError as error:
                 failures.append(f"{broker}: {error.reason}")
                 self._turn_to_next()
@@ -208,6 +276,21 @@ class Lookup:
                 self._warned = False
                 return connection
         raise ConnectError("no broker is reachable: " + "; ".join(failures))
+
+    async def _session(self, broker: str, purpose: Purpose) -> Connection:
+        """Return a session with the broker. Raises ConnectError; where there is another broker to
+        ask, after `silence_s`. A session that opens later serves the next attempt."""
+        patience_s = self._silence_s if self.knows_others(broker) else None
+        try:
+            async with asyncio.timeout(patience_s):
+                return await self._pool.connection(broker, purpose)
+        except TimeoutError:
+            reason = f"the broker did not accept a session within {patience_s:g} s"
+            raise ConnectError(reason, broker=broker) from None
+
+    def _in_turn(self) -> list[str]:
+        """The brokers of the service URL, beginning with the one that is next."""
+        return [*self._brokers[self._first :], *self._brokers[: self._first]]
 
     def _turn_to_next(self) -> None:
         self._first = (self._first + 1) % len(self._brokers)

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from magnetar.client.authentication import NoCredentials
 from magnetar.client.session.connection import KEEPALIVE_S, Connection
+from magnetar.client.session.silence import ASK_AFTER_S, PING_AFTER_S
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     from magnetar.client.authentication import Credentials
     from magnetar.client.scope import Scope
+    from magnetar.client.session.connection import OtherBrokers
     from magnetar.runtime.frames import FrameStream
 
 log = get_logger(__name__)
@@ -63,8 +65,13 @@ class Pool:
         *,
         open_timeout_s: float,
         keepalive_s: float = KEEPALIVE_S,
+        ping_after_s: float = PING_AFTER_S,
+        ask_after_s: float = ASK_AFTER_S,
         credentials: Credentials | None = None,  # None: brokers do not learn who the client is
     ) -> None:
+        self.others: OtherBrokers | None = None  # asked about silent brokers; None: none is
+        self._ping_after_s = ping_after_s
+        self._ask_after_s = ask_after_s
         self._credentials = credentials or NoCredentials()
         self._scope = scope
         self._dialer = dialer
@@ -105,6 +112,9 @@ class Pool:
             is_proxied=through is not None,
             open_timeout_s=self._open_timeout_s,
             keepalive_s=self._keepalive_s,
+            ping_after_s=self._ping_after_s,
+            ask_after_s=self._ask_after_s,
+            others=self.others,
         )
         self._connections[broker, purpose] = connection
         self._scope.start(self._live(connection, purpose), f"{purpose.value} session, {broker}")

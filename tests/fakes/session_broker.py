@@ -521,6 +521,10 @@ class FakeBrokers:
             self.owners[name] = url
             topic.ledger += 1
             topic.hold_receipts = False
+            for subscription in topic.subscriptions.values():
+                for consumer in list(subscription.consumers):
+                    if consumer.session.broker.url != url:
+                        consumer.session.remove(consumer)
 
     def open(self, broker: str, _: object) -> FrameStream:
         """Dialer: a stream to that address."""

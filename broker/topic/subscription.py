@@ -153,7 +153,9 @@ class Subscription:
         self._joined = 0  # consumers so far; the join number of the next one
         self._type = SubscriptionType.EXCLUSIVE  # of the dispatcher
         self._dispatcher: Dispatcher | None = None  # None: no consumer since the start or a seek
-        self._timer: asyncio.TimerHandle | None = None  # None: the dispatcher needs none
+        # When it is due, which uvloop's handle of a time within half a millisecond does not tell.
+        # None: the dispatcher needs none.
+        self._timer: tuple[float, asyncio.Handle] | None = None
         self.rate = DispatchRate("subscription")
         self._read_loop = ReadLoop(
             topic_log,
@@ -780,20 +782,20 @@ class Subscription:
         if self._timer is None:
             if due_s is None:
                 return
-        elif due_s == self._timer.when():
+        elif due_s == self._timer[0]:
             return
         else:
-            self._timer.cancel()
-        self._timer = None if due_s is None else self._call_at(due_s)
+            self._timer[1].cancel()
+        self._timer = None if due_s is None else (due_s, self._call_at(due_s))
 
-    def _call_at(self, due_s: float) -> asyncio.TimerHandle:
+    def _call_at(self, due_s: float) -> asyncio.Handle:
         return self._loop.call_at(due_s, self._guard.call, "timer", self._on_timer)
 
     def _on_timer(self) -> None:
         timer, self._timer = self._timer, None
         assert timer is not None
         # The loop calls a timer early by up to the resolution of its clock.
-        now = max(self._loop.time(), timer.when())
+        now = max(self._loop.time(), timer[0])
         self._carry_out(self._machine().on_timer(now), now)
 
     def _machine(self) -> Dispatcher:

@@ -142,7 +142,8 @@ class Subscriber:
         self._burst: list[Message] = []  # messages of the frame that is being read
         self._failure: PulsarException | None = None  # None: neither closed nor failed
         self._over = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
+        # When it is due, which uvloop's handle of a time within half a millisecond does not tell.
+        self._timer: tuple[float, asyncio.Handle] | None = None
 
     async def open(self) -> None:
         """Attach for the first time. If that fails, close the consumer and raise the reason."""
@@ -484,7 +485,7 @@ class Subscriber:
         self._detach(error)
         self._acks.close(error)
         if self._timer is not None:
-            self._timer.cancel()
+            self._timer[1].cancel()
         if self._dead_letters is not None:
             self._dead_letters.shut_down()
         if self._dead_letter_producer is not None:
@@ -829,10 +830,10 @@ class Subscriber:
         if self._unacked is not None:
             times.append(self._unacked.timer_at())
         due_at = min((at for at in times if at is not None), default=None)
-        if due_at is not None and (self._timer is None or due_at < self._timer.when()):
+        if due_at is not None and (self._timer is None or due_at < self._timer[0]):
             if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_at(due_at, self._on_timer)
+                self._timer[1].cancel()
+            self._timer = due_at, self._loop.call_at(due_at, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

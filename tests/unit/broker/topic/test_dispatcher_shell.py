@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.cluster_state import ClusterState
+from fakes.loops import loop_of
 from fakes.sessions import FakeConsumerSession
 from fakes.topics import CLIENT, opened_topic
 from support import settle, wait_until
@@ -22,7 +23,7 @@ from magnetar.broker.topic.contract import CloseReason, SubscribeRequest, Subscr
 from magnetar.broker.topic.subscription import Subscription
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from magnetar.broker.dispatch.dispatcher import Action, Environment
     from magnetar.broker.dispatch.explain import Reason
@@ -251,6 +252,24 @@ async def test_timer_that_is_no_longer_needed_is_cancelled() -> None:
         handle.flow(1)
         await asyncio.sleep(60)
         assert it.machine.times("timer") == []
+
+
+@pytest.fixture
+def _uvloop() -> Iterator[None]:
+    with loop_of("uvloop"):
+        yield
+
+
+@pytest.mark.real_loop
+@pytest.mark.usefixtures("_uvloop")
+async def test_timer_that_is_due_at_once_is_kept_on_the_loop_of_servers() -> None:
+    async with opened_shell() as it:
+        handle = it.attach()
+        due = it.machine.due = now_s()
+        for _ in range(2):  # uvloop gives a handle without a time
+            handle.flow(1)
+        await wait_until(lambda: it.machine.times("timer"))
+        assert it.machine.times("timer")[0] >= due
 
 
 @pytest.mark.parametrize("how", ["seek", "close", "other type"])

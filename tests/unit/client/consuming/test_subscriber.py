@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.client_world import (
@@ -18,6 +18,7 @@ from fakes.client_world import (
     receive,
     subscription,
 )
+from fakes.loops import loop_of
 from support import settle
 
 from magnetar.client.consumer import LoopQueue
@@ -36,6 +37,9 @@ from magnetar.client.message import MessageId
 from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerType
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.framing import COMMAND_BYTES_MAX, encode_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SHARED = ConsumerType.Shared
 
@@ -595,3 +599,27 @@ async def test_reader_acknowledges_what_it_has_read() -> None:
         (subscribed,) = cluster.topic(TOPIC).subscriptions.values()
         assert subscribed.unacked == {(1, 1): 0b111}
         assert subscribed.name.startswith("reader-")
+
+
+@pytest.fixture
+def _uvloop() -> Iterator[None]:
+    with loop_of("uvloop"):
+        yield
+
+
+@pytest.mark.real_loop
+@pytest.mark.usefixtures("_uvloop")
+async def test_redeliveries_that_are_due_at_once_are_requested_on_uvloop() -> None:
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            ConsumerType.Shared,
+            initial_position=EARLIEST,
+            negative_ack_redelivery_delay_ms=0,
+        )
+        await publish(client, 3)
+        for message in await receive(consumer, 3):  # uvloop gives a handle without a time
+            await consumer.negative_acknowledge(message)
+        assert data(await receive(consumer, 3)) == [0, 1, 2]
+        assert subscription(cluster).unacked

@@ -173,7 +173,7 @@ class ConsumerHandle:
 
     async def drain(self) -> None:
         """The consumer leaves: it gets nothing more. Returns when it has acknowledged what it has,
-        is closed, or after DRAIN_S."""
+        or is closed."""
         await self._found().drain(self)
 
     async def last_message_id(self) -> LastMessage:

@@ -13,7 +13,6 @@ changes and after a seek. The redelivery counts belong to the cursor and outlive
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
@@ -69,9 +68,6 @@ if TYPE_CHECKING:
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the close of a consumer waits for its acknowledgements to be durable."""
-
-DRAIN_S: Final = 300.0
-"""How long the broker waits for the acknowledgements of a consumer that leaves."""
 
 RETURN_S: Final = 60.0
 """How long a non-durable subscription waits for its reader to come back after a seek, which
@@ -270,9 +266,7 @@ class Subscription:
             handle.machine.leaving = True
             now = self._loop.time()
             self._carry_out(self._machine().on_leaving(handle.machine, now), now)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_S):
-                await drained.wait()
+        await drained.wait()
 
     def _is_drained(self, handle: ConsumerHandle) -> bool:
         """Whether the consumer has acknowledged all that it has."""

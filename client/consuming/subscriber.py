@@ -37,6 +37,7 @@ from magnetar.client.errors import (
     CryptoError,
     OperationNotSupported,
     PulsarException,
+    ServiceUnitNotReady,
     Timeout,
     is_retriable,
 )
@@ -430,10 +431,20 @@ class Subscriber:
         try:
             async with asyncio.timeout(self._parts.timeout_s):
                 with suppress(PulsarException):  # closed or disconnected meanwhile
-                    await connection.request(command, pb.CommandSuccess)
+                    await self._drained(connection, command)
         except TimeoutError:
             reason = "messages that were delivered are not acknowledged"
             raise Timeout(reason, topic=self.topic, subscription=self.subscription.name) from None
+
+    async def _drained(self, connection: Connection, command: pb.CommandDrainConsumer) -> None:
+        """Ask again when the broker has waited for as long as for any request."""
+        while self._connection is connection:
+            try:
+                await connection.request(command, pb.CommandSuccess)
+            except ServiceUnitNotReady:
+                await asyncio.sleep(RETRY_DELAY_S_FIRST)
+            else:
+                return
 
     async def close(self) -> None:
         """Close the consumer after every acknowledgement given before is durable.

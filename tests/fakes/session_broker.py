@@ -188,7 +188,10 @@ class Session:
             then(self, body)
 
     def on_connect(self, body: Any, _: object) -> None:
-        flags = pb.FeatureFlags(supports_topic_watchers=self.broker.announces_topics)
+        flags = pb.FeatureFlags(
+            supports_topic_watchers=self.broker.announces_topics,
+            supports_drain_consumer=self.broker.drains_consumers,
+        )
         self.send(
             pb.CommandConnected(server_version="fake", protocol_version=21, feature_flags=flags)
         )
@@ -446,6 +449,7 @@ class Broker:
         self.reads.set()
         self.hold_acks = False
         self.announces_topics = True
+        self.drains_consumers = False
         self.sessions: list[Session] = []
         self.scripted: dict[type, deque[Any]] = {}
 

@@ -557,3 +557,24 @@ async def test_a_request_whose_work_was_cancelled_by_somebody_is_answered() -> N
         assert refused.error == pb.ServiceNotReady
         assert here.connections[0]._session.requests == 0
         assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
+
+
+async def test_drain_is_refused_after_the_time_of_a_request_and_answered_when_asked_again() -> None:
+    async with place() as here:
+        client, loop = await here.client(), asyncio.get_running_loop()
+        await client.subscribe("t", subType=pb.CommandSubscribe.Shared)
+        await client.produce("t")
+        await client.flow(1)
+        await client.publish()
+        got = [(await client.receive()) for _ in range(2)]  # the receipt, and the message
+        [message] = [it.body for it in got if isinstance(it.body, pb.CommandMessage)]
+        drain = pb.CommandDrainConsumer(consumer_id=1, request_id=0)
+        began = loop.time()
+        refused = await client.ask(drain)
+        assert isinstance(refused, pb.CommandError)
+        assert refused.error == pb.ServiceNotReady
+        assert loop.time() - began >= REQUEST_TIMEOUT_S
+        ack = pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual)
+        ack.message_id.append(message.message_id)
+        await client.send(ack)
+        assert isinstance(await client.ask(drain), pb.CommandSuccess)

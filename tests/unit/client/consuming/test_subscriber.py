@@ -623,3 +623,17 @@ async def test_redeliveries_that_are_due_at_once_are_requested_on_uvloop() -> No
             await consumer.negative_acknowledge(message)
         assert data(await receive(consumer, 3)) == [0, 1, 2]
         assert subscription(cluster).unacked
+
+
+async def test_close_with_drain_goes_on_after_the_time_of_a_request() -> None:
+    async with client_among() as (client, cluster):
+        broker = cluster.brokers[A]
+        broker.drains_consumers = True
+        consumer = await client.subscribe("t", "s")
+        late = [
+            pb.CommandError(request_id=0, error=pb.ServiceNotReady, message="longer than 60 s")
+            for _ in range(2)
+        ]
+        broker.script(pb.CommandDrainConsumer, *late, pb.CommandSuccess(request_id=0))
+        await consumer.close(drain=True)
+        assert len(broker.commands(pb.CommandDrainConsumer)) == 3

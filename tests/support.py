@@ -27,8 +27,8 @@ LATE_COMPLETIONS_S = 0.02
 def run(main: Coroutine[Any, Any, T], *, deadline_s: float = 60.0) -> T:
     """Run a test's coroutine on a loop of its own.
 
-    Fails when it takes longer than `deadline_s`, and when something failed where nobody looks: a
-    callback, a task that nobody awaited, a bug in a server's handler.
+    Fails when it takes longer than `deadline_s`, and when something failed unnoticed: a
+    callback, a task that was not awaited, a bug in a server's handler.
     """
     stray: list[dict[str, Any]] = []
 
@@ -74,7 +74,7 @@ def wait_for(predicate: Callable[[], object], *, deadline_s: float = 30.0) -> No
 
 class _Waiting:
     """A deadline in time that the process was running: a machine that stands still, or a test that
-    blocks its loop, has given nobody the chance to make anything true."""
+    blocks its loop, has given no other task the chance to make anything true."""
 
     def __init__(self, now: Callable[[], float], deadline_s: float) -> None:
         self._now = now

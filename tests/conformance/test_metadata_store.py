@@ -55,7 +55,7 @@ _numbers = itertools.count()
 
 @dataclass
 class TwoClients:
-    """Two clients of one store, and a folder that nobody else uses."""
+    """Two clients of one store, and a folder that no other test uses."""
 
     one: MetadataStore
     two: MetadataStore

@@ -61,7 +61,7 @@ async def connected(
 
 
 async def wait_applied(witness: ZooKeeperStore, path: str, expected: Versioned) -> None:
-    """Until the server has it, whoever else was told."""
+    """Wait until the server has it, also if it has told others before."""
     applied = asyncio.Event()
     unwatch = witness.watch(path, applied.set)
     async with asyncio.timeout(30):
@@ -413,7 +413,7 @@ async def _taken(lease: Lease) -> bytes:
         await lease.run()
     except LeaseTaken as taken:
         return taken.holder
-    raise AssertionError("it runs for ever")
+    raise AssertionError("it never ends")
 
 
 async def test_one_candidate_leads_and_the_next_follows(zookeeper: ZooKeeperEnsemble) -> None:

@@ -5,17 +5,17 @@
 - *Entries before the last segment*, and a "confirmed" before it: the ledger's end is sought from
   there on, and the writer confirmed them before it had that segment. The old segment's copies were
   judged when it was sealed.
-- *Bookies that are in no ensemble*, when nobody changes his any more.
+- *Bookies that are in no ensemble*, when no writer or closer changes its ensemble any more.
 - *Entries up to where the closer starts*: it does not ask for them. They are confirmed (which is
-  checked here: nobody tells of entries that are not), so at the claim the writer could have closed
+checked here: no bookie tells of other entries), so at the claim the writer could have closed
   behind them, and their copies were judged by that. They do not become fewer, and fewer than Qa
   bookies crash. The closer cannot start before `lowest_start`, and where it has heard of a
   "confirmed" it starts there or later. So the last segment might as well begin there.
 - *Entries before the closer's own segment*: they have Qa copies, or it could not begin there.
 - *What is told*, once the closer has heard enough: what it starts from does not change any more.
 - *The end*: beyond it the closer looks at nothing.
-- *Seats*: a member holds what its seat is to hold; whoever lost its seat in the closer's ensemble,
-  or cannot get one any more, holds nothing that counts.
+- *Seats*: a member holds what its seat is to hold; a bookie that lost its seat in the closer's
+  ensemble, or cannot get one any more, holds nothing that counts.
 - *Fences*, once the closer has ended: the writer has stopped, those whom it asks were judged when
   it began to read, and who holds an entry unfenced would be fenced by having it written back.
 - *The helper*: what it can still do that matters is to write back what the closer looks at.

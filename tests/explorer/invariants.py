@@ -5,7 +5,7 @@ from __future__ import annotations
 
 class Violation(Exception):
     """An invariant does not hold. `then`: what happens yet, until it shows. `closing`: who closes
-    (None: the writer), and where; None if nobody does."""
+    (None: the writer), and where; None if there is no such step."""
 
     def __init__(self, invariant: str, then: list[str]) -> None:
         super().__init__(invariant, then)

@@ -8,19 +8,19 @@ out because whatever it could add is here already:
   later time, or never, so any number of messages may be lost, and nothing that is "under way" needs
   to be remembered. A request that arrives and whose reply is lost: see the next two.
 - *The writer hears of acks in batches*, just before it acts (appends, changes its ensemble,
-  closes): hearing them earlier shows to nobody but its owner. What it could have confirmed by now
+  closes): hearing them earlier shows only to its owner. What it could have confirmed by now
   is `confirmable`, and every invariant about confirmed entries is checked against that.
 - *A recoverer hears a reply at once, or never.* A late one equals a late request: what a fenced
-  bookie holds only grows. A lost fence reply only fences one bookie more, which hinders nobody but
+  bookie holds only grows. A lost fence reply only fences one bookie more, which hinders only
   the writer, as the loss of its add would.
 - *Who answered a write-back* is not remembered: a recoverer that wrote an entry back can have the
   answer of every bookie that holds it by asking once more. So it may close when Qa hold it.
 - *Closing* ends a run: `_check_end` checks what must hold then, and what the writer could still
   confirm afterwards, from adds that are under way or yet to be sent to bookies that are not fenced.
-- *Sync.* Bookies answer only what is durable, so a crash that they come back from loses what nobody
-  heard of: the same as losing the request. A crash that they do not come back from (`crashes`)
-  takes their disk along. Two planted bugs answer too early, and lose it.
-- *A second recoverer* begins when the first does: until it asks somebody it has done nothing. That
+- *Sync.* Bookies answer only what is durable, so a crash that they come back from loses what no
+  process heard of: the same as losing the request. A crash that they do not come back from
+  (`crashes`) takes their disk along. Two planted bugs answer too early, and lose it.
+- *A second recoverer* begins when the first does: until it asks a bookie it has done nothing. That
   a recoverer dies needs no step of its own: no step must ever be taken.
 
 With E = Qw the seats are alike, so bookies differ only by what they hold and where they sit: states
@@ -114,7 +114,7 @@ class Protocol:
         yield from self.moves(state)
 
     def check(self, state: State) -> None:
-        """Whoever can close may do it now. Raises Violation."""
+        """The writer or recoverer that can close may do it now. Raises Violation."""
         if state.open:
             self._writer_closes(state, self.confirmable(state))
         for who in self.judged:
@@ -345,8 +345,8 @@ class Protocol:
                 yield ("back", who, entry, number), written._replace(seen=max(state.seen, tells))
 
     def _written_back(self, state: State, who: int, attempt: Attempt, before: int) -> int:
-        """The last entry below `before` up to which Qa bookies hold all and, as whoever takes a
-        write-back is, are fenced."""
+        """The last entry below `before` up to which Qa bookies hold all and are fenced, as each
+        bookie that takes a write-back is."""
         fenced = state._replace(bookies=tuple(b for b in state.bookies if b.fenced))
         entry = attempt.start
         while entry + 1 < before:
@@ -510,8 +510,8 @@ class Protocol:
         return entry
 
     def _check_recoverable(self, state: State) -> None:
-        """Somebody who asks everybody that is up comes to a conclusion about each entry. Raises
-        Violation."""
+        """A recoverer that asks all bookies that are up comes to a conclusion about each entry.
+        Raises Violation."""
         asked = [b for b in state.bookies if b.listed != NOWHERE and b.up]
         start = max([state.first - 1, *(b.tells for b in asked)])
         for entry in range(start + 1, self.case.entries):

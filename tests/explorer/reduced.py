@@ -2,7 +2,7 @@
 
 Take any run of `protocol.py` from the beginning to a violation. Exchange by exchange it turns into
 one of those that are left here, which ends in a violation as well. What the arguments rely on is
-checked with each step (`check_premises`): whoever asks or writes leaves a fence, what a bookie
+checked with each step (`check_premises`): each that asks or writes leaves a fence, what a bookie
 holds only grows, a write-back brings the very bytes, a recoverer shows by nothing else, a crashed
 bookie is down. A protocol that does otherwise is not reduced.
 
@@ -21,14 +21,14 @@ bookie is down. A protocol that does otherwise is not reduced.
   (fences are the writer's concern, and it has stopped). Whatever any of them can write back at any
   time, recoverer 1 can, if it fenced those who tell the least as soon as the ledger was claimed,
   and then heard "yes" to all that members hold: it starts no later than others, and since there is
-  no entry among members that was not there at the claim, nobody gets further. It starts as such
+  no entry among members that was not there at the claim, none gets further. It starts as such
   (`_helped`). If recoverers change their ensembles, one may bring a spare to one seat and another
   one to another seat, so what there is may be written to any spare, and to all members as well.
-- *The closer reads at one moment*, that at which it may begin to. Nobody notices that it hears
-  something. Whoever lacks an entry later on lacks it now; an entry that some member holds later on
-  is held by one now. So each conclusion that it could come to later it can come to now, and having
-  come to it sooner hinders nothing. Reading ahead comes to no other ones. All "no" about an entry
-  are heard in one step: fewer than are needed conclude nothing.
+- *The closer reads at one moment*, that at which it may begin to. No other process notices that it
+  hears something. A member that lacks an entry later on lacks it now; an entry that some member
+  holds later on is held by one now. So each conclusion that it could come to later it can come to
+  now, and having come to it sooner hinders nothing. Reading ahead comes to no other ones. All "no"
+  about an entry are heard in one step: fewer than are needed conclude nothing.
 
 `forgetting.py` goes on from here. `test_reduced.py` holds both against the full search: the same
 ledgers come out, closed at the same ends with the same copies, and reductions that go too far are

@@ -20,7 +20,7 @@ class Bug(Enum):
     ONE_NEGATIVE_ENDS = "one bookie that lacks the entry is proof enough"
     USED_BEFORE_RECORDED = "a new ensemble is written to and counted before it is recorded"
     CONFIRMS_DURING_CHANGE = "acks confirm entries after the first of the new segment was decided"
-    ACKS_OF_REPLACED_COUNT = "an ack counts for whoever sits on the seat now"
+    ACKS_OF_REPLACED_COUNT = "an ack counts for the bookie that sits on the seat now"
     CHANGE_OF_RECOVERER_RECORDED = "a recoverer records its new ensemble before it closes"
     STARTS_AT_ANSWERED = "recovery starts at the confirmed entry that bookies tell, whatever the"
     " segments say"

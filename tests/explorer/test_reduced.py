@@ -119,7 +119,7 @@ def test_the_premises_hold_in_every_state(case: Case) -> None:
 
 
 class YesComesFirst(RecordingReduced):
-    """Nobody hears "no" while somebody has the entry."""
+    """No recoverer hears "no" while a bookie has the entry."""
 
     def _reads(self, state: State, who: int, attempt: Attempt) -> Iterator[tuple[Step, State]]:
         answers = dict(super()._reads(state, who, attempt))
@@ -129,7 +129,7 @@ class YesComesFirst(RecordingReduced):
 
 
 class NoComesFirst(RecordingReduced):
-    """Nobody hears "yes" while enough say "no"."""
+    """No recoverer hears "yes" while enough bookies say "no"."""
 
     def _reads(self, state: State, who: int, attempt: Attempt) -> Iterator[tuple[Step, State]]:
         answers = dict(super()._reads(state, who, attempt))
@@ -138,7 +138,7 @@ class NoComesFirst(RecordingReduced):
                 yield step, after
 
 
-class NobodyHelps(RecordingReduced):
+class NoHelp(RecordingReduced):
     """What others write back is left out."""
 
     def _writes_back(
@@ -175,7 +175,7 @@ class AllAreFenced(RecordingReduced):
         return state
 
 
-class NobodyCrashes(RecordingReduced):
+class NoCrash(RecordingReduced):
     """`check` looks at states without crashes alone."""
 
     def check(self, state: State) -> None:
@@ -187,11 +187,11 @@ class NobodyCrashes(RecordingReduced):
     [
         (YesComesFirst, SMALL[0]),
         (NoComesFirst, SMALL[1]),
-        (NobodyHelps, SMALL[0]),
+        (NoHelp, SMALL[0]),
         (HelpIsForMembers, Case(sizes=(3, 3, 2), entries=1, spares=1, recoverer_changes=1)),
         (AcksAreLost, SMALL[0]),
         (AllAreFenced, SMALL[0]),
-        (NobodyCrashes, SMALL[4]),
+        (NoCrash, SMALL[4]),
     ],
 )
 def test_reductions_that_go_too_far_are_noticed(
@@ -204,13 +204,13 @@ def test_reductions_that_go_too_far_are_noticed(
 
 
 class StartsAtTheConfirmed(RecordingForgetting):
-    """Everything confirmed is forgotten, whoever told of it."""
+    """Everything confirmed is forgotten, whichever bookie told of it."""
 
     def lowest_start(self, state: State, least: int) -> int:
         return max(least, state.told)
 
 
-class NobodyTells(RecordingForgetting):
+class NoTelling(RecordingForgetting):
     """What bookies tell is forgotten before it was heard of."""
 
     def _while_fencing(self, state: State) -> State:
@@ -236,7 +236,7 @@ class TheLastIsForgotten(RecordingForgetting):
     ("too_far", "case"),
     [
         (StartsAtTheConfirmed, SMALL[0]),
-        (NobodyTells, SMALL[0]),
+        (NoTelling, SMALL[0]),
         (TheLastIsForgotten, SMALL[0]),
     ],
 )

@@ -77,7 +77,7 @@ class FakeBookie:
         self.judge_read: Callable[[int, int], BookieCode | None] = lambda _ledger, _entry: None
         self.heard: list[tuple[str, str]] = []  # the beats of brokers
         self.last: LastHeard | None = None  # what it says of every broker
-        self.may_open = asyncio.Event()  # cleared: whoever connects hangs
+        self.may_open = asyncio.Event()  # cleared: each client that connects hangs
         self.may_take = asyncio.Event()  # cleared: writers' adds are not looked at
         self.may_ack = asyncio.Event()  # cleared: adds are stored and not answered
         self.may_read = asyncio.Event()  # cleared: reads and fences hang

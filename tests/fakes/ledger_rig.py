@@ -126,16 +126,16 @@ class LedgerRig:
     loss: float = 0.0
     flying: list[Callable[[bool], None]] = field(default_factory=list)  # called with "delivered?"
     confirmed: int = -1  # the oracle: what the writer has told its owner
-    seen: int = -1  # the oracle: the highest "confirmed" that anybody read from a bookie
+    seen: int = -1  # the oracle: the highest "confirmed" that was read from a bookie
     now: float = 0.0
 
     @classmethod
     def build(cls, quorum: Quorum, bookies: int, random: Random, *, loss: float = 0.0) -> LedgerRig:
-        everybody = {member(number): RigBookie(member(number)) for number in range(bookies)}
-        candidates = [Candidate(each) for each in everybody]
+        bookies_by_member = {member(number): RigBookie(member(number)) for number in range(bookies)}
+        candidates = [Candidate(each) for each in bookies_by_member]
         ensemble = choose_ensemble(candidates, quorum, random)
         assert ensemble is not None
-        return cls(quorum, random, everybody, open_metadata(quorum, ensemble), loss=loss)
+        return cls(quorum, random, bookies_by_member, open_metadata(quorum, ensemble), loss=loss)
 
     def call(
         self, to: Member, request: Callable[[RigBookie], object], reply: Callable[[object], None]
@@ -211,7 +211,7 @@ class LedgerRig:
         return sum(entry in self.bookies[ensemble[seat]].entries for seat in order)
 
     def peek(self) -> None:
-        """Somebody reads a bookie's idea of what is confirmed, without fencing (G2)."""
+        """A reader asks for a bookie's idea of what is confirmed, without fencing (G2)."""
         bookie = self.bookies[self.random.choice(self.metadata.last_segment.members)]
         code, confirmed = bookie.last_confirmed(fence=False)
         if code is BookieCode.OK:
@@ -271,7 +271,7 @@ class WriterActor:
         machine.check()
 
     def tick(self) -> None:
-        """Failed members are asked for again, or taken back when there is nobody else."""
+        """Failed members are asked for again, or taken back when there is no other bookie."""
         machine = self.machine
         self.carry_out(machine.on_spares())
         for seat in seat_numbers(machine.failed):
@@ -503,7 +503,7 @@ class RecoveryActor:
 
 
 def recover_fully(world: LedgerRig, attempts: int = 20) -> None:
-    """Everybody is well again: somebody must be able to close the ledger."""
+    """All bookies are well again: a recoverer must be able to close the ledger."""
     world.loss = 0.0
     for bookie in world.bookies.values():
         bookie.up = True

@@ -259,7 +259,7 @@ class FakeAppender:
             raise RecoveryIncomplete(self.ledger, "no bookies")
         stored = self._world.stored(self.ledger)
         if stored.fenced and stored.metadata.last_entry != self.confirmed:
-            raise LedgerFenced(self.ledger, "closed by somebody else")
+            raise LedgerFenced(self.ledger, "closed by another broker")
         metadata = self._world.close(self.ledger, self.confirmed)
         if bites:
             self._steps.bite("appender.close")

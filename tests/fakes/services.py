@@ -62,7 +62,7 @@ class Service:
 @contextmanager
 def brokers_in_thread(count: int) -> Iterator[Service]:
     """Brokers that share metadata and ledgers. The URLs are the first one's: whatever another one
-    owns is reached by a redirect. Fails if something failed there where nobody looks."""
+    owns is reached by a redirect. Fails if something failed there unnoticed."""
     started, stop = threading.Event(), asyncio.Event()
     service = Service("", "")
     stray: list[dict[str, Any]] = []

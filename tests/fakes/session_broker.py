@@ -464,7 +464,7 @@ class Broker:
         ]
 
     def kill(self) -> None:
-        """As kill -9: sessions break, and nobody listens."""
+        """As kill -9: sessions break, and no process listens."""
         self.alive = False
         for session in self.sessions:
             session.stream.abort("connection lost")  # type: ignore[attr-defined]

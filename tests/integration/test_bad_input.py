@@ -1,5 +1,5 @@
 """What clients must not say, over both transports: each costs its sender an error that names the
-thing, or its connection and a log line; and nobody else anything."""
+thing, or its connection and a log line; and other clients nothing."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ UNREADABLE = {
             [b"entry"],
         )
     ),
-    "a SEND of nobody": b"".join(
+    "a SEND of no producer": b"".join(
         framing.encode_payload_command(
             pb.CommandSend(producer_id=77, sequence_id=0), [bytes(entry_of("x").data)]
         )
@@ -558,7 +558,7 @@ async def test_a_range_that_cannot_be_read_is_refused(
 @pytest.mark.parametrize(
     ("topic", "ledger", "last", "text"),
     [
-        ("nobody", 1, 0, "TopicNotFound"),
+        ("unknown", 1, 0, "TopicNotFound"),
         ("witness", 1, 999, "RangeNotConfirmed"),
         ("witness", 999, 0, "RangeNotConfirmed"),
         ("witness", -1, 0, "RangeNotConfirmed"),

@@ -420,7 +420,7 @@ async def main(path):
     except StartRefused as refused:
         print(type(refused).__name__, refused)
 
-if sys.argv[2] == "nobody":
+if sys.argv[2] == "no peer":
     os.setuid(65534)
 asyncio.run(main(sys.argv[1]))
 """
@@ -442,7 +442,7 @@ def start_in_child(path: Path, user: str) -> str:
 def test_a_directory_without_permission() -> None:
     with tempfile.TemporaryDirectory() as path:
         Path(path).chmod(0o755)
-        said = start_in_child(Path(path), "nobody")
+        said = start_in_child(Path(path), "no peer")
     assert said.startswith("DirectoryUnusable")
     assert "Permission denied" in said
     assert "permission to read and write" in said

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.real_loop]
 EARLIEST = magnetar.InitialPosition.Earliest
 SHARED = magnetar.ConsumerType.Shared
 TIMEOUT_MS = 60_000
-HANDOVER_S = 8.0  # far less than any timeout: nobody waits for one
+HANDOVER_S = 8.0  # far less than any timeout: no client waits for one
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def expect_none(consumer: magnetar.Consumer) -> None:
         consumer.receive(timeout_millis=300)
 
 
-def test_nobody_notices_that_the_server_was_killed(
+def test_no_client_notices_that_the_server_was_killed(
     server: StandaloneProcess, client: magnetar.Client
 ) -> None:
     """A producer and a consumer at work while the server is killed twice and started again: every

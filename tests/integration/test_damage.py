@@ -68,7 +68,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], int | None]] = {
     "the log lost its end": (cut_log, 0),
     "a length field of the log": (grow_length_field, 0),
     "a record of the log": (flip_payload, 0),  # RocksDB skips the rest of its block of 32 KiB
-    "another store, of nobody": (empty_store, 0),
+    "another store, of no bookie": (empty_store, 0),
     "no store": (lambda path: shutil.rmtree(path / STORE), None),
     "no CURRENT": (lambda path: (path / STORE / "CURRENT").unlink(), None),
     "no watermark": (lambda path: (path / WATERMARK).unlink(), ENTRIES),
@@ -177,7 +177,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[DirectoryCluster, Pa
     record = encode_ledger_record(LedgerRecord(KEY, fenced=False, created_ms=0))
     storage.write([(ledger_key(1), record)])
     for entry in range(TABLES + LOG):
-        if entry in (TABLES // 2, TABLES):  # the second flush: nobody would miss its table
+        if entry in (TABLES // 2, TABLES):  # the second flush: no check would miss its table
             storage.flush()
         storage.write([(entry_key(1, entry), envelope(1, entry, payload_of(entry)))])
         storage.sync()
@@ -334,7 +334,7 @@ def test_every_field_of_every_file(
                     raise AssertionError(f"{pattern}: {name} at {at}, {cut=}: {wrong}") from wrong
                 shutil.rmtree(path)
     assert states <= {"whole", "unknown", "damaged"}
-    harmless = ("store/OPTIONS-*", "watermark")  # nobody needs it; the other slot is whole
+    harmless = ("store/OPTIONS-*", "watermark")  # not needed; the other slot is whole
     assert pattern in harmless or states & {"unknown", "damaged"}
 
 

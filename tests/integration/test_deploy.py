@@ -80,7 +80,7 @@ def test_names_and_ports_agree() -> None:
         role, variables = service["command"][0], service["environment"]
         prefix = f"MAGNETAR_{role.upper()}"
         assert variables[f"{prefix}_ID"] == name
-        if role != "autorecovery":  # nobody calls it
+        if role != "autorecovery":  # no process calls it
             assert variables[f"{prefix}_ADVERTISED_HOST"] == name
         ids.add(variables[f"{prefix}_ID"])
         http_port = variables[f"{prefix}_HTTP_PORT"]
@@ -110,7 +110,7 @@ def test_zookeepers_know_one_another() -> None:
         assert variables["ZOO_MY_ID"] == str(number)
         servers = variables["ZOO_SERVERS"].split()
         assert servers == [f"server.{n}=zookeeper-{n}:2888:3888;2181" for n in (1, 2, 3)]
-        assert int(variables["ZOO_AUTOPURGE_PURGEINTERVAL"]) > 0, "logs are kept for ever"
+        assert int(variables["ZOO_AUTOPURGE_PURGEINTERVAL"]) > 0, "logs are never deleted"
 
 
 def test_servers_have_the_time_to_stop_that_they_give_themselves() -> None:

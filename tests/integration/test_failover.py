@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real_loop
 
-# On an idle machine a tenth of it. Whoever waits for a timeout waits for 10 s or 30 s.
+# On an idle machine a tenth of it. A client that waits for a timeout waits for 10 s or 30 s.
 HANDOVER_S = 6.0
 TAKEOVER_S = 8.0
 

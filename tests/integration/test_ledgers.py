@@ -175,7 +175,7 @@ async def check_content(ledgers: Ledgers, ledger: LedgerId) -> int:
 @pytest.mark.real_loop(deadline_s=240)
 @pytest.mark.parametrize("count", [3, 4])
 async def test_kill_9_of_a_bookie_while_appending(bookies: list[BookieProcess], count: int) -> None:
-    """With a spare it is replaced, without one the ledger goes on: in either case nobody waits for
+    """With a spare it is replaced, without one the ledger goes on: in either case nothing waits for
     a timeout, and every confirmed entry is read back."""
 
     async with cluster(bookies[:count]) as (tree, _), broker(tree, 1) as ledgers:
@@ -192,7 +192,7 @@ async def test_kill_9_of_a_bookie_while_appending(bookies: list[BookieProcess], 
                 return member(victim) not in appender.metadata.last_segment.members
 
             # Two of three acks confirm: thousands of entries may pass before the kernel has
-            # taken the dead process apart, closed its sockets, and anybody can know.
+            # taken the dead process apart, closed its sockets, and other processes can know.
             await work.until_of_good(lambda: appender.degraded if count == 3 else replaced())
             before = appender.confirmed
             await work.until_of_good(lambda: appender.confirmed > before + 2000)

@@ -260,7 +260,7 @@ async def test_a_bookie_that_dies_is_replaced_and_another_is_decommissioned(tmp_
 async def test_a_bookie_without_its_store_is_filled_again_as_a_new_one(
     tmp_path: Path, damaged: bool
 ) -> None:
-    """Three bookies, so nobody else could take its seats; ledgers that are made meanwhile have two
+    """Three bookies, so no other one could take its seats; ledgers that are made meanwhile have two
     copies, and get their third. A wiped bookie is refused under its old identity; one whose log
     lost its end goes on as a new incarnation by itself."""
 

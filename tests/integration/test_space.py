@@ -210,7 +210,7 @@ async def test_a_full_disk_turns_read_only_and_back(disk: Path, tmp_path: Path) 
                     entry += 1
                     if await writer.add(add(1, entry, flags=flags)) == [code]:
                         return
-                    await asyncio.sleep(0.01)  # not to fill the disk before anybody looks
+                    await asyncio.sleep(0.01)  # not to fill the disk before the test looks
 
         bookie.start()
         channel = channel_to(bookie)

@@ -109,7 +109,7 @@ def _only_known_ledgers(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="an unknown ledger is not fenced",
-        breaks="D6: nobody has heard of it yet, and its adds may be under way",
+        breaks="D6: no writer has heard of it yet, and its adds may be under way",
         wrong={SERVICE + "_fence": _only_known_ledgers},
         caught_by=LOST | {"I11", "bug"},
         scene=NARROW,
@@ -177,7 +177,7 @@ def _goes_on(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a failed sync is passed over",
-        breaks="T22: after a failed sync nobody knows what is on disk",
+        breaks="T22: after a failed sync it is unknown what is on disk",
         wrong={COMMIT + "_sync": _goes_on},
         caught_by=LOST | {"I11"},
         scene=CLUSTER,
@@ -186,7 +186,7 @@ enter(
 )
 
 
-def _whoever_is_meant(right: Any, fired: Fired) -> Any:
+def _any_bookie_is_meant(right: Any, fired: Fired) -> Any:
     def _refusal(self: Any, incarnation: str) -> Any:
         if incarnation != self.identity.incarnation:
             fired()
@@ -210,7 +210,7 @@ enter(
     Mutant(
         name="the incarnation is not looked at",
         breaks="§4.6: a bookie that lost its disk answers for nothing of what it had",
-        wrong={SERVICE + "_refusal": _whoever_is_meant, SERVICE + "_greet": _greets_as_asked},
+        wrong={SERVICE + "_refusal": _any_bookie_is_meant, SERVICE + "_greet": _greets_as_asked},
         caught_by=LOST | {"I10", "I11", "R2"},
         scene=CLUSTER,
         seeds=200,
@@ -284,7 +284,7 @@ def _the_last_one_stays(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="other bytes replace a stored entry",
-        breaks="T39: whoever comes second with an id is refused",
+        breaks="T39: the second bookie with an id is refused",
         wrong={ADMISSION + "_compare": _the_last_one_stays},
         caught_by=frozenset({"T39", "I3", "I8"}),
         scene=SCENARIOS["T39"],

@@ -549,7 +549,7 @@ def _forgets_to_send(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="pending entries are not sent to a new member",
-        breaks="W5: whoever of the write set neither has it nor is awaited gets it",
+        breaks="W5: each bookie of the write set that neither has it nor is awaited gets it",
         wrong={WRITER + "_send_missing": _forgets_to_send},
         caught_by=frozenset({"bug"}),  # the machine's own check: nothing is lost by it
         scene=TAKEOVER,

@@ -137,7 +137,7 @@ class Takeover:
                 continue
 
     async def _peek(self) -> None:
-        """Somebody looks at what bookies call confirmed, very often."""
+        """A reader looks at what bookies call confirmed, very often."""
         while True:
             await asyncio.sleep(PEEK_S)
             for bookie in self.world.bookies.values():

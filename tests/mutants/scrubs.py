@@ -97,7 +97,7 @@ def _unreadable_is_absent(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="what cannot be listed is said to be missing",
-        breaks="§6.4: a comparison is told that nobody knows",
+        breaks="§6.4: a comparison is told that no bookie knows",
         wrong={"magnetar.bookie.service:BookieService.list_entries": _unreadable_is_absent},
         caught_by=frozenset({"I10"}),
         scene=ROTTING,
@@ -118,7 +118,7 @@ def _no_table_is_rotten(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a rotten table is forgotten when the bookie ends",
-        breaks="rot.py: the next start takes the store for damaged, else it ends again for ever",
+        breaks="rot.py: the next start takes the store for damaged, else it ends at each start",
         wrong={"world.nodes:is_rot": _no_table_is_rotten},
         caught_by=frozenset({"I16", "I18"}),
         scene=ROTTING,
@@ -210,7 +210,7 @@ def _finds_nothing_missing(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a comparison overlooks holes",
-        breaks="§5.5: what is missing against the striping is found where nobody reads",
+        breaks="§5.5: what is missing against the striping is found where no client reads",
         wrong={"magnetar.bookie.repair.auditor:missing": _finds_nothing_missing},
         caught_by=frozenset({"I16"}),
         scene=SCENARIOS["holes"],

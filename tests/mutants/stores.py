@@ -78,7 +78,7 @@ def _no_torn_end(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a log that ends in the midst of a record is refused",
-        breaks="§6.3: a power cut leaves such ends; nobody was told of what is missing",
+        breaks="§6.3: a power cut leaves such ends; no client was told of what is missing",
         wrong={ROCKS + "_options": _no_torn_end},
         caught_by=frozenset({"T50"}),
         scene=KILLING,

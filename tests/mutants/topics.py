@@ -40,7 +40,7 @@ def _records_by_and_by(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a ledger is written before the topic lists it",
-        breaks="I14: whoever takes the topic over would not find it",
+        breaks="I14: the next owner of the topic would not find it",
         wrong={"magnetar.broker.log.rolling:Rolling.record": _records_by_and_by},
         caught_by=frozenset({"I14"}),
         scene=SCENARIOS["T43"],
@@ -49,7 +49,7 @@ enter(
 )
 
 
-def _whoever_it_is_now(right: Any, fired: Fired) -> Any:
+def _in_any_epoch(right: Any, fired: Fired) -> Any:
     async def change(self: Any, change: Any) -> None:
         def apply(stored: bytes | None) -> Any:
             assert stored is not None
@@ -70,7 +70,7 @@ enter(
     Mutant(
         name="a former owner changes the topic's record",
         breaks="I14, T43: another's epoch ends a owned_record",
-        wrong={"magnetar.broker.log.owned_record:OwnedRecord.change": _whoever_it_is_now},
+        wrong={"magnetar.broker.log.owned_record:OwnedRecord.change": _in_any_epoch},
         caught_by=frozenset({"I14", "I1"}),
         scene=SCENARIOS["T43"],
         seeds=20,
@@ -170,7 +170,7 @@ def _always_room(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="nobody waits for room",
+        name="no publish waits for room",
         breaks="I17: memory for what is in flight is bounded",
         wrong={APPENDER + "_has_room": _always_room},
         caught_by=frozenset({"I17"}),
@@ -192,8 +192,8 @@ def _only_for_room(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="the end of a ledger wakes nobody",
-        breaks="T46: whoever waits for room is told that there will be none",
+        name="the end of a ledger wakes no task",
+        breaks="T46: a task that waits for room is told that there will be none",
         wrong={APPENDER + "_maybe_wake": _only_for_room},
         caught_by=frozenset({"I18"}),
         scene=SCENARIOS["T46"],

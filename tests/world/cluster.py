@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SETTLE_S = 30.0  # within this time of the healing all bookies are registered again
 RECOVER_S = 90.0  # and every ledger can be closed and read
-REPAIR_S = 300.0  # and, where somebody repairs, all copies are restored
+REPAIR_S = 300.0  # and, where replicators run, all copies are restored
 PAUSE_S = 0.5
 LEVELS = 6  # of a ledger's path
 
@@ -79,7 +79,7 @@ class World:
         self.on_client_restart: Callable[[ClientNode], None] = lambda client: None
         self.scrubs = True  # the bookies that are started from now on do
         self.rotten: dict[tuple[LedgerId, int], None] = {}  # entries of which a copy went bad
-        self.healed = False  # from now on whoever dies of an earlier fault comes back
+        self.healed = False  # from now on a process that dies of an earlier fault comes back
         self._restarts: list[asyncio.Task[None]] = []
         self._failure: asyncio.Future[None] = loop.create_future()
         self.oracle.when_broken = self._end_with
@@ -114,7 +114,7 @@ class World:
         return [each for each in self.bookies.values() if not each.retired]
 
     def retire(self, bookie: BookieNode, member: Member) -> None:
-        """It was decommissioned: nothing may name it any more, and nobody brings it back."""
+        """It was decommissioned: nothing may name it any more, and it is not brought back."""
         bookie.retired = True
         self.known.pop(member)
 
@@ -224,7 +224,7 @@ class World:
     # -- the quiet end -----------------------------------------------------------------------------
 
     async def heal(self) -> None:
-        """All faults end; whoever is down comes back."""
+        """All faults end; each process that is down comes back."""
         self.trace.note("world", "healed")
         self.healed = True
         self.network.heal_all()
@@ -345,7 +345,7 @@ class World:
             missing = self._missing_copy(closed)
             if missing:
                 return missing
-        # Damage that nobody needs (beyond the end, of a stripe that the bookie has left) is not
+        # Damage to copies that are not needed (beyond the end, or of a former stripe) is not
         # repaired, and keeps the bookie from giving space back.
         suspended = [
             each.name for each in self.staying if each.gives_no_space_back and not each.disk.damaged

@@ -1,7 +1,8 @@
 """What clients do: compete for one log of ledgers as brokers compete for a topic, and look on.
 
-The log is a list of ledger ids in the metadata store. Whoever wants to write closes what was
-written before, makes a ledger, and enters it into the list by compare-and-set; only then it writes.
+The log is a list of ledger ids in the metadata store. A client that wants to write closes what
+was written before, makes a ledger, and enters it into the list by compare-and-set; only then it
+writes.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Writer:
 
 
 class Contender:
-    """Takes the log over, writes a while, hands it on or drops it; for ever."""
+    """Takes the log over, writes a while, hands it on or drops it, again and again."""
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class Contender:
     async def _enter(
         self, ledgers: Ledgers, version: int, log: Sequence[LedgerId]
     ) -> tuple[Writer, int] | None:
-        """A new ledger, in the list. None: somebody else was quicker."""
+        """A new ledger, in the list. None: another client was quicker."""
         newest = log[-1] if log else LedgerId(-1)
         appender = await ledgers.create(newer_than=newest, custom={"log": b""})
         assert self.client.store is not None

@@ -52,7 +52,7 @@ class LaterVersion:
         self._put(path, message.SerializeToString(deterministic=True), stored.version)
 
     def on_path(self, path: str, value: bytes | None) -> bool:
-        """What is stored there has changed. Returns whether nobody else is to look at it."""
+        """What is stored there has changed. Returns whether no other part is to look at it."""
         oracle = self._world.oracle
         if self._working:
             return path in self._beyond

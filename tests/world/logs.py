@@ -33,7 +33,7 @@ class Messages:
 
     sent: dict[str, None] = field(default_factory=dict)
     acknowledged: dict[str, Position] = field(default_factory=dict)
-    seen: dict[Position, str] = field(default_factory=dict)  # what anybody has read
+    seen: dict[Position, str] = field(default_factory=dict)  # what any client has read
 
 
 class Logs:
@@ -168,7 +168,7 @@ class Logs:
         self._see(message, position)
 
     def _see(self, message: str, position: Position) -> None:
-        """I14: whoever reads a position finds the same message there."""
+        """I14: all reads of a position find the same message there."""
         before = self.messages.seen.setdefault(position, message)
         self._oracle.hold(
             before == message, "I14", lambda: f"{position} is {message}, and was {before}"

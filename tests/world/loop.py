@@ -1,4 +1,4 @@
-"""A seeded event loop in virtual time: one seed, one run, for ever.
+"""A seeded event loop in virtual time: one seed always gives the same run.
 
 The clock jumps to the next timer when nothing is ready. Which of the tasks that are ready goes next
 is drawn from the seed, and some are held back for a turn, so that no order of tasks can be relied
@@ -56,13 +56,13 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.random = random
         self.turns = 0
-        self.stray: list[dict[str, Any]] = []  # failures that nobody looked at
+        self.stray: list[dict[str, Any]] = []  # failures that no code looked at
         self.world_context = copy_context()
         self._now_s = 0.0
         self._tasks_made = 0
         self._held: list[Any] = []  # task steps kept back for a later turn
         self._frozen: list[Any] = []  # of paused hosts, in order
-        self._anybody_paused = False
+        self._some_host_paused = False
         self.set_task_factory(self._make_task)
         self.set_exception_handler(lambda _, context: self.stray.append(context))
 
@@ -74,7 +74,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.call_later(delay_s, callback, *args, context=self.world_context)
 
     def pause(self, host: Pausable) -> None:
-        host.paused = self._anybody_paused = True
+        host.paused = self._some_host_paused = True
 
     def resume(self, host: Pausable) -> None:
         host.paused = False
@@ -95,7 +95,7 @@ class SimLoop(asyncio.BaseEventLoop):
             timer = heapq.heappop(self._scheduled)
             timer._scheduled = False
             handles.append(timer)
-        if self._anybody_paused:
+        if self._some_host_paused:
             handles = self._put_aside(handles)
         for handle in self._draw(handles):
             if not handle._cancelled:
@@ -202,7 +202,7 @@ class SimThread:
         if self._jobs:
             self._begin()
         if result.done():
-            return  # whoever asked was cancelled
+            return  # the caller was cancelled
         if error is not None:
             result.set_exception(error)
         else:
@@ -232,7 +232,7 @@ def _cancel_rest(loop: SimLoop) -> None:
     """End what a failure has left behind, so that nothing of it is collected during a later run."""
     loop._ready.extend(loop._frozen)
     loop._frozen.clear()
-    loop._anybody_paused = False
+    loop._some_host_paused = False
     rest = [task for task in asyncio.all_tasks(loop) if not task.done()]
     for task in rest:
         task.cancel()

@@ -49,7 +49,7 @@ class Life:
     confirmed: int = -1  # which its writer was told
     failed: bool = False  # its writer was told that it is over
     deleted: bool = False
-    seen: dict[int, bytes] = field(default_factory=dict)  # what anybody has read
+    seen: dict[int, bytes] = field(default_factory=dict)  # what any process has read
     named: int = -1  # the highest entry that any bookie called confirmed
     versions: list[LedgerMetadata] = field(default_factory=list)
 
@@ -280,7 +280,7 @@ class Oracle:
     def i3_stored_as_appended(
         self, member: Member, ledger: int, entry: int, envelope: bytes
     ) -> None:
-        """I3: whoever sent a copy, a writer, a recoverer or a repair, sent what was appended."""
+        """I3: each copy that a writer, a recoverer or a repair sent is what was appended."""
         expected = self.life(ledger).payloads.get(entry)
         found = decode_envelope_of(ledger, entry, envelope).payload
         self.hold(
@@ -456,7 +456,7 @@ class Oracle:
     # -- readers -----------------------------------------------------------------------------------
 
     def on_named(self, ledger: int, confirmed: int) -> None:
-        """Somebody heard from a bookie that this entry is confirmed: from now on it is readable."""
+        """A bookie has told that this entry is confirmed: from now on it is readable."""
         life = self.life(ledger)
         self.i8_named_is_confirmed(ledger, confirmed)
         life.named = max(life.named, confirmed)
@@ -487,7 +487,7 @@ class Oracle:
     # -- the end -----------------------------------------------------------------------------------
 
     def on_closed_read(self, closed: LedgerMetadata, found: list[bytes]) -> None:
-        """At the end: the ledger as anybody can read it now. I1, I3, I4, I9."""
+        """At the end: the ledger as every process can read it now. I1, I3, I4, I9."""
         ledger, last = closed.ledger, closed.last_entry
         life = self.lives[ledger]
         assert last is not None

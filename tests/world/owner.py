@@ -289,7 +289,7 @@ class Consumer:
 
 
 class Owner:
-    """Serves the topic now and then, for ever."""
+    """Takes the topic over and serves it for a while, again and again until the world ends."""
 
     def __init__(self, client: ClientNode, clients: Clients, *, pause_s: float = 0.5) -> None:
         self.client = client

@@ -77,7 +77,7 @@ class RealDisk(SimDisk):
         self._generation += 1
         directory, self.directory = self.directory, None
         if directory is None:
-            return  # not open yet: whoever was opening it lets go of it
+            return  # not open yet: the task that was opening it lets go of it
         assert self.image is not None
         stops, self.stops = self.stops, False
         if stops:

@@ -157,8 +157,8 @@ class ToldAppender:
 
 
 class Publisher:
-    """Takes the topic, publishes for a while, reads back, and lets go of it; for ever. Nobody asks
-    whether it is another's."""
+    """Takes the topic, publishes for a while, reads back, and lets go of it, again and again. It
+    does not ask whether the topic is another's."""
 
     def __init__(self, client: ClientNode, *, pause_s: float = 1.0) -> None:
         self.world: World = client.world

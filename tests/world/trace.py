@@ -1,4 +1,4 @@
-"""What happened, in order: always as a hash, and as a story when somebody wants to read it."""
+"""What happened, in order: always as a hash, and as a story when an engineer wants to read it."""
 
 from __future__ import annotations
 

@@ -421,7 +421,7 @@ class SlowStore(MemoryStore):
 
 
 async def test_what_is_taken_while_the_stop_begins_is_not_served() -> None:
-    """Nobody would release it any more: its topics would be opened, and the stop never end."""
+    """No code would release it any more: its topics would be opened, and the stop never end."""
 
     async def _refusal(owners: Owners, name: TopicName) -> BundleUnavailable | None:
         try:

@@ -1,4 +1,4 @@
-"""Somebody cancels what a topic's work waits for, and not the work: it must not just be gone."""
+"""Other code cancels what a topic's work waits for, and not the work: it must not just be gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from magnetar.broker.topic.contract import CloseReason, SubscriptionType
 
 
 @pytest.mark.parametrize("work", ["log", "cursors"])
-async def test_the_topic_fails_and_everybody_comes_anew(work: str) -> None:
+async def test_the_topic_fails_and_all_clients_come_anew(work: str) -> None:
     world = ClusterState()
     async with opened_topic(world) as it:
         [position] = await it.publish("a")

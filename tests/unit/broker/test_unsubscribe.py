@@ -1,5 +1,5 @@
-"""Deleting a subscription while its topic goes away: whoever asked hears the outcome, and not that
-it should come back. Its client would make the subscription anew, at the next owner or here."""
+"""Deleting a subscription while its topic goes away: the client hears the outcome, and not that it
+should come back. It would make the subscription anew, at the next owner or here."""
 
 from __future__ import annotations
 

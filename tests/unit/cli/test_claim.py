@@ -43,7 +43,7 @@ def test_what_a_disk_brings_along_does_not_matter(tmp_path: Path) -> None:
         pass
 
 
-def test_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+def test_the_directory_of_another_owner_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(DirectoryRefused, match=r"it holds thesis\.tex"), claimed(tmp_path, "oven"):
         pass

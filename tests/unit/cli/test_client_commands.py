@@ -125,7 +125,7 @@ def test_no_server_is_said_at_once(
     assert "MAGNETAR_SERVICE_URL" in line
 
 
-def test_a_port_of_somebody_else_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_of_another_program_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
     async def work() -> None:
         raise magnetar.ConnectError("gave up after 30 s")
 

@@ -1,4 +1,4 @@
-"""The cluster's id: one for all, whoever comes first."""
+"""The cluster's id: one for all brokers, whichever comes first."""
 
 from __future__ import annotations
 

@@ -363,7 +363,7 @@ async def test_a_store_whose_disk_refused_takes_no_more_calls(tmp_path: Path) ->
         with pytest.raises(StoreFailed, match="No space left") as error:
             await request
         assert not error.value.definite
-        assert not isinstance(error.value, OutcomeUnknown)  # nobody may simply try again
+        assert not isinstance(error.value, OutcomeUnknown)  # the caller must not simply try again
     store._nodes._db = healthy
     with pytest.raises(StoreFailed):
         await store.get("/a")

@@ -143,7 +143,7 @@ async def test_an_equal_value_of_another_session_is_our_own_leftover() -> None:
         assert node.ephemeral_session == store.session_id
 
 
-async def test_somebody_elses_node_is_waited_for() -> None:
+async def test_the_node_of_another_process_is_waited_for() -> None:
     tree = MemoryTree()
     other = MemoryStore(tree)
     await other.create_ephemeral(PATH, b"them")

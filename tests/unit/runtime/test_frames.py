@@ -147,7 +147,7 @@ async def test_wait_room_returns_when_less_than_the_limit_is_pending() -> None:
         running.cancel()
 
 
-async def test_the_end_of_the_stream_ends_run_and_frees_whoever_waits() -> None:
+async def test_the_end_of_the_stream_ends_run_and_frees_all_that_wait() -> None:
     wire = Wire()
     wire.closed = True
     outbox = Outbox(wire.send, pending_bytes_max=10)
@@ -163,7 +163,7 @@ async def test_the_end_of_the_stream_ends_run_and_frees_whoever_waits() -> None:
     assert outbox.pending_bytes == 0
 
 
-async def test_cancelling_run_frees_whoever_waits() -> None:
+async def test_cancelling_run_frees_all_that_wait() -> None:
     wire = Wire()
     wire.gate.clear()
     outbox = Outbox(wire.send, pending_bytes_max=10)

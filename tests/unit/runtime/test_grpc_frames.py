@@ -130,7 +130,7 @@ async def test_a_frame_of_the_largest_size_passes_and_a_larger_message_is_refuse
 
 async def test_an_unreachable_peer_is_an_unclean_end_that_says_so() -> None:
     async with open_channel(f"127.0.0.1:{free_port()}") as channel:
-        stream = open_frame_stream(channel, "/t.T/S", peer="nobody")
+        stream = open_frame_stream(channel, "/t.T/S", peer="unknown")
         with pytest.raises(StreamClosed, match="UNAVAILABLE") as caught:
             await stream.receive()
         assert not caught.value.clean
@@ -141,7 +141,7 @@ async def test_an_unreachable_peer_is_an_unclean_end_that_says_so() -> None:
 
 async def test_sending_to_an_unreachable_peer_ends_too() -> None:
     async with open_channel(f"127.0.0.1:{free_port()}") as channel:
-        stream = open_frame_stream(channel, "/t.T/S", peer="nobody")
+        stream = open_frame_stream(channel, "/t.T/S", peer="unknown")
         with pytest.raises(StreamClosed):
             await stream.send([b"x"])
         await stream.close()
@@ -207,7 +207,7 @@ class CutOff:
 
 
 async def test_closing_the_channel_during_a_goodbye_is_no_cancellation() -> None:
-    """Whoever closes the stream goes on: a task that ended so would be missed by nobody."""
+    """The task that closes the stream goes on: its end by a cancellation would go unnoticed."""
 
     async def hold(stream: FrameStream) -> None:
         await stream.receive()

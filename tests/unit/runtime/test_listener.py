@@ -18,7 +18,7 @@ def test_any_free_port() -> None:
         assert port_of(listener) > 0
 
 
-async def test_a_port_is_taken_before_anybody_serves_on_it() -> None:
+async def test_a_port_is_taken_before_a_server_serves_on_it() -> None:
     with closing(bind_port("127.0.0.1", 0)) as listener:
         port = port_of(listener)
         with pytest.raises(PortInUse, match=f"port {port} on 127.0.0.1"):

@@ -20,7 +20,7 @@ from magnetar.runtime.metrics import (
 )
 
 
-def test_numbers_are_read_when_somebody_asks() -> None:
+def test_numbers_are_read_when_they_are_asked_for() -> None:
     registry = CollectorRegistry()
     entries = 0
     counter(registry, "magnetar_entries_total", "Entries.", lambda: entries)

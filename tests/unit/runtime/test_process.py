@@ -112,7 +112,7 @@ def test_a_bug_is_a_traceback_and_exit_code_70(body: str) -> None:
     assert "Traceback" in lines[0]["exception"]
 
 
-def test_a_bug_that_nobody_waits_for_ends_the_process_at_once_without_clean_up() -> None:
+def test_a_bug_in_a_task_without_a_waiter_ends_the_process_at_once_without_clean_up() -> None:
     body = """
 def callback():
     raise AssertionError("confirmed went backwards")

@@ -54,7 +54,7 @@ async def late_ack(world: World) -> None:
     slow = world.random.choice(stage.seated())
     stage.cut([slow], [stage.writer_client])  # its acks wait
     stage.append(world.random.randint(1, 4))
-    world.network.weather.notice_s = 30.0  # nobody notices
+    world.network.weather.notice_s = 30.0  # no process notices
     await stage.lull(1.5)
     world.network.heal_all()
     stage.append(2)
@@ -138,7 +138,9 @@ def _versions(stage: Stage) -> list[object]:
 
 
 @scenario(
-    "T35", "whoever gets a certain entry dies of it: ensemble changes are bounded", REPLICATED
+    "T35",
+    "each bookie that gets a certain entry dies of it: ensemble changes are bounded",
+    REPLICATED,
 )
 async def poison(world: World) -> None:
     stage = await Stage.set(world, spares=3)
@@ -154,7 +156,7 @@ async def poison(world: World) -> None:
             await asyncio.sleep(0.01)
 
     for bookie in world.bookies.values():
-        bookie.disk.health.sync_s = 0.05  # nobody acks it before dying
+        bookie.disk.health.sync_s = 0.05  # no bookie acks it before dying
     stage.meanwhile(die())
     stage.append()
     await stage.until(lambda: stage.writer.appender.failure is not None or _confirmed(stage))

@@ -116,7 +116,7 @@ async def _damaged_copies(world: World, kind: Damage) -> None:
     await stage.end()
 
 
-@scenario("T21", "disks fill: fences and write-backs while they can be, nobody vanishes")
+@scenario("T21", "disks fill: fences and write-backs while they can be, no bookie vanishes")
 async def full_disk(world: World) -> None:
     if world.random.random() < 0.4:
         await _fill_at_once(world)

@@ -88,7 +88,7 @@ async def fence_among_others(world: World) -> None:
 
 
 async def _fence_and_fail(world: World, *, entries: int, power: bool, others: bool = False) -> None:
-    """Each bookie fails when its fence is answered; the writer goes on; somebody else recovers."""
+    """Each bookie fails when its fence is answered; the writer goes on; another broker recovers."""
     stage = await Stage.set(world, clients=3)
     await stage.write(entries)
 

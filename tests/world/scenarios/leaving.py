@@ -158,7 +158,7 @@ async def _while_it_serves(leaving: Leaving, writers: list[Writer]) -> None:
 
 
 async def _while_it_is_dead(leaving: Leaving, alone: Writer, stage: Stage, *, lost: bool) -> None:
-    """What it alone has keeps it from leaving: until it is back, or somebody gives that up."""
+    """What it alone has keeps it from leaving: until it is back, or an operator gives that up."""
     victim = leaving.bookie
     victim.crash()
     stage.append()  # so that the writer looks for another

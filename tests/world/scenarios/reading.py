@@ -89,7 +89,9 @@ async def _read(stage: Stage, reader: LedgerAppender | LedgerReader, first: int,
             return
 
 
-@scenario("T46", "whoever waits for a writer wakes when its ledger is fenced, and nothing is left")
+@scenario(
+    "T46", "a task that waits for a writer wakes when its ledger is fenced, and nothing is left"
+)
 async def waiters(world: World) -> None:
     world.config = replace(world.config, unconfirmed_bytes_max=MIB, quorum_timeout_s=30.0)
     stage = await Stage.set(world)

@@ -54,7 +54,7 @@ def _failed(stage: Stage) -> bool:
 
 
 @scenario("T15", "recoverers side by side with a writer that closes and changes its ensemble")
-async def everybody_at_once(world: World) -> None:
+async def all_at_once(world: World) -> None:
     stage = await Stage.set(world, clients=world.random.randint(3, 4))
     await stage.write(world.random.randint(0, 3))
     stage.append(world.random.randint(0, 3))

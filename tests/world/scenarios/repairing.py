@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TWO_ACKS = ("2/2/2", "3/3/2", "3/2/2", "5/3/2", "3/3/3")
 
 
-@scenario("T24", "a ledger is deleted while somebody writes it: adds fail, nothing comes back")
+@scenario("T24", "a ledger is deleted while a broker writes it: adds fail, nothing comes back")
 async def deleted_while_written(world: World) -> None:
     if world.random.random() < 0.5:
         await _write_backs_come_late(world)
@@ -154,7 +154,7 @@ def _version(tree: Tree, path: str) -> int:
 
 
 async def _closed_and_hurt(world: World, *, clients: int = 2) -> tuple[Stage, BookieNode]:
-    """A closed ledger one of whose bookies is gone; somebody begins to repair it."""
+    """A closed ledger one of whose bookies is gone; a replicator begins to repair it."""
     stage = await Stage.set(world, spares=2, clients=clients)
     writer = await stage.write(world.random.randint(2, 12))
     await writer.close()
@@ -227,7 +227,7 @@ async def unreadable_source(world: World) -> None:
     world.oracle.hold(  # a seat to which no entry fell is replaced without reading
         _names(stage, lost) or not had,
         "T28",
-        lambda: f"{lost.bookie} was replaced though nobody can read",
+        lambda: f"{lost.bookie} was replaced though no bookie can be read",
     )
     for bookie in world.bookies.values():
         bookie.disk.health.read_errors = 0.0
@@ -292,7 +292,7 @@ async def marked_again(world: World) -> None:
 
 
 async def _bad_copies_marked_again(world: World) -> None:
-    """Nobody audits, and no bookie looks through what it has: what a mark loses, nobody finds
+    """No auditor runs, and no bookie looks through what it has: what a mark loses is not found
     again."""
     world.scrubs = False
     stage = await Stage.set(world)
@@ -323,7 +323,7 @@ async def _bad_copies_marked_again(world: World) -> None:
 async def _damage(
     stage: Stage, marks: UnderReplicationRecords, bookie: BookieNode, first: int
 ) -> None:
-    """Every other entry, as somebody has noticed; another bookie is sound where this one is not."""
+    """Every other entry, as a reader has noticed; another bookie is sound where this one is not."""
     last, image = stage.stored.last_entry, bookie.disk.image
     assert last is not None
     assert image is not None

@@ -1,4 +1,4 @@
-"""What lies on disks goes bad, and nobody reads it: the bookies find it by themselves."""
+"""What lies on disks goes bad, and no client reads it: the bookies find it by themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TWO_ACKS = ("2/2/2", "3/3/2", "3/2/2", "5/3/2", "3/3/3")
 
 @scenario(
     "scrub",
-    "copies rot where nobody looks: scrubs find them, compactions meet them, repairs mend them",
+    "copies rot that no client reads: scrubs find them, compactions meet them, repairs mend them",
     TWO_ACKS,
 )
 async def rotting(world: World) -> None:
@@ -55,7 +55,7 @@ async def rotting(world: World) -> None:
 
 @scenario(
     "holes",
-    "a member was away and lacks what was confirmed without it; nobody who knows lives on",
+    "a member was away and lacks what was confirmed without it; no bookie that has it lives on",
     ("3/3/2", "5/3/2"),
 )
 async def holes(world: World) -> None:

@@ -83,7 +83,7 @@ async def _operate(stage: Stage) -> None:
 
 
 async def _in_a_later_format(stage: Stage) -> None:
-    """Nobody touches the record, nor what is stored of the ledger, until it can be read again."""
+    """The record and what is stored of the ledger stay as they are until it can be read again."""
     path = paths.ledger(stage.ledger)
     stage.world.later.take(path)
     stage.append(2)

@@ -176,7 +176,7 @@ def test_t4_an_empty_ledger_is_closed_empty_only_with_enough_negatives() -> None
 # -- R3: where to begin --------------------------------------------------------------------------
 
 
-def test_r3_it_begins_after_the_highest_confirmed_entry_that_anybody_names() -> None:
+def test_r3_it_begins_after_the_highest_confirmed_entry_that_a_bookie_names() -> None:
     machine = recovery()
     machine.begin()
     fence(machine, 0, OK, 4)

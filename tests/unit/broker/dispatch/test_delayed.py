@@ -138,7 +138,7 @@ def test_index_stays_when_the_last_consumer_leaves() -> None:
     it.append()
     it.settle()
     it.leave(member)
-    assert it.machine.next_timer() is None, "nobody waits"
+    assert it.machine.next_timer() is None, "no consumer waits"
     it.wait(100)
     second = it.join()
     it.flow(second, 100)

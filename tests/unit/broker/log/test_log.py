@@ -334,7 +334,7 @@ async def test_a_ledger_that_may_be_in_the_new_owners_list_is_not_deleted() -> N
             assert await new.contents() == ["b"]
 
 
-async def test_a_fence_by_somebody_who_is_not_an_owner_costs_one_ledger() -> None:
+async def test_a_fence_by_a_process_that_is_not_an_owner_costs_one_ledger() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a", "b")
@@ -447,7 +447,7 @@ async def test_lost_requests_and_replies_of_metadata_change_nothing(fault: Fault
         assert {part.ledger for part in record.ledgers} == set(world.ledgers.ledgers)
 
 
-async def test_a_change_by_somebody_else_under_our_epoch_is_kept() -> None:
+async def test_a_change_by_another_process_under_our_epoch_is_kept() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a")

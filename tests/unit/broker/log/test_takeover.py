@@ -3,7 +3,7 @@
 A script appends over several ledgers, acknowledges, resets, deletes, creates and closes. It is run
 once to count its calls, then once for each of them: killed before the call, killed after it took
 effect, and taken over by a second broker while it goes on as a zombie. Whatever it was answered
-must then be there, in order and once; and nothing may be there that nobody asked for."""
+must then be there, in order and once; and nothing may be there that was not asked for."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ async def enter(
 
 
 def assert_kept(told: Told, texts: list[str]) -> None:
-    """What was appended is there, in order, once; and nothing that nobody attempted."""
+    """What was appended is there, in order, once; and nothing that was not attempted."""
     attempted = [name for name in told.attempted if name != "second"]
     assert texts == attempted[: len(texts)], "lost, repeated, reordered or made up"
     answered = [name for name, _ in told.appended]
@@ -264,7 +264,7 @@ def assert_subscriptions(told: Told, cursors: Cursors, stored: set[Position]) ->
         if cursor is not None and expected.exists:
             acked = {position for position in stored if cursor.is_acked(position)}
             assert expected.must <= acked, f"{name}: an answered acknowledgement is lost"
-            assert acked <= expected.may, f"{name}: acknowledged by nobody"
+            assert acked <= expected.may, f"{name}: acknowledged by no client"
 
 
 async def assert_tidy(world: ClusterState) -> None:

@@ -43,7 +43,7 @@ async def test_the_statistics_of_a_topic() -> None:
 
 @pytest.mark.parametrize(
     ("path", "status", "text"),
-    [("public/default/nobody", 404, "nobody"), ("public/%20/t", 412, "name")],
+    [("public/default/unknown", 404, "unknown"), ("public/%20/t", 412, "name")],
 )
 async def test_a_topic_that_is_not_there(path: str, status: int, text: str) -> None:
     async with running_broker(ClusterState()) as broker:

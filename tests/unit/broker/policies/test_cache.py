@@ -495,7 +495,7 @@ async def test_a_namespace_that_is_deleted_below_a_topic_keeps_its_last_policies
         assert cache.is_fresh(T)
 
 
-@pytest.mark.parametrize("name", ["nobody/orders", "acme/unknown"])
+@pytest.mark.parametrize("name", ["missing/orders", "acme/unknown"])
 async def test_an_unknown_tenant_or_namespace_is_refused_until_it_is_created(name: str) -> None:
     async with cluster() as here:
         cache, store = here.cache()

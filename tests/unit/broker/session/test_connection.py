@@ -547,7 +547,7 @@ def subscribing(topic: str, request_id: int) -> pb.CommandSubscribe:
     )
 
 
-async def test_a_request_whose_work_was_cancelled_by_somebody_is_answered() -> None:
+async def test_a_request_whose_work_was_cancelled_is_answered() -> None:
     async with place() as here:
         client = await here.client()
         bundle = bundle_in(TopicName.parse(TOPIC), NamespaceBundles())

@@ -1,4 +1,4 @@
-"""Many topics whose bookies are away: their producers share one budget, and hinder nobody else."""
+"""Many topics whose bookies are away: their producers share one budget, and hinder no others."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ async def drain(client: WireClient, until: type) -> pb.CommandAckResponse:
             return command.body
 
 
-async def test_a_frame_of_thirty_thousand_pings_stops_nobody() -> None:
+async def test_a_frame_of_thirty_thousand_pings_stops_no_other_client() -> None:
     async with place() as here:
         client, other = await here.client(), await here.client()
         number = 30_000

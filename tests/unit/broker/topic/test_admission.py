@@ -34,7 +34,7 @@ async def test_a_fencing_producer_takes_the_place_of_all_others_at_once() -> Non
         assert newer.topic_epoch == 1
         with pytest.raises(ProducerFenced):
             await it.produce("new", mode=FENCING, topic_epoch=0)
-        assert list(it.topic.producers) == ["newer"], "a fenced one fences nobody"
+        assert list(it.topic.producers) == ["newer"], "a fenced one fences no other"
 
 
 async def test_waiting_producers_become_exclusive_in_the_order_of_their_coming() -> None:

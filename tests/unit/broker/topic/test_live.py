@@ -208,7 +208,7 @@ async def test_a_subscription_is_deleted_or_goes_with_its_reader() -> None:
         await world.topic.unsubscribe("s")
 
 
-async def test_a_topic_that_nobody_uses_asks_to_be_closed() -> None:
+async def test_a_topic_without_clients_asks_to_be_closed() -> None:
     world = World()
     producer, _ = await world.produce()
     await asyncio.sleep(2 * IDLE_S)

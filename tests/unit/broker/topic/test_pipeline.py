@@ -285,7 +285,7 @@ def test_what_a_producer_held_at_its_end_has_an_outcome() -> None:
 # ---- the stages that every topic has -------------------------------------------------------------
 
 
-class Somebody:
+class FakeProducer:
     """A producer as stages know it."""
 
     name = "p"
@@ -299,7 +299,7 @@ class Somebody:
 
 
 def publish_of(sends: SendRun, *, topic_epoch: int | None = None) -> Publish:
-    return Publish(Somebody(topic_epoch), sends, len(sends))
+    return Publish(FakeProducer(topic_epoch), sends, len(sends))
 
 
 def test_entries_are_refused_by_their_sizes() -> None:

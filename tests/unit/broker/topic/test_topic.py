@@ -167,7 +167,7 @@ async def test_an_entry_that_is_too_large_is_refused_in_its_turn() -> None:
         assert session.receipted == [0, 2]
 
 
-async def test_after_a_takeover_nothing_is_answered_and_everybody_is_sent_away() -> None:
+async def test_after_a_takeover_nothing_is_answered_and_all_clients_are_sent_away() -> None:
     world = ClusterState()
     async with opened_topic(world) as old:
         producer, session = await old.produce("p")

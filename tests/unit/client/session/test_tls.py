@@ -53,7 +53,7 @@ async def pulsar_server(*, wants_certificate: bool = False) -> AsyncIterator[int
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(8)
         subject: Any = (writer.get_extra_info("peercert") or {}).get("subject", ())
-        name = dict(pair for pairs in subject for pair in pairs).get("commonName", "nobody")
+        name = dict(pair for pairs in subject for pair in pairs).get("commonName", "no certificate")
         writer.write(encode_command(pb.CommandConnected(server_version=name)))
         await reader.read(-1)
         writer.close()
@@ -109,15 +109,17 @@ async def server_version(url: str, **options: Any) -> str:
 async def test_which_pulsar_servers_are_accepted() -> None:
     async with pulsar_server() as port:
         url, by_address = f"pulsar+ssl://localhost:{port}", f"pulsar+ssl://127.0.0.1:{port}"
-        assert await server_version(url, **TRUSTED) == "nobody"
+        assert await server_version(url, **TRUSTED) == "no certificate"
         assert "CERTIFICATE_VERIFY_FAILED" in await server_version(url)
-        assert await server_version(url, tls_allow_insecure_connection=True) == "nobody"
+        assert await server_version(url, tls_allow_insecure_connection=True) == "no certificate"
         unchecked = TRUSTED | {"tls_validate_hostname": False}
-        assert await server_version(url, **unchecked) == "nobody"
-        if await server_version(by_address, **unchecked) == "nobody":  # it listens there, too
+        assert await server_version(url, **unchecked) == "no certificate"
+        if (
+            await server_version(by_address, **unchecked) == "no certificate"
+        ):  # it listens there, too
             assert "mismatch" in await server_version(by_address, **TRUSTED)
         plain = f"pulsar://localhost:{port}"
-        assert await server_version(plain, use_tls=True, **TRUSTED) == "nobody"
+        assert await server_version(plain, use_tls=True, **TRUSTED) == "no certificate"
 
 
 @pytest.mark.usefixtures("_loop")

@@ -45,6 +45,10 @@ _JUMPS_MAX: Final = 64
 """Steps of `first_new` over acknowledged and indexed entries: about 0.3 ms. A read after them costs
 more than they save, and its entries that are indexed are dropped."""
 
+_ROUNDS_MAX: Final = 10
+"""Of `take_due`. After it, the entries that are due and were not read yet leave the index with the
+next events: a million of them must not stop the loop."""
+
 
 @dataclass(slots=True)
 class DelayPolicy:
@@ -98,12 +102,23 @@ class Delays:
                     index.discard(entry.position)
         return due
 
-    def take_due(self, count: int, now: float) -> list[Position]:
+    def take_due(self, count: int, now: float, *, read_position: Position) -> list[Position]:
         """Remove up to `count` entries that are due from the index, the earliest first. Returns
-        their positions in ascending order."""
+        those that were read before, in ascending order of their positions.
+
+        The others leave the index and are not returned: the dispatcher has still to read them, and
+        would deliver them twice. They are due then. There are such entries after a failover, a seek
+        and a change of the type, when the index knows more than the dispatcher."""
         if not self.index:
             return []
-        return sorted(self.index.take_due(self._until_ms(now), count))
+        until_ms = self._until_ms(now)
+        found: list[Position] = []
+        for _ in range(_ROUNDS_MAX):
+            due = self.index.take_due(until_ms, count - len(found))
+            found += [position for position in due if position < read_position]
+            if not due or len(found) == count:
+                break
+        return sorted(found)
 
     def first_new(self, position: Position, acks: Acks) -> Position:
         """The first entry at or after `position` that is neither acknowledged nor in the index, or

@@ -722,7 +722,7 @@ class KeyShared:
         room = self._new_room()
         positions = self._due.take(room, self._acks) if room > 0 else []
         if not positions and room > 0:
-            positions = self._delays.take_due(room, now)
+            positions = self._delays.take_due(room, now, read_position=self.read_position)
         if not positions:
             return None
         self._in_flight = dict.fromkeys(positions, _UNKNOWN)

@@ -409,7 +409,7 @@ class Shared:
                 return [self._reading]
         if self._is_full():
             return []
-        due = self._delays.take_due(entries_max, now)
+        due = self._delays.take_due(entries_max, now, read_position=self.read_position)
         if due:
             self._reading = Replay(due)
             return [self._reading]

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test night lint sim chaos rolling siege powercuts explore mutants bench bench-versus docs constraints compose pulsar protos clean
+.PHONY: setup demo check test night lint sim histories chaos rolling siege powercuts explore mutants bench bench-versus docs constraints compose pulsar protos clean
 
 setup: $(STAMP)
 
@@ -40,7 +40,7 @@ night: setup
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	MYPYPATH=tests $(BIN)/mypy -p magnetar -p benchmarks -p fakes -p checkers -p chaos -p power -p world -p explorer -p mutants -p compose -p apache
+	MYPYPATH=tests $(BIN)/mypy -p magnetar -p benchmarks -p fakes -p checkers -p chaos -p power -p world -p explorer -p histories -p mutants -p compose -p apache
 	$(BIN)/lint-imports
 	$(MAKE) --no-print-directory protos
 	git diff --exit-code --stat -- protos
@@ -51,6 +51,13 @@ SIM_FIRST ?= 0
 SIM_SEEDS ?= 300
 sim: setup
 	PYTHONPATH=tests $(BIN)/python -m world.run --first $(SIM_FIRST) --seeds $(SIM_SEEDS)
+
+# Random histories of the dispatchers of all subscription types against an obvious model: joins,
+# leaves, acknowledgements, returns, expiry, seeks. HISTORIES=200000 takes 15 minutes of one core;
+# `make test` plays 1,250, and the planted bugs that they must find.
+HISTORIES ?= 10000
+histories: setup
+	PYTHONPATH=tests $(BIN)/python -m histories.run --histories $(HISTORIES)
 
 # Real processes that are killed under a workload; SEED=N does again what was done with N.
 chaos: setup

@@ -1,0 +1,218 @@
+"""A dispatcher beside a slow, obvious model of it.
+
+The rig asserts what holds for every dispatcher (fakes/dispatch_rig.py). The model adds what each
+type promises. It is told of the events and of the actions, never of the dispatcher's state:
+
+    permits      a consumer has the permits it granted, less the messages that it got
+    Exclusive,   entries go to the one consumer that was told that it is active, and is the right
+    Failover     one; in order and without gaps since it became active or asked for redelivery
+    Shared       the consumers may not acknowledge cumulatively
+    Key_Shared   the entries of a key are unacknowledged at one consumer at a time; their first
+                 deliveries come in order, and none while an earlier one of the key waits
+    ordered      as Key_Shared; nothing overtakes a negatively acknowledged entry of its key
+
+Entries with a delivery time are not part of the order of their key.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from fakes.dispatch_rig import DispatcherRig, Member
+
+from magnetar.broker.dispatch.delayed import DelayPolicy
+from magnetar.broker.dispatch.dispatcher import after
+from magnetar.broker.dispatch.exclusive import Exclusive
+from magnetar.broker.dispatch.failover import Failover
+from magnetar.broker.dispatch.key_shared import KeyShared
+from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
+from magnetar.broker.dispatch.permits import Limits
+from magnetar.broker.dispatch.shared import Shared
+from magnetar.broker.key_shared_settings import KeySharedSettings
+from magnetar.broker.log.position import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from random import Random
+
+    from magnetar.broker.dispatch.dispatcher import Action, Deliver, Dispatcher, Environment
+    from magnetar.broker.log.entry import StoredEntry
+
+BEGIN = Position(-1, -1)
+WITHHELD_MAX = 2
+
+
+class Kind(Enum):
+    EXCLUSIVE = "exclusive"
+    FAILOVER = "failover"
+    SHARED = "shared"
+    KEY_SHARED = "key_shared"
+    ORDERED = "ordered"  # Key_Shared with ordered negative acknowledgements
+
+    @property
+    def single_active(self) -> bool:
+        return self in (Kind.EXCLUSIVE, Kind.FAILOVER)
+
+    @property
+    def keyed(self) -> bool:
+        return self in (Kind.KEY_SHARED, Kind.ORDERED)
+
+
+DISPATCHERS: dict[Kind, Callable[[Environment], Dispatcher]] = {
+    Kind.EXCLUSIVE: Exclusive,
+    Kind.FAILOVER: Failover,
+    Kind.SHARED: Shared,
+    Kind.KEY_SHARED: KeyShared,
+    Kind.ORDERED: KeyShared,
+}
+
+
+class Model(DispatcherRig):
+    """`make`: the dispatcher's class, right or wrong. `rng` draws its settings."""
+
+    def __init__(
+        self, kind: Kind, rng: Random, make: Callable[[Environment], Dispatcher] | None = None
+    ) -> None:
+        self.kind = kind
+        self.met: Counter[str] = Counter()  # what the history has come across
+        self.granted: dict[Member, int] = {}  # permits
+        self.next = BEGIN  # single-active: earlier entries were delivered, or are acknowledged
+        self.told: tuple[Member, int] | None = None  # the active one, and what it was told so far
+        self.delivered: set[Position] = set()
+        self.nacked: set[Position] = set()  # in order, and not acknowledged
+        self.of_partition = rng.choice((None, 0, 1, 5)) if kind is Kind.FAILOVER else None
+        self.policy = KeySharedPolicy(
+            allow_out_of_order=kind is Kind.KEY_SHARED and rng.random() < 0.1,
+            ordered_nacks=kind is Kind.ORDERED,
+        )
+        settings = KeySharedSettings(
+            ring_points=rng.choice((0, 1, 3, 10)),
+            look_ahead_per_consumer=rng.choice((3, 100)),
+            look_ahead_per_subscription=rng.choice((7, 1_000)),
+            withheld_max=WITHHELD_MAX,
+        )
+        super().__init__(
+            make or DISPATCHERS[kind],
+            shared=not kind.single_active,
+            limits=Limits(
+                unacked_per_consumer=rng.choice((9, 12)),
+                unacked_per_subscription=rng.choice((16, 20)),
+                turn_messages=4,
+                read_entries=5,
+            ),
+            partition=self.of_partition,
+            key_shared=settings if kind.keyed else None,
+            delay=DelayPolicy(strict=rng.random() < 0.5),
+            delayed_max=rng.choice((12, 1_000)),
+        )
+
+    # ---- events ----------------------------------------------------------------------------------
+
+    def flow(self, member: Member, permits: int) -> None:
+        self.granted[member] = self.granted.get(member, 0) + permits
+        super().flow(member, permits)
+
+    def redeliver(self, member: Member, positions: Sequence[Position] | None = None) -> None:
+        if self.told is not None and self.told[0] is member:
+            self.next = BEGIN
+        super().redeliver(member, positions)
+
+    def leave(self, member: Member) -> None:
+        if self.members == [member]:
+            self.nacked.clear()
+        super().leave(member)
+
+    def seek(self, target: Position) -> None:
+        self.met["seeks"] += 1
+        self.next, self.told = BEGIN, None
+        self.delivered.clear()
+        self.nacked.clear()
+        self.delays.on_acked_through(target)
+        super().seek(target)
+        self.delays.on_acked_through(self.acks.mark_delete)
+
+    def negative_ack(
+        self, member: Member, positions: Sequence[Position], returned: Sequence[Position]
+    ) -> None:
+        assert isinstance(self.machine, KeyShared)
+        if not self.machine.takes_negative_acks(member.machine, positions):
+            self.met["too many negative acks"] += 1
+            assert len(self.nacked - self.acks.acked | set(positions)) > WITHHELD_MAX
+            self.leave(member)
+            return
+        self.nacked.update(positions)
+        super().negative_ack(member, positions, returned)
+
+    def carry_out(self, actions: list[Action]) -> None:
+        super().carry_out(actions)
+        for member in self.members:
+            granted = self.granted.get(member, 0)
+            assert member.machine.permits == granted, "other permits than granted less delivered"
+        if self.kind.single_active:
+            told = [member for member in self.members if member.active and member.active[-1]]
+            if self.kind is Kind.FAILOVER:
+                assert len(told) == min(1, len(self.members)), "not one active consumer"
+        else:
+            assert not self.machine.cumulative_acks, "they would acknowledge others' entries"
+
+    def _deliver(self, action: Deliver) -> None:
+        member = self._member(action.consumer)
+        self.granted[member] = self.granted.get(member, 0) - action.messages
+        self.met["deliveries"] += len(action.entries)
+        self.met["redeliveries"] += sum(it.redelivery_count > 0 for it in action.details.values())
+        if self.kind.single_active:
+            self._judge_active(member, action.entries)
+        elif self.kind.keyed and not self.policy.allow_out_of_order:
+            for entry in action.entries:
+                self._judge_key(member, entry, action.entries)
+        super()._deliver(action)
+
+    # ---- one active consumer ---------------------------------------------------------------------
+
+    def wanted(self) -> Member:
+        """The consumer that should be active."""
+        members = [it for it in self.members if not it.machine.leaving] or self.members
+        best = min(member.machine.priority for member in members)
+        group = [member for member in members if member.machine.priority == best]
+        if self.of_partition is None:
+            return group[0]
+        group.sort(key=lambda it: (it.name, it.machine.join_number))
+        return group[self.of_partition % len(group)]
+
+    def _judge_active(self, member: Member, entries: list[StoredEntry]) -> None:
+        assert member.active, "it was not told that it is active"
+        assert member.active[-1], "a standby got entries"
+        assert member is self.wanted(), "another consumer should be active"
+        told = member, len(member.active)
+        if told != self.told:
+            self.met["switches"] += self.told is not None
+            self.told, self.next = told, BEGIN
+        for entry in entries:
+            position = entry.position
+            assert position >= self.next, "not in order"
+            between = [it.position for it in self.log if self.next <= it.position < position]
+            assert all(self.acks.is_acked(skipped) for skipped in between), "a gap"
+            self.next = after(position)
+
+    # ---- keys ------------------------------------------------------------------------------------
+
+    def _judge_key(self, member: Member, entry: StoredEntry, together: list[StoredEntry]) -> None:
+        position, key = entry.position, entry.view.partition_key
+        for other in self.log:
+            at = other.position
+            if other.view.partition_key != key or at == position or at in self.acks.acked:
+                continue
+            owner = self.owner.get(at)
+            assert owner in (None, member), f"{key}: unacknowledged at two consumers"
+            overtakes = at < position and at in self.nacked
+            assert not overtakes, f"{key}: {position} overtakes {at}, which is to come again"
+            if entry.view.deliver_at_ms is not None or other.view.deliver_at_ms is not None:
+                continue
+            if at < position and position not in self.delivered:
+                here = owner is member or any(one.position == at for one in together)
+                assert here, f"{key}: an earlier entry waits"
+            if at > position and position not in self.delivered:
+                assert at not in self.delivered, f"{key}: first deliveries out of order"
+        self.delivered.add(position)

@@ -1,0 +1,59 @@
+"""Random histories of all subscription types against the obvious model (tests/histories), and the
+planted bugs that they must find: a test that finds nothing proves nothing. `make histories` plays
+more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from histories.bugs import BUGS
+from histories.model import Kind
+from histories.play import KEYS, Player
+
+from magnetar.broker.dispatch.sticky_hash import hash_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.broker.dispatch.dispatcher import Dispatcher, Environment
+
+HISTORIES = 250  # of each type
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_random_histories_keep_what_the_type_promises(kind: Kind) -> None:
+    met: Counter[str] = Counter()
+    for seed in range(HISTORIES):
+        met.update(Player(kind, seed).play().met)
+    assert met["deliveries"] > 10 * HISTORIES
+    assert met["joins"] > 2 * HISTORIES
+    assert met["seeks"] > 20
+    assert met["expiries"] > 100
+    if kind is Kind.FAILOVER:
+        assert met["switches"] > HISTORIES // 2
+    if not kind.single_active:
+        assert met["redeliveries"] > HISTORIES
+        assert met["delayed entries"] > HISTORIES
+        assert met["joins under load"] > HISTORIES // 2
+    if kind.keyed:
+        assert met["blocked attempts"] > 50
+    if kind is Kind.ORDERED:
+        assert met["negative acks"] > HISTORIES
+        assert met["too many negative acks"] > 10
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bug_is_caught(bug: Callable[[Environment], Dispatcher]) -> None:
+    for seed in range(HISTORIES):
+        try:
+            Player(BUGS[bug], seed, bug).play()
+        except (AssertionError, KeyError, StopIteration):
+            return
+    raise AssertionError(f"{bug} was not caught")
+
+
+def test_the_keys_have_slots_of_their_own() -> None:
+    # Keys of one slot would make the model blind to an order between them.
+    assert len({hash_of(key) % 65_535 for key in KEYS}) == len(KEYS)

@@ -228,8 +228,10 @@ class Session:
         if rule.admission is Admission.OPEN_CONSUMER:
             # The broker drops what comes for a closed consumer, as Pulsar does: its entries were or
             # will be dispatched again.
-            opened = self.consumers.get(_id(command, "consumer_id")) is ResourceState.OPEN
-            return [Carry(command)] if opened else []
+            if self.consumers.get(_id(command, "consumer_id")) is ResourceState.OPEN:
+                return [Carry(command)]
+            is_answered = command.type == Type.NEGATIVE_ACK  # the client waits for it
+            return [_not_open(command)] if is_answered else []
         return self._answer(command, rule.admission)
 
     def on_sends(self, producer_id: int, now: float) -> Sends | Close:
@@ -392,8 +394,7 @@ class Session:
                 consumer_id = _id(command, "consumer_id")
                 if self.consumers.get(consumer_id) is ResourceState.OPEN:
                     return Start(command)
-                text = f"consumer {consumer_id} is not open on this connection"
-                return Decline(command, pb.ConsumerNotFound, text)
+                return _not_open(command)
             case Admission.CONNECTED:
                 return Start(command)
         raise AssertionError(f"a request cannot have the admission {admission}")
@@ -455,6 +456,11 @@ def _refuse(command: Command, unsupported: Unsupported) -> list[Action]:
     if unsupported.ends_connection:
         return [Close(text)]
     return [Decline(command, pb.NotAllowedError, text)]
+
+
+def _not_open(command: Command) -> Decline:
+    text = f"consumer {_id(command, 'consumer_id')} is not open on this connection"
+    return Decline(command, pb.ConsumerNotFound, text)
 
 
 def _not_ready(command: Command, what: str, state: ResourceState) -> Decline:

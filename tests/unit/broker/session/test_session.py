@@ -258,6 +258,16 @@ def test_notices_for_consumers_that_are_gone_are_dropped() -> None:
     assert session.on_command(flow, 1.0) == [Carry(flow)]
 
 
+def test_a_negative_ack_for_a_consumer_that_is_gone_is_answered() -> None:
+    """Of the notices it alone has a request id in each case, and a client that waits for it."""
+    session = connected()
+    nack = command(pb.CommandNegativeAck(consumer_id=3, request_id=7))
+    [action] = session.on_command(nack, 0.0)
+    refused = answer(action)
+    assert isinstance(refused, pb.CommandError)
+    assert (refused.request_id, refused.error) == (7, pb.ConsumerNotFound)
+
+
 def test_requests_of_unknown_consumers_are_named_errors() -> None:
     [action] = connected().on_command(command(pb.CommandSeek(consumer_id=4, request_id=8)), 1.0)
     body = answer(action)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.cursor import format as stored
 from magnetar.broker.cursor.acks import AckState
+from magnetar.broker.cursor.sequences import DEDUPLICATION
 from magnetar.broker.errors import (
     InvalidPartitionCount,
     ReservedName,
@@ -213,7 +214,8 @@ class PartitionedTopics:
             if stored_record is not None:
                 record = codec.decode_topic(stored_record.value)
                 for subscription, part in record.subscriptions.items():
-                    found.setdefault(subscription, dict(part.properties))
+                    if subscription != DEDUPLICATION:  # a partition has sequence ids of its own
+                        found.setdefault(subscription, dict(part.properties))
         return found
 
     async def _write_partitions(

@@ -3,6 +3,7 @@
     {"v": 1, "start": "earliest"}                                before the first batch
     {"v": 1, "t": {topic: [ledger, entry, index, bytes]}}        from then on
     {"v": 1, "t": {...}, "from": {topic: [...]}}                 a batch in which topics begin
+    {"v": 1, "t": {...}, "tasks": [bytes, most]}                 how the batch is divided into tasks
 
 A position is the place of the next message: `index` is its number in the topic, `entry` holds it.
 A batch therefore reads [start, end). The index decides what is lost: indexes are dense, and an
@@ -12,6 +13,9 @@ known; differences between positions are rows and bytes.
 `from` holds the position at which a topic begins in this batch, if the preceding offsets do not
 have it: all topics of the first batch, new topics, and topics whose next messages were lost. So a
 batch can be repeated from the checkpoint alone, also after the topic was trimmed.
+
+`tasks` holds the options by which the batch that ends here was divided: a sink that writes exactly
+once needs the same tasks when the batch is repeated, also if the options were changed in between.
 
 Spark compares offsets as JSON text. Equal positions must therefore have equal text: topics are
 sorted, and a query that has read nothing new returns the same offsets, `from` included.
@@ -51,11 +55,16 @@ class Offsets:
 
     places: Mapping[str, Place]
     begun: Mapping[str, Place] = field(default_factory=dict)  # `from`
+    tasks: tuple[int, int] | None = None  # bytes of one, the most of them; None: not noted
 
     def to_json(self) -> dict[str, Any]:
         """The offsets for Spark, topics in order."""
-        shown = {"v": VERSION, "t": _places_to_json(self.places)}
-        return shown | ({"from": _places_to_json(self.begun)} if self.begun else {})
+        shown: dict[str, Any] = {"v": VERSION, "t": _places_to_json(self.places)}
+        if self.begun:
+            shown["from"] = _places_to_json(self.begun)
+        if self.tasks is not None:
+            shown["tasks"] = list(self.tasks)
+        return shown
 
 
 def symbolic(start: str) -> dict[str, Any]:
@@ -69,7 +78,11 @@ def parse_offsets(offsets: Mapping[str, Any]) -> Offsets | None:
         raise InvalidOffsets(f"version {offsets.get('v')!r} is not {VERSION}")
     if "start" in offsets:
         return None
-    return Offsets(_parse_places(offsets.get("t")), _parse_places(offsets.get("from", {})))
+    return Offsets(
+        _parse_places(offsets.get("t")),
+        _parse_places(offsets.get("from", {})),
+        _parse_tasks(offsets.get("tasks")),
+    )
 
 
 def _places_to_json(places: Mapping[str, Place]) -> dict[str, list[int]]:
@@ -90,3 +103,15 @@ def _parse_place(topic: str, place: Any) -> Place:
     ):
         raise InvalidOffsets(f"{topic}: {place!r} is not [ledger, entry, index, bytes]")
     return Place(*place)
+
+
+def _parse_tasks(tasks: Any) -> tuple[int, int] | None:
+    if tasks is None:
+        return None
+    if (
+        not isinstance(tasks, list)
+        or len(tasks) != 2
+        or not all(type(part) is int and part > 0 for part in tasks)
+    ):
+        raise InvalidOffsets(f"{tasks!r} is not [bytes, most] of tasks")
+    return tasks[0], tasks[1]

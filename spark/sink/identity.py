@@ -1,7 +1,12 @@
 """Names of producers and sequence ids, such that a repeated task repeats them.
 
-The producer of a task is named after the query (or the batch job) and the task's partition. Its
-messages have the sequence ids
+The producer of a task is named after the query (or the batch job) and the task's partition, and
+after what else decides which rows an entry holds, unless it has its default: the options `batching`
+and `pendingBytes`, and the number of the topic's partitions. If one of these changes before a batch
+is repeated, the entries are others than those that are stored. With another name, rows are then
+stored again; with the same name, the broker would drop rows that it never had.
+
+Its messages have the sequence ids
 
     batch << 31 | place of the message among those of its task
 
@@ -31,14 +36,15 @@ class Identity:
     writer: str  # id of the query or of the job
     batch: int
     partition: int
+    division: tuple[str, ...] = ()  # options that are not the default ones
 
     def __post_init__(self) -> None:
         assert 0 <= self.batch < BATCHES_MAX
 
-    @property
-    def producer_name(self) -> str:
-        """The same for all batches and attempts of this partition."""
-        return f"spark/{self.writer}/{self.partition}"
+    def producer_name(self, topic_partitions: int = 0) -> str:
+        """The same for all batches and attempts of this partition. 0: the topic has none."""
+        among = (f"of-{topic_partitions}",) if topic_partitions else ()
+        return "/".join(("spark", self.writer, str(self.partition), *self.division, *among))
 
     @property
     def first_sequence_id(self) -> int:

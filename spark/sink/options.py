@@ -89,6 +89,14 @@ class WriteOptions:
     send_timeout_s: float  # how long a task may go on without a receipt
     job_id: str | None  # of a batch job with dedup; None: a new one for each job
 
+    @property
+    def division(self) -> tuple[str, ...]:
+        """The options that decide how rows are divided into entries, if they are not the default
+        ones."""
+        by_key = (f"by-{self.batching}",) if self.batching is not Batching.DEFAULT else ()
+        pending = (f"pending-{self.pending_bytes}",) if self.pending_bytes != PENDING_BYTES else ()
+        return (*by_key, *pending)
+
 
 def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
     """Parse the options of a write. Spark passes their names in lower case. Raises InvalidOption.

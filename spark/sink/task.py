@@ -83,6 +83,7 @@ class TaskWriter:
             open_bytes_max=options.pending_bytes // 2,
         )
         self._partitions: dict[str, list[Target]] = {}  # by topic; empty: it has none
+        self._among: dict[Target, int] = {}  # of a partition: how many there are
         self._sends: dict[Target, _Send] = {}
         self._pending_bytes = 0  # without a receipt
         self._pending_messages = 0
@@ -130,7 +131,9 @@ class TaskWriter:
             target.topic, lambda: self._client.get_topic_partitions(target.topic)
         )
         alone = names == [target.topic]
-        self._partitions[target.topic] = [] if alone else [Target(name) for name in names]
+        partitions = [] if alone else [Target(name) for name in names]
+        self._partitions[target.topic] = partitions
+        self._among |= dict.fromkeys(partitions, len(partitions))
 
     async def _insist(self, topic: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat an attempt while brokers restart, or while an earlier attempt of this task is
@@ -161,7 +164,7 @@ class TaskWriter:
             if entry.first_sequence_id <= send.stored:
                 raise RowsChanged(
                     entry.target.topic,
-                    f"row {entry.first_row} of {self._identity.producer_name!r}, batch"
+                    f"row {entry.first_row} of {self._identity.producer_name()!r}, batch"
                     f" {self._identity.batch}, begins an entry that an earlier attempt has stored"
                     " in part: the batch holds other rows than before, or in another order",
                 )
@@ -195,7 +198,9 @@ class TaskWriter:
         return send
 
     async def _attached(self, target: Target) -> Publisher:
-        name = None if self._identity is None else self._identity.producer_name
+        name = None
+        if self._identity is not None:
+            name = self._identity.producer_name(self._among.get(target, 0))
         publisher = await self._client.publisher(
             ProducerOptions(
                 target.topic,

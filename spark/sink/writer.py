@@ -116,7 +116,7 @@ def _write(
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     is_exact = options.guarantee is Guarantee.DEDUP
-    identity = Identity(writer, batch, partition) if is_exact else None
+    identity = Identity(writer, batch, partition, options.division) if is_exact else None
 
     async def batches() -> AsyncIterator[pa.RecordBatch]:
         # Spark's iterator blocks until the next rows are computed.

@@ -101,7 +101,8 @@ class StreamDriver:
         self._reached = ends
         if not begins and ends == offsets.places:
             return start
-        return Offsets(ends, begins).to_json()
+        division = self._options.target_bytes_per_task, self._options.tasks_max
+        return Offsets(ends, begins, division).to_json()
 
     def report(self) -> dict[str, Any] | None:
         """The ends of the topics as far as they are known. None: nothing is known.
@@ -132,7 +133,10 @@ class StreamDriver:
                 self._lose(topic, f"the topic was deleted; {_unread(starts[topic], ends[topic])}")
             elif (loss := state.lost_between(starts[topic], ends[topic])) is not None:
                 self._lose(topic, loss.what)
-        return tasks_between(self._options, starts, ends, _existing(states))
+        options = self._options
+        if last.tasks is not None:
+            options = replace(options, target_bytes_per_task=last.tasks[0], tasks_max=last.tasks[1])
+        return tasks_between(options, starts, ends, _existing(states))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark has committed everything before `end`. Raises QueryFenced."""

@@ -85,3 +85,18 @@ def test_a_broker_that_does_not_answer_is_asked_once_in_an_interval(servers: Exi
     while time.monotonic() < until_s:
         assert driver.latest(end, rows_max=None, bytes_max=None) == end
     assert 2 <= server.plans - before <= 6
+
+
+def test_a_repeated_batch_has_the_same_tasks_although_the_options_have_changed(
+    servers: ExitStack,
+) -> None:
+    """With other tasks, a sink that writes exactly once would take other rows for stored ones."""
+    server = servers.enter_context(serving(RangeServer(topic_of(l3=60, l9=40))))
+    driver = driver_of(server, targetBytesPerTask="500", maxPartitions="5")
+    end = driver.latest(START, rows_max=None, bytes_max=None)
+    tasks = driver.tasks(START, end)
+    assert len(tasks) == 5
+    again = driver_of(server, targetBytesPerTask="400", maxPartitions="9")
+    assert [task.spans for task in again.tasks(START, end)] == [task.spans for task in tasks]
+    del end["tasks"]  # a checkpoint of an earlier version
+    assert len(again.tasks(START, end)) == 9

@@ -14,6 +14,7 @@ from magnetar.spark.errors import RowRefused
 from magnetar.spark.sink.batches import BYTES_MAX, MESSAGES_MAX, Cutter, Entry
 from magnetar.spark.sink.columns import Addressed, Encoder, Target
 from magnetar.spark.sink.identity import Identity
+from magnetar.spark.sink.options import parse_options
 
 TOPIC = "persistent://public/default/t"
 
@@ -136,6 +137,14 @@ def test_an_entry_is_cut_when_it_holds_enough_messages() -> None:
 
 def test_sequence_ids_rise_from_batch_to_batch() -> None:
     one, next_one = Identity("q", 4, 7), Identity("q", 5, 7)
-    assert one.producer_name == next_one.producer_name == "spark/q/7"
+    assert one.producer_name() == next_one.producer_name() == "spark/q/7"
     assert next_one.first_sequence_id == one.first_sequence_id + (1 << 31)
     assert Identity("q", (1 << 32) - 1, 0).first_sequence_id + (1 << 31) - 1 == (1 << 63) - 1
+
+
+def test_what_divides_rows_into_entries_is_a_part_of_the_name() -> None:
+    needed = {"service.url": "grpc://h:1", "topic": "t"}
+    plain, other = parse_options(needed), {"batching": "key", "pendingBytes": "2000000"}
+    assert Identity("q", 0, 7, plain.division).producer_name() == "spark/q/7"
+    changed = Identity("q", 0, 7, parse_options(needed | other).division)
+    assert changed.producer_name(4) == "spark/q/7/by-key/pending-2000000/of-4"

@@ -103,8 +103,8 @@ async def world(**settings: Any) -> AsyncIterator[World]:
             yield World(broker, client, admin)
 
 
-async def wait_stored(it: World, count: int = 1) -> None:
-    while len(await it.stored()) < count:  # noqa: ASYNC110 - the topic announces nothing
+async def wait_stored(it: World, count: int = 1, topic: str = TOPIC) -> None:
+    while len(await it.stored(topic)) < count:  # noqa: ASYNC110 - the topic announces nothing
         await asyncio.sleep(0.01)
 
 
@@ -176,6 +176,23 @@ async def test_other_rows_in_a_repeated_batch_are_refused() -> None:
         with pytest.raises(RowsChanged, match="'spark/q/0', batch 0"):
             await it.write(range(5_000), width=1)
         assert len(await it.stored()) == count
+
+
+async def test_rows_are_not_lost_if_partitions_are_added_before_a_batch_is_repeated() -> None:
+    async with world() as it:
+        topic = "persistent://public/exact/parts"
+        partitions = f"{topic.replace(':/', '')}/partitions"
+        (await it.admin.put(partitions, json=2)).raise_for_status()
+        async with asyncio.TaskGroup() as group:  # one partition gets 1,000 rows: an entry
+            task = group.create_task(
+                it.write(range(1_999), until=asyncio.Event(), topic=topic, width=10)
+            )
+            await wait_stored(it, 1_000, f"{topic}-partition-0")
+            task.cancel()
+        (await it.admin.post(partitions, json=3)).raise_for_status()
+        await it.write(range(3_000), topic=topic, width=10)
+        stored = [await it.stored(f"{topic}-partition-{number}") for number in range(3)]
+        assert {row for part in stored for row in part} == set(range(3_000))
 
 
 async def test_dedup_needs_deduplication() -> None:

@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.client.errors import InvalidMessage, PulsarException, TopicNotFound
+from magnetar.client.schema.wire import VERSION_BYTES
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Decoder:
         """Whether `decode` needs no broker."""
         version = message.delivery.schema_version
         return (
-            not version
+            len(version) != VERSION_BYTES
             or not self.schema.needs_writer
             or (_topic_of(message), version) in self._known
         )
@@ -75,6 +76,8 @@ class Decoder:
         data = message.data()
         if not version or not self.schema.needs_writer:
             return self.schema.decode(data)
+        if len(version) != VERSION_BYTES:
+            raise InvalidMessage(f"a schema version has {VERSION_BYTES} bytes, not {len(version)}")
         key = _topic_of(message), version
         found = self._known.get(key)
         if found is None and self._wait is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from magnetar.client.asking import asking
 from magnetar.client.errors import TopicNotFound
 from magnetar.client.schema.schema import Schema
-from magnetar.client.schema.wire import schema_info
+from magnetar.client.schema.wire import VERSION_BYTES, schema_info
 from magnetar.protos.names import TopicName
 from magnetar.runtime.log import get_logger
 
@@ -100,8 +100,8 @@ class LetterSchemas:
 
 
 def _key_of(original: Message) -> Key | None:
-    """None: the letter needs no schema. The consumer or the original has none."""
+    """None: the letter needs no schema. The consumer or the original has none that can be known."""
     delivery = original.delivery
-    if delivery.decoder is None or not delivery.schema_version:
+    if delivery.decoder is None or len(delivery.schema_version) != VERSION_BYTES:
         return None
     return str(TopicName.parse(delivery.topic).base), delivery.schema_version

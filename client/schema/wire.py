@@ -20,6 +20,10 @@ _WITH_DEFINITION: Final = frozenset(
     )
 )
 
+VERSION_BYTES: Final = 8
+"""Of the version that a message carries. A producer can write other bytes, and the broker refuses a
+question about them: the message would be asked for again and again."""
+
 
 def wire_schema(schema: Schema | None) -> pb.Schema | None:
     """What PRODUCER and SUBSCRIBE carry; None: the broker is told of no schema."""

@@ -10,7 +10,13 @@ import pytest
 
 from magnetar.client import decoding
 from magnetar.client.decoding import Decoder
-from magnetar.client.errors import ConnectError, InvalidMessage, PulsarException, TopicNotFound
+from magnetar.client.errors import (
+    ConnectError,
+    InvalidMessage,
+    NotAllowedError,
+    PulsarException,
+    TopicNotFound,
+)
 from magnetar.client.message import Delivery, Message, MessageId
 from magnetar.protos.message import ReceivedMessage
 from magnetar.schema import AvroSchema, JsonSchema, Record, SchemaInfo, SchemaType, String
@@ -31,9 +37,11 @@ def version(number: int) -> bytes:
     return number.to_bytes(8)
 
 
-def message(value: Record, number: int | None, topic: str = TOPIC, partition: int = -1) -> Message:
+def message(
+    value: Record, number: int | bytes | None, topic: str = TOPIC, partition: int = -1
+) -> Message:
     payload = AvroSchema(type(value)).encode(value)
-    wire = b"" if number is None else version(number)
+    wire = number if isinstance(number, bytes) else b"" if number is None else version(number)
     delivery = Delivery(topic, partition, "p", 0, wire, 0, None, 0)
     return Message(
         ReceivedMessage(payload, {}, None, False, None, 0, 0, False, -1), MessageId(), delivery
@@ -119,6 +127,21 @@ async def test_a_version_that_is_no_avro_schema_is_told_by_value(stored: SchemaI
     await decoder.prepare(strange)
     with pytest.raises(InvalidMessage):
         decoder.decode(strange)
+
+
+@pytest.mark.parametrize("wrong", [b"x", bytes(9), bytes(1 << 20)], ids=len)
+async def test_a_version_that_no_broker_gives_is_neither_asked_for_nor_kept(wrong: bytes) -> None:
+    """The broker refuses the question, and the message would come again and again."""
+    registry = Registry()
+    registry.failures = [NotAllowedError("it has 8 bytes")]
+    decoder = Decoder(AvroSchema(New), registry.fetch, None)
+    strange = message(Old(a="x"), wrong)
+    assert decoder.knows(strange)
+    await decoder.prepare(strange)
+    with pytest.raises(InvalidMessage, match=f"8 bytes, not {len(wrong)}"):
+        decoder.decode(strange)
+    assert registry.asked == []
+    assert not decoder._known
 
 
 async def test_the_decoder_keeps_a_bounded_number_of_versions() -> None:

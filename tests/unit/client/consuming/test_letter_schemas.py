@@ -139,14 +139,30 @@ async def test_versions_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyP
 
         for number in (0, 0, 1, 0):
             for partition in ("", "-partition-3"):
-                original = written_with(number, TOPIC + partition)
+                original = written_with(number.to_bytes(8), TOPIC + partition)
                 assert await schemas.version(original, register) == b"12345678"
         assert registered == ["0", "1", "0"]
 
 
-def written_with(number: int, topic: str) -> Message:
+async def test_an_original_whose_version_no_broker_gives_makes_a_letter_without() -> None:
+    """The broker would refuse the question, and the letter would never be sent."""
+
+    async def never(_: pb.Schema) -> bytes:
+        raise AssertionError("it has no schema to register")
+
+    async with client_among() as (client, cluster):
+        await client.create_producer("t")
+        schemas = LetterSchemas(client.parts)
+        for version in (b"x", bytes(9)):
+            original = written_with(version, TOPIC)
+            assert await schemas.first(original) is None
+            assert await schemas.version(original, never) == b""
+        assert cluster.brokers[A].commands(pb.CommandGetSchema) == []
+
+
+def written_with(version: bytes, topic: str) -> Message:
     decoder = Decoder(JsonSchema(Bill), fetch=None, wait=None)  # type: ignore[arg-type]
-    delivery = Delivery(topic, -1, "p", 0, number.to_bytes(8), 0, None, 0, decoder=decoder)
+    delivery = Delivery(topic, -1, "p", 0, version, 0, None, 0, decoder=decoder)
     return Message(
         ReceivedMessage(b"", {}, None, False, None, 0, 0, False, -1), MessageId(), delivery
     )

@@ -22,6 +22,8 @@ from magnetar.broker.operations.partitions import (
     merged,
     terminate_partitioned_topic,
 )
+from magnetar.metadata import codec, paths
+from magnetar.metadata.model import TopicRecord
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.names import TopicName
 from magnetar.runtime.clock import SystemClock
@@ -180,6 +182,24 @@ async def test_delete_with_an_old_view_refuses_a_topic_in_use_and_leaves_it_usab
     with pytest.raises(PartitionBusy):
         await delete_partitioned_topic(brokers.broker, NAME, brokers.ask, force=False)
     assert (await topics.require(NAME)).partitions == 2
+
+
+async def test_delete_stops_when_another_request_has_ended_it_and_the_topic_is_made_anew() -> None:
+    brokers, count = _Brokers(), 5 * ASKED_MAX
+    await brokers.topics.create(NAME, count)
+    for index in range(count):
+        path = paths.topic(NAME.tenant, NAME.namespace, NAME.domain, f"p-partition-{index}")
+        await brokers.here.put(path, codec.encode_topic(TopicRecord(1)), expected=0)
+
+    async def ask(method: str, name: TopicName, rest: str) -> tuple[int, Any]:
+        if method == "DELETE" and not brokers.asked:
+            await brokers.topics.end_deletion(NAME)
+            await brokers.topics.create(NAME, count)
+        return await brokers.ask(method, name, rest)
+
+    await delete_partitioned_topic(brokers.broker, NAME, ask, force=True)
+    assert len(brokers.asked) == ASKED_MAX
+    assert (await brokers.topics.require(NAME)).partitions == count
 
 
 async def test_terminate_with_an_old_view_terminates_partitions_that_were_added() -> None:

@@ -8,11 +8,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from magnetar.client.enums import CompressionType
-from magnetar.client.errors import InvalidUrl
-from magnetar.client.session.service_url import Scheme, parse_service_url, scheme_of
 from magnetar.protos.errors import InvalidTopicName
 from magnetar.protos.names import Domain, TopicName
 from magnetar.spark.errors import InvalidOption
+from magnetar.spark.service_url import brokers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,7 +113,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> Write
     guarantee = _choice(values, "deliveryGuarantee", Guarantee, Guarantee.AT_LEAST_ONCE)
     return WriteOptions(
         service_url,
-        _brokers(service_url),
+        brokers_of(service_url),
         topic_of(values["topic"]) if values.get("topic") else None,
         guarantee,
         _choice(values, "valueFormat", ValueFormat, ValueFormat.AUTO),
@@ -135,16 +134,6 @@ def topic_of(text: str) -> TopicName:
     if topic.domain is not Domain.PERSISTENT:
         raise InvalidOption("topic", f"{topic} is not persistent: no broker stores its messages")
     return topic
-
-
-def _brokers(text: str) -> tuple[str, ...]:
-    try:
-        brokers, scheme = parse_service_url(text), scheme_of(text)
-    except InvalidUrl as error:
-        raise InvalidOption("service.url", str(error)) from None
-    if scheme is not Scheme.GRPC:
-        raise InvalidOption("service.url", f"expected grpc://host:port: {text!r}")
-    return brokers
 
 
 def _choice(values: Mapping[str, str], name: str, kind: type[Choice], default: Choice) -> Choice:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from magnetar.client.errors import InvalidUrl
-from magnetar.client.session.service_url import Scheme, parse_service_url, scheme_of
 from magnetar.protos.errors import InvalidNamespaceName, InvalidTopicName
 from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, NamespaceName, TopicName
 from magnetar.spark.errors import InvalidOption
 from magnetar.spark.planner import TARGET_BYTES_PER_TASK, TASKS_MAX
+from magnetar.spark.service_url import brokers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -168,7 +167,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = False) -
     """
     values = {name.lower(): value.strip() for name, value in given.items()}
     _check_names(values, streaming=streaming)
-    brokers = _brokers(_required(values, "service.url"))
+    brokers = brokers_of(_required(values, "service.url"))
     topics, pattern = _which_topics(values)
     start = _bounds(values, "starting", Edge.LATEST if streaming else Edge.EARLIEST)
     end = _bounds(values, "ending", Edge.LATEST)
@@ -300,18 +299,6 @@ def _required(values: Mapping[str, str], name: str) -> str:
     if not value:
         raise InvalidOption(name, "is required")
     return value
-
-
-def _brokers(text: str) -> tuple[str, ...]:
-    try:
-        brokers, scheme = parse_service_url(text), scheme_of(text)
-    except InvalidUrl as error:
-        raise InvalidOption("service.url", str(error)) from None
-    if scheme is not Scheme.GRPC:
-        raise InvalidOption(
-            "service.url", f"expected grpc://host:port, which ranges need: {text!r}"
-        )
-    return brokers
 
 
 def _topic(text: str, option: str) -> TopicName:

@@ -260,6 +260,17 @@ class KeyShared:
             owner.pending.set(position, left)
         return self.advance(now)
 
+    def on_skipped(self, positions: Sequence[Position], now: float) -> None:
+        """The broker has acknowledged these entries, which are lost. The read that met them fails
+        next."""
+        for position in positions:
+            if self.slots.get(position):
+                any(self._forget(position, consumer, now) for consumer in self._consumers)
+            self._chunks.on_gone(position)
+        if self._withheld:
+            self._queue({self._withheld.on_acked(position) for position in positions})
+        self._refresh_pins()
+
     def on_acked_through(self, position: Position, now: float) -> list[Action]:
         for consumer in self._consumers:
             for gone in [it for it in consumer.pending if it <= position]:
@@ -701,19 +712,9 @@ class KeyShared:
         """Gate 2, but for the room of the consumer."""
         if self._target(slot) is not consumer:
             return False
-        if self._withheld and self._is_withheld(slot):
+        if self._withheld and self._withheld.withholds(slot, self._replay.lowest(slot)):
             return False
         return not (self._draining and self._draining.blocks(slot, consumer))
-
-    def _is_withheld(self, slot: int) -> bool:
-        """Whether the waiting entries of the slot are all later than one that is negatively
-        acknowledged."""
-        withheld = self._withheld
-        earliest = withheld.earliest(slot)
-        while earliest is not None and self._acks.is_acked(earliest):
-            withheld.on_acked(earliest)  # the broker has skipped it: no consumer acknowledges it
-            earliest = withheld.earliest(slot)
-        return withheld.withholds(slot, self._replay.lowest(slot))
 
     def _next_due(self, now: float) -> Replay | None:
         """The delayed entries that have become due. Their slots are known after the read."""

@@ -7,8 +7,7 @@ acknowledged one are withheld. The earlier ones, and that one itself, may go: if
 were withheld, an earlier entry that comes back from another consumer would wait without end.
 
 Only an acknowledgement releases a slot. The redelivery does not, and neither does the end of the
-consumer: the entry is then still to be processed. An entry that the broker skips, because it is
-lost, is acknowledged without an event: the dispatcher asks the cursor before it withholds a slot.
+consumer: the entry is then still to be processed.
 
 The dispatcher keeps at most `KeySharedSettings.withheld_max` of them. A consumer whose negative
 acknowledgements would exceed the limit is disconnected instead. So all entries that it has wait,

@@ -769,6 +769,8 @@ class Subscription:
         self.cursor.acknowledge(positions)
         self._note_acked(positions[-1])
         self.delays.on_acked(positions)
+        if isinstance(self._dispatcher, KeyShared):
+            self._dispatcher.on_skipped(positions, self._loop.time())
 
     def _set_timer(self) -> None:
         """Keep one timer for the time that the dispatcher names, or none."""

@@ -103,11 +103,29 @@ def test_skipping_a_lost_entry_releases_the_later_entries_of_its_hash() -> None:
     for lost in (first, second):
         it.acks.acknowledge(lost)
         it.given_back.pop(lost, None)
+    it.machine.on_skipped([first, second], it.tick())
     it.answer_read(fail=True)
     it.settle()
     assert member.inbox[4:] == [third, fourth]
-    it.ack(member, third, fourth)
     assert not it.machine._withheld
+
+
+def test_negative_acknowledgement_of_a_skipped_entry_withholds_nothing() -> None:
+    it = Rig()
+    member = it.join(policy=ORDERED)
+    it.flow(member, 9)
+    it.append(key="a")
+    it.append(key="a")
+    it.settle()
+    first, second = member.inbox
+    it.acks.acknowledge(first)  # while the consumer has it
+    del it.owner[first]
+    it.machine.on_skipped([first], it.tick())
+    it.negative_ack(member, [first], [second])
+    it.redeliver(member, [first])
+    it.settle()
+    assert member.inbox[2:] == [second]
+    assert member.machine.unacked == 1
 
 
 def test_negative_acks_beyond_the_limit_are_not_taken() -> None:

@@ -13,6 +13,8 @@ from fakes.topic_log import SMALL
 from fakes.topics import TopicRig, opened_topic
 from support import settle, wait_until
 
+from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
+from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.topic.contract import SubscriptionType
 from magnetar.metadata.policies import Retention
 
@@ -52,6 +54,23 @@ async def test_lost_entries_and_ledgers_are_skipped_and_named(kind: Subscription
         await it.subscribe("other", kind=kind)
         await settle()
         assert losses.entries == 6, "a second subscription counts nothing twice"
+
+
+async def test_skipping_releases_what_a_negative_acknowledgement_withholds() -> None:
+    world = ClusterState()
+    settings, policy = KeySharedSettings(spread_keyless=False), KeySharedPolicy(ordered_nacks=True)
+    kind = SubscriptionType.KEY_SHARED
+    async with opened_topic(
+        world, config=SKIPPING, cache_bytes=NO_CACHE, policies=keeping(), key_shared=settings
+    ) as it:
+        positions = await it.publish(*TEXTS)
+        consumer, session = await it.subscribe(kind=kind, policy=policy)
+        await wait_until(lambda: len(session.entries) == 12)
+        consumer.negative_ack(positions[:1], positions[1:])
+        world.ledgers.lost.add((positions[0].ledger, positions[0].entry))
+        consumer.redeliver(positions[:1])
+        await wait_until(lambda: len(session.entries) == 23, what="the later messages of the key")
+        assert session.texts[12:] == TEXTS[1:]
 
 
 async def test_without_the_setting_a_lost_entry_is_explained_and_waited_for() -> None:

@@ -131,7 +131,11 @@ class BrokerService:
         if located.broker != broker.me:
             return pb.TopicPoliciesReply(owner_url=located.broker.grpc_url).SerializeToString()
         with suppress(TopicNotFound):  # its namespace's policies count
-            await broker.stored_topic(name, create=False)
+            topic = await broker.stored_topic(name, create=False)
+            if topic.deduplication.wanted:
+                # The policy may be newer than what was carried out. Until that is durable, the next
+                # owner would not know what the producers have stored.
+                await topic.deduplication.follow()
         policies = broker.policies.policies_of(name)
         return pb.TopicPoliciesReply(
             deduplication=policies.deduplication, max_message_bytes=policies.max_message_bytes

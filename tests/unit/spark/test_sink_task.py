@@ -12,13 +12,15 @@ import pytest
 from fakes.admin import admin_of
 from fakes.broker import RunningBroker, running_broker
 from fakes.cluster_state import ClusterState
+from support import wait_until
 
 from magnetar.client.asyncio import Client
 from magnetar.client.message import MessageId
+from magnetar.protos.names import TopicName
 from magnetar.spark.errors import DeduplicationOff, RowsChanged, SparkError, WriteStalled
 from magnetar.spark.sink.identity import Identity
 from magnetar.spark.sink.options import parse_options
-from magnetar.spark.sink.policies import Policies
+from magnetar.spark.sink.policies import Policies, policies_of
 from magnetar.spark.sink.task import TaskWriter
 
 if TYPE_CHECKING:
@@ -200,6 +202,24 @@ async def test_dedup_needs_deduplication() -> None:
         with pytest.raises(DeduplicationOff, match="set-deduplication"):
             await it.write([1], is_on=False)
         assert await it.stored() == []
+
+
+async def test_deduplication_counts_as_on_when_it_is_durable() -> None:
+    async with world() as it, asyncio.TaskGroup() as group:
+        name = "persistent://public/default/late"
+        producer = await it.client.create_producer(name)
+        deduplication = (await it.broker.broker.stored_topic(TopicName.parse(name))).deduplication
+        options = parse_options({"service.url": it.broker.grpc_url, "topic": name})
+        async with deduplication._switching:  # as if the metadata store did not answer
+            path = "persistent/public/default/late/deduplicationEnabled"
+            (await it.admin.post(path, json=True)).raise_for_status()
+            asked = group.create_task(asyncio.to_thread(policies_of, options, name))
+            await wait_until(lambda: deduplication.wanted)
+            await asyncio.sleep(0.2)
+            assert not asked.done()
+        assert (await asked).deduplication
+        assert deduplication.is_settled
+        await producer.close()
 
 
 async def test_a_message_that_is_too_large_ends_the_task_and_leaves_no_gap() -> None:

@@ -218,7 +218,8 @@ _ABOUT_ALL: Final = re.compile(
 )
 _DELIVERY: Final = re.compile(r"/subscription/.+/(?:explain|pending|key)")
 _ONE_PARTITION: Final = re.compile(
-    rf"/subscription/.+/(?:position|skip)/[^/]+|.*/resetcursor|{_DELIVERY.pattern}"
+    r"/subscription/.+/(?:position|skip)/[^/]+|.*/(?:resetcursor|expireMessages)"
+    rf"|{_DELIVERY.pattern}"
 )
 """Message ids, counts of messages and consumers mean something in one partition only."""
 

@@ -142,6 +142,30 @@ async def test_a_request_about_all_partitions_says_that_the_metadata_store_is_aw
 
 
 @pytest.mark.real_loop
+async def test_expire_up_to_a_message_is_for_one_partition() -> None:
+    """Ledger ids are the cluster's: in another partition the same id is behind other messages."""
+    async with (
+        running_broker(ClusterState()) as broker,
+        wire_to(broker, "pulsar") as client,
+        admin_of(broker) as admin,
+    ):
+        await admin.put(f"{T}/partitions", json=2)
+        assert (await admin.put(f"{T}/subscription/s")).status_code == 204
+        receipts = []
+        for number, name in enumerate(PARTITIONS[:2]):
+            await client.produce(name, producer_id=number)
+            await client.publish(producer_id=number)
+            receipts.append((await client.expect(pb.CommandSendReceipt)).message_id)
+        last = max(receipts, key=lambda it: it.ledgerId)
+        body = {"ledgerId": last.ledgerId, "entryId": last.entryId}
+        refused = await admin.post(f"{T}/subscription/s/expireMessages", json=body)
+        stats = (await admin.get(f"{T}/partitioned-stats")).json()
+        assert stats["subscriptions"]["s"]["msgBacklog"] == 2
+        assert refused.status_code == 405
+        assert "name one of them" in refused.json()["reason"]
+
+
+@pytest.mark.real_loop
 async def test_a_wrong_method_is_refused_also_if_no_partition_is_open() -> None:
     async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         await admin.put(f"{T}/partitions", json=1)

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo check test night lint sim histories chaos rolling siege powercuts explore mutants bench bench-versus docs constraints compose pulsar protos clean
+.PHONY: setup demo check test night lint sim histories chaos rolling siege powercuts explore mutants bench bench-versus bench-pulsar docs constraints compose pulsar protos clean
 
 setup: $(STAMP)
 
@@ -122,13 +122,25 @@ compose: setup
 protos: setup
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=quiet:. magnetar/protos/*.proto
 
-# Our client against a real Apache Pulsar, whose jars Maven fetches once (235 MB, outside of the
-# tree). Needs Java 17 and Maven. Takes about 2 minutes, the first time 2 more.
+# The jars of a real Apache Pulsar, which Maven fetches once (240 MB, outside of the tree).
 PULSAR_JARS ?= $(HOME)/.cache/magnetar/apache-pulsar
-pulsar: setup
-	@test -n "$$(ls $(PULSAR_JARS)/pulsar-broker-*.jar 2>/dev/null)" || { command -v mvn >/dev/null || { echo "Maven is missing: apt-get install maven"; exit 1; }; \
-	  mvn -q -B -f tests/apache/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(PULSAR_JARS); }
+PULSAR_POM := benchmarks/peers/pulsar/pom.xml
+
+$(PULSAR_JARS)/.fetched: $(PULSAR_POM)
+	@command -v mvn >/dev/null || { echo "Maven is missing: apt-get install maven"; exit 1; }
+	rm -rf $(PULSAR_JARS)
+	mvn -q -B -f $(PULSAR_POM) dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(PULSAR_JARS)
+	@touch $@
+
+# Our client against a real Apache Pulsar. Needs Java 17 and Maven. Takes about 2 minutes, the first
+# time 2 more.
+pulsar: setup $(PULSAR_JARS)/.fetched
 	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m pytest tests/apache/suite.py
+
+# Magnetar and Apache Pulsar under the same loads, in turns. Needs Java 17 and Maven. A turn takes 6
+# minutes. ONLY=part of a row's name plays those alone.
+bench-pulsar: setup $(PULSAR_JARS)/.fetched
+	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m benchmarks.peers.pulsar --turns $(TURNS) --only "$(ONLY)"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""Other systems under the loads of Magnetar's own benchmarks."""

@@ -1,0 +1,1 @@
+"""Apache Pulsar, from its published jars, and Magnetar in turns: `make bench-pulsar`."""

@@ -1,0 +1,143 @@
+"""The rows of the comparison. Each takes a running system and returns figures by name.
+
+A name tells its unit at its end. A rate ("/s") is better when higher, all others when lower. What
+Magnetar does with several clients is compared with what Pulsar does with its own.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.peers.pulsar import loads, perf
+from benchmarks.processes import alone, resident_mb
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PERF_S: Final = 15
+ONE_AT_A_TIME: Final = 1_500
+BATCHED: Final = 200_000
+BACKLOG: Final = 500_000
+STEADY, STEADY_PER_S = 8_000, 1_000.0
+SETTLE_S: Final = 10.0  # after the start, and after a load
+
+
+@dataclass(frozen=True)
+class Target:
+    """A system that runs. `own_url` is of Magnetar's client; None: the system is Apache Pulsar."""
+
+    pulsar_url: str
+    own_url: str | None
+    servers: list[int]
+    folder: Path
+
+    def clients(self) -> dict[str, tuple[str, str]]:
+        """The Python clients that the system is used with, and their URLs. Apache Pulsar is used by
+        its own client, also where Magnetar is used by Magnetar's."""
+        apache = "pulsar", self.pulsar_url
+        if self.own_url is None:
+            return {"pulsar-client": apache}
+        return {
+            "pulsar-client": apache,
+            "own client, grpc://": ("magnetar", self.own_url),
+            "own client, pulsar://": ("magnetar", self.pulsar_url),
+        }
+
+
+Figures = dict[str, float]
+Row = Callable[[Target], Figures]
+
+
+def of_pulsar(name: str) -> str:
+    """The name of the figure of Apache Pulsar that a figure of Magnetar is compared with."""
+    return re.sub("own client, [a-z]+://", "pulsar-client", name)
+
+
+def idle(target: Target) -> Figures:
+    """The memory of all processes, before any load."""
+    time.sleep(SETTLE_S)
+    return {"idle memory, MB": sum(resident_mb(pid) for pid in target.servers)}
+
+
+def perf_unbatched(target: Target) -> Figures:
+    run = perf.produce(
+        target.folder / "perf", target.pulsar_url, "perf-unbatched", seconds=PERF_S, batched=False
+    )
+    return {"pulsar-perf, unbatched publish, messages/s": run.result(PERF_S).per_s}
+
+
+def perf_batched(target: Target) -> Figures:
+    run = perf.produce(
+        target.folder / "perf", target.pulsar_url, "perf-batched", seconds=PERF_S, batched=True
+    )
+    return {"pulsar-perf, batched publish, messages/s": run.result(PERF_S).per_s}
+
+
+def consumer_beside(target: Target) -> Figures:
+    """A Shared consumer beside a producer at full speed: how far it is behind."""
+    consumer = perf.consume(
+        target.folder / "consumer", target.pulsar_url, "perf-beside", seconds=PERF_S + 5
+    )
+    producer = perf.produce(
+        target.folder / "producer", target.pulsar_url, "perf-beside", seconds=PERF_S, batched=True
+    )
+    published, received = producer.result(PERF_S), consumer.result(PERF_S + 5)
+    return {
+        "producer beside a Shared consumer, messages/s": published.per_s,
+        "Shared consumer beside it, behind by p50 ms": received.p50_ms,
+        "Shared consumer beside it, behind by p99 ms": received.p99_ms,
+    }
+
+
+def end_to_end(target: Target) -> Figures:
+    found: Figures = {}
+    for place, (name, (client, url)) in enumerate(target.clients().items()):
+        (p50_ms, p99_ms), cpu_ms = alone(
+            loads.end_to_end, client, url, f"steady-{place}", STEADY, STEADY_PER_S, target.servers
+        )
+        found[f"1,000/s end to end, {name}, p50 ms"] = p50_ms
+        found[f"1,000/s end to end, {name}, p99 ms"] = p99_ms
+        found[f"1,000/s end to end, {name}, server CPU per message, ms"] = cpu_ms
+    return found
+
+
+def one_at_a_time(target: Target) -> Figures:
+    found: Figures = {}
+    for place, (name, (client, url)) in enumerate(target.clients().items()):
+        (p50_ms, p99_ms), cpu_us = alone(
+            loads.one_at_a_time, client, url, f"one-{place}", ONE_AT_A_TIME
+        )
+        found[f"one at a time, {name}, p50 ms"] = p50_ms
+        found[f"one at a time, {name}, p99 ms"] = p99_ms
+        found[f"one at a time, {name}, client CPU per message, us"] = cpu_us
+    return found
+
+
+def batched(target: Target) -> Figures:
+    return {
+        f"batched publish, {name}, messages/s": alone(
+            loads.publish, client, url, f"batched-{place}", BATCHED, batched=True
+        )
+        for place, (name, (client, url)) in enumerate(target.clients().items())
+    }
+
+
+def backlog(target: Target) -> Figures:
+    url = target.pulsar_url
+    alone(loads.subscribe, "pulsar", url, "backlog", ["Exclusive", "Shared"])
+    alone(loads.publish, "pulsar", url, "backlog", BACKLOG, batched=True)
+    name, (client, url) = list(target.clients().items())[-1]
+    return {
+        f"backlog of {BACKLOG:,}, {name}, {kind}, messages/s": alone(
+            loads.backlog, client, url, "backlog", BACKLOG, kind
+        )
+        for kind in ("Reader", "Exclusive", "Shared")
+    }
+
+
+STANDALONE: Final[tuple[Row, ...]] = (idle, perf_unbatched, consumer_beside, backlog)
+CLUSTER: Final[tuple[Row, ...]] = (idle, end_to_end, one_at_a_time, batched, perf_batched)

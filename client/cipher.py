@@ -20,16 +20,18 @@ from magnetar.client.encryption import (
 )
 from magnetar.client.enums import CompressionType
 from magnetar.client.errors import CryptoError
+from magnetar.protos.entry import checked_text
 from magnetar.protos.message import Sealed, SealedKey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from cryptography.hazmat.primitives.asymmetric.padding import OAEP
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     from magnetar.client.options import ProducerOptions
+    from magnetar.protos import pulsar_pb2 as pb
     from magnetar.protos.message import ReceivedEntry
 
 TAG_BYTES: Final = 16
@@ -93,7 +95,8 @@ class PayloadOpener:
         self._ciphers: OrderedDict[bytes, AESGCM] = OrderedDict()  # by wrapped data key
 
     def open(self, entry: ReceivedEntry) -> bytes:
-        """Return the payload of an encrypted entry, decrypted. Raises CryptoError."""
+        """Return the payload of an encrypted entry, decrypted. Raises CryptoError, and
+        MalformedEntry if the metadata is malformed."""
         if self._reader is None:
             raise CryptoError("the message is encrypted, and there is no crypto_key_reader")
         from cryptography.exceptions import InvalidTag
@@ -105,9 +108,7 @@ class PayloadOpener:
         reasons: list[str] = []
         for key in metadata.encryption_keys[:ENCRYPTION_KEYS_MAX]:
             try:
-                cipher = self._cipher(
-                    key.key, key.value, {pair.key: pair.value for pair in key.metadata}
-                )
+                cipher = self._cipher(checked_text(key.key), key.value, _texts(key.metadata))
                 return cipher.decrypt(param, entry.payload, None)
             except CryptoError as error:
                 reasons.append(str(error))
@@ -135,21 +136,28 @@ class PayloadOpener:
 
 
 def context_of(entry: ReceivedEntry, *, failed: bool) -> EncryptionContext:
-    """Return what a message of an encrypted entry tells about its encryption."""
+    """Return what a message of an encrypted entry tells about its encryption.
+
+    Raises MalformedEntry.
+    """
     metadata = entry.metadata
     keys = [
-        EncryptionKey(one.key, one.value, {pair.key: pair.value for pair in one.metadata})
+        EncryptionKey(checked_text(one.key), one.value, _texts(one.metadata))
         for one in metadata.encryption_keys
     ]
     return EncryptionContext(
         keys,
         metadata.encryption_param,
-        metadata.encryption_algo,
+        checked_text(metadata.encryption_algo),
         CompressionType(entry.compression),
         entry.uncompressed_size if entry.compression else 0,
         entry.num_messages if entry.is_batch else -1,
         is_decryption_failed=failed,
     )
+
+
+def _texts(pairs: Iterable[pb.KeyValue]) -> dict[str, str]:
+    return {checked_text(pair.key): checked_text(pair.value) for pair in pairs}
 
 
 def sealer_of(options: ProducerOptions) -> PayloadSealer | None:

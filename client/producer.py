@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from magnetar.client.callbacks import SendCallback, report
-from magnetar.client.errors import AlreadyClosed
+from magnetar.client.errors import AlreadyClosed, Interrupted
 from magnetar.client.interceptors import MessageToSend, ProducerHooks
 from magnetar.client.producing.outgoing import (
     MESSAGE_OVERHEAD_BYTES,
@@ -109,6 +109,7 @@ class Producer:
         except asyncio.CancelledError:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
+                waiting.done(Interrupted("the call was cancelled", topic=self.topic()), None)
                 self.on_burst_end()  # the next message may fit where this one did not
             raise
 

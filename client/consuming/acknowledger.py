@@ -125,8 +125,8 @@ class Acknowledger:
             self._connection.ask(self._command(group), partial(self._on_answer, group.number))
 
     def _on_answer(self, number: int, result: Body | PulsarException) -> None:
-        if self._connection is None:
-            return  # detached: the tracker sends the group again on the next connection
+        if self._connection is None or not self._tracker.is_in_flight(number):
+            return  # detached since: the tracker sends the group again, under another number
         if not isinstance(result, PulsarException):
             self._tracker.on_answered(number)
         elif is_retriable(result):

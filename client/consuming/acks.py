@@ -127,6 +127,10 @@ class AckTracker:
                 self._oldest_at = None
         return groups
 
+    def is_in_flight(self, number: int) -> bool:
+        """Return whether a group still waits for its answer."""
+        return number in self._in_flight
+
     def on_answered(self, number: int) -> None:
         """Forget a group that is durable, or that the broker refused for good."""
         self._in_flight.pop(number, None)

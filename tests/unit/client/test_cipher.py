@@ -24,7 +24,7 @@ from magnetar.client.cipher import (
 )
 from magnetar.client.encryption import ENCRYPTION_KEYS_MAX, CryptoKeyReader
 from magnetar.client.errors import CryptoError
-from magnetar.protos.errors import EntryEncrypted
+from magnetar.protos.errors import EntryEncrypted, MalformedEntry
 from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_message, read_entry
 
 if TYPE_CHECKING:
@@ -140,3 +140,15 @@ def test_a_key_that_cannot_wrap_a_data_key_is_refused(monkeypatch: pytest.Monkey
         cipher.check_public_keys(["k"], Reader())
     with pytest.raises(CryptoError, match="512 bits"):
         PayloadSealer(["k"], Reader()).begin(0.0)
+
+
+def test_the_name_of_a_key_that_is_no_text_is_refused() -> None:
+    sealer = PayloadSealer(["name!"], Reader())
+    sealer.begin(0.0)
+    good = entry(sealer)
+    data = good.metadata.SerializeToString().replace(b"name!", b"\xff\xfe\xfd\xfc\xfb")
+    bad = replace(good, metadata=type(good.metadata).FromString(data))
+    with pytest.raises(MalformedEntry, match="UTF-8"):
+        PayloadOpener(Reader()).open(bad)
+    with pytest.raises(MalformedEntry, match="UTF-8"):
+        context_of(bad, failed=True)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.client_world import EARLIEST, client_among
 
 import magnetar
-from magnetar.client.errors import InvalidConfiguration, MessageTooBig, ProducerQueueIsFull
+from magnetar.client.errors import (
+    Interrupted,
+    InvalidConfiguration,
+    MessageTooBig,
+    ProducerQueueIsFull,
+)
 from magnetar.client.interceptors import (
     ConsumerHooks,
     ConsumerInterceptor,
@@ -190,3 +196,17 @@ async def test_a_hook_that_returns_nothing_changes_nothing() -> None:
         producer = await client.create_producer("t", interceptors=hooks)
         await producer.send(b"x")
         assert (await consumer.receive(1000)).data() == b"x"
+
+
+async def test_a_cancelled_send_that_waited_is_told() -> None:
+    async with client_among() as (client, cluster):
+        tracer = Tracer()
+        producer = await client.create_producer(
+            "t", max_pending_messages=1, block_if_queue_full=True, interceptors=[tracer]
+        )
+        cluster.topic("persistent://public/default/t").hold_receipts = True
+        producer.send_async(b"0", None)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await producer.send(b"1")
+        assert tracer.told == [(b"1", None, Interrupted)]

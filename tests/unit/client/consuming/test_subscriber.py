@@ -19,6 +19,7 @@ from fakes.client_world import (
     subscription,
 )
 from fakes.loops import loop_of
+from fakes.session_broker import UNASKED
 from support import settle
 
 from magnetar.client.consumer import LoopQueue
@@ -637,3 +638,31 @@ async def test_close_with_drain_goes_on_after_the_time_of_a_request() -> None:
         broker.script(pb.CommandDrainConsumer, *late, pb.CommandSuccess(request_id=0))
         await consumer.close(drain=True)
         assert len(broker.commands(pb.CommandDrainConsumer)) == 3
+
+
+async def test_a_late_refusal_does_not_count_against_a_group_that_was_sent_again() -> None:
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await producer.send(b"x")
+        broker = cluster.brokers[A]
+        broker.hold_acks = True
+        await consumer.acknowledge(await consumer.receive(1000))
+        await asyncio.sleep(0.2)
+        held = subscription(cluster).consumers[0]
+        held.session.remove(held)
+        held.session.send(pb.CommandCloseConsumer(consumer_id=held.consumer_id, request_id=UNASKED))
+        broker.hold_acks = False
+        await asyncio.sleep(1)
+        assert consumer.is_connected()
+        first = subscription(cluster).acks[0]
+        held.session.send(
+            pb.CommandAckResponse(
+                consumer_id=held.consumer_id,
+                request_id=first.request_id,
+                error=pb.ConsumerNotFound,
+                message="closed",
+            )
+        )
+        await settle()
+        await consumer.close()

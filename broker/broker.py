@@ -48,6 +48,7 @@ from magnetar.broker.log.topic_deletion import TopicDeletions
 from magnetar.broker.ownership.brokers import BrokerDirectory
 from magnetar.broker.ownership.liveness import SILENCE_S, Liveness
 from magnetar.broker.ownership.owners import Owners
+from magnetar.broker.ownership.standstill import Standstill
 from magnetar.broker.policies.cache import PolicyCache
 from magnetar.broker.policies.source import FollowedPolicies
 from magnetar.broker.refusal import OPERATING_ERRORS
@@ -205,6 +206,7 @@ class Broker:
         self._brokers = BrokerDirectory(store)
         liveness = Liveness(witnesses, silence_s=silence_s)
         self._owners = Owners(store, self._brokers, me, liveness=liveness, on_lost=self._unload)
+        self.standstill = Standstill(self._owners.verify)
         self._deletions = TopicDeletions(store, ledgers, clock)
         self._loads = TopicLoads(loads_max=life.loads_max, timeout_s=life.load_timeout_s)
         self._topics: dict[TopicName, _Served] = {}
@@ -263,6 +265,7 @@ class Broker:
                 self._tasks.create_task(self._supervise("policies", self.policies.run)),
                 self._tasks.create_task(self._supervise("brokers", self._brokers.run)),
                 self._tasks.create_task(self._supervise("owners", self._owners.run)),
+                self._tasks.create_task(self._supervise("standstill", self.standstill.run)),
                 self._tasks.create_task(self._supervise("chores", self._chores.run)),
                 self._tasks.create_task(self._supervise("deleted topics", self._sweep_deleted)),
                 self._tasks.create_task(self._supervise("topic lists", self.watched_lists.run)),

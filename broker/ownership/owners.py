@@ -67,6 +67,7 @@ class Owners:
         self._releasing: dict[Bundle, BrokerRegistration | None] = {}  # bundle -> its next owner
         self._suspects: set[Bundle] = set()  # held bundles whose record changed
         self._suspected = asyncio.Event()
+        self._settled = asyncio.Event()  # there are no suspects
         self._doubted: set[Bundle] = set()  # suspects of which a log has failed
         self._stopping = False
 
@@ -119,6 +120,17 @@ class Owners:
                     log.warning("another broker has taken a bundle", bundle=str(bundle))
                     self._forget(bundle)
                     await self._on_lost(bundle)
+            if not self._suspects:
+                self._settled.set()
+
+    async def verify(self) -> None:
+        """Read the records of all held bundles again. Returns when the lost ones are given up;
+        `run` must be running. Raises MetadataError."""
+        await self._store.sync(paths.CLUSTER)
+        self._settled.clear()
+        self._suspects.update(self._held)
+        self._suspected.set()
+        await self._settled.wait()
 
     def doubt(self, bundle: Bundle) -> None:
         """A log of this bundle has failed: another broker may own it. Reads its record again."""

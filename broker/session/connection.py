@@ -118,6 +118,7 @@ class Connection:
         self._release: Callable[[], None] | None = None  # its place in the handshake; None: none
         self._admitted = False  # the transport knows that the client is connected
         self._steps = endpoint.broker.steps
+        self._standstill = endpoint.broker.standstill
         self._heard = asyncio.Event()
         self._answered = asyncio.Event()  # a request has ended
         self._paused = False  # not reading: a topic of this client has too many bytes under way
@@ -213,6 +214,8 @@ class Connection:
         slices, and the loop has a turn between two of them."""
         self._heard.set()
         context, session, steps = self._context, self._session, self._steps
+        if not self._standstill.sure:
+            await self._standstill.wait_sure()
         if not session.connected and len(frame) > HANDSHAKE_BYTES_MAX:
             self._end(f"{len(frame)} bytes before the client is connected")
             return
@@ -481,6 +484,8 @@ class Connection:
         self._leave()  # the reader may wait for a topic
 
     async def _send(self, parts: Sequence[Buffer]) -> None:
+        if not self._standstill.sure:
+            await self._standstill.wait_sure()
         await self._stream.send(parts)
         if self._draining:  # each frame that the client takes is a sign of life: 4 KB/s are enough
             self._session.on_paused(asyncio.get_running_loop().time())
@@ -505,6 +510,7 @@ class Connection:
             while True:
                 await context.lacking_room.wait()
                 context.lacking_room.clear()
+                await self._standstill.wait_sure()
                 await self._outbox.wait_room()
                 context.offer_room()
 

@@ -164,8 +164,9 @@ class Context:
     # ---- room for messages -----------------------------------------------------------------------
 
     def writable(self, consumer_id: int) -> bool:
-        """Whether a subscription may deliver; if not, it is called when there is room."""
-        if self._outbox.pending_bytes < DELIVERY_BYTES_MAX:
+        """Whether a subscription may deliver; if not, it is called when there is room, or when the
+        broker knows again what it owns."""
+        if self._outbox.pending_bytes < DELIVERY_BYTES_MAX and self.broker.standstill.sure:
             return True
         self._refused_room.add(consumer_id)
         self.lacking_room.set()

@@ -545,3 +545,32 @@ def test_every_broker_computes_the_same_preference_and_only_the_bundles_of_a_lea
     moved = {bundle for bundle in bundles if first[bundle] != after[bundle]}
     assert moved == {bundle for bundle in bundles if first[bundle] == ids[0]}
     assert set(first.values()) == set(ids), "every broker gets some"
+
+
+async def test_verifying_gives_up_what_was_taken_before_it_returns() -> None:
+    async with brokers(2) as peers:
+        taken, kept = (bundle_of(TopicName.parse(f"public/n{number}/t")) for number in range(2))
+        for bundle in (taken, kept):
+            await peers[1].owners.locate(bundle, authoritative=True)
+        await settle()
+        peers[1].store.watch = lambda *_: lambda: None  # type: ignore[method-assign]
+        path = paths.ownership(taken.tenant, taken.namespace, taken.range)
+        stored = await peers[0].store.get(path)
+        assert stored is not None
+        other = Ownership(peers[0].me.broker, peers[0].me.incarnation, 7)
+        value = codec.encode_ownership(other)
+        await peers[0].store.put(path, value, expected=stored.version)
+        await peers[1].owners.verify()
+        assert peers[1].lost == [taken]
+        assert peers[1].owners.held == {kept}
+
+
+async def test_verifying_without_the_store_fails() -> None:
+    async with brokers(1) as peers:
+        bundle = bundle_of(TopicName.parse("t"))
+        await peers[0].owners.locate(bundle, authoritative=True)
+        peers[0].store.suspend()
+        with pytest.raises(Unavailable):
+            await peers[0].owners.verify()
+        assert peers[0].owners.held == {bundle}
+        peers[0].store.reconnect()

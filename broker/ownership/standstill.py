@@ -1,0 +1,98 @@
+"""A broker that stood still does not know whether it was replaced.
+
+Other brokers take the bundles of a broker that is silent for 2 s (liveness.py). When the process
+continues, its sockets hold old commands, its consumers have old permits, and it may serve from
+memory what another broker has served since. Bookies refuse its writes, so no receipt and no
+acknowledgement is wrong; but it would deliver messages that were acknowledged elsewhere.
+
+So after a standstill of STILL_S nothing is read from clients or sent to them before the records of
+all held bundles were read again and the topics of lost ones are closed. Their clients see the
+closes first. Without the metadata store the broker goes on after VERIFY_S: a hiccup of the store
+must not stop a cluster, and messages are delivered at least once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from magnetar.metadata.errors import MetadataError
+from magnetar.runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+TICK_S: Final = 0.25
+
+STILL_S: Final = 1.0
+"""Less than a broker must be silent to be replaced, minus the time between two of its beats."""
+
+VERIFY_S: Final = 5.0
+RETRY_S: Final = 0.1
+
+log = get_logger(__name__)
+
+
+class Standstill:
+    """`run` must be running; without it the broker is always sure."""
+
+    def __init__(self, verify: Callable[[], Awaitable[None]]) -> None:
+        """`verify` returns when the topics of lost bundles are closed; it may raise
+        MetadataError."""
+        self.sure = True  # whether the broker may talk to clients
+        self._verify = verify
+        self._timer: asyncio.TimerHandle | None = None  # None: `run` is not running
+        self._still_s = 0.0
+        self._doubtful = asyncio.Event()
+        self._verified = asyncio.Event()
+
+    async def wait_sure(self) -> None:
+        """Return when the broker may talk to clients."""
+        while not self.sure:
+            await self._verified.wait()
+
+    async def run(self) -> None:
+        """Notice standstills and verify what the broker owns, until cancelled."""
+        self._tick()
+        try:
+            while True:
+                await self._doubtful.wait()
+                self._doubtful.clear()
+                log.warning("the broker stood still", still_s=round(self._still_s, 2))
+                await self._verify_all()
+                if not self._doubtful.is_set():
+                    self._be_sure()
+        finally:
+            assert self._timer is not None
+            self._timer.cancel()
+            self._timer = None
+            self._be_sure()
+
+    def _tick(self) -> None:
+        """A callback of the loop, not a task: when the process continues, it runs before the tasks
+        that handle what waited in the sockets."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None and loop.time() - self._timer.when() > STILL_S:
+            self._still_s = loop.time() - self._timer.when() + TICK_S
+            self.sure = False
+            self._verified.clear()
+            self._doubtful.set()
+        self._timer = loop.call_later(TICK_S, self._tick)
+
+    def _be_sure(self) -> None:
+        self.sure = True
+        self._verified.set()
+
+    async def _verify_all(self) -> None:
+        try:
+            async with asyncio.timeout(VERIFY_S):
+                while True:
+                    try:
+                        await self._verify()
+                    except MetadataError as error:
+                        log.info("ownership not verified yet", error=str(error))
+                        await asyncio.sleep(RETRY_S)
+                    else:
+                        return
+        except TimeoutError:
+            log.warning("ownership not verified; the broker goes on", after_s=VERIFY_S)

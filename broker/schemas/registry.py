@@ -159,22 +159,33 @@ class SchemaRegistry:
 
     async def delete(self, topic: TopicName, *, force: bool = False) -> int:
         """Delete the schema; returns the number of the mark. With `force`, delete all versions for
-        good; returns the number of the newest. Raises NoSchema."""
+        good, also if there is a mark behind them; returns the number of the newest. Raises
+        NoSchema."""
         await self._store.sync(_path(topic))
-        newest = await self.get(topic)
-        number = newest.version if force else newest.version + 1
-        mark = SchemaVersion(number, deleted=True, created_ms=self._clock.now_ms())
+        seen = (await self._record(topic)).versions
+        if not (seen if force else _live(SchemaRecord(seen))):
+            raise NoSchema(str(topic.base))
+        newest = seen[-1].version
+        if force:
+            # A record that begins in another way was made after this deletion, whose answer was
+            # lost: producers have its versions.
+            await self._update(
+                topic,
+                lambda value: DELETE if _decoded(value).versions[: len(seen)] == seen else KEEP,
+            )
+            return newest
+        mark = SchemaVersion(newest + 1, deleted=True, created_ms=self._clock.now_ms())
 
         def delete(value: bytes | None) -> bytes | Verdict:
             record = _decoded(value)
             if not _live(record) or mark in record.versions:
                 return KEEP
-            if record.versions[-1].version != newest.version:
+            if record.versions[-1].version != newest:
                 raise Contended(_path(topic), 1)
             return codec.encode_schema(replace(record, versions=(*record.versions, mark)))
 
-        await self._update(topic, (lambda _: DELETE) if force else delete)
-        return number
+        await self._update(topic, delete)
+        return mark.version
 
     # ---- mechanics -------------------------------------------------------------------------------
 

@@ -233,6 +233,34 @@ def stale(registry: SchemaRegistry, record: SchemaRecord) -> Iterator[None]:
     store.get, store.sync = get, sync  # type: ignore[method-assign]
 
 
+async def test_forced_deletion_removes_what_an_earlier_deletion_has_left() -> None:
+    registry = registry_in(ClusterState())
+    await registry.put(TOPIC, schema("a"), Strategy.FULL)
+    await registry.delete(TOPIC)
+    assert await registry.delete(TOPIC, force=True) == 1
+    with pytest.raises(NoSchema):
+        await registry.get(TOPIC, 0)
+    with pytest.raises(NoSchema):
+        await registry.delete(TOPIC, force=True)
+
+
+async def test_a_forced_deletion_whose_answer_is_lost_spares_what_was_made_after_it() -> None:
+    registry = registry_in(ClusterState())
+    await registry.put(TOPIC, schema("a"), Strategy.FULL)
+    store, delete = registry._store, registry._store.delete
+
+    async def lossy_delete(path: str, *, expected: int) -> None:
+        store.delete = delete  # type: ignore[method-assign]
+        await delete(path, expected=expected)
+        await asyncio.sleep(0.01)
+        assert await registry.put(TOPIC, schema("b"), Strategy.FULL) == 0
+        raise OutcomeUnknown(path, "the reply was lost")
+
+    store.delete = lossy_delete  # type: ignore[method-assign]
+    await registry.delete(TOPIC, force=True)
+    assert (await registry.get(TOPIC, 0)).data == schema("b").data
+
+
 async def test_a_deletion_whose_answer_is_lost_is_recognised_below_a_new_version() -> None:
     registry = registry_in(ClusterState())
     await registry.put(TOPIC, schema("a"), Strategy.FULL)

@@ -39,9 +39,10 @@ class Decoder:
         wait: Callable[[Coroutine[Any, Any, None]], None] | None,
     ) -> None:
         self.schema = schema
+        self.generation = 0  # counts the clusters whose versions it knew
         self._fetch = fetch
         self._wait = wait
-        self._known: dict[Key, Callable[[bytes], Any] | PulsarException] = {}
+        self._known: dict[Key, Callable[[Message], Any] | PulsarException] = {}
         self._turn = asyncio.Lock()
 
     def knows(self, message: Message) -> bool:
@@ -60,22 +61,23 @@ class Decoder:
             if self.knows(message):
                 return
             try:
-                found = self.schema.decoder_of(await self._fetch(*key)) or self.schema.decode
+                decode = self.schema.message_decoder_of(await self._fetch(*key))
             except (TopicNotFound, ValueError, TypeError) as error:  # it stays like that
                 self._keep(key, InvalidMessage(f"schema version {_number(key[1])}: {error}"))
             except PulsarException as error:
                 log.warning("a schema was not fetched", topic=key[0], error=str(error))
                 raise
             else:
-                self._keep(key, found)
+                self._keep(key, decode or self.schema.decode_message)
 
     def decode(self, message: Message) -> Any:
         """The value of a message. Raises InvalidMessage if its version is unknown or does not fit
         the schema, what the schema's `decode` raises, and the errors of the broker."""
+        if message.has_null_value() and not self.schema.reads_keys:
+            return None
         version = message.delivery.schema_version
-        data = message.data()
         if not version or not self.schema.needs_writer:
-            return self.schema.decode(data)
+            return self.schema.decode_message(message)
         if len(version) != VERSION_BYTES:
             raise InvalidMessage(f"a schema version has {VERSION_BYTES} bytes, not {len(version)}")
         key = _topic_of(message), version
@@ -88,13 +90,14 @@ class Decoder:
             raise InvalidMessage(f"schema version {number} was not fetched; receive again")
         if isinstance(found, PulsarException):
             raise found
-        return found(data)
+        return found(message)
 
     def forget(self) -> None:
         """Forget all versions: in another cluster the numbers are those of other schemas."""
         self._known.clear()
+        self.generation += 1
 
-    def _keep(self, key: Key, found: Callable[[bytes], Any] | PulsarException) -> None:
+    def _keep(self, key: Key, found: Callable[[Message], Any] | PulsarException) -> None:
         if len(self._known) >= VERSIONS_MAX:
             del self._known[next(iter(self._known))]
         self._known[key] = found

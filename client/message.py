@@ -70,9 +70,7 @@ class Message:
         In the synchronous client the call may ask the broker for that version, once for each.
         """
         decoder = self._delivery.decoder
-        if decoder is None:
-            return self._received.payload
-        return None if self._received.null_value else decoder.decode(self)
+        return self._received.payload if decoder is None else decoder.decode(self)
 
     def message_id(self) -> MessageId:
         """Return the id: where the message is stored, and what `acknowledge` accepts."""

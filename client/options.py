@@ -27,7 +27,7 @@ from magnetar.client.interceptors import ConsumerInterceptor, ProducerIntercepto
 from magnetar.client.loggers import ClientLogger, ConsoleLogger, FileLogger
 from magnetar.client.message import MessageId
 from magnetar.client.policies import ConsumerDeadLetterPolicy, RedeliveryBackoff
-from magnetar.client.schema.schema import Schema
+from magnetar.client.schema.schema import Schema, SchemaType
 from magnetar.client.service_info import AutoClusterFailover, ServiceInfoProvider
 
 if TYPE_CHECKING:
@@ -405,6 +405,9 @@ class ProducerOptions:
     def __post_init__(self) -> None:
         _expect("topic", self.topic, str)
         _expect("schema", self.schema, Schema, type(None))
+        schema = self.schema
+        if schema is not None and schema.schema_info().schema_type() is SchemaType.AUTO_CONSUME:
+            raise InvalidConfiguration("schema: AutoConsumeSchema only reads")
         if self.message_router is not None and not callable(self.message_router):
             raise InvalidConfiguration(f"message_router must be callable: {self.message_router!r}")
         _expect("message_routing_mode", self.message_routing_mode, PartitionsRoutingMode)

@@ -16,6 +16,8 @@ from magnetar.client.schema.definition import (
     Record,
     String,
 )
+from magnetar.client.schema.generic import AutoConsumeSchema, GenericRecord
+from magnetar.client.schema.key_value import KeyValue, KeyValueEncodingType, KeyValueSchema
 from magnetar.client.schema.protobuf import ProtobufNativeSchema
 from magnetar.client.schema.schema import (
     BytesSchema,
@@ -35,6 +37,11 @@ __all__ = [
     "JsonSchema",
     "AvroSchema",
     "ProtobufNativeSchema",
+    "KeyValueSchema",
+    "KeyValue",
+    "KeyValueEncodingType",
+    "AutoConsumeSchema",
+    "GenericRecord",
     "Record",
     "Field",
     "Null",

@@ -18,6 +18,7 @@ from magnetar.runtime.log import get_logger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from magnetar.client.decoding import Decoder
     from magnetar.client.environment import Parts
     from magnetar.client.message import Message
     from magnetar.client.schema.schema import SchemaInfo
@@ -46,16 +47,19 @@ class StoredSchema(Schema):
 class LetterSchemas:
     """Finds the schema of each original, and its version on the topic of the letters."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, decoder: Decoder | None) -> None:
+        """`decoder`: the consumer's; None: it has no schema."""
         self._parts = parts
+        self._decoder = decoder
         self._versions: dict[Key, bytes] = {}
+        self._generation = 0  # of the decoder: in another cluster, numbers are other schemas
 
     async def first(self, original: Message) -> StoredSchema | None:
         """Return the schema with which to create the letters' producer. None: without one.
 
         Raises the errors of `asking`.
         """
-        key = _key_of(original)
+        key = self._key_of(original)
         found = None if key is None else await self._definition(key)
         return None if found is None else StoredSchema(schema_info(found))
 
@@ -67,7 +71,7 @@ class LetterSchemas:
         `register` returns the version of a definition on the letters' topic. Raises its errors, and
         those of `asking`.
         """
-        key = _key_of(original)
+        key = self._key_of(original)
         if key is None:
             return b""
         known = self._versions.get(key)
@@ -98,10 +102,13 @@ class LetterSchemas:
             )
             return None
 
-
-def _key_of(original: Message) -> Key | None:
-    """None: the letter needs no schema. The consumer or the original has none that can be known."""
-    delivery = original.delivery
-    if delivery.decoder is None or len(delivery.schema_version) != VERSION_BYTES:
-        return None
-    return str(TopicName.parse(delivery.topic).base), delivery.schema_version
+    def _key_of(self, original: Message) -> Key | None:
+        """None: the letter needs no schema. The consumer or the original has none that can be
+        known."""
+        delivery = original.delivery
+        if self._decoder is None or len(delivery.schema_version) != VERSION_BYTES:
+            return None
+        if self._decoder.generation != self._generation:
+            self._generation = self._decoder.generation
+            self._versions.clear()
+        return str(TopicName.parse(delivery.topic).base), delivery.schema_version

@@ -46,7 +46,7 @@ def dead_letter_producer(
         )
 
     name = policy.dead_letter_topic or default_topic(topic, subscription.name, DEAD_LETTER_SUFFIX)
-    return LetterProducer(name, options, open_producer, LetterSchemas(parts))
+    return LetterProducer(name, options, open_producer, LetterSchemas(parts, subscription.decoder))
 
 
 def retry_producer(
@@ -66,7 +66,7 @@ def retry_producer(
             encryption_keys=policy.encryption_keys,
         )
 
-    return LetterProducer(topic, options, open_producer, LetterSchemas(parts))
+    return LetterProducer(topic, options, open_producer, LetterSchemas(parts, subscription.decoder))
 
 
 def _key_reader(subscription: Subscription) -> CryptoKeyReader | None:

@@ -511,7 +511,9 @@ class Subscriber:
         self._uncompressed_bytes_max = connection.uncompressed_bytes_max
         connection.add_consumer(consumer_id, self)
         try:
-            await connection.request(self._subscribe_command(consumer_id), pb.CommandSuccess)
+            await connection.request(
+                self._subscribe_command(connection, consumer_id), pb.CommandSuccess
+            )
             connection.check_holds(consumer_id)
         except asyncio.CancelledError:  # the broker may still create the consumer
             _let_go(connection, consumer_id)
@@ -883,8 +885,8 @@ class Subscriber:
 
     # Attaching
 
-    def _subscribe_command(self, consumer_id: int) -> pb.CommandSubscribe:
-        command = subscribe_command(self.topic, self.subscription)
+    def _subscribe_command(self, connection: Connection, consumer_id: int) -> pb.CommandSubscribe:
+        command = subscribe_command(self.topic, self.subscription, connection.protocol_version)
         command.consumer_id = consumer_id
         if self._epoch:
             command.consumer_epoch = self._epoch

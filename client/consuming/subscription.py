@@ -12,7 +12,8 @@ from magnetar.client.options import (
     InitialPosition,
     KeySharedMode,
 )
-from magnetar.client.schema.wire import wire_schema
+from magnetar.client.schema.schema import SchemaType
+from magnetar.client.schema.wire import AUTO_CONSUME_SCHEMA, AUTO_CONSUME_SINCE, wire_schema
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -83,8 +84,13 @@ class Subscription:
         return self.type in (ConsumerType.Exclusive, ConsumerType.Failover)
 
 
-def subscribe_command(topic: str, subscription: Subscription) -> pb.CommandSubscribe:
-    """Return the SUBSCRIBE command for one attachment; the caller adds consumer id and epoch."""
+def subscribe_command(
+    topic: str, subscription: Subscription, protocol_version: int
+) -> pb.CommandSubscribe:
+    """Return the SUBSCRIBE command for one attachment; the caller adds consumer id and epoch.
+
+    `protocol_version`: of the session.
+    """
     properties = subscription.properties
     return pb.CommandSubscribe(
         force_topic_creation=None if subscription.creates_topic else False,
@@ -97,8 +103,14 @@ def subscribe_command(topic: str, subscription: Subscription) -> pb.CommandSubsc
         metadata=[pb.KeyValue(key=key, value=value) for key, value in properties.items()],
         initialPosition=_INITIAL_POSITIONS[subscription.initial_position],
         keySharedMeta=_key_shared_meta(subscription),
-        schema=wire_schema(subscription.schema),
+        schema=_schema(subscription.schema, protocol_version),
     )
+
+
+def _schema(schema: Schema | None, protocol_version: int) -> pb.Schema | None:
+    if schema is not None and schema.schema_info().schema_type() is SchemaType.AUTO_CONSUME:
+        return AUTO_CONSUME_SCHEMA if protocol_version >= AUTO_CONSUME_SINCE else None
+    return wire_schema(schema)
 
 
 def _key_shared_meta(subscription: Subscription) -> pb.KeySharedMeta | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
@@ -15,6 +16,7 @@ from magnetar.client.errors import (
     ProducerQueueIsFull,
     PulsarException,
 )
+from magnetar.client.schema.key_value import KeyValueSchema
 from magnetar.protos.message import OutgoingMessage
 
 if TYPE_CHECKING:
@@ -94,12 +96,38 @@ def message_maker(
     """Return `outgoing_message` with a clock, for values of the schema."""
     if schema is None:
         return partial(outgoing_message, clock)
+    if isinstance(schema, KeyValueSchema) and schema.is_separated:
+        return partial(_separated_message, schema, clock)
 
     def encoded(content: Any, *args: Any, **kwargs: Any) -> tuple[OutgoingMessage, int]:
         payload = None if content is None else schema.encode(content)
         return outgoing_message(clock, payload, *args, **kwargs)
 
     return encoded
+
+
+def _separated_message(
+    schema: KeyValueSchema,
+    clock: Clock,
+    content: Any,
+    properties: Mapping[str, str] | None = None,
+    partition_key: str | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[OutgoingMessage, int]:
+    """Return the message for a KeyValue whose key is the message's.
+
+    Raises InvalidMessage for another `partition_key`, and as `outgoing_message` and the schema.
+    """
+    if partition_key is not None:
+        raise InvalidMessage("partition_key: with SEPARATED, the key of the KeyValue is the key")
+    key, payload = (None, None) if content is None else schema.encode_parts(content)
+    message, size = outgoing_message(clock, payload, properties, None, *args, **kwargs)
+    if key is not None:
+        message.partition_key = base64.b64encode(key).decode()
+        message.partition_key_b64 = True
+        size += len(message.partition_key)
+    return message, size
 
 
 def send_async_parameters(

@@ -115,6 +115,18 @@ class Schema:
         None: `decode` reads all versions. Raises ValueError if there is no such function."""
         return None
 
+    def message_decoder_of(self, writer: SchemaInfo) -> Callable[[Any], Any] | None:
+        """As `decoder_of`, for messages: the value may depend on the message's key."""
+        decode = self.decoder_of(writer)
+        if decode is None:
+            return None
+        return lambda msg: None if msg.has_null_value() else decode(msg.data())
+
+    @property
+    def reads_keys(self) -> bool:
+        """Whether a message without content has a value all the same: that of its key."""
+        return False
+
     @property
     def needs_writer(self) -> bool:
         """Whether `decoder_of` must be asked about each version."""

@@ -25,8 +25,19 @@ VERSION_BYTES: Final = 8
 question about them: the message would be asked for again and again."""
 
 
+AUTO_CONSUME_SINCE: Final = pb.v21
+"""The version of the protocol whose SUBSCRIBE may say that a consumer takes every schema."""
+
+AUTO_CONSUME_SCHEMA: Final = pb.Schema(
+    name="AutoConsume", schema_data=b"", type=pb.Schema.AutoConsume
+)
+
+
 def wire_schema(schema: Schema | None) -> pb.Schema | None:
-    """What PRODUCER and SUBSCRIBE carry; None: the broker is told of no schema."""
+    """What PRODUCER and SUBSCRIBE carry; None: the broker is told of no schema.
+
+    AUTO_CONSUME, which older brokers do not know, is `AUTO_CONSUME_SCHEMA`.
+    """
     info = None if schema is None else schema.schema_info()
     if info is None or info.schema_type() <= SchemaType.NONE:
         return None

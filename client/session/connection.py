@@ -155,6 +155,7 @@ class Connection:
         self.orders_negative_acks = False  # the broker knows NEGATIVE_ACK
         self.error: PulsarException | None = None  # why the session ended; None: it has not
         self.server_version = ""  # as the broker calls itself; "": it has not answered yet
+        self.protocol_version = 0  # of both sides; 0: the broker has not answered yet
         self.watches_topics = False  # the broker knows WATCH_TOPIC_LIST
         self._credentials = credentials or NoCredentials()
         self._group: asyncio.TaskGroup
@@ -398,6 +399,7 @@ class Connection:
             self._frame_bytes_max = frame_bytes_max(taken_bytes)
             self.uncompressed_bytes_max = UNCOMPRESSED_FACTOR * taken_bytes
         self.server_version = body.server_version
+        self.protocol_version = min(body.protocol_version, PROTOCOL_VERSION)
         self.watches_topics = body.feature_flags.supports_topic_watchers
         self.drains_consumers = body.feature_flags.supports_drain_consumer
         self.orders_negative_acks = body.feature_flags.supports_ordered_negative_acks

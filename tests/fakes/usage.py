@@ -382,6 +382,75 @@ def schemas(place: Place) -> None:
         place.client.create_producer(place.topic, schema=magnetar.schema.StringSchema())
 
 
+def every_schema(place: Place) -> None:
+    """A consumer that knows no schema follows the versions; so do keys and values."""
+    schema = magnetar.schema
+
+    class Reading(schema.Record):
+        station = schema.String(required=True)
+
+    class LaterReading(schema.Record):
+        station = schema.String(required=True)
+        degrees = schema.Integer(default=3, required=True, required_default=True)
+
+    LaterReading.__name__ = "Reading"
+    consumer = place.client.subscribe(
+        place.topic, "s", schema=schema.AutoConsumeSchema(), initial_position=EARLIEST
+    )
+    kinds: list[tuple[type, dict[str, Any]]] = [
+        (Reading, {"station": "north"}),
+        (LaterReading, {"station": "south", "degrees": 5}),
+    ]
+    for kind, values in kinds:
+        with place.client.create_producer(place.topic, schema=schema.AvroSchema(kind)) as producer:
+            producer.send(kind(**values))
+        message = consumer.receive(RECEIVE_MS)
+        assert message.value() == values
+        consumer.acknowledge(message)
+    consumer.close()
+    for encoding in schema.KeyValueEncodingType:
+        topic = f"{place.topic}-{encoding.name}"
+        pairs = schema.KeyValueSchema(schema.StringSchema(), schema.AvroSchema(Reading), encoding)
+        pair = schema.KeyValue("k", Reading(station="north"))
+        typed = place.client.subscribe(topic, "typed", schema=pairs)
+        untyped = place.client.subscribe(topic, "any", schema=schema.AutoConsumeSchema())
+        with place.client.create_producer(topic, schema=pairs) as producer:
+            pairs_sent: list[Any] = [pair, schema.KeyValue("k", None)]
+            for one in pairs_sent:
+                producer.send_async(one, None)
+        messages = take(typed, 2)
+        assert [it.value() for it in messages] == [pair, schema.KeyValue("k", None)]
+        separated = encoding is schema.KeyValueEncodingType.SEPARATED
+        assert messages[0].partition_key() == ("aw==" if separated else "")
+        found = untyped.receive(RECEIVE_MS).value()
+        assert (found.key, found.value["station"]) == ("k", "north")
+        with pytest.raises(magnetar.IncompatibleSchema):
+            place.client.create_producer(topic, schema=schema.StringSchema())
+
+
+def letters_have_the_schema_of_their_originals(place: Place) -> None:
+    text = magnetar.schema.StringSchema()
+    consumer = place.client.subscribe(
+        place.topic,
+        "s",
+        SHARED,
+        schema=text,
+        enable_retry=True,
+        dead_letter_policy=magnetar.ConsumerDeadLetterPolicy(1, initial_subscription_name="keep"),
+    )
+    with place.client.create_producer(place.topic, schema=text) as producer:
+        bad: Any = "bad"
+        producer.send(bad)
+    for _ in range(2):
+        message = consumer.receive(RECEIVE_MS)
+        assert (message.value(), bool(message.schema_version())) == ("bad", True)
+        consumer.reconsume_later(message, timedelta(0))
+    dead = place.client.subscribe(
+        f"{place.topic}-s-DLQ", "keep", schema=magnetar.schema.AutoConsumeSchema()
+    )
+    assert dead.receive(RECEIVE_MS).value() == "bad"
+
+
 def survive_a_restart(place: Place, *, kill: Callable[[], None], start: Callable[[], None]) -> None:
     producer = place.client.create_producer(
         place.topic, send_timeout_millis=0, block_if_queue_full=True
@@ -435,4 +504,6 @@ USES = [
     patterns_and_lists,
     table_view,
     schemas,
+    every_schema,
+    letters_have_the_schema_of_their_originals,
 ]

@@ -10,6 +10,7 @@ import itertools
 import json
 import queue
 import re
+import urllib.request
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -307,6 +308,81 @@ async def test_the_asyncio_client_reads_newer_versions(
             check((await consumer.receive(TIMEOUT_MS)).value())
 
 
+@pytest.mark.parametrize("kind", ["AvroSchema", "JsonSchema"])
+def test_a_consumer_of_any_schema_follows_new_versions(
+    client: magnetar.Client, topic: str, kind: str
+) -> None:
+    consumer = client.subscribe(topic, "s", schema=ours.AutoConsumeSchema())
+    reader = client.create_reader(
+        topic, magnetar.MessageId.earliest, schema=ours.AutoConsumeSchema()
+    )
+    raw = client.create_producer(topic, batching_enabled=False)
+    for newer in ({}, {"note": "x"}):
+        cls, value = order(ours, raw="text", **newer)
+        client.create_producer(topic, schema=getattr(ours, kind)(cls)).send(value)
+        for message in (consumer.receive(TIMEOUT_MS), reader.read_next(TIMEOUT_MS)):
+            found = message.value()
+            assert (found["part"], found["counts"]) == ({"name": "p"}, {"k": 3})
+            assert found.get("note") == newer.get("note")
+            assert found.schema_info().schema_type().name in kind.upper()
+    raw.send(b"no schema")
+    assert consumer.receive(TIMEOUT_MS).value() == b"no schema"
+    raw.send(None)
+    assert consumer.receive(TIMEOUT_MS).value() is None
+
+
+def test_a_version_that_the_broker_does_not_have_is_named_and_its_message_is_kept(
+    client: magnetar.Client, server: StandaloneProcess, topic: str
+) -> None:
+    cls, value = order(ours)
+    client.create_producer(topic, schema=ours.AvroSchema(cls)).send(value)
+    delete_versions(server, topic)
+    consumer = client.subscribe(
+        topic, "s", schema=ours.AutoConsumeSchema(), initial_position=EARLIEST
+    )
+    message = consumer.receive(TIMEOUT_MS)
+    for _ in range(2):
+        with pytest.raises(magnetar.InvalidMessage, match="schema version 0"):
+            message.value()
+    assert message.data() == ours.AvroSchema(cls).encode(value)
+    consumer.close()
+    again = client.subscribe(topic, "s")
+    assert again.receive(TIMEOUT_MS).data() == message.data()
+
+
+def test_a_consumer_of_any_schema_leaves_the_first_schema_to_others(
+    client: magnetar.Client, topic: str
+) -> None:
+    first = client.subscribe(topic, "any", schema=ours.AutoConsumeSchema())
+    typed = client.subscribe(topic, "typed", schema=ours.StringSchema())
+    client.create_producer(topic, schema=ours.StringSchema()).send("x")
+    assert first.receive(TIMEOUT_MS).value() == typed.receive(TIMEOUT_MS).value() == "x"
+
+
+async def test_key_values_and_any_schema_over_asyncio(
+    server: StandaloneProcess, topic: str
+) -> None:
+    cls, first = order(ours)
+    schema = ours.KeyValueSchema(
+        ours.StringSchema(), ours.AvroSchema(cls), ours.KeyValueEncodingType.SEPARATED
+    )
+    value = ours.KeyValue("k", first)
+    async with magnetar.asyncio.Client(server.service_url) as client:
+        typed = await client.subscribe(topic, "typed", schema=schema)
+        untyped = await client.subscribe(topic, "any", schema=ours.AutoConsumeSchema())
+        producer = await client.create_producer(topic, schema=schema)
+        await producer.send(value)
+        await producer.send(ours.KeyValue("k", None))
+        with pytest.raises(magnetar.InvalidMessage, match="partition_key"):
+            await producer.send(value, partition_key="other")
+        found = (await typed.receive(TIMEOUT_MS)).value()
+        check(found.value)
+        assert (await typed.receive(TIMEOUT_MS)).value() == ours.KeyValue("k", None)
+        any_value = (await untyped.receive(TIMEOUT_MS)).value()
+        assert (any_value.key, any_value.value["number"]) == ("k", 1)
+        assert (await untyped.receive(TIMEOUT_MS)).value() == ours.KeyValue("k", None)
+
+
 def test_the_definitions_are_those_of_apaches_client() -> None:
     for newer in (False, True):
         mine, their = classes(ours, newer=newer)[0], classes(theirs, newer=newer)[0]
@@ -322,14 +398,21 @@ def test_the_definitions_are_those_of_apaches_client() -> None:
     )
 
 
+def delete_versions(server: StandaloneProcess, topic: str) -> None:
+    url = f"http://127.0.0.1:{server.http_port}/admin/v2/schemas/public/default/{topic}/schema"
+    request = urllib.request.Request(f"{url}?force=true", method="DELETE")
+    with urllib.request.urlopen(request, timeout=20):
+        pass
+
+
 GUIDE = Path(__file__).parents[2] / "docs" / "schemas.md"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda it: re.findall(r"\w+Schema", it)[0])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda it: re.findall(r"\w+Schema", it)[-1])
 def test_the_examples_of_the_guide_run(server: StandaloneProcess, program: str) -> None:
     exec(program.replace("grpc://localhost:6660", server.service_url), {})
 
 
 def test_the_guide_has_examples() -> None:
-    assert len(PROGRAMS) == 3
+    assert len(PROGRAMS) == 5

@@ -130,7 +130,8 @@ async def test_versions_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyP
             pb.Schema(name=str(n), schema_data=b"{}", type=pb.Schema.Json) for n in range(2)
         ]
         await client.create_producer("t")  # begins the client
-        schemas = LetterSchemas(client.parts)
+        decoder = any_decoder()
+        schemas = LetterSchemas(client.parts, decoder)
         registered: list[str] = []
 
         async def register(schema: pb.Schema) -> bytes:
@@ -142,6 +143,9 @@ async def test_versions_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyP
                 original = written_with(number.to_bytes(8), TOPIC + partition)
                 assert await schemas.version(original, register) == b"12345678"
         assert registered == ["0", "1", "0"]
+        decoder.forget()  # the client moves to another cluster
+        await schemas.version(written_with(bytes(8), TOPIC), register)
+        assert registered == ["0", "1", "0", "0"]
 
 
 async def test_an_original_whose_version_no_broker_gives_makes_a_letter_without() -> None:
@@ -152,7 +156,7 @@ async def test_an_original_whose_version_no_broker_gives_makes_a_letter_without(
 
     async with client_among() as (client, cluster):
         await client.create_producer("t")
-        schemas = LetterSchemas(client.parts)
+        schemas = LetterSchemas(client.parts, any_decoder())
         for version in (b"x", bytes(9)):
             original = written_with(version, TOPIC)
             assert await schemas.first(original) is None
@@ -160,9 +164,12 @@ async def test_an_original_whose_version_no_broker_gives_makes_a_letter_without(
         assert cluster.brokers[A].commands(pb.CommandGetSchema) == []
 
 
+def any_decoder() -> Decoder:
+    return Decoder(JsonSchema(Bill), fetch=None, wait=None)  # type: ignore[arg-type]
+
+
 def written_with(version: bytes, topic: str) -> Message:
-    decoder = Decoder(JsonSchema(Bill), fetch=None, wait=None)  # type: ignore[arg-type]
-    delivery = Delivery(topic, -1, "p", 0, version, 0, None, 0, decoder=decoder)
+    delivery = Delivery(topic, -1, "p", 0, version, 0, None, 0)
     return Message(
         ReceivedMessage(b"", {}, None, False, None, 0, 0, False, -1), MessageId(), delivery
     )

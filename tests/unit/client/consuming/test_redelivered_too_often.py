@@ -180,7 +180,7 @@ async def test_a_letter_producer_that_opens_after_its_end_is_closed() -> None:
         Delivery("t", -1, "p", 0, b"", 0, None, 0),
     )
     async with client_among() as (client, _):
-        letters = LetterProducer("t", options, open_producer, LetterSchemas(client.parts))
+        letters = LetterProducer("t", options, open_producer, LetterSchemas(client.parts, None))
     sending = loop.create_task(letters.send(OutgoingMessage(b"", -1), original))
     await settle()
     letters.shut_down(AlreadyClosed("x"))

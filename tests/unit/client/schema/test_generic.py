@@ -1,0 +1,181 @@
+"""AutoConsumeSchema: values of schemas that the program does not know.
+
+The bytes of primitive values are those of Apache's Java client 4.0: `Schema.INT16.encode(-300)`.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime, time
+from typing import Any
+
+import pytest
+
+from magnetar.client.errors import InvalidConfiguration
+from magnetar.client.options import ProducerOptions
+from magnetar.client.schema import avro
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.schema import (
+    AutoConsumeSchema,
+    AvroSchema,
+    GenericRecord,
+    Integer,
+    JsonSchema,
+    ProtobufNativeSchema,
+    Record,
+    SchemaInfo,
+    SchemaType,
+    String,
+)
+
+MOMENT = datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC)
+
+
+class Inner(Record):
+    x = Integer(required=True)
+
+
+class Order(Record):
+    item = String(required=True)
+    inner = Inner(required=True)
+
+
+ORDER = Order(item="lens", inner=Inner(x=5))
+
+
+def decoded(info: SchemaInfo, payload: bytes) -> Any:
+    return AutoConsumeSchema().decoder_of(info)(payload)
+
+
+@pytest.mark.parametrize(
+    ("kind", "encoded", "value"),
+    [
+        (SchemaType.STRING, "c3b6", "ö"),
+        (SchemaType.BYTES, "00ff", b"\0\xff"),
+        (SchemaType.BOOLEAN, "01", True),
+        (SchemaType.INT8, "fe", -2),
+        (SchemaType.INT16, "fed4", -300),
+        (SchemaType.INT32, "fffeee90", -70_000),
+        (SchemaType.INT64, "0000010000000000", 1 << 40),
+        (SchemaType.FLOAT, "3fc00000", 1.5),
+        (SchemaType.DOUBLE, "c002000000000000", -2.25),
+        (SchemaType.DATE, "0000018bcfe5687b", MOMENT),
+        (SchemaType.TIME, "0000018bcfe5687b", MOMENT),
+        (SchemaType.TIMESTAMP, "0000018bcfe5687b", MOMENT),
+        (SchemaType.INSTANT, "000000006553f100075bcd15", MOMENT.replace(microsecond=123_456)),
+        (SchemaType.LOCAL_DATE, "0000000000004d46", date(2024, 2, 29)),
+        (SchemaType.LOCAL_TIME, "00002b5792b49315", time(13, 14, 15, 123_456)),
+        (
+            SchemaType.LOCAL_DATE_TIME,
+            "ffffffffffffffff00004e941a197f88",
+            datetime(1969, 12, 31, 23, 59, 58, 5),  # noqa: DTZ001 - Java's LocalDateTime
+        ),
+    ],
+)
+def test_primitive_values_are_those_of_the_java_client(
+    kind: SchemaType, encoded: str, value: object
+) -> None:
+    found = decoded(SchemaInfo(kind, kind.name, ""), bytes.fromhex(encoded))
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (SchemaType.STRING, b"\xff"),
+        (SchemaType.BOOLEAN, b""),
+        (SchemaType.INT32, b"123"),
+        (SchemaType.TIMESTAMP, b"\x7f" + bytes(7)),
+        (SchemaType.INSTANT, bytes(8)),
+        (SchemaType.LOCAL_DATE, b"\x7f" + bytes(7)),
+        (SchemaType.LOCAL_TIME, b"\x7f" + bytes(7)),
+        (SchemaType.LOCAL_DATE_TIME, bytes(8)),
+    ],
+)
+def test_payloads_that_are_no_such_value_raise_value_error(
+    kind: SchemaType, payload: bytes
+) -> None:
+    with pytest.raises(ValueError, match=f"the payload is no {kind.name}"):
+        decoded(SchemaInfo(kind, kind.name, ""), payload)
+
+
+@pytest.mark.parametrize("schema", [AvroSchema(Order), JsonSchema(Order)])
+def test_records_are_mappings(schema: Any) -> None:
+    found = decoded(schema.schema_info(), schema.encode(ORDER))
+    assert isinstance(found, GenericRecord)
+    assert found == {"item": "lens", "inner": {"x": 5}}
+    assert (found["item"], list(found), len(found)) == ("lens", ["item", "inner"], 2)
+    assert found.native_object() == {"item": "lens", "inner": {"x": 5}}
+    assert found.schema_info() is not None
+    assert "lens" in repr(found)
+    with pytest.raises(KeyError):
+        found["other"]
+
+
+def test_protobuf_messages_are_mappings() -> None:
+    schema = ProtobufNativeSchema(pb.CommandSubscribe)
+    value = pb.CommandSubscribe(
+        topic="t",
+        subscription="s",
+        subType=pb.CommandSubscribe.Shared,
+        consumer_id=1,
+        request_id=2,
+        metadata=[pb.KeyValue(key="a", value="b")],
+        start_message_id=pb.MessageIdData(ledgerId=5, entryId=6, ack_set=[1, 2]),
+    )
+    found = decoded(schema.schema_info(), schema.encode(value))
+    assert (found["topic"], found["subType"]) == ("t", pb.CommandSubscribe.Shared)
+    assert found["metadata"] == [{"key": "a", "value": "b"}]
+    assert found["start_message_id"]["ack_set"] == [1, 2]
+    assert found["consumer_name"] is None
+    assert found["keySharedMeta"] is None
+    assert found.native_object().topic == "t"
+    with pytest.raises(ValueError, match=r"is no magnetar\.pulsar\.CommandSubscribe"):
+        decoded(schema.schema_info(), b"\xff")
+
+
+def test_avro_of_other_types_than_records_is_pythons() -> None:
+    info = SchemaInfo(SchemaType.AVRO, "x", json.dumps("long"))
+    assert decoded(info, b"\x0e") == 7
+
+
+@pytest.mark.parametrize("payload", [b"", b"5", b"[" * 100_000])
+def test_json_that_is_no_object_is_refused(payload: bytes) -> None:
+    with pytest.raises(ValueError, match=r"payload|Expecting"):
+        decoded(JsonSchema(Order).schema_info(), payload)
+
+
+@pytest.mark.parametrize(
+    ("kind", "definition"),
+    [
+        (SchemaType.AVRO, "no json"),
+        (SchemaType.AVRO, '{"type": "record"}'),
+        (SchemaType.AVRO, "[" * 100_000),
+        (SchemaType.PROTOBUF_NATIVE, "{}"),
+        (SchemaType.PROTOBUF_NATIVE, "[]"),
+        (SchemaType.PROTOBUF_NATIVE, '{"fileDescriptorSet": "/w==", "rootMessageTypeName": "x"}'),
+        (SchemaType.PROTOBUF_NATIVE, '{"fileDescriptorSet": "", "rootMessageTypeName": "x"}'),
+        (SchemaType.PROTOBUF_NATIVE, '{"fileDescriptorSet": 5, "rootMessageTypeName": "x"}'),
+        (SchemaType.PROTOBUF, '{"type": "string"}'),
+        (SchemaType.NONE, ""),
+    ],
+)
+def test_definitions_that_cannot_be_used_raise_value_error(
+    kind: SchemaType, definition: str
+) -> None:
+    with pytest.raises(ValueError, match=r"schema|Expecting"):
+        decoded(SchemaInfo(kind, "x", definition), b"")
+
+
+def test_avro_without_its_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = AvroSchema(Order).schema_info()
+    monkeypatch.setattr(avro, "fastavro", None)
+    with pytest.raises(ValueError, match=r"magnetar\[avro\]"):
+        decoded(info, b"")
+
+
+def test_it_only_reads() -> None:
+    with pytest.raises(TypeError, match="only reads"):
+        AutoConsumeSchema().encode({})
+    with pytest.raises(InvalidConfiguration, match="AutoConsumeSchema only reads"):
+        ProducerOptions("t", schema=AutoConsumeSchema())

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from magnetar.spark.sink.options import WriteOptions
 
 MESSAGE_OVERHEAD_BYTES: Final = 16
-"""Bytes of a message in an entry besides payload, keys and properties, rounded up."""
+"""Bytes of a message in an entry besides payload, keys and properties, about."""
 
 TOPICS_MAX: Final = 1_000
 """Topics that one task writes to: each of them is a producer."""

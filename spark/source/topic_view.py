@@ -52,15 +52,15 @@ class TopicView:
     def discover(self, *, once: bool = False) -> None:
         """Set `topics`. With `once` a failure raises BrokerLost, otherwise the call is repeated.
 
-        Raises TopicNotFound if a topic that the user named does not exist; ReadRefused,
-        ReadStalled.
+        Raises TopicNotFound if a topic that the user named does not exist (with failOnDataLoss
+        false: if none of them exists); ReadRefused, ReadStalled.
         """
         attempt = self._find_all
         found, missing = attempt() if once else self._retry(attempt)
-        if missing and not self.topics:
+        if missing and not self.topics and (self._options.fail_on_data_loss or not found):
             raise TopicNotFound(missing[0])
         for topic in missing:
-            log.warning("topic %s does not exist any more", topic)
+            log.warning("topic %s does not exist", topic)
         self.topics = tuple(found)
 
     def states(

@@ -375,6 +375,27 @@ def test_a_query_with_a_subscription_goes_on_without_a_deleted_topic(
     assert query.indexes() == {}
 
 
+def test_a_query_of_named_topics_restarts_without_a_deleted_one_only_if_losses_are_allowed(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    deleted, kept = f"{topic}-a", f"{topic}-b"
+    for name in (deleted, kept):
+        publish(client, name, 3)
+    given = {"topics": f"{deleted},{kept}", "startingOffsets": "earliest"}
+    strict = Query(service, **given)
+    lenient = Query(service, **given, failOnDataLoss="false")
+    strict.plan()
+    lenient.plan()
+    service.call(owner(service, deleted).delete_topic(TopicName.parse(deleted), force=True))
+    publish(client, kept, 2)
+    strict.restart()
+    with pytest.raises(TopicNotFound, match=short(deleted)):
+        strict.plan()
+    for expected in ({short(kept): (3, 5)}, {}):
+        lenient.restart()
+        assert lenient.indexes() == expected
+
+
 def test_a_newer_query_fences_the_older_one(
     service: Service, client: magnetar.Client, topic: str
 ) -> None:

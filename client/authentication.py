@@ -38,6 +38,9 @@ class Credentials(Protocol):
         Raises ErrorGettingAuthenticationData.
         """
 
+    def on_refused(self) -> None:
+        """A broker refused the data, or asks for other data: what was kept may be outdated."""
+
 
 class NoCredentials:
     """The client does not say who it is."""
@@ -47,6 +50,9 @@ class NoCredentials:
 
     async def data(self) -> bytes | None:
         return None
+
+    def on_refused(self) -> None:
+        """There are no others."""
 
 
 class Authentication:
@@ -176,6 +182,9 @@ class _Token:
             raise ErrorGettingAuthenticationData(reason)
         return encoded
 
+    def on_refused(self) -> None:
+        """Nothing is kept: the function is called each time."""
+
 
 class _Basic:
     certificate: tuple[str, str] | None = None
@@ -187,6 +196,9 @@ class _Basic:
     async def data(self) -> bytes:
         return self._data
 
+    def on_refused(self) -> None:
+        """There are no others."""
+
 
 class _Tls:
     method = "tls"
@@ -196,6 +208,9 @@ class _Tls:
 
     async def data(self) -> None:
         return None  # the broker takes the name from the certificate
+
+    def on_refused(self) -> None:
+        """There are no others."""
 
 
 class _Oauth2:
@@ -207,6 +222,9 @@ class _Oauth2:
 
     async def data(self) -> bytes:
         return (await self._tokens.token()).encode()
+
+    def on_refused(self) -> None:
+        self._tokens.on_refused()
 
 
 def _token(params: str) -> Credentials:

@@ -29,6 +29,10 @@ EARLY_S: Final = 10.0
 LIFETIME_S_MAX: Final = 24 * 3600.0
 """How long a token is kept at most, whatever the server says."""
 
+FRESH_S: Final = 60.0
+"""A token of this age is not replaced because a broker refuses it: the next one would be refused,
+too, and each reconnection would ask the server."""
+
 TOKEN_BYTES_MAX: Final = 64 << 10
 """The largest token or file with a token. CONNECT must fit into what a broker reads before it knows
 the client; tokens have some hundred bytes."""
@@ -44,6 +48,7 @@ class Oauth2Tokens:
     scope: str = ""
     _token: str = field(default="", repr=False)
     _valid_until: float = 0.0  # time.monotonic()
+    _fetched_at: float = 0.0
 
     @classmethod
     def parse(cls, params: Mapping[str, str]) -> Oauth2Tokens:
@@ -59,7 +64,13 @@ class Oauth2Tokens:
         """Return a valid token. Raises ErrorGettingAuthenticationData."""
         if time.monotonic() >= self._valid_until:
             self._token, self._valid_until = await asyncio.to_thread(self._fetch)
+            self._fetched_at = time.monotonic()
         return self._token
+
+    def on_refused(self) -> None:
+        """A broker refused the token: get another one, unless this one is fresh."""
+        if time.monotonic() >= self._fetched_at + FRESH_S:
+            self._valid_until = 0.0
 
     def _fetch(self) -> tuple[str, float]:
         """Return a token and the time until which it is used. Blocks."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 from magnetar.client.authentication import NoCredentials
 from magnetar.client.errors import (
     AlreadyClosed,
+    AuthenticationError,
     ConnectError,
     InvalidUrl,
     PulsarException,
@@ -246,6 +247,7 @@ class Connection:
 
     async def _authenticate_again(self) -> None:
         """Answer a challenge of the broker with new credentials."""
+        self._credentials.on_refused()
         try:
             data = await self._credentials.data()
         except PulsarException as error:
@@ -470,6 +472,8 @@ class Connection:
     def _on_error(self, body: pb.CommandError) -> None:
         error = from_server_error(body.error, body.message, broker=self.broker)
         if not self._opened.done():
+            if isinstance(error, AuthenticationError):
+                self._credentials.on_refused()
             self._opened.set_exception(error)
         elif body.request_id == _UNASKED:
             log.warning("the broker reports an error", broker=self.broker, error=str(error))

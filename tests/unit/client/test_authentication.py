@@ -213,6 +213,21 @@ async def test_oauth2_renews_a_token_that_expires_soon(issuer: tuple[str, type[I
     assert await sent(authentication) == ("token", b"token-2")
 
 
+async def test_oauth2_replaces_a_token_that_a_broker_refuses_unless_it_is_fresh(
+    issuer: tuple[str, type[Issuer]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = "data:application/json;base64," + base64.b64encode(KEY.encode()).decode()
+    authentication = magnetar.AuthenticationOauth2(
+        json.dumps({"issuer_url": issuer[0], "private_key": data})
+    )
+    assert await sent(authentication) == ("token", b"token-1")
+    authentication.auth.on_refused()
+    assert await sent(authentication) == ("token", b"token-1")
+    monkeypatch.setattr(oauth2, "FRESH_S", 0.0)
+    authentication.auth.on_refused()
+    assert await sent(authentication) == ("token", b"token-2")
+
+
 async def test_oauth2_names_the_server_that_gives_no_token(
     issuer: tuple[str, type[Issuer]], tmp_path: Path
 ) -> None:

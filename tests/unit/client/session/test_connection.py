@@ -163,6 +163,34 @@ async def test_credentials_are_sent_and_sent_again_when_asked_for() -> None:
         await peer.stream.close()
 
 
+class Counted(AuthenticationBasic):
+    """Credentials that count how often a broker refused them or asked for others."""
+
+    def __init__(self) -> None:
+        super().__init__("u", "p")
+        self.refused = 0
+        self.auth.on_refused = self.count  # type: ignore[method-assign]
+
+    def count(self) -> None:
+        self.refused += 1
+
+
+async def test_credentials_learn_that_a_broker_refuses_them_or_asks_for_others() -> None:
+    asked, refused = Counted(), Counted()
+    async with conversation(authentication=asked) as peer:
+        await peer.stream.send([encode_command(pb.CommandAuthChallenge(server_version="fake"))])
+        await settle()
+        await peer.stream.close()
+    async with conversation(accept=False, authentication=refused) as peer:
+        refusal = pb.CommandError(
+            request_id=2**64 - 1, error=pb.AuthenticationError, message="expired"
+        )
+        await peer.stream.send([encode_command(refusal)])
+        with pytest.raises(AuthenticationError):
+            await peer.connection.wait_opened()
+    assert (asked.refused, refused.refused) == (1, 1)
+
+
 async def test_credentials_that_are_missing_fail_the_session_by_name() -> None:
     async with client_among(authentication=AuthenticationToken("")) as (client, cluster):
         with pytest.raises(ErrorGettingAuthenticationData, match="0 bytes"):

@@ -1,4 +1,5 @@
-"""The nemesis: kills the broker that owns the topic, and a bookie that its open ledger is on.
+"""The nemesis: kills the broker that owns the topic, stops it for a while, and kills a bookie that
+its open ledger is on.
 
 What it will do is drawn from a seed before it begins; whom it meets is found by lookup when it
 acts, and each fault is recorded with the effect that was observed.
@@ -41,10 +42,18 @@ class Kill:
     pick: int  # which member of the ensemble, counted around
 
 
-def plan(random: Random, *, kills: int, bookie_first: bool) -> list[Kill]:
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The owner is stopped, after so much quiet traffic, and continues later."""
+
+    quiet_s: float
+    stopped_s: float  # after another broker serves the topic
+
+
+def plan(random: Random, *, kills: int, pauses: int, bookie_first: bool) -> list[Kill | Pause]:
     """`bookie_first`: the bookie dies at the first kill, so that it is dead through all of them."""
     with_bookie = 0 if bookie_first else random.randrange(kills)
-    return [
+    faults: list[Kill | Pause] = [
         Kill(
             quiet_s=random.uniform(1.5, 3.5),
             bookie_before_s=random.uniform(0.0, 1.5) if number == with_bookie else None,
@@ -53,6 +62,10 @@ def plan(random: Random, *, kills: int, bookie_first: bool) -> list[Kill]:
         )
         for number in range(kills)
     ]
+    for _ in range(pauses):
+        pause = Pause(random.uniform(1.5, 3.5), random.uniform(0.0, 12.0))
+        faults.insert(random.randint(1, len(faults)), pause)
+    return faults
 
 
 class Nemesis:
@@ -72,15 +85,18 @@ class Nemesis:
         self._topic = TopicName.parse(producing.topic)
         self._dead: list[str] = []  # bookies
 
-    async def run(self, kills: list[Kill]) -> None:
-        """Raises TimeoutError when the topic is not served again after a kill."""
-        for kill in kills:
-            await asyncio.sleep(kill.quiet_s)
+    async def run(self, faults: list[Kill | Pause]) -> None:
+        """Raises TimeoutError when the topic is not served again after a fault."""
+        for fault in faults:
+            await asyncio.sleep(fault.quiet_s)
             await self._producing.wait_acknowledged(len(self._history.sends))
-            if kill.bookie_before_s is not None:
-                await self._kill_bookie(kill.pick)
-                await asyncio.sleep(kill.bookie_before_s)
-            await self._kill_owner(restart_at_once=kill.restart_at_once)
+            if isinstance(fault, Pause):
+                await self._pause_owner(fault.stopped_s)
+                continue
+            if fault.bookie_before_s is not None:
+                await self._kill_bookie(fault.pick)
+                await asyncio.sleep(fault.bookie_before_s)
+            await self._kill_owner(restart_at_once=fault.restart_at_once)
 
     async def heal(self) -> None:
         for bookie in self._dead:
@@ -115,6 +131,30 @@ class Nemesis:
             bitten=after.epoch > before.epoch and after.incarnation != before.incarnation,
             effect=f"epoch {before.epoch} to {after.epoch}, owner now {after.owner}"
             + (", restarted at once" if restart_at_once else ""),
+            outage_s=(served_ns - at_ns) / 1e9,
+        )
+
+    async def _pause_owner(self, stopped_s: float) -> None:
+        """SIGSTOP, and SIGCONT some time after another broker serves the topic. Its session may
+        end meanwhile, or not."""
+        before, ledger = await self._owner(), await self._last_ledger()
+        process = self._cluster.process("broker", before.owner)
+        at_ns = time.monotonic_ns()
+        process.pause()
+        try:
+            async with asyncio.timeout(SERVED_S):
+                served_ns = await self._producing.wait_beyond(ledger)
+                after = await self._owner_after(before)
+            await asyncio.sleep(stopped_s)
+        finally:
+            process.resume()
+        self._record(
+            "pause-owner",
+            before.owner,
+            at_ns=at_ns,
+            bitten=after.epoch > before.epoch and after.owner != before.owner,
+            effect=f"epoch {before.epoch} to {after.epoch}, owner now {after.owner}, "
+            f"stopped for {stopped_s:.1f} s more",
             outage_s=(served_ns - at_ns) / 1e9,
         )
 

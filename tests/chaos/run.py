@@ -2,9 +2,9 @@
 
     PYTHONPATH=tests .venv/bin/python -m chaos.run [--seed N] [--bookies 4] ...
 
-A workload runs on a local cluster while the nemesis kills brokers and bookies; then the cluster is
-healed, must recover, and everything is read back and judged. The nemesis's choices follow from the
-seed. Timing does not, so a seed gives the same faults but not the same run.
+A workload runs on a local cluster while the nemesis kills and stops brokers and kills bookies; then
+the cluster is healed, must recover, and everything is read back and judged. The nemesis's choices
+follow from the seed. Timing does not, so a seed gives the same faults but not the same run.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Setting:
     messages: int = 100_000
     rate: float = 3_000.0  # messages a second
     kills: int = 3
+    pauses: int = 2
     zookeepers: int = 3
 
     @property
@@ -108,7 +109,10 @@ async def run_chaos(setting: Setting, seed: int, directory: Path) -> Run:
         finally:
             client.shutdown()
             await store.close()
-    run.anomalies += check_faults(run.history, {"kill-owner": setting.kills, "kill-bookie": 1})
+    run.anomalies += check_faults(
+        run.history,
+        {"kill-owner": setting.kills, "pause-owner": setting.pauses, "kill-bookie": 1},
+    )
     if run.history.reads:
         run.anomalies += check_topic(run.history)
         run.anomalies += check_subscription(run.history)
@@ -117,7 +121,12 @@ async def run_chaos(setting: Setting, seed: int, directory: Path) -> Run:
 
 async def _phases(run: Run, cluster: LocalCluster, store: ZooKeeperStore, client: Client) -> None:
     random, history, setting = Random(run.seed), run.history, run.setting
-    kills = plan(random, kills=setting.kills, bookie_first=setting.bookies == 3)
+    faults = plan(
+        random,
+        kills=setting.kills,
+        pauses=setting.pauses,
+        bookie_first=setting.bookies == 3,
+    )
     producing = Producing(history, topic=TOPIC, messages_min=setting.messages, rate=setting.rate)
     consuming = Consuming(
         history,
@@ -138,7 +147,7 @@ async def _phases(run: Run, cluster: LocalCluster, store: ZooKeeperStore, client
         begin("quiet")
         await asyncio.sleep(QUIET_S)
         begin("faults")
-        await nemesis.run(kills)
+        await nemesis.run(faults)
         begin("heal")
         await nemesis.heal()
         begin("recover")

@@ -1,4 +1,5 @@
-"""The smallest chaos run: an owner and a bookie die by kill -9 under a producer and a consumer."""
+"""The smallest chaos run: an owner and a bookie die by kill -9 and the next owner is stopped for a
+while, under a producer and a consumer."""
 
 from __future__ import annotations
 
@@ -27,13 +28,16 @@ def _java() -> None:
 
 
 @pytest.mark.real_loop(deadline_s=240)
-async def test_nothing_acknowledged_is_lost_when_the_owner_and_a_bookie_die(tmp_path: Path) -> None:
+async def test_nothing_acknowledged_is_lost_when_owner_and_bookie_die_and_an_owner_is_stopped(
+    tmp_path: Path,
+) -> None:
     setting = Setting(
         bookies=3,
         subscription=ConsumerType.Exclusive,
         messages=5_000,
         rate=500.0,
         kills=1,
+        pauses=1,
         zookeepers=1,
     )
     result = await run_chaos(setting, SEED, tmp_path)

@@ -34,6 +34,10 @@ HELD_SHARE: Final = 8
 MiB. Beyond it each of them holds the frame that was being read, and no more: what waits for a rate
 may wait for long, and the producers of other topics need the budget."""
 
+HELD_MAX_SHARE: Final = 4
+"""Of the budget, what they may hold at all. Beyond it their publishes are let through, and their
+connections wait for the rate instead. Less than half, below which turns come again."""
+
 Turn = asyncio.Future[None]
 
 
@@ -88,6 +92,11 @@ class PublishBudget:
     def may_gather(self) -> bool:
         """Whether a producer over its rate may go on reading."""
         return self.held < self.bytes_max // HELD_SHARE
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether one more publish may wait for the rate of its topic in memory."""
+        return self.held < self.bytes_max // HELD_MAX_SHARE
 
     def may_read_ahead(self, size: int) -> bool:
         """Whether so many bytes of a backlog may be read ahead. Producers come first."""

@@ -46,6 +46,9 @@ HELD_BYTES_MAX: Final = 256 << 10
 so that a producer over its rate does not stop the others on its connection at once. Less if
 producers hold much in all: see HELD_SHARE."""
 
+AHEAD_LOOK_S: Final = 0.25
+"""How often a producer whose publishes were let through looks at the rate again."""
+
 
 class ProducerState(Enum):
     WAITING = "waiting"  # for exclusive access; takes nothing yet
@@ -73,8 +76,10 @@ class ProducerHandle:
         connected_since: str,
         leave: Callable[[ProducerHandle], None],
         log_failed: Callable[[LogError], None],
+        exceeds_rate: Callable[[], bool] = lambda: False,
         now: float,
     ) -> None:
+        """`exceeds_rate`: whether the topic has a publish rate that is exceeded now."""
         self.request = request
         self.name = name
         self.events = events
@@ -89,6 +94,7 @@ class ProducerHandle:
         self._holding = holding
         self._leave = leave
         self._log_failed = log_failed
+        self._exceeds_rate = exceeds_rate
         self._order = AnswerOrder()
         self._held: deque[Decided | Held] = deque()
         self._held_bytes = 0  # as the budget of the broker counts them
@@ -130,6 +136,7 @@ class ProducerHandle:
         while self._held and self.state is ProducerState.OPEN and not self._may_gather():
             self._released.clear()
             await self._released.wait()
+        await self._wait_rate()
         if self.state is ProducerState.OPEN:
             await self._log.wait_room()
 
@@ -245,6 +252,15 @@ class ProducerHandle:
         if not (isinstance(first, Held) and isinstance(first.until, Gate)):
             return False
         return self._held_bytes < HELD_BYTES_MAX and self._log.budget.may_gather
+
+    async def _wait_rate(self) -> None:
+        """Return when the topic's rate allows more. While too much is held, it lets publishes
+        through, and they must not follow each other without end."""
+        while True:
+            is_open = self.state is ProducerState.OPEN
+            if not is_open or not self._exceeds_rate() or self._log.budget.may_hold:
+                return
+            await asyncio.sleep(AHEAD_LOOK_S)
 
     def _count_held(self) -> None:
         """Tell the budget how many bytes are held."""

@@ -75,6 +75,7 @@ class ProducerAdmission:
         time_stamp: Callable[[], str],
         require_open: Callable[[], None],
         log_failed: Callable[[LogError], None],
+        exceeds_rate: Callable[[], bool],
         last_sequence_id: Callable[[str], int],
         spawn: Callable[[Coroutine[None, None, None]], object],
     ) -> None:
@@ -89,6 +90,7 @@ class ProducerAdmission:
         self._time_stamp = time_stamp
         self._require_open = require_open
         self._log_failed = log_failed
+        self._exceeds_rate = exceeds_rate
         self._last_sequence_id = last_sequence_id
         self._spawn = spawn
 
@@ -231,6 +233,7 @@ class ProducerAdmission:
             connected_since=self._time_stamp(),
             leave=self._on_left,
             log_failed=self._log_failed,
+            exceeds_rate=self._exceeds_rate,
             now=asyncio.get_running_loop().time(),
         )
         handle.last_sequence_id = self._last_sequence_id(name)

@@ -5,6 +5,10 @@ the buckets may go below zero, and the average is exact. Without tokens, the pro
 are held behind a gate, which opens when the buckets are above zero again. Other producers on the
 same connection go on until the held one has gathered HELD_BYTES_MAX (producer.py). From then on the
 broker does not read from the connection: the client would send without end.
+
+While the producers of the broker hold too much in all, publishes are let through also without
+tokens. Then their connections are not read until the gate opens (`wait_room` of the producer). The
+average stays exact, and what waits for a slow rate takes no memory from the other topics.
 """
 
 from __future__ import annotations
@@ -67,10 +71,14 @@ class RateStage:
     """Holds publishes while the rate is exceeded. `wake_at` is called with the time at which `open`
     is to be called; nothing is called while the rate is kept."""
 
-    __slots__ = ("_bytes", "_gate", "_messages", "_rate", "_wake_at")
+    __slots__ = ("_bytes", "_gate", "_may_hold", "_messages", "_rate", "_wake_at")
 
-    def __init__(self, wake_at: Callable[[float], None]) -> None:
+    def __init__(
+        self, wake_at: Callable[[float], None], *, may_hold: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`may_hold`: whether the broker has memory for one more publish that waits."""
         self._wake_at = wake_at
+        self._may_hold = may_hold
         self._rate: Rate | None = None
         self._messages: Bucket | None = None
         self._bytes: Bucket | None = None
@@ -88,19 +96,21 @@ class RateStage:
         messages, size = self._messages, self._bytes
         if messages is None or size is None:
             return ()
-        if self._gate is not None:
+        if self._gate is None and not (messages.has_tokens(now) and size.has_tokens(now)):
+            size.has_tokens(now)
+            self._gate = Gate()
+            self._wake_at(now + max(messages.wait_s(), size.wait_s()))
+        if self._gate is not None and self._may_hold():
             return [Wait(self._gate)]
-        if messages.has_tokens(now) and size.has_tokens(now):
-            sends = publish.sends
-            messages.take(
-                len(sends) + sum([view.num_messages - 1 for view in sends.views.values()])
-            )
-            size.take(sum(map(len, sends.entries)))
-            return ()
-        size.has_tokens(now)
-        self._gate = Gate()
-        self._wake_at(now + max(messages.wait_s(), size.wait_s()))
-        return [Wait(self._gate)]
+        sends = publish.sends
+        messages.take(len(sends) + sum([view.num_messages - 1 for view in sends.views.values()]))
+        size.take(sum(map(len, sends.entries)))
+        return ()
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether publishes wait, or would if there was memory for them."""
+        return self._gate is not None
 
     def open(self) -> None:
         """Decide anew on what is held. The caller resumes it."""

@@ -206,7 +206,7 @@ class PersistentTopic:
         self.deduplication = deduplication
         self.delayed = delayed
         self._size = TopicSizeStage()
-        self._publish_rate = RateStage(self._wake_at)
+        self._publish_rate = RateStage(self._wake_at, may_hold=lambda: log.budget.may_hold)
         self._rate_timer: asyncio.TimerHandle | None = None  # None: none was ever set
         self._delay_stage = DelayStage(clock.now_ms)
         self._delay_policy = DelayPolicy(strict=environment.strict_delays)
@@ -230,6 +230,7 @@ class PersistentTopic:
             time_stamp=self._time_stamp,
             require_open=self._require_takes,
             log_failed=self._fail,
+            exceeds_rate=lambda: self._publish_rate.is_exceeded,
             last_sequence_id=deduplication.last_sequence_id,
             spawn=tasks.create_task,
         )

@@ -10,7 +10,7 @@ from fakes.numbered import numbered
 from fakes.policies import SettablePolicies
 from fakes.topics import opened_topic
 
-from magnetar.broker.log.budget import HELD_SHARE
+from magnetar.broker.log.budget import HELD_MAX_SHARE, HELD_SHARE
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.topic.producer import HELD_BYTES_MAX
 from magnetar.broker.topic.throttle import Bucket
@@ -130,6 +130,33 @@ async def test_a_held_producer_gathers_nothing_while_all_of_them_hold_much() -> 
         assert not await has_room(handle)
         budget.hold(-others)
         assert await has_room(handle)
+
+
+async def test_publishes_over_the_rate_take_no_memory_while_too_much_is_held() -> None:
+    """They are let through, and their connections wait: the average is the same."""
+    policies = SettablePolicies(publish_rate=Rate(10, 0, 1))
+    async with opened_topic(ClusterState(), policies=policies, config=ROOMY) as it:
+        loop, budget = asyncio.get_running_loop(), it.topic.log.budget
+        handles = [await it.produce(f"p{number}") for number in range(3)]
+        others = budget.bytes_max // HELD_MAX_SHARE
+        budget.hold(others)
+        began = loop.time()
+
+        async def send(handle: ProducerHandle) -> None:
+            for number in range(20):
+                handle.publish(numbered(handle.name, number), loop.time())
+                assert budget.held == others
+                await handle.wait_room()
+
+        async with asyncio.TaskGroup() as tasks:
+            for handle, _ in handles:
+                tasks.create_task(send(handle))
+        for handle, session in handles:
+            await handle.wait_drained()
+            assert session.receipted == list(range(20))
+        assert 4.5 <= loop.time() - began <= 6.5, "60 messages, of which 10 are there at once"
+        budget.hold(-others)
+        assert budget.turn() is None
 
 
 async def test_no_timer_runs_while_the_rate_is_kept() -> None:

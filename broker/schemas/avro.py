@@ -179,7 +179,7 @@ class _Parser:
             made.symbols = frozenset(symbols)
             if len(made.symbols) < len(symbols):
                 raise NotAvro(f"enum {_shown(name)} has a symbol twice")
-            made.has_default = "default" in tree
+            made.has_default = tree.get("default") in symbols
         elif kind == "fixed":
             size = tree.get("size")
             if type(size) is not int or not 0 <= size <= _FIXED_BYTES_MAX:

@@ -84,14 +84,11 @@ def _rules_of(context: Context, name: TopicName) -> SchemaRules:
 def _in_use(topic: ServedTopic) -> bool:
     """Whether a topic without a schema has messages of bytes, or clients that use bytes."""
     if isinstance(topic, NonPersistentTopic):
-        return topic.published.messages > 0 or topic.users > 0
-    assert isinstance(topic, PersistentTopic)
-    return (
-        bool(topic.producers)
-        or topic.log.stored_bytes > 0
-        or any(
-            not consumer.request.auto_consume
-            for subscription in topic.all_subscriptions
-            for consumer in subscription.consumers.values()
-        )
-    )
+        has_messages = topic.published.messages > 0
+        found = [it.consumers.values() for it in topic.subscriptions.values()]
+    else:
+        assert isinstance(topic, PersistentTopic)
+        has_messages = topic.log.stored_bytes > 0
+        found = [it.consumers.values() for it in topic.all_subscriptions]
+    takes_bytes = any(not it.request.auto_consume for consumers in found for it in consumers)
+    return has_messages or bool(topic.producers) or takes_bytes

@@ -143,24 +143,25 @@ async def test_the_schemas_of_one_connection_are_parsed_a_bounded_number_at_a_ti
     assert most == SCHEMAS_MAX
 
 
-async def test_a_consumer_brings_the_first_schema_or_is_checked(transport: str) -> None:
+@pytest.mark.parametrize("topic", [TOPIC, "non-persistent://public/default/n"])
+async def test_a_consumer_brings_the_first_schema_or_is_checked(transport: str, topic: str) -> None:
     async with world(transport) as (client, _):
         shared = pb.CommandSubscribe.Shared
         any_schema = pb.Schema(name="", schema_data=b"", type=pb.Schema.AutoConsume)
         consumers = [
-            await client.subscribe(TOPIC, consumer_id=1, subType=shared, schema=any_schema),
-            await client.subscribe(TOPIC, consumer_id=2, subType=shared, schema=avro()),
-            await client.subscribe(TOPIC, consumer_id=3, subType=shared, schema=avro("a")),
-            await client.subscribe(TOPIC, consumer_id=4, subType=shared),
-            await client.subscribe(TOPIC, consumer_id=5, subType=shared, schema=avro(required="y")),
+            await client.subscribe(topic, consumer_id=1, subType=shared, schema=any_schema),
+            await client.subscribe(topic, consumer_id=2, subType=shared, schema=avro()),
+            await client.subscribe(topic, consumer_id=3, subType=shared, schema=avro("a")),
+            await client.subscribe(topic, consumer_id=4, subType=shared),
+            await client.subscribe(topic, consumer_id=5, subType=shared, schema=avro(required="y")),
             await client.subscribe(
-                TOPIC, consumer_id=6, subType=shared, schema=avro(kind=pb.Schema.Json)
+                topic, consumer_id=6, subType=shared, schema=avro(kind=pb.Schema.Json)
             ),
         ]
         kinds = [type(it).__name__ for it in consumers]
         assert kinds == ["CommandSuccess"] * 4 + ["CommandError"] * 2
         assert {it.error for it in consumers[4:]} == {pb.IncompatibleSchema}
-        assert (await get(client, TOPIC)).schema == avro()
+        assert (await get(client, topic)).schema == avro()
 
 
 async def test_a_topic_of_bytes_takes_no_consumer_with_a_schema(transport: str) -> None:

@@ -47,6 +47,7 @@ A = field("a", "int")
         (LARGER, ENUM, True),
         (ENUM, LARGER, False),
         ({**ENUM, "default": "A"}, LARGER, True),
+        ({**ENUM, "default": "unknown"}, LARGER, False),
         ({"type": "fixed", "name": "F", "size": 4}, {"type": "fixed", "name": "F", "size": 8}, 0),
         (record(A, field("b", {**ENUM, "default": "A"})), record(A), False),
         (record(A, name="a$B", namespace="com.my-shop$"), record(A, name="a$B"), True),

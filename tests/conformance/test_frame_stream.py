@@ -397,7 +397,7 @@ async def test_a_client_that_vanishes_ends_the_handler(wire: Wire) -> None:
     heard, ended = asyncio.Event(), asyncio.Event()
     ends: list[bool] = []
 
-    async def wait_for_ever(stream: FrameStream) -> None:
+    async def wait_without_end(stream: FrameStream) -> None:
         try:
             await stream.receive()
             heard.set()
@@ -408,7 +408,7 @@ async def test_a_client_that_vanishes_ends_the_handler(wire: Wire) -> None:
         finally:
             ended.set()
 
-    async with wire(wait_for_ever) as stream, asyncio.TaskGroup() as group:
+    async with wire(wait_without_end) as stream, asyncio.TaskGroup() as group:
         await stream.send([b"hello"])
         await heard.wait()  # a call that is cancelled before it begins has no handler
         reading = group.create_task(stream.receive())

@@ -115,7 +115,7 @@ def test_what_failed_once_holds_now(scenario: str, seed: int) -> None:
 @pytest.mark.parametrize(
     "scenario", [MAIN, "T21", "T32", "T43", "T47", "T49", "T50", "life", "scrub"]
 )
-def test_a_seed_is_one_run_for_ever(scenario: str) -> None:
+def test_a_seed_always_gives_the_same_run(scenario: str) -> None:
     for seed in range(2):
         first = play(SCENARIOS[scenario], seed)
         again = play(SCENARIOS[scenario], seed, tell=True)

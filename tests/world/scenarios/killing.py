@@ -20,7 +20,7 @@ SIZES = (8, 200, 5_000)  # the last ones go to files of values
 
 
 @scenario("T50", "kill -9 without end: the real stores, opened again as the real bookie opens them")
-async def killed_for_ever(world: World) -> None:
+async def killed_for_good(world: World) -> None:
     shm = SHM if SHM.is_dir() else None
     bookies: list[RealBookie] = []
     with tempfile.TemporaryDirectory(prefix="world-", dir=shm) as directory, probing_here():

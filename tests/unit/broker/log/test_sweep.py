@@ -122,7 +122,7 @@ def listed(record: TopicRecord) -> set[int]:
 
 
 @pytest.mark.parametrize("after", [False, True])
-async def test_a_crash_at_any_call_leaves_no_ledger_for_ever(after: bool) -> None:
+async def test_a_ledger_of_a_crash_at_any_call_is_swept(after: bool) -> None:
     """Rolls, cursors, drops and their deletions. The sweep deletes nothing that is listed, and
     after the next owner no ledger is left that is not."""
     number = 0

@@ -160,7 +160,7 @@ class Encoder:
                 message.null_value = True
             if keys is not None and keys[at] is not None:
                 message.partition_key, message.partition_key_b64 = _key(keys[at])
-                size += len(keys[at])
+                size += len(message.partition_key.encode())
             if ordering_keys is not None and ordering_keys[at] is not None:
                 message.ordering_key = _bytes(ordering_keys[at])
                 size += len(message.ordering_key)
@@ -169,7 +169,9 @@ class Encoder:
             if properties is not None and properties[at]:
                 pairs = self._properties(properties[at], row)
                 message.properties = pairs
-                size += sum(len(key) + len(text) + 16 for key, text in pairs.items())
+                size += sum(
+                    len(key.encode()) + len(text.encode()) + 16 for key, text in pairs.items()
+                )
             target = self._target
             if target is None:
                 assert topics is not None

@@ -148,3 +148,12 @@ def test_what_divides_rows_into_entries_is_a_part_of_the_name() -> None:
     assert Identity("q", 0, 7, plain.division).producer_name() == "spark/q/7"
     changed = Identity("q", 0, 7, parse_options(needed | other).division)
     assert changed.producer_name(4) == "spark/q/7/by-key/pending-2000000/of-4"
+
+
+def test_the_size_of_a_message_counts_bytes_not_characters() -> None:
+    text = "日" * 1_000
+    row = {"value": ["v"], "__key": [text], "__messageProperties": [[(text, text)]]}
+    kinds = {"__messageProperties": pa.map_(pa.string(), pa.string())}
+    arrays = [pa.array(column, kinds.get(name)) for name, column in row.items()]
+    (addressed,) = Encoder("t", 0).messages(pa.RecordBatch.from_arrays(arrays, list(row)))
+    assert addressed.size > 9_000

@@ -383,6 +383,8 @@ class ManySubscriber:
         del self._children[topic]
         self._past = self._past.plus(child.stats)
         self._failed[topic] = error
+        if child.is_closing:  # the client closes it: its acknowledgements must become durable
+            return
         child.shut_down(error)
         log.info("topic not joined", topic=topic, reason=str(error))
 

@@ -142,6 +142,7 @@ class Subscriber:
         self._waiting = False  # the user waits for a message
         self._burst: list[Message] = []  # messages of the frame that is being read
         self._failure: PulsarException | None = None  # None: neither closed nor failed
+        self.is_closing = False  # `close` was called
         self._over = asyncio.Event()
         # When it is due, which uvloop's handle of a time within half a millisecond does not tell.
         self._timer: tuple[float, asyncio.Handle] | None = None
@@ -457,6 +458,7 @@ class Subscriber:
             await self._over.wait()  # another task is closing the consumer
             return
         self._failure = AlreadyClosed("the consumer was closed", topic=self.topic)
+        self.is_closing = True
         self._queue.fail(self._failure)
         if self._dead_letters is not None:
             self._dead_letters.shut_down()

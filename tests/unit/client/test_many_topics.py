@@ -66,6 +66,21 @@ def own_tasks() -> set[asyncio.Task[Any]]:
 # Producing
 
 
+async def test_the_acknowledgements_of_all_topics_are_durable_when_the_client_is_closed() -> None:
+    """The client closes the consumer and its parts in any order, the parts first in most cases."""
+    names = [f"t{number}" for number in range(20)]
+    async with client_among() as (client, cluster):
+        for name in names:
+            await publish(client, 1, name)
+        consumer = await client.subscribe(names, "s", SHARED, initial_position=EARLIEST)
+        for message in await receive(consumer, len(names)):
+            await consumer.acknowledge(message)
+        began = asyncio.get_running_loop().time()
+        await client.close()
+        assert asyncio.get_running_loop().time() - began < 1
+        assert all(not cluster.topic(full(it)).subscriptions["s"].unacked for it in names)
+
+
 async def test_a_list_acknowledges_messages_of_several_topics() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 1, "a")

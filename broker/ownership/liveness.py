@@ -101,11 +101,18 @@ class Port(Enum):
 class Liveness:
     """What this broker knows of others. Lookups at one time share what they ask."""
 
-    def __init__(self, witnesses: Witnesses, *, silence_s: float = SILENCE_S) -> None:
-        """`silence_s` 0: a silent broker counts as alive until its registration expires."""
+    def __init__(
+        self,
+        witnesses: Witnesses,
+        *,
+        silence_s: float = SILENCE_S,
+        look_at_port: Callable[[BrokerRegistration], Awaitable[tuple[Port, float]]] | None = None,
+    ) -> None:
+        """`silence_s` 0: a silent broker counts as alive until its registration expires.
+        `look_at_port`: gives what a port does and for how long that is good; None: over TCP."""
         self._witnesses = witnesses
         self._silence_s = silence_s
-        self._ports = _Shared(_look_at_port)
+        self._ports = _Shared(look_at_port or _look_at_port)
         self._silences = _Shared(self._look_into_silence)
 
     async def responds(self, broker: BrokerRegistration) -> bool:

@@ -37,6 +37,7 @@ FAULTS = (
     "idle topic unloaded",
     "killed",
     "ledger trimmed",
+    "live owner counts as gone",
     "message into a cut",
     "metadata: not sent",
     "metadata: reply lost",
@@ -113,7 +114,7 @@ def test_what_failed_once_holds_now(scenario: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "scenario", [MAIN, "T21", "T32", "T43", "T47", "T49", "T50", "life", "scrub"]
+    "scenario", [MAIN, "T21", "T32", "T43", "T47", "T49", "T50", "life", "silent", "scrub"]
 )
 def test_a_seed_always_gives_the_same_run(scenario: str) -> None:
     for seed in range(2):

@@ -11,7 +11,6 @@ from fakes.witnesses import FakeWitnesses
 
 from magnetar.bookie.contract import LastHeard
 from magnetar.broker.config import BrokerConfig
-from magnetar.broker.ownership import liveness as module
 from magnetar.broker.ownership.liveness import (
     ALIVE_FRESH_S,
     ASK_AGAIN_S,
@@ -26,7 +25,7 @@ from magnetar.broker.ownership.liveness import (
 from magnetar.metadata.model import BrokerId, BrokerRegistration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 LONG, SHORT = LastHeard(heard_s=2.5, listening_s=60.0), LastHeard(heard_s=1.0, listening_s=60.0)
 NOW, DEAF = LastHeard(heard_s=0.4, listening_s=60.0), LastHeard(heard_s=9.0, listening_s=0.5)
@@ -78,68 +77,58 @@ class Bookies(FakeWitnesses):
         return await super().ask(broker, incarnation)
 
 
-@pytest.fixture
-def port(monkeypatch: pytest.MonkeyPatch) -> Callable[[Port], None]:
-    """Sets what the owner's port does."""
-
-    does = [Port.SILENT]
+def liveness_of(bookies: FakeWitnesses, *ports: Port, silence_s: float = SILENCE_S) -> Liveness:
+    """The owner's port does this, one after the other; it is silent afterwards."""
+    left = list(ports)
 
     async def look(_: BrokerRegistration) -> tuple[Port, float]:
-        return does[-1], 0.25
+        return left.pop(0) if left else Port.SILENT, 0.25
 
-    monkeypatch.setattr(module, "_look_at_port", look)
-    return does.append
+    return Liveness(bookies, silence_s=silence_s, look_at_port=look)
 
 
-async def test_a_silence_that_is_too_short_is_waited_for(port: object) -> None:
-    del port
+async def test_a_silence_that_is_too_short_is_waited_for() -> None:
     now = asyncio.get_running_loop().time
     began, bookies = now(), Bookies(now() - 1.0)
-    assert await Liveness(bookies).is_gone(OWNER)
+    assert await liveness_of(bookies).is_gone(OWNER)
     assert SILENCE_S - 1.0 <= now() - began < SILENCE_S - 1.0 + ASK_AGAIN_S
 
 
-async def test_a_broker_that_beats_again_while_a_lookup_waits_is_alive(port: object) -> None:
-    del port
+async def test_a_broker_that_beats_again_while_a_lookup_waits_is_alive() -> None:
     now = asyncio.get_running_loop().time
     began = now()
-    assert not await Liveness(Bookies(began - 1.0, beats_again_at=began + 0.5)).is_gone(OWNER)
+    assert not await liveness_of(Bookies(began - 1.0, beats_again_at=began + 0.5)).is_gone(OWNER)
     assert now() - began < 0.5 + ASK_AGAIN_S + 0.01
 
 
-async def test_bookies_that_are_deaf_again_and_again_do_not_hold_a_lookup(port: object) -> None:
-    del port
+async def test_bookies_that_are_deaf_again_and_again_do_not_hold_a_lookup() -> None:
     now, bookies = asyncio.get_running_loop().time, FakeWitnesses()
     bookies.answers, began = [DEAF, DEAF, DEAF], now()
-    assert not await Liveness(bookies).is_gone(OWNER)
+    assert not await liveness_of(bookies).is_gone(OWNER)
     assert now() - began <= SILENCE_S + ASK_AGAIN_S
 
 
-async def test_without_a_limit_of_silence_a_silent_broker_is_alive(port: object) -> None:
-    del port
+async def test_without_a_limit_of_silence_a_silent_broker_is_alive() -> None:
     bookies = Bookies(-100.0)
-    assert not await Liveness(bookies, silence_s=0.0).is_gone(OWNER)
+    assert not await liveness_of(bookies, silence_s=0.0).is_gone(OWNER)
     assert not bookies.asked
 
 
-async def test_a_port_that_answers_or_refuses_needs_no_bookies(
-    port: Callable[[Port], None],
-) -> None:
+async def test_a_port_that_answers_or_refuses_needs_no_bookies() -> None:
     bookies = Bookies(-100.0)
-    port(Port.ANSWERS)
-    assert not await Liveness(bookies).is_gone(OWNER)
-    assert await Liveness(bookies).responds(OWNER)
-    port(Port.REFUSES)
-    assert await Liveness(bookies).is_gone(OWNER)
-    assert not await Liveness(bookies).responds(OWNER)
+    answering = liveness_of(bookies, Port.ANSWERS)
+    assert not await answering.is_gone(OWNER)
+    assert await answering.responds(OWNER)
+    refusing = liveness_of(bookies, Port.REFUSES)
+    assert await refusing.is_gone(OWNER)
+    assert not await refusing.responds(OWNER)
     assert not bookies.asked
 
 
-async def test_the_answer_is_kept_for_a_bounded_time(port: object) -> None:
-    del port
+async def test_the_answer_is_kept_for_a_bounded_time() -> None:
     now = asyncio.get_running_loop().time
     bookies = Bookies(now() - 100.0)
-    liveness = Liveness(bookies)
+    liveness = liveness_of(bookies)
     for _ in range(10):
         assert await liveness.is_gone(OWNER)
     assert len(bookies.asked) == 1
@@ -152,30 +141,27 @@ async def test_the_answer_is_kept_for_a_bounded_time(port: object) -> None:
     assert len(bookies.asked) == 3
 
 
-async def test_a_broker_that_is_gone_is_not_pinged_again(port: Callable[[Port], None]) -> None:
-    liveness = Liveness(Bookies(-100.0))
+async def test_a_broker_that_is_gone_is_not_pinged_again() -> None:
+    liveness = liveness_of(Bookies(-100.0), Port.SILENT, Port.ANSWERS)
     assert await liveness.is_gone(OWNER)
-    port(Port.ANSWERS)
     assert not await liveness.responds(OWNER)
     await asyncio.sleep(GONE_FRESH_S + 0.01)
     assert await liveness.responds(OWNER)
 
 
-async def test_another_run_of_the_broker_is_asked_about_anew(port: object) -> None:
-    del port
+async def test_another_run_of_the_broker_is_asked_about_anew() -> None:
     bookies = Bookies(asyncio.get_running_loop().time() - 100.0)
-    liveness = Liveness(bookies)
+    liveness = liveness_of(bookies)
     await liveness.is_gone(OWNER)
     again = BrokerRegistration(OWNER.broker, "2" * 32, OWNER.grpc_url, OWNER.pulsar_url, "")
     await liveness.is_gone(again)
     assert bookies.asked == [("owner", "1" * 32), ("owner", "2" * 32)]
 
 
-async def test_when_the_lookup_that_asks_is_cancelled_another_one_asks(port: object) -> None:
-    del port
+async def test_when_the_lookup_that_asks_is_cancelled_another_one_asks() -> None:
     now = asyncio.get_running_loop().time
     bookies = Bookies(now() - SILENCE_S + 1.0)
-    liveness = Liveness(bookies)
+    liveness = liveness_of(bookies)
     async with asyncio.TaskGroup() as group:
         first = group.create_task(liveness.is_gone(OWNER))
         others = [group.create_task(liveness.is_gone(OWNER)) for _ in range(100)]

@@ -14,6 +14,7 @@ from world.scenarios import (
     repairing,
     rotting,
     sessions,
+    silencing,
     upgrading,
 )
 
@@ -31,5 +32,6 @@ __all__ = [
     "repairing",
     "rotting",
     "sessions",
+    "silencing",
     "upgrading",
 ]

@@ -199,16 +199,16 @@ class LedgerAppender:
 
     @property
     def degraded(self) -> bool:
-        """Whether entries get too few copies, or may soon, or go to a bookie that is being
-        decommissioned. The owner should roll to a new ledger once enough bookies are there.
+        """Whether entries get too few copies, or may soon, or go to a bookie that is being drained
+        or decommissioned. The owner should roll to a new ledger once enough bookies are there.
         """
         writer = self._writer
-        leaving = self._services.directory.decommissioned
+        draining = self._services.directory.draining
         return (
             self.metadata.under_replicated
             or bool(writer.failed)
             or writer.changes >= self._services.config.ensemble_changes_max
-            or any(member.bookie in leaving for member in writer.ensemble)
+            or any(member.bookie in draining for member in writer.ensemble)
         )
 
     def describe(self) -> str:

@@ -57,6 +57,11 @@ class BookieRegistry:
         return self._listed
 
     @property
+    def draining(self) -> frozenset[BookieId]:
+        """The bookies that an operator drains or decommissions: they get nothing new."""
+        return frozenset(self._draining)
+
+    @property
     def decommissioned(self) -> frozenset[BookieId]:
         """The bookies that an operator decommissions: their ledgers are moved away."""
         return frozenset(bookie for bookie, leaves in self._draining.items() if leaves)

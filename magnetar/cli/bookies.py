@@ -103,7 +103,8 @@ def list_bookies(metadata_url: Url, as_json: Json = False) -> None:
 
 
 def drain_bookie(bookie: Bookie, metadata_url: Url) -> None:
-    """Give a bookie no new ledgers. It keeps and serves the entries that it has."""
+    """Give a bookie no new ledgers, and end those that are being written to it. It keeps and serves
+    the entries that it has."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:

@@ -81,10 +81,12 @@ async def test_a_draining_bookie_serves_and_gets_nothing_new() -> None:
         await wait_until(lambda: names(directory) == ["b1"])
         assert not directory.is_writable(member)
         assert member in directory.listed
+        assert directory.draining == {member.bookie}
         assert directory.decommissioned == frozenset()
         leaving = encode_bookie_drain(replace(drain, decommission=True))
         version = await nodes.store.put(path, leaving, expected=version)
         await wait_until(lambda: directory.decommissioned == {member.bookie})
+        assert directory.draining == {member.bookie}
         await nodes.store.delete(path, expected=version)
         await wait_until(lambda: directory.is_writable(member))
         assert directory.decommissioned == frozenset()

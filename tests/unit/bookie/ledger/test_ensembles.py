@@ -141,12 +141,13 @@ async def test_zones_are_kept_apart() -> None:
             assert zone[spares[1]] == zone[members[1]]
 
 
-async def test_a_ledger_on_a_bookie_that_is_decommissioned_is_better_rolled() -> None:
+@pytest.mark.parametrize("decommission", [False, True], ids=["drained", "decommissioned"])
+async def test_a_ledger_on_a_bookie_that_leaves_is_better_rolled(decommission: bool) -> None:
     async with ledgers_among(4) as (nodes, ledgers):
         appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
         leaving = appender.metadata.last_segment.members[0].bookie
         assert not appender.degraded
-        value = encode_bookie_drain(BookieDrain(leaving, 0, decommission=True))
+        value = encode_bookie_drain(BookieDrain(leaving, 0, decommission=decommission))
         await nodes.store.put(paths.bookie_draining(leaving), value, expected=ABSENT)
         await wait_until(lambda: appender.degraded)
         assert ledgers.full_ensemble_possible()  # on the three others

@@ -248,7 +248,7 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
             if (method, rest, name.domain) == ("POST", "/terminate", Domain.PERSISTENT):
                 last = await partitions.terminate_partitioned_topic(broker, name, calls)
                 answer = JSONResponse({it: at.model_dump(by_alias=True) for it, at in last.items()})
-            elif _ONE_PARTITION.fullmatch(rest) and not _is_end(body):
+            elif _is_about_one(method, rest, body):
                 reason = f"{name} has {record.partitions} partitions: name one of them"
                 answer = _refusal(Refusal(reason=reason, error=IsPartitioned.__name__), 405)
             else:
@@ -288,6 +288,16 @@ async def _body_of(receive: "Callable[[], Awaitable[Message]]") -> bytes:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+def _is_about_one(method: str, rest: str, body: bytes) -> bool:
+    """Whether the request means something in one partition only."""
+    if method == "PUT" and rest.startswith("/subscription/"):
+        # A new subscription; without a message id it begins at the end. Pulsar would use the id in
+        # every partition: its ledger number is another place there, behind unread messages or
+        # beyond the end.
+        return body not in (b"", b"null") and not _is_end(body)
+    return bool(_ONE_PARTITION.fullmatch(rest)) and not _is_end(body)
 
 
 def _is_end(body: bytes) -> bool:

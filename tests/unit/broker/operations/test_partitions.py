@@ -166,6 +166,25 @@ async def test_expire_up_to_a_message_is_for_one_partition() -> None:
 
 
 @pytest.mark.real_loop
+async def test_a_subscription_at_a_message_is_created_in_one_partition_only() -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
+        await admin.put(f"{T}/partitions", json=2)
+        body = {"ledgerId": 0, "entryId": 0, "partitionIndex": 1}
+        refused = await admin.put(f"{T}/subscription/s", json=body)
+        assert refused.status_code == 405
+        assert refused.json()["error"] == "IsPartitioned"
+        assert "name one of them" in refused.json()["reason"]
+        assert (await admin.get(f"{T}/subscriptions")).json() == []
+        # The beginning and the end are places of any partition.
+        for end, name in ((-1, "first"), ((1 << 63) - 1, "last")):
+            whole = {"ledgerId": end, "entryId": end}
+            assert (await admin.put(f"{T}/subscription/{name}", json=whole)).status_code == 204
+        assert (await admin.put(f"{T}/subscription/none")).status_code == 204
+        found = (await admin.get(f"{T}/subscriptions")).json()
+        assert found == ["first", "last", "none"]
+
+
+@pytest.mark.real_loop
 async def test_a_wrong_method_is_refused_also_if_no_partition_is_open() -> None:
     async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         await admin.put(f"{T}/partitions", json=1)

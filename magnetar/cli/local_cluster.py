@@ -32,6 +32,14 @@ def local_cluster(
     restart: Annotated[
         bool, typer.Option("--restart", help="start a process again when it ends")
     ] = False,
+    watchdog: Annotated[
+        bool,
+        typer.Option(
+            "--watchdog",
+            help="kill a server whose /health is silent for 2 s, and start it again; 3 times in"
+            " 10 minutes at most",
+        ),
+    ] = False,
 ) -> None:
     """Run a cluster on this machine: ZooKeepers (Java), bookies, brokers and autorecovery
     processes.
@@ -58,7 +66,9 @@ def local_cluster(
             sys.stdout.flush()
 
     async def run(stop: asyncio.Event) -> None:
-        await run_local_cluster(cluster, stop, restart=restart, on_ready=on_ready)
+        await run_local_cluster(
+            cluster, stop, restart=restart or watchdog, on_ready=on_ready, watchdog=watchdog
+        )
 
     raise typer.Exit(run_process(run))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import pulsar
 import pytest
 from fakes.entries import texts_of
 from fakes.wire import wire_to
@@ -20,7 +21,7 @@ from support import skip_without_zookeeper, wait_until
 
 import magnetar.asyncio as magnetar
 from magnetar import ConsumerType, InitialPosition, MessageId
-from magnetar.local_cluster import LocalCluster
+from magnetar.local_cluster import LocalCluster, run_local_cluster
 from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -211,6 +212,42 @@ async def test_a_continued_owner_confirms_nothing_and_gives_its_topics_up(tmp_pa
         async with magnetar.Client(cluster.pulsar_url) as client:
             # The acknowledged ones are deleted, at once or later.
             assert {b"new"} <= set(await _stored(client, topic)) <= {*numbers, b"new"}
+
+
+@pytest.mark.real_loop(deadline_s=120)
+async def test_under_a_watchdog_apaches_client_goes_on_after_its_broker_was_stopped(
+    tmp_path: Path,
+) -> None:
+    """Its own keep-alive would give the connection up after 30 to 60 s."""
+    skip_without_zookeeper()
+    topic = "persistent://public/default/apache"
+    cluster = LocalCluster(
+        tmp_path / "cluster", zookeepers=1, bookies=3, brokers=2, autorecoveries=0
+    )
+    ready, stop, now = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().time
+    async with asyncio.TaskGroup() as group:
+        group.create_task(
+            run_local_cluster(cluster, stop, restart=True, on_ready=ready.set, watchdog=True)
+        )
+        await ready.wait()
+        apache = await asyncio.to_thread(pulsar.Client, cluster.pulsar_url)
+        try:
+            producer = await asyncio.to_thread(apache.create_producer, topic)
+            await asyncio.to_thread(producer.send, b"before")
+            async with magnetar.Client(cluster.pulsar_url) as client:
+                await client.get_topic_partitions(topic)
+                owner = await owner_of(cluster, client, topic, "pulsar")
+            await asyncio.sleep(2.0)  # the watchdog has had its answers
+            pid, began = owner.pid, now()
+            owner.pause()
+            await asyncio.to_thread(producer.send, b"after")
+            print(f"Apache's client: {now() - began:.2f} s until the next receipt")
+            assert now() - began < 2 * REPLACED_S
+            await wait_until(lambda: owner.pid not in (None, pid), what="the restart")
+            await asyncio.to_thread(owner.wait_ready)
+        finally:
+            await asyncio.to_thread(apache.close)
+            stop.set()
 
 
 async def _said(wire: Any) -> list[tuple[Any, list[str]]]:

@@ -1,0 +1,116 @@
+"""A watchdog: kills a server that stands still, so that it is started again.
+
+    python -m magnetar.watchdog --port HTTP_PORT [--silence 2] -- COMMAND [ARGUMENT...]
+
+It runs COMMAND and asks http://127.0.0.1:HTTP_PORT/health every CHECK_S. When the server has
+answered once and then answers nothing for `--silence` seconds, the watchdog sends it SIGKILL and
+ends with its status; systemd or Docker starts both again, as often as they are told to. SIGTERM and
+SIGINT are passed on. `magnetar local-cluster --watchdog` does the same for all its servers.
+
+Other brokers replace a broker that stands still, and Magnetar's client goes on there. Apache's
+client stays on an open connection until its keep-alive gives up after 30 to 60 s; a process that is
+gone ends its connections at once. An answer other than 200 is an answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CHECK_S: Final = 0.5
+"""Between two checks, and the time limit of one. A check costs the server about 1 ms."""
+
+SILENCE_S: Final = 2.0
+KILLS_MAX: Final = 3
+KILLS_PERIOD_S: Final = 600.0
+"""After KILLS_MAX kills within this time the server is left alone: another start does not help."""
+
+
+class Watchdog:
+    """A machine for one server. `now` is any clock in seconds.
+
+    1. A server is killed only if it has answered since its start, and after that was silent for
+       `silence_s` while the watchdog itself was running.
+    2. There are at most KILLS_MAX kills in KILLS_PERIOD_S.
+    """
+
+    def __init__(self, silence_s: float = SILENCE_S) -> None:
+        self._silence_s = silence_s
+        self._answered_at: float | None = None  # None: it has not answered since its start
+        self._checked_at: float | None = None
+        self._kills: deque[float] = deque(maxlen=KILLS_MAX)
+
+    @property
+    def kills(self) -> int:
+        """The kills that count toward the limit."""
+        return len(self._kills)
+
+    def on_ended(self) -> None:
+        """The server does not run."""
+        self._answered_at = None
+
+    def on_check(self, now: float, *, answers: bool) -> bool:
+        """Note a check. Returns whether to kill the server."""
+        stood_still = self._checked_at is not None and now - self._checked_at > self._silence_s
+        self._checked_at = now
+        if answers or (stood_still and self._answered_at is not None):
+            self._answered_at = now
+            return False
+        if self._answered_at is None or now - self._answered_at < self._silence_s:
+            return False
+        full = len(self._kills) == KILLS_MAX and now - self._kills[0] < KILLS_PERIOD_S
+        self._answered_at = None
+        if full:
+            return False
+        self._kills.append(now)
+        return True
+
+
+def answers(port: int, timeout_s: float = CHECK_S) -> bool:
+    """Whether the server on loopback answers GET /health with anything. Blocks for at most twice
+    `timeout_s`."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            return bool(connection.recv(1))
+    except OSError:
+        return False
+
+
+def run(port: int, silence_s: float, command: Sequence[str]) -> int:
+    """Run the command under the watchdog. Returns its exit status, as a shell does."""
+    process = subprocess.Popen(command)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    watchdog = Watchdog(silence_s)
+    while True:
+        try:
+            status = process.wait(CHECK_S)
+        except subprocess.TimeoutExpired:
+            if watchdog.on_check(time.monotonic(), answers=answers(port)):
+                sys.stderr.write(f"watchdog: /health was silent for {silence_s:g} s; SIGKILL\n")
+                process.kill()
+        else:
+            return 128 - status if status < 0 else status
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m magnetar.watchdog")
+    parser.add_argument("--port", type=int, required=True, help="the server's HTTP port")
+    parser.add_argument("--silence", type=float, default=SILENCE_S, help="seconds without answer")
+    parser.add_argument("command", nargs="+", help="the server")
+    options = parser.parse_args(arguments)
+    return run(options.port, options.silence, options.command)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,115 @@
+"""When a watchdog kills a server, and when it does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from support import wait_for
+
+from magnetar.runtime.ports import free_ports
+from magnetar.watchdog import (
+    CHECK_S,
+    KILLS_MAX,
+    KILLS_PERIOD_S,
+    SILENCE_S,
+    Watchdog,
+    answers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SERVER = """
+import http.server, sys
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503)
+        self.end_headers()
+    def log_message(self, *_): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
+"""
+
+
+def check(watchdog: Watchdog, *, since: float, until: float, answers: bool) -> Iterator[float]:
+    """The times of the kills."""
+    for number in range(int((until - since) / CHECK_S) + 1):
+        now = since + number * CHECK_S
+        if watchdog.on_check(now, answers=answers):
+            yield now
+
+
+def test_a_server_that_falls_silent_is_killed_after_the_limit() -> None:
+    watchdog = Watchdog()
+    assert list(check(watchdog, since=0.0, until=10.0, answers=True)) == []
+    assert list(check(watchdog, since=10.5, until=20.0, answers=False)) == [10.0 + SILENCE_S]
+
+
+def test_a_server_that_has_not_answered_yet_is_left_alone() -> None:
+    """It may replay its log for minutes."""
+    watchdog = Watchdog()
+    assert list(check(watchdog, since=0.0, until=600.0, answers=False)) == []
+
+
+def test_a_restarted_server_gets_its_time_to_start() -> None:
+    watchdog = Watchdog()
+    list(check(watchdog, since=0.0, until=10.0, answers=True))
+    watchdog.on_ended()
+    assert list(check(watchdog, since=10.5, until=60.0, answers=False)) == []
+
+
+def test_a_watchdog_that_stood_still_itself_counts_anew() -> None:
+    watchdog = Watchdog()
+    list(check(watchdog, since=0.0, until=10.0, answers=True))
+    assert list(check(watchdog, since=30.0, until=31.5, answers=False)) == []
+    assert list(check(watchdog, since=32.0, until=40.0, answers=False)) == [30.0 + SILENCE_S]
+
+
+def test_kills_are_bounded() -> None:
+    watchdog, kills = Watchdog(), 0
+    for number in range(20):
+        began = 10.0 * number
+        list(check(watchdog, since=began, until=began + 5.0, answers=True))
+        kills += len(list(check(watchdog, since=began + 5.5, until=began + 9.0, answers=False)))
+    assert kills == KILLS_MAX
+    later = KILLS_PERIOD_S + 1.0
+    list(check(watchdog, since=later, until=later + 5.0, answers=True))
+    assert len(list(check(watchdog, since=later + 5.5, until=later + 9.0, answers=False))) == 1
+
+
+def test_the_wrapper_kills_a_stopped_server_and_ends_with_its_status() -> None:
+    [port] = free_ports(1)
+    server = [sys.executable, "-c", SERVER, str(port)]
+    wrapper = subprocess.Popen(
+        [sys.executable, "-m", "magnetar.watchdog", "--port", str(port), "--", *server],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for(lambda: answers(port))
+        time.sleep(2 * CHECK_S)
+        [child] = Path(f"/proc/{wrapper.pid}/task/{wrapper.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGSTOP)
+        assert wrapper.wait(SILENCE_S + 10.0) == 128 + signal.SIGKILL
+        assert wrapper.stderr is not None
+        assert "silent for 2 s" in wrapper.stderr.read()
+    finally:
+        wrapper.kill()
+        wrapper.communicate()
+
+
+def test_the_wrapper_passes_a_stop_on() -> None:
+    [port] = free_ports(1)
+    server = [sys.executable, "-c", SERVER, str(port)]
+    wrapper = subprocess.Popen(
+        [sys.executable, "-m", "magnetar.watchdog", "--port", str(port), "--", *server]
+    )
+    wait_for(lambda: answers(port))
+    wrapper.terminate()
+    assert wrapper.wait(20.0) == 128 + signal.SIGTERM
+    assert not answers(port)

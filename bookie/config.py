@@ -33,13 +33,13 @@ class BookieConfig(RoleConfig):
     grpc_port: int = Field(3182, ge=0, le=65535, description="all other calls")
     http_port: int = Field(8000, ge=0, le=65535, description="/health and /metrics")
     zone: str = Field("", description="failure domain, such as a rack or a zone")
-    session_timeout_s: float = Field(10.0, gt=0, description="of the metadata session")
+    session_timeout_s: float = Field(10.0, gt=0, description="timeout of the metadata session")
     pending_bytes_max: int = Field(
         PENDING_BYTES_MAX, ge=1 << 20, description="unsynced bytes above which writers wait"
     )
     read_cache_mb: int = Field(READ_CACHE_BYTES >> 20, ge=0, description="MiB of the read cache")
     open_deadline_s: float = Field(
-        OPEN_DEADLINE_S, gt=0, description="for opening the store after an unclean end"
+        OPEN_DEADLINE_S, gt=0, description="time limit to open the store after an unclean end"
     )
     new_incarnation: bool = Field(
         False,
@@ -50,16 +50,19 @@ class BookieConfig(RoleConfig):
         DiskLimits().full,
         gt=0,
         le=1,
-        description="used share of the disk that ends ordinary adds",
+        description="used share of the disk at which ordinary adds are refused",
     )
     disk_warn: float = Field(
-        DiskLimits().warn, gt=0, le=1, description="used share of the disk above which it warns"
+        DiskLimits().warn,
+        gt=0,
+        le=1,
+        description="used share of the disk above which the bookie warns",
     )
     disk_resume: float = Field(
         DiskLimits().resume,
         gt=0,
         le=1,
-        description="used share that allows adds again",
+        description="used share of the disk below which adds are allowed again",
     )
     disk_reserve_bytes: int = Field(
         DiskLimits().reserve_bytes,
@@ -67,10 +70,10 @@ class BookieConfig(RoleConfig):
         description="reserved for fences, deletions and starts on a full disk; 1 % of it at most",
     )
     collect_interval_s: float = Field(
-        CollectorConfig().interval_s, gt=0, description="between searches for deleted ledgers"
+        CollectorConfig().interval_s, gt=0, description="time between searches for deleted ledgers"
     )
     collect_grace_s: float = Field(
-        CollectorConfig().grace_s, ge=0, description="before a replaced copy is deleted"
+        CollectorConfig().grace_s, ge=0, description="time before a replaced copy is deleted"
     )
     tombstones_kept_s: float = Field(
         CollectorConfig().tombstones_kept_s,
@@ -80,7 +83,9 @@ class BookieConfig(RoleConfig):
     scrub_bytes_per_s: float = Field(
         ScrubConfig().bytes_per_s, gt=0, description="read rate of the search for damage"
     )
-    stop_grace_s: float = Field(STOP_GRACE_S, ge=0, description="for requests under way at a stop")
+    stop_grace_s: float = Field(
+        STOP_GRACE_S, ge=0, description="at a stop, time limit for requests under way"
+    )
 
     @field_validator("id")
     @classmethod

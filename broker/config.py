@@ -20,7 +20,9 @@ class BrokerConfig(BrokerSettings):
     zone: str = Field(
         default="", description="location of this broker; it reads replicas there first"
     )
-    session_timeout_s: float = Field(default=10.0, gt=0, description="of the metadata session")
+    session_timeout_s: float = Field(
+        default=10.0, gt=0, description="timeout of the metadata session"
+    )
     broker_silence_in_seconds: float = Field(
         default=2.0,
         ge=0,

@@ -94,25 +94,30 @@ class PolicySettings(RoleConfig):
         default=True, description="producers and consumers create the topics that they name"
     )
     allow_auto_topic_creation_type: Literal["non-partitioned", "partitioned"] = Field(
-        default="non-partitioned", description="what they create"
+        default="non-partitioned", description="the type of an automatically created topic"
     )
     default_num_partitions: int = Field(
-        default=1, ge=1, le=10_000, description="of a partitioned topic that they create"
+        default=1,
+        ge=1,
+        le=10_000,
+        description="partitions of an automatically created partitioned topic",
     )
     allow_auto_subscription_creation: bool = Field(
         default=True, description="consumers create the subscriptions that they name"
     )
     subscription_types_enabled: frozenset[SubscriptionType] = Field(
-        default=frozenset(SubscriptionType), min_length=1, description="the allowed ones"
+        default=frozenset(SubscriptionType),
+        min_length=1,
+        description="the allowed subscription types",
     )
     broker_delete_inactive_topics_enabled: bool = Field(
         default=False, description="delete topics that are not used"
     )
     broker_delete_inactive_topics_mode: InactiveMode = Field(
-        default=InactiveMode.NO_SUBSCRIPTIONS, description="which topics are not used"
+        default=InactiveMode.NO_SUBSCRIPTIONS, description="which topics count as unused"
     )
     broker_delete_inactive_topics_max_inactive_duration_in_seconds: int = Field(
-        default=60, ge=1, le=_INT32_MAX, description="for how long they are not used"
+        default=60, ge=1, le=_INT32_MAX, description="time after which an unused topic is deleted"
     )
 
     schema_compatibility_strategy: SchemaCompatibility = Field(
@@ -191,13 +196,13 @@ class PolicySettings(RoleConfig):
         default=0,
         ge=0,
         le=_INT32_MAX,
-        description="subscriptions per period of one consumer; 0: no limit",
+        description="subscribe requests of one consumer in a period; 0: no limit",
     )
     subscribe_rate_period_per_consumer_in_second: int = Field(
         default=30,
         ge=1,
         le=86_400,
-        description="period of the limit of subscriptions of one consumer",
+        description="the period of `subscribe_throttling_rate_per_consumer`",
     )
 
     @model_validator(mode="after")

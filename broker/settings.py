@@ -23,12 +23,12 @@ class BrokerSettings(PolicySettings):
     # ---- ports ----
     host: str = Field(default="127.0.0.1", description="address to listen on")
     advertised_host: str = Field(default="", description="address that clients use; empty: host")
-    grpc_port: int = Field(default=6660, ge=0, le=65535, description="for Magnetar's clients")
+    grpc_port: int = Field(default=6660, ge=0, le=65535, description="port for Magnetar's clients")
     pulsar_port: int = Field(
-        default=6650, ge=0, le=65535, description="for Apache Pulsar's clients"
+        default=6650, ge=0, le=65535, description="port for Apache Pulsar's clients"
     )
     http_port: int = Field(
-        default=8080, ge=0, le=65535, description="/health, /metrics, admin calls"
+        default=8080, ge=0, le=65535, description="port for /health, /metrics and the admin API"
     )
 
     # ---- memory ----
@@ -38,7 +38,7 @@ class BrokerSettings(PolicySettings):
     max_message_publish_buffer_size_in_mb: int = Field(
         default=256,
         ge=1,
-        description="bytes held for producers of all topics; connections stop reading at this",
+        description="bytes held for all producers; at the limit the broker stops reading from them",
     )
 
     broker_publisher_throttling_max_message_rate: int = Field(
@@ -109,10 +109,13 @@ class BrokerSettings(PolicySettings):
         default=True, description="serve topics whose messages are not stored"
     )
     max_concurrent_non_persistent_message_per_connection: int = Field(
-        default=1_000, ge=1, le=1_000_000, description="more of them are dropped"
+        default=1_000,
+        ge=1,
+        le=1_000_000,
+        description="unanswered messages of one connection; further messages are dropped",
     )
     max_num_partitions_per_partitioned_topic: int = Field(
-        default=0, ge=0, le=10_000, description="partitions of a topic; 0: 10,000"
+        default=0, ge=0, le=10_000, description="the most partitions of a topic; 0: 10,000"
     )
     default_number_of_namespace_bundles: int = Field(
         default=BUNDLES_DEFAULT,
@@ -126,7 +129,7 @@ class BrokerSettings(PolicySettings):
         default=LIFE_DEFAULTS.loads_max, ge=1, description="topics loaded at once; others wait"
     )
     topic_load_timeout_seconds: float = Field(
-        default=LIFE_DEFAULTS.load_timeout_s, gt=0, description="for loading one topic"
+        default=LIFE_DEFAULTS.load_timeout_s, gt=0, description="time limit to load one topic"
     )
     idle_topic_unload_seconds: float = Field(
         default=LIFE_DEFAULTS.idle_unload_s,

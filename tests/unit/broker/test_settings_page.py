@@ -1,4 +1,4 @@
-"""The page of the settings has every setting, and no wrong default."""
+"""The page of the settings has every setting, with its default and its description."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ def _compare(title: str, fields: Mapping[str, FieldInfo]) -> None:
     section = re.split(r"^##? ", PAGE.read_text().partition(f"# {title}\n")[2], flags=re.MULTILINE)[
         0
     ]
-    rows = {name: default for name, default, _ in ROW.findall(section)}
+    rows = {name: (default, text) for name, default, text in ROW.findall(section)}
     assert rows.keys() == fields.keys()
-    for name, shown in rows.items():
+    for name, (shown, text) in rows.items():
         field = fields[name]
         assert shown == _default(field.is_required(), field.get_default()), name
+        assert text.rpartition(" | ")[2] == field.description, name
 
 
 def _default(required: bool, value: object) -> str:

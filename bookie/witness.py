@@ -4,8 +4,8 @@ Each broker sends a beat every BEAT_S to every bookie. A broker that stands stil
 hears, cannot append: other brokers ask the bookies about an owner that does not answer them
 (broker/ownership/liveness.py).
 
-A bookie may stand still or be cut off itself. If it has heard no broker at all for DEAF_S, it does
-not testify about the time before. It knows nothing about a broker that it never heard.
+A bookie may stand still or be cut off itself. If it has heard no broker at all for DEAF_S, its
+answer says nothing about the time before. It knows nothing about a broker that it never heard.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A payload is encrypted with AES-GCM under a random data key, after compression; a batch as a whole,
 a large message chunk by chunk. The data key travels in the entry's metadata, wrapped with each
-public key by RSA-OAEP (SHA-1), beside the initialization vector. The tag is the payload's end.
+public key by RSA-OAEP (SHA-1), beside the initialization vector. The payload ends with the tag.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from magnetar.protos.message import ReceivedEntry
 
 TAG_BYTES: Final = 16
-"""By so many bytes an encrypted payload is larger."""
+"""An encrypted payload is larger than the plain one by this."""
 
 DATA_KEY_S: Final = 4 * 3600.0
 """How long a producer uses a data key. Apache's interval; far below AES-GCM's limit of messages."""
 
 DATA_KEYS_MAX: Final = 1000
-"""Data keys that a consumer remembers. Beyond it, the key that was used longest ago is unwrapped
-again when it is needed."""
+"""Data keys that a consumer remembers. Beyond it, the consumer forgets the key that was used
+longest ago, and unwraps it again when it needs it."""
 
 _EXPECTED: Final = "expected an RSA key: Apache's Python and C++ clients read no other"
 _DATA_KEY_BYTES = 32
@@ -50,7 +50,7 @@ _IV_BYTES = 12
 
 
 class PayloadSealer:
-    """Encrypts the payloads of one producer. A data key is made when the first one comes."""
+    """Encrypts the payloads of one producer. It makes a data key for the first one."""
 
     def __init__(
         self,

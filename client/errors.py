@@ -149,6 +149,13 @@ class CryptoError(PulsarException):
     definite = True
 
 
+class ErrorGettingAuthenticationData(PulsarException):
+    """The client could not get the credentials for the broker."""
+
+    result = Result.ErrorGettingAuthenticationData
+    definite = True
+
+
 class OperationNotSupported(PulsarException):
     """The call is not possible on this object or from this thread."""
 
@@ -428,13 +435,6 @@ class ProducerNotInitialized(PulsarException):
     """Apache's producer was not created by a client. Here, only clients create producers."""
 
     result = Result.ProducerNotInitialized
-    definite = True
-
-
-class ErrorGettingAuthenticationData(PulsarException):
-    """An authentication plugin returned no credentials."""
-
-    result = Result.ErrorGettingAuthenticationData
     definite = True
 
 

@@ -67,7 +67,7 @@ class LocalProcess:
     variables: Mapping[str, str] = field(default_factory=dict)  # added to the environment
     ready_s: float = READY_S
     stop_s: float = STOP_S
-    tied: bool = False  # the kernel kills it when the thread ends that called `launch`
+    tied: bool = False  # the kernel kills it when the thread that called `launch` ends
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
@@ -100,7 +100,7 @@ class LocalProcess:
                 stderr=log,
                 cwd=self.directory,
                 env={**_environment(), **self.variables},
-                start_new_session=True,  # a Ctrl-C in the terminal is for the launcher to handle
+                start_new_session=True,  # Ctrl-C in the terminal reaches the launcher only
             )
 
     def wait_ready(self) -> None:
@@ -148,7 +148,7 @@ class LocalProcess:
         self.signal(signal.SIGCONT)
 
     def terminate(self) -> None:
-        """SIGTERM, without waiting. A paused process is resumed, or it would not handle it."""
+        """SIGTERM, without waiting. Resumes a paused process first, so that it handles SIGTERM."""
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
 

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 IN_PROCESS: Final = BookieAddress(data="in-process:1", grpc="in-process:1")
 NAME: Final = "standalone"  # of the broker, the bookie and the claim file
 
-# The process ends this soon after the metadata store failed. A probe costs one hop to a thread.
+# The process ends within this time after the metadata store failed. A probe costs one hop to a
+# thread.
 PROBE_S: Final = 1.0
 
 # In the file names of a traceback: the bookie's code, and the part of it that the broker runs.

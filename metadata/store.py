@@ -78,8 +78,8 @@ class MetadataStore(Protocol):
         """Names (not paths), sorted; [] when the node does not exist."""
 
     async def create_ephemeral(self, path: str, value: bytes) -> int:
-        """A node bound to the present session; missing parents are made, persistent. Returns the
-        version, 0. Raises NodeExists, ValueTooLarge."""
+        """A node bound to the present session; missing parents are created as persistent nodes.
+        Returns the version, 0. Raises NodeExists, ValueTooLarge."""
 
     async def create_sequential(self, path_prefix: str, value: bytes, *, ephemeral: bool) -> str:
         """Create `path_prefix` + a number of ten digits that only grows within the parent, for as
@@ -128,16 +128,17 @@ async def update(
     there, or KEEP when nothing needs doing (any more), or DELETE. It is asked anew after each lost
     race and each lost reply, so it must recognise its own work; it may raise to give up. It must
     not await, and a value that it read may be stale when it answers KEEP: call `store.sync(path)`
-    before when the decision must be fresh. That there is nothing to DELETE is looked at twice.
+    before when the decision must be fresh. Before it accepts that there is nothing to DELETE,
+    `update` reads again after a sync.
 
     `known` is what the caller believes to be stored: the first attempt changes it without a read.
-    Whether nothing needs doing is decided by a read only.
+    If `change` then does not answer with a value, `update` reads and asks again.
 
     `deadline` is in loop time. When it passes: OutcomeUnknown if a change may have been applied,
     else Unavailable. Contended after UPDATE_ATTEMPTS_MAX lost races.
     """
     pending = False  # a change of ours may have been applied, and nothing was read since
-    absent = False  # there was nothing to delete, maybe only where it was read
+    absent = False  # there was nothing to delete; that read may have been stale
     lost_races = 0
     trouble = "the deadline passed"
     try:

@@ -1,8 +1,8 @@
 """Runs of SEND_RECEIPTs, written and read by hand: a broker sends one for every entry.
 
-The receipts of a producer differ in the lowest seven bits of two numbers, the sequence id and the
-entry id; all around them stays the same for tens of receipts, and is made, or compared, as three
-pieces of bytes:
+Consecutive receipts of a producer differ only in the lowest seven bits of the sequence id and of
+the entry id. The bytes around them stay the same for tens of receipts. They are encoded, or
+compared, as three pieces:
 
     around[0] | low byte of the sequence id | around[1] | low byte of the entry id | around[2]
 """

@@ -1,8 +1,8 @@
 """Presence: a broker tells every listed bookie that it is there, and asks them about other brokers.
 
-A broker beats each BEAT_S on a connection of its own to each bookie. A beat that is not answered
-within ANSWER_S ends the connection, and the broker makes a new one: after a partition, TCP would
-wait much longer before it tries again.
+A broker sends a beat every BEAT_S to each bookie, on a connection of its own. A beat without an
+answer within ANSWER_S ends the connection, and the broker makes a new one: after a partition, TCP
+would wait much longer before it tries again.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ ANSWER_S: Final = 2.0
 long."""
 
 ASK_S: Final = 0.25
-"""For a bookie's answer about another broker, including a new connection. Without an answer the
-bookie does not count: a lookup waits for this."""
+"""For a bookie's answer about another broker, including a new connection. A lookup waits for
+the answers, so the time is short. A bookie that answers later does not count."""
 
 RETRY_S_FIRST: Final = 0.1
 RETRY_S_MAX: Final = 1.0
 
 
 class Presence:
-    """`run` must be running, or this broker is not heard. It stops being heard when its event loop
-    stands still."""
+    """While `run` runs, the bookies hear this broker, unless its event loop stands still."""
 
     def __init__(
         self,
@@ -92,7 +91,11 @@ class Presence:
             async with asyncio.timeout(ASK_S):
                 return await self._peers.peer(member).last_heard(broker, incarnation)
         except (BookieUnavailable, StreamClosed, TimeoutError) as error:
-            log.info("bookie does not testify", bookie=member.bookie, error=repr(error))
+            log.info(
+                "bookie did not say when it heard the broker",
+                bookie=member.bookie,
+                error=repr(error),
+            )
             return None
 
     async def _attend(self, member: Member) -> None:
@@ -114,7 +117,7 @@ class Presence:
                 peer = self._peers.peer(member)
                 return await peer.open_presence(self._broker, self._incarnation)
         except (BookieUnavailable, StreamClosed, FrameDamaged, TimeoutError) as error:
-            log.info("bookie does not hear this broker", bookie=member.bookie, error=repr(error))
+            log.info("presence connection not opened", bookie=member.bookie, error=repr(error))
             return None
 
     async def _beat(self, stream: FrameStream, member: Member) -> None:
@@ -125,6 +128,6 @@ class Presence:
                     await stream.send([BEAT])
                     check_beat(await stream.receive())
         except (StreamClosed, FrameDamaged, TimeoutError) as error:
-            log.info("presence lost", bookie=member.bookie, error=repr(error))
+            log.info("presence connection lost", bookie=member.bookie, error=repr(error))
         finally:
             await stream.close()

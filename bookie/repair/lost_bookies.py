@@ -5,7 +5,7 @@ When more than a few bookies are missing at once, the network or the metadata st
 cause, and copying everything would add load. So no bookie is declared lost until enough return, or
 until an operator decommissions the missing ones. After that the delay starts again for the bookies
 that are still missing, because they may be about to return as well. A former incarnation gets no
-delay: its entries are either gone or can be read in any case.
+delay: either its disk is lost, or the bookie serves the entries of its damaged store.
 
 Invariants (see `check`):
 

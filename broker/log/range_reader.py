@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from magnetar.broker.log.ledgers import Appender, LedgerStore, ReadEntry, Reader
 
 READERS_MAX: Final = 16
-"""Closed ledgers of one log whose metadata is kept at hand; more subscriptions than that reading in
-different old ledgers pay a metadata read each time they go on."""
+"""Closed ledgers of one log whose metadata is kept in memory. If more subscriptions read different
+old ledgers, a read of a ledger that is not kept reads its metadata first."""
 
 
 class LogReader:

@@ -1,12 +1,12 @@
 """Whether a broker that owns a bundle is gone, although it is registered.
 
-Its port is asked first, with a PING, which a broker answers before a CONNECT. There are three
-outcomes. The port answers: the broker lives. The port refuses several connections in a row: no
-process listens there, and the registration only waits for its session to expire. The port is
-silent: the process may be stopped, or it is cut off from this broker. Then the bookies decide,
-which hear a beat of every broker each BEAT_S (bookie/witness.py):
+This broker first sends a PING to the owner's port. A broker answers it without a CONNECT. There are
+three outcomes. The port answers: the broker lives. The port refuses several connections in a row:
+no process listens there, and the registration only waits for its session to expire. The port is
+silent: the process may be stopped, or it is cut off from this broker. Then the bookies decide. They
+hear a beat of every broker every BEAT_S (bookie/witness.py):
 
-- One of them has heard it just now: it lives. This broker alone is cut off from it.
+- One of them has heard the owner just now: the owner lives. Only this broker is cut off from it.
 - Most of the registered bookies answer, and none has heard it for `silence_s`: it is gone. It can
   neither append nor acknowledge, whatever the reason.
 - Most of them answer, and the silence is shorter: ask again, for `silence_s` at most.

@@ -40,14 +40,14 @@ _LATEST_FOR_CONSUMERS: Final = frozenset(
 
 
 def to_compare(versions: Sequence[T], strategy: SchemaCompatibility) -> Sequence[T]:
-    """Which of the versions, oldest first, a new one is compared with."""
+    """The versions that a new one is compared with. `versions`: oldest first."""
     if strategy is _Strategy.ALWAYS_COMPATIBLE:
         return ()
     return versions if strategy in TRANSITIVE else versions[-1:]
 
 
 def for_consumer(strategy: SchemaCompatibility) -> SchemaCompatibility:
-    """The strategy by which a consumer's schema is checked: it must read what is there."""
+    """The strategy for a consumer's schema: it must be able to read the stored messages."""
     return _Strategy.BACKWARD if strategy in _LATEST_FOR_CONSUMERS else strategy
 
 
@@ -69,7 +69,7 @@ def require_compatible(new: Schema, earlier: Schema, strategy: SchemaCompatibili
         if strategy in _READ_BY_EARLIER and (problem := reads(earlier, new)):
             raise IncompatibleSchema(f"the earlier schema cannot read new messages: {problem}")
     except (avro.NotAvro, protobuf.NotProtobuf, key_value.NotKeyValue) as error:
-        # The new schema was parsed before: the stored one does not keep the rules of today.
+        # The new schema was parsed before. So the stored one breaks a rule that is newer than it.
         raise IncompatibleSchema(f"the earlier schema is not valid: {error}") from None
 
 

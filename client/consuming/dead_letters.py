@@ -4,7 +4,8 @@ Theory of operation. The broker counts the redeliveries of an entry. A delivery 
 `max_redeliver_count` is the last one that the program sees: its messages become candidates. If the
 program asks for a redelivery, or its time limit passes, the messages are published on the
 dead-letter topic, and only then acknowledged. A crash in between leads to a duplicate there, never
-to a loss. A delivery with a higher count (the last one ended with its consumer) is moved at once.
+to a loss. A delivery with a higher count is moved at once: the consumer of the
+last delivery disconnected before it acknowledged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The client's part of key-ordered negative acknowledgements (Key_Shared).
 
-Theory of operation. The broker withholds the later messages of a negatively acknowledged key. What
-it sent before it knew must not reach the application either: the client returns the messages in its
-queue at once, and *guards* the key until the broker's answer. Deliveries and the answer share one
-order, so messages that arrive after the answer were sent with the knowledge of it.
+Theory of operation. The broker withholds the later messages of a negatively acknowledged key. Those
+that it sent before must not reach the application either: the client returns the ones in its queue
+at once, and *guards* the key until the broker answers. Deliveries and the answer arrive in the
+order in which the broker sent them, so the broker already withholds messages when it sends what
+follows.
 """
 
 from __future__ import annotations

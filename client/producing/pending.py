@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class PendingEntry:
-    """One entry without a receipt. It is not changed, except that it is sent, and that a report
+    """One entry without a receipt. Only sending it and reporting its outcome change it; the report
     empties it."""
 
     sequence_id: int  # of its first message
@@ -99,8 +99,8 @@ class PendingEntries:
         return list(self._entries)
 
     def on_stored(self, last_sequence_id: int) -> list[PendingEntry]:
-        """Remove and return the entries at the head that the broker holds already: it said so when
-        the producer attached again. Called while detached."""
+        """Remove and return the entries at the head that the broker has stored, as its answer to
+        the new attachment says. Called while detached."""
         assert not self._attached
         stored: list[PendingEntry] = []
         while self._entries and self._entries[0].highest_sequence_id <= last_sequence_id:

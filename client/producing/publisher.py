@@ -218,7 +218,8 @@ class Publisher:
             raise refused
 
     async def schema_version_of(self, schema: pb.Schema) -> bytes:
-        """Return the version of a schema on the topic; a schema that it does not have becomes one.
+        """Return the version of a schema on the topic. The broker adds a schema that it does not
+        have.
 
         Raises IncompatibleSchema and the other refusals of the broker, and Timeout.
         """
@@ -403,7 +404,7 @@ class Publisher:
         self._attachment.lost(error, assigned_url)
 
     def on_moved(self) -> None:
-        """The client moves to another cluster. Its sequence ids and epochs are others."""
+        """The client moves to another cluster, which has its own sequence ids and epochs."""
         self._moved = True
         self._topic_epoch = None
 
@@ -589,10 +590,12 @@ class Publisher:
         return Timeout(f"{text}: the broker does not answer{last}", topic=self.topic, broker=broker)
 
     def _bound_emptied(self) -> None:
-        """Limit the entries that timed out and still wait to be sent: each time-out makes room for
-        more. The client ends the session of a broker that does not read, and begins it anew. A
-        broker that reads and does not answer costs no memory and keeps its session: to send again
-        there would be to store twice."""
+        """Limit the entries that timed out without a receipt: each time-out makes room for new
+        ones.
+
+        If the broker does not read, the client ends the connection and makes a new one. If the
+        broker reads and owes more than EMPTIED_ENTRIES_MAX receipts, the producer attaches again.
+        With fewer it waits: after a new attachment, the entries sent again may be stored twice."""
         if self._connection is None:
             return
         unread = self._connection.unsent_bytes
@@ -646,9 +649,9 @@ class Publisher:
                 timer.cancel()
 
     def _fail_pending(self, error: PulsarException) -> None:
-        """Fail what waits to be sent. The producer stays usable.
+        """Fail the pending entries. The producer stays usable.
 
-        What was sent on an earlier connection may be stored: its outcome is unknown.
+        An entry that was sent on an earlier connection may be stored: its outcome is unknown.
         """
         unknown = Interrupted(f"no receipt arrived before: {error.reason}", topic=self.topic)
         for entry in self._pending.abandon():
@@ -693,7 +696,7 @@ class Publisher:
             self._topic_epoch = answer.topic_epoch
         nowhere = -1
         stored = self._pending.on_stored(answer.last_sequence_id)
-        if self._moved:  # the numbers of this cluster say nothing about what went to the other
+        if self._moved:  # sequence ids of this cluster do not count entries sent to the other
             self._moved = False
             self._next_sequence_id = max(self._next_sequence_id, answer.last_sequence_id + 1)
             reason = "the cluster that the client moved to has stored higher sequence ids"

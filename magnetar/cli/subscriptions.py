@@ -1,4 +1,4 @@
-"""`magnetar subscriptions`: list, create, delete, move and shorten the subscriptions of a topic."""
+"""`magnetar subscriptions`: list, create, delete, skip, expire, reset and explain."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w":
 
 def add_to(app: typer.Typer) -> None:
     subscriptions = App(
-        help="List, create, delete, move, shorten and explain the subscriptions of a topic.",
+        help="List, create, delete, skip, expire, reset and explain the subscriptions of a topic.",
         no_args_is_help=True,
     )
     subscriptions.callback()(lambda: None)
@@ -182,7 +182,7 @@ def parse_age(text: str) -> int:
 
 
 def parse_message_id(text: str) -> dict[str, int] | None:
-    """For the body of a request. None: it is none."""
+    """A message id for the body of a request. None: `text` is not a message id."""
     if text in ("earliest", "latest"):
         return EARLIEST if text == "earliest" else LATEST
     found = _MESSAGE_ID.fullmatch(text)
@@ -211,5 +211,5 @@ def parse_target(text: str, *, now: datetime) -> int | dict[str, int]:
             param_hint="--to",
         ) from None
     if time.tzinfo is None:
-        time = time.astimezone()  # as the clock on the wall says
+        time = time.astimezone()  # without a zone: local time
     return max(int(time.timestamp() * 1000), 0)

@@ -41,7 +41,7 @@ class IdentitySerDe(SerDe):
         raise TypeError(f"IdentitySerDe cannot serialize {type(input).__name__}")
 
     def deserialize(self, input_bytes: bytes) -> Any:
-        """Return the first of int, float, complex and str that the bytes are; else the bytes."""
+        """Parse the bytes as int, float, complex or str, in this order; else return the bytes."""
         for kind in _KINDS:
             try:
                 return kind(input_bytes.decode())

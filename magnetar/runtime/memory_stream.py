@@ -138,8 +138,8 @@ async def serve_memory_stream(
 ) -> None:
     """Run a server's `handler` on its end of a pair. The stream ends as it does over a network.
 
-    The handler's return closes the stream, and an error breaks it with the error's text. A bug is
-    raised.
+    The handler's return closes the stream. An operating error breaks it with the error's text, any
+    other error with "internal error". A bug is raised as well.
     """
     try:
         await handler(stream)

@@ -24,7 +24,7 @@ _steps = count(os.getpid() * 7_919)  # processes that start together search far 
 
 
 def free_ports(number: int, *, among: range = _PORTS, steps: Iterator[int] = _steps) -> list[int]:
-    """That many free ports on loopback, searched `among` these in the order of `steps`. Raises
+    """`number` free ports on loopback, searched in `among` in the order of `steps`. Raises
     NoFreePort."""
     found: list[int] = []
     for _ in among:

@@ -204,8 +204,10 @@ class Broker:
         self._random = random
         self._backoff = Backoff(0.1, 5.0, random)
         self._brokers = BrokerDirectory(store)
-        liveness = Liveness(witnesses, silence_s=silence_s)
-        self._owners = Owners(store, self._brokers, me, liveness=liveness, on_lost=self._unload)
+        self.liveness = Liveness(witnesses, silence_s=silence_s)
+        self._owners = Owners(
+            store, self._brokers, me, liveness=self.liveness, on_lost=self._unload
+        )
         self.standstill = Standstill(self._owners.verify)
         self._deletions = TopicDeletions(store, ledgers, clock)
         self._loads = TopicLoads(loads_max=life.loads_max, timeout_s=life.load_timeout_s)

@@ -252,6 +252,19 @@ class BrokerProcess:
             lambda: endpoint.failures,
         )
 
+        counter(
+            self._registry,
+            "magnetar_silent_brokers_total",
+            "How often this broker found a registered broker to be silent, and its bundles free.",
+            lambda: broker.liveness.found_silent,
+        )
+        counter(
+            self._registry,
+            "magnetar_standstills_total",
+            "How often this broker's event loop stood still for a second or longer.",
+            lambda: broker.standstill.count,
+        )
+
         async def serve_pulsar(stream: PulsarTcpStream) -> None:
             await Connection(
                 stream, endpoint, Transport.PULSAR, on_connected=stream.on_connected

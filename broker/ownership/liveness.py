@@ -110,6 +110,7 @@ class Liveness:
     ) -> None:
         """`silence_s` 0: a silent broker counts as alive until its registration expires.
         `look_at_port`: gives what a port does and for how long that is good; None: over TCP."""
+        self.found_silent = 0  # so far: how often a registered broker was found to be gone
         self._witnesses = witnesses
         self._silence_s = silence_s
         self._ports = _Shared(look_at_port or _look_at_port)
@@ -140,6 +141,7 @@ class Liveness:
             answers = await self._witnesses.ask(broker.broker, broker.incarnation)
             finding, silent_s = judge(answers, self._silence_s)
             if finding is Finding.SILENT:
+                self.found_silent += 1
                 log.warning(
                     "a broker is silent",
                     broker=broker.broker,

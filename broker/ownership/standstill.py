@@ -40,6 +40,7 @@ class Standstill:
         """`verify` returns when the topics of lost bundles are closed; it may raise
         MetadataError."""
         self.sure = True  # whether the broker may talk to clients
+        self.count = 0  # standstills so far
         self._verify = verify
         self._timer: asyncio.TimerHandle | None = None  # None: `run` is not running
         self._still_s = 0.0
@@ -75,6 +76,7 @@ class Standstill:
         if self._timer is not None and loop.time() - self._timer.when() > STILL_S:
             self._still_s = loop.time() - self._timer.when() + TICK_S
             self.sure = False
+            self.count += 1
             self._verified.clear()
             self._doubtful.set()
         self._timer = loop.call_later(TICK_S, self._tick)

@@ -26,7 +26,7 @@ from magnetar.bookie.ledger.errors import BookieUnavailable
 from magnetar.bookie.ledger.peer import BookiePeer
 from magnetar.bookie.local import LocalBookiePeer
 from magnetar.metadata.model import BookieId, Member
-from magnetar.protos.envelope import BookieCode, ReadAnswer, decode_read_answers
+from magnetar.protos.envelope import BEAT, BookieCode, ReadAnswer, decode_read_answers
 from magnetar.runtime.errors import StreamClosed
 
 pytestmark = pytest.mark.real_loop
@@ -227,3 +227,16 @@ async def test_its_streams_end_with_it(opened: Open) -> None:
             await peer.close()
         with pytest.raises(StreamClosed):
             await stream.receive()
+
+
+async def test_each_beat_of_a_presence_is_answered(opened: Open) -> None:
+    async with opened() as peer:
+        stream = await peer.open_presence("broker", OTHER)
+        for _ in range(3):
+            await stream.send([BEAT])
+            assert await stream.receive() == BEAT
+
+
+async def test_a_broker_that_never_beat_is_unknown(opened: Open) -> None:
+    async with opened() as peer:
+        assert await peer.last_heard("broker", OTHER) is None

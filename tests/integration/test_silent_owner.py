@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import httpx
 import pulsar
 import pytest
 from fakes.entries import texts_of
@@ -192,6 +193,8 @@ async def test_a_continued_owner_confirms_nothing_and_gives_its_topics_up(tmp_pa
                 await wire.send(ack)
                 owner.resume()
                 said = await _said(wire)
+        assert await _metric(owner, "magnetar_standstills_total") >= 1
+        assert await _metric(other, "magnetar_silent_brokers_total") >= 1
         kinds = [type(body).__name__ for body, _ in said]
         print(kinds)
         assert "CommandSendReceipt" not in kinds
@@ -263,6 +266,14 @@ async def _said(wire: Any) -> list[tuple[Any, list[str]]]:
             return said
         closes += isinstance(command.body, pb.CommandCloseProducer | pb.CommandCloseConsumer)
         said.append((command.body, [] if command.entry is None else texts_of(command.entry)))
+
+
+async def _metric(broker: LocalProcess, name: str) -> float:
+    url = f"http://127.0.0.1:{broker.ports['http']}/metrics"
+    text = (await asyncio.to_thread(httpx.get, url)).text
+    return next(
+        float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name} ")
+    )
 
 
 async def _stored(client: Client, topic: str) -> list[bytes]:

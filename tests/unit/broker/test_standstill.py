@@ -77,6 +77,7 @@ async def test_a_broker_that_stood_still_is_not_sure_until_it_has_verified(
         records.readable.set()
         await standstill.wait_sure()
         assert records.asked == 1
+        assert standstill.count == 1
 
 
 async def test_a_short_standstill_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

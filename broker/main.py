@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
+    from prometheus_client.registry import Collector
+
     from magnetar.bookie.ledger.config import LedgerConfig
     from magnetar.bookie.ledger.peer import OpenPeer
     from magnetar.broker.config import BrokerConfig
@@ -163,6 +165,7 @@ class BrokerProcess:
         self._random = random
         self._incarnation = f"{random.getrandbits(128):032x}"
         self._registry = registry
+        self._readings: list[Callable[[], Awaitable[Collector]]] = []  # of all topics, in slices
         self._role = role
         self._registered = asyncio.Event()  # while the lease is held
         self._stopping = False
@@ -273,15 +276,14 @@ class BrokerProcess:
         pulsar = PulsarServer(
             serve_pulsar, frame_bytes_max=frame_bytes_max(self._config.max_message_size)
         )
-        self._registry.register(
-            BrokerMetrics(
-                broker,
-                cluster=self._config.cluster_name,
-                topic_level=self._config.expose_topic_level_metrics_in_prometheus,
-                connections=lambda: pulsar.connection_count + service.session_count,
-                now=asyncio.get_running_loop().time,
-            )
+        metrics = BrokerMetrics(
+            broker,
+            cluster=self._config.cluster_name,
+            topic_level=self._config.expose_topic_level_metrics_in_prometheus,
+            connections=lambda: pulsar.connection_count + service.session_count,
+            now=asyncio.get_running_loop().time,
         )
+        self._readings.append(metrics.read)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(broker.run(stop))
             await broker.started.wait()
@@ -488,7 +490,7 @@ class BrokerProcess:
 
             return admin_app(broker, self._config.shown)
 
-        return BaseApp(lambda: self._health(broker), self._registry, make_rest)
+        return BaseApp(lambda: self._health(broker), self._registry, make_rest, self._readings)
 
     def _health(self, broker: Broker) -> Health:
         """Clients and brokers find this broker only while its lease is held. Without a connection

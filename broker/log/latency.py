@@ -21,6 +21,11 @@ class LatencyHistogram:
         self.counts = [0] * (len(BOUNDS_MS) + 1)  # the last one has no upper bound
         self.sum_ms = 0
 
+    def copy(self) -> LatencyHistogram:
+        found = LatencyHistogram()
+        found.counts, found.sum_ms = self.counts.copy(), self.sum_ms
+        return found
+
     def observe(self, waited_ms: int) -> None:
         """A run has waited this long. The wall clock may have gone back: that counts as 0."""
         waited_ms = max(waited_ms, 0)

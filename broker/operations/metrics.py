@@ -1,9 +1,10 @@
 """Metrics of a broker under Pulsar's names, read from its topics at each scrape.
 
 Topics count what flows through them in any case; nothing is counted for these metrics but the
-publish latency. A scrape is one step on the event loop, so the number of series is bounded. A topic
-whose series do not fit beside those of topics that were opened before it has none of its own; the
-metrics of the whole broker include it.
+publish latency. The topics are read in slices, between which the loop does other work; so the
+figures of two topics may be some milliseconds apart. The metrics are made from the figures in a
+thread. A topic whose series do not fit beside those of topics that were opened before it has none
+of its own; the metrics of the whole broker include it.
 
 Of Pulsar's metrics of a namespace, which it exposes instead of those of topics when
 `exposeTopicLevelMetricsInPrometheus` is false, there are the gauges. There are no counters for a
@@ -12,6 +13,8 @@ namespace or a broker: they would go down whenever a topic moves to another brok
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -37,10 +40,11 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.subscription import Subscription
 
 SERIES_MAX: Final = 10_000
-"""Of topics and subscriptions together: 450 topics with a subscription each. Collecting them takes
-40 ms on a machine that is busy with other work; writing them happens in a thread.
+"""Of topics and subscriptions together: 450 topics with a subscription each. Prometheus stores and
+indexes each series."""
 
-NOTE: the sums of the whole broker read every topic, in the same step: 20 us each."""
+SLICE_S: Final = 0.002
+"""Of the loop's time at once: 100 topics with a subscription each, at 20 us."""
 
 # metric, what it says
 _GAUGES: Final = (
@@ -89,10 +93,24 @@ class _Figures:
     backlog_age_s: int
     dropped: int | None  # None: a persistent topic drops nothing
     drops: list[tuple[str, float]]  # name of a subscription, and rate
+    totals: tuple[int, ...]  # in the order of `_COUNTERS`
+    lost_entries: int
 
 
-class BrokerMetrics(Collector):
-    """Register it with the registry of the process. `now` is the loop's time."""
+class _Slices:
+    """Gives the loop back when the current slice has taken SLICE_S."""
+
+    def __init__(self) -> None:
+        self._ends = time.perf_counter() + SLICE_S
+
+    async def maybe_yield(self) -> None:
+        if time.perf_counter() >= self._ends:
+            await asyncio.sleep(0)
+            self._ends = time.perf_counter() + SLICE_S
+
+
+class BrokerMetrics:
+    """Reads the topics of a broker. `now` is the loop's time."""
 
     def __init__(
         self,
@@ -111,20 +129,55 @@ class BrokerMetrics(Collector):
         self._now = now
         self._series_max = series_max
 
+    async def read(self) -> Collector:
+        """Read all topics, a slice at a time. A thread may collect the answer: it reads nothing
+        that changes."""
+        slices = _Slices()
+        figures = []
+        for topic in self._broker.served:
+            await slices.maybe_yield()
+            figures.append(await _figures_of(topic, self._now(), slices))
+        return _Reading(
+            figures,
+            self._broker.publish_latency.copy(),
+            self._connections(),
+            cluster=self._cluster,
+            topic_level=self._topic_level,
+            series_max=self._series_max,
+        )
+
+
+class _Reading(Collector):
+    """The metrics of what was read."""
+
+    def __init__(
+        self,
+        figures: Sequence[_Figures],
+        latency: LatencyHistogram,
+        connections: int,
+        *,
+        cluster: str,
+        topic_level: bool,
+        series_max: int,
+    ) -> None:
+        self._figures = figures
+        self._latency = latency
+        self._connections = connections
+        self._cluster = cluster
+        self._topic_level = topic_level
+        self._series_max = series_max
+
     def describe(self) -> Iterable[Metric]:
         """Nothing: the registry would collect once to learn the names."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, all of the same moment."""
-        topics, now = self._broker.served, self._now()
-        figures = [_figures_of(topic, now) for topic in topics]
+        figures = self._figures
         yield from self._of_broker(figures)
-        yield _latency(self._broker.publish_latency, self._cluster)
+        yield _latency(self._latency, self._cluster)
         yield from self._topic_counts(figures)
         if self._topic_level:
-            places = _shown(figures, self._series_max)
-            shown = [figures[place] for place in places]
+            shown = _shown(figures, self._series_max)
             yield from self._of_topics(shown)
             rows = [
                 ((each.namespace, each.topic), (each.backlog_age_s,))
@@ -134,20 +187,20 @@ class BrokerMetrics(Collector):
             name, text = _AGE
             labels = ("namespace", "topic")
             yield from self._gauges("pulsar", ((name.removeprefix("pulsar_"), text),), labels, rows)
-            yield from self._totals([topics[place] for place in places], shown)
+            yield from self._totals(shown)
             yield from self._of_subscriptions(shown)
             yield from self._drops(shown)
             yield self._gauge(
                 "magnetar_metrics_topics_left_out",
                 f"Topics without series of their own, beyond {self._series_max} series.",
-                len(topics) - len(shown),
+                len(figures) - len(shown),
             )
         else:
             yield from self._of_namespaces(figures)
 
     def _of_broker(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
         yield self._gauge(
-            "pulsar_active_connections", "Open client connections.", self._connections()
+            "pulsar_active_connections", "Open client connections.", self._connections
         )
         yield self._gauge("pulsar_broker_topics_count", "Topics served here.", len(figures))
         for (name, text), value in zip(_GAUGES, _sums(figures), strict=True):
@@ -156,7 +209,7 @@ class BrokerMetrics(Collector):
             "magnetar_broker_lost_entries",
             "Entries that subscriptions skipped because all bookies had lost them, since the topics"
             " were opened.",
-            sum([topic.log.losses.entries for topic in self._broker.topics]),
+            sum([each.lost_entries for each in figures]),
         )
 
     def _of_topics(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
@@ -179,18 +232,12 @@ class BrokerMetrics(Collector):
         labels = ("namespace", "topic", "subscription")
         return self._gauges("pulsar_subscription", _SUBSCRIPTION_GAUGES, labels, rows)
 
-    def _totals(
-        self, topics: Sequence[ServedTopic], figures: Sequence[_Figures]
-    ) -> Iterator[Metric]:
-        totals = [
-            (topic.published.messages, topic.published.bytes, *topic.delivered_total)
-            for topic in topics
-        ]
+    def _totals(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
         for place, (name, text) in enumerate(_COUNTERS):
             labels = ("cluster", "namespace", "topic")
             counter = CounterMetricFamily(f"pulsar_{name}", text, labels=labels)
-            for each, total in zip(figures, totals, strict=True):
-                counter.add_metric((self._cluster, each.namespace, each.topic), total[place])
+            for each in figures:
+                counter.add_metric((self._cluster, each.namespace, each.topic), each.totals[place])
             yield counter
 
     def _drops(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
@@ -240,25 +287,31 @@ class BrokerMetrics(Collector):
         return gauge
 
 
-def _figures_of(topic: ServedTopic, now: float) -> _Figures:
+async def _figures_of(topic: ServedTopic, now: float, slices: _Slices) -> _Figures:
     if isinstance(topic, NonPersistentTopic):
-        return _live_figures_of(topic, now)
+        return await _live_figures_of(topic, now, slices)
     assert isinstance(topic, PersistentTopic)
-    subscriptions = [
-        (name, _gauges_of(subscription, now)) for name, subscription in topic.subscriptions.items()
-    ]
+    subscriptions: list[tuple[str, tuple[float, ...]]] = []
+    consumers = backlog_bytes = 0
+    for name, each in topic.subscriptions.items():
+        await slices.maybe_yield()
+        subscriptions.append((name, _gauges_of(each, now)))
+        consumers += len(each.consumers)
+    for each in topic.all_subscriptions:
+        await slices.maybe_yield()
+        backlog_bytes = max(backlog_bytes, each.cursor.backlog_bytes)
     rates_in = topic.published.rates(now)
     gauges = (
         len(subscriptions),
         len(topic.producers),
-        sum([len(subscription.consumers) for subscription in topic.subscriptions.values()]),
+        consumers,
         rates_in.messages,
         sum([gauges[2] for _, gauges in subscriptions]),
         rates_in.bytes,
         sum([gauges[3] for _, gauges in subscriptions]),
         topic.log.stored_bytes,
         sum([gauges[0] for _, gauges in subscriptions]),
-        max([each.cursor.backlog_bytes for each in topic.all_subscriptions], default=0),
+        backlog_bytes,
     )
     return _Figures(
         str(topic.name.namespace_name),
@@ -268,21 +321,30 @@ def _figures_of(topic: ServedTopic, now: float) -> _Figures:
         topic.backlog_age_s,
         None,
         [],
+        _totals_of(topic),
+        topic.log.losses.entries,
     )
 
 
-def _live_figures_of(topic: NonPersistentTopic, now: float) -> _Figures:
+async def _live_figures_of(topic: NonPersistentTopic, now: float, slices: _Slices) -> _Figures:
     """Nothing is stored or acknowledged."""
-    rates = {name: each.delivered.rates(now) for name, each in topic.subscriptions.items()}
+    subscriptions: list[tuple[str, tuple[float, ...]]] = []
+    drops, consumers = [], 0
+    for name, each in list(topic.subscriptions.items()):
+        await slices.maybe_yield()
+        rates = each.delivered.rates(now)
+        subscriptions.append((name, (0, 0, rates.messages, rates.bytes, 0, 0, 0)))
+        drops.append((name, each.dropped.rates(now).messages))
+        consumers += len(each.consumers)
     rates_in = topic.published.rates(now)
     gauges = (
-        len(rates),
+        len(subscriptions),
         len(topic.producers),
-        sum([len(each.consumers) for each in topic.subscriptions.values()]),
+        consumers,
         rates_in.messages,
-        sum([each.messages for each in rates.values()]),
+        sum([gauges[2] for _, gauges in subscriptions]),
         rates_in.bytes,
-        sum([each.bytes for each in rates.values()]),
+        sum([gauges[3] for _, gauges in subscriptions]),
         0,
         0,
         0,
@@ -291,11 +353,17 @@ def _live_figures_of(topic: NonPersistentTopic, now: float) -> _Figures:
         str(topic.name.namespace_name),
         str(topic.name),
         gauges,
-        [(name, (0, 0, each.messages, each.bytes, 0, 0, 0)) for name, each in rates.items()],
+        subscriptions,
         -1,
         topic.dropped_total,
-        [(name, each.dropped.rates(now).messages) for name, each in topic.subscriptions.items()],
+        drops,
+        _totals_of(topic),
+        0,
     )
+
+
+def _totals_of(topic: ServedTopic) -> tuple[int, ...]:
+    return (topic.published.messages, topic.published.bytes, *topic.delivered_total)
 
 
 def _gauges_of(subscription: Subscription, now: float) -> tuple[float, ...]:
@@ -318,16 +386,16 @@ def _sums(figures: Sequence[_Figures]) -> list[float]:
     return [sum(column) for column in zip(*[each.gauges for each in figures], strict=True)]
 
 
-def _shown(figures: Sequence[_Figures], series_max: int) -> list[int]:
-    """The places of the topics whose series fit into `series_max`, the oldest ones first."""
-    places, left = [], series_max
-    for place, each in enumerate(figures):
+def _shown(figures: Sequence[_Figures], series_max: int) -> list[_Figures]:
+    """The topics whose series fit into `series_max`, the oldest ones first."""
+    shown, left = [], series_max
+    for each in figures:
         series = _TOPIC_SERIES + len(_SUBSCRIPTION_GAUGES) * len(each.subscriptions)
         series += len(each.drops)
         if series <= left:
-            places.append(place)
+            shown.append(each)
             left -= series
-    return places
+    return shown
 
 
 def _latency(histogram: LatencyHistogram, cluster: str) -> Metric:

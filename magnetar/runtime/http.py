@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import socket
 
     from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client.registry import Collector
 
 log = get_logger(__name__)
 
@@ -64,9 +65,12 @@ class BaseApp:
         health: Callable[[], Health],
         registry: CollectorRegistry,
         rest: Callable[[], App] | None = None,
+        readings: Sequence[Callable[[], Awaitable[Collector]]] = (),
     ) -> None:
+        """`readings`: collectors that are made for each scrape. A thread collects them."""
         self._health = health
         self._registry = registry
+        self._readings = readings
         self._make_rest = rest
         self._rest: App | None = None  # None: no request needed it yet
         self._making = asyncio.Lock()
@@ -105,10 +109,13 @@ class BaseApp:
         return 200 if health.ready else 503, json.dumps(body).encode(), "application/json"
 
     async def _answer_metrics(self) -> tuple[bytes, str]:
-        """The metrics are collected in one step on the loop, and written in a thread."""
+        """The registry's metrics are collected in one step on the loop; those of the readings, and
+        the text, are made in a thread."""
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
         collected = CollectorRegistry(auto_describe=False)
+        for read in self._readings:
+            collected.register(await read())
         collected.register(_Collected(list(self._registry.collect())))
         return await asyncio.to_thread(generate_latest, collected), CONTENT_TYPE_LATEST
 

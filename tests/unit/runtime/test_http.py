@@ -91,6 +91,22 @@ async def test_metrics_are_prometheus_text() -> None:
         assert "magnetar_entries_total 7.0" in answer.text.splitlines()
 
 
+async def test_metrics_have_what_was_read_for_this_scrape() -> None:
+    scrapes = 0
+
+    async def read() -> CollectorRegistry:
+        nonlocal scrapes
+        scrapes += 1
+        registry = CollectorRegistry()
+        counter(registry, "magnetar_scrapes_total", "Scrapes.", lambda: scrapes)
+        return registry
+
+    async with serving(BaseApp(healthy, CollectorRegistry(), readings=[read])) as client:
+        for number in (1.0, 2.0):
+            answer = await client.get("/metrics")
+            assert f"magnetar_scrapes_total {number}" in answer.text.splitlines()
+
+
 async def test_the_rest_is_made_once_when_it_is_first_asked_for() -> None:
     made = 0
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from fakes.broker import running_broker
@@ -17,14 +20,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from magnetar.broker.operations import metrics
 from magnetar.broker.operations.metrics import BrokerMetrics
 from magnetar.broker.operations.topics import create_topic
+from magnetar.broker.topic.topic import PersistentTopic
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from fakes.broker import RunningBroker
     from fakes.wire import WireClient
+
+    from magnetar.broker.broker import Broker
+    from magnetar.broker.topic.protocol import ServedTopic
 
 pytestmark = pytest.mark.real_loop
 
@@ -37,18 +44,17 @@ class Scene:
     broker: RunningBroker
     client: WireClient
 
-    def registry(self, **settings: object) -> CollectorRegistry:
+    async def registry(self, **settings: object) -> CollectorRegistry:
         registry = CollectorRegistry()
         options = {"topic_level": True, "series_max": metrics.SERIES_MAX} | settings
-        registry.register(
-            BrokerMetrics(
-                self.broker.broker,
-                cluster="c",
-                connections=lambda: 5,
-                now=asyncio.get_running_loop().time,
-                **options,  # type: ignore[arg-type]
-            )
+        source = BrokerMetrics(
+            self.broker.broker,
+            cluster="c",
+            connections=lambda: 5,
+            now=asyncio.get_running_loop().time,
+            **options,  # type: ignore[arg-type]
         )
+        registry.register(await source.read())
         return registry
 
 
@@ -68,7 +74,7 @@ async def scene() -> AsyncIterator[Scene]:
 
 async def test_a_topic_has_pulsars_metrics() -> None:
     async with scene() as it:
-        value = it.registry().get_sample_value
+        value = (await it.registry()).get_sample_value
         topic = await it.broker.broker.topic(TopicName.parse("t"))
         for name, expected in {
             "pulsar_subscriptions_count": 1,
@@ -104,7 +110,7 @@ async def test_delivered_messages_never_count_down() -> None:
     async with scene() as it:
         topic = await it.broker.broker.topic(TopicName.parse("t"))
         await topic.unsubscribe("s", force=True)
-        assert it.registry().get_sample_value("pulsar_out_messages_total", TOPIC) == 1
+        assert (await it.registry()).get_sample_value("pulsar_out_messages_total", TOPIC) == 1
         assert (await topic.stats())["msgOutCounter"] == 1
 
 
@@ -118,7 +124,7 @@ async def test_a_non_persistent_topic_has_metrics_and_counts_what_it_drops() -> 
             await client.publish(sequence_id=number)
         for _ in range(7):  # receipts and messages
             await client.receive()
-        registry = Scene(broker, client).registry()
+        registry = await Scene(broker, client).registry()
         labels = {"cluster": "c", "namespace": "public/default", "topic": name}
         for metric, expected in {
             "pulsar_producers_count": 1,
@@ -143,7 +149,7 @@ async def test_a_non_persistent_topic_has_metrics_and_counts_what_it_drops() -> 
 async def test_namespaces_instead_of_topics() -> None:
     async with scene() as it:
         await create_topic(it.broker.broker, TopicName.parse("u"))
-        registry = it.registry(topic_level=False)
+        registry = await it.registry(topic_level=False)
         namespace = {"cluster": "c", "namespace": "public/default"}
         assert registry.get_sample_value("pulsar_topics_count", namespace) == 2
         assert registry.get_sample_value("pulsar_msg_backlog", namespace) == 3
@@ -154,7 +160,7 @@ async def test_topics_beyond_the_limit_of_series_are_counted_for_the_broker_alon
     async with scene() as it:
         for name in ("u", "v"):
             await create_topic(it.broker.broker, TopicName.parse(name))
-        registry = it.registry(series_max=27)  # 18 of t do not leave room for two of 13
+        registry = await it.registry(series_max=27)  # 18 of t do not leave room for two of 13
         text = generate_latest(registry).decode()
         shown = {
             sample.labels["topic"]
@@ -166,9 +172,76 @@ async def test_topics_beyond_the_limit_of_series_are_counted_for_the_broker_alon
         cluster = {"cluster": "c"}
         assert registry.get_sample_value("pulsar_broker_topics_count", cluster) == 3
         assert registry.get_sample_value("magnetar_metrics_topics_left_out", cluster) == 2
-        registry = it.registry(series_max=17)  # a large topic does not keep out the smaller ones
+        registry = await it.registry(
+            series_max=17
+        )  # a large topic does not keep out the smaller ones
         assert registry.get_sample_value("magnetar_metrics_topics_left_out", cluster) == 2
         assert registry.get_sample_value("pulsar_msg_backlog", TOPIC) is None
         assert (
             registry.get_sample_value("pulsar_msg_backlog", {**TOPIC, "topic": f"{PREFIX}u"}) == 0
         )
+
+
+@dataclass
+class Measured:
+    registry: CollectorRegistry
+    steps: list[float]  # CPU seconds
+
+
+@asynccontextmanager
+async def measured(served: Callable[[ServedTopic], list[ServedTopic]]) -> AsyncIterator[Measured]:
+    """Read what `served` makes of the topic `t`, and measure each step of the loop."""
+    async with scene() as it:
+        topic = await it.broker.broker.topic(TopicName.parse("t"))
+        latency = it.broker.broker.publish_latency
+        broker = SimpleNamespace(served=served(topic), publish_latency=latency)
+        source = BrokerMetrics(
+            cast("Broker", broker),
+            cluster="c",
+            topic_level=True,
+            connections=lambda: 5,
+            now=asyncio.get_running_loop().time,
+        )
+        reading, steps = source.read(), []
+        gc.disable()  # a collection walks all objects of the test run
+        try:
+            while True:  # the loop's part
+                began = time.thread_time()
+                try:
+                    reading.send(None)
+                except StopIteration as end:
+                    found = end.value
+                    break
+                finally:
+                    steps.append(time.thread_time() - began)
+        finally:
+            gc.enable()
+        registry = CollectorRegistry()
+        registry.register(found)
+        yield Measured(registry, steps)
+
+
+async def test_ten_thousand_topics_are_read_in_steps_of_less_than_10_ms() -> None:
+    async with measured(lambda topic: [topic] * 10_000) as it:
+        assert max(it.steps) < 0.010
+        assert len(it.steps) < 1_000, "slices of a few topics"
+        cluster = {"cluster": "c"}
+        assert it.registry.get_sample_value("pulsar_broker_topics_count", cluster) == 10_000
+        assert it.registry.get_sample_value("pulsar_broker_msg_backlog", cluster) == 30_000
+
+
+async def test_a_topic_of_ten_thousand_subscriptions_is_read_in_steps_of_less_than_10_ms() -> None:
+    def with_subscriptions(topic: ServedTopic) -> list[ServedTopic]:
+        assert isinstance(topic, PersistentTopic)
+        real, one = topic._subscriptions, topic.subscriptions["s"]
+        topic._subscriptions = {(f"s{number}", True): one for number in range(10_000)}
+        kept.append((topic, real))
+        return [topic]
+
+    kept: list[tuple[PersistentTopic, Any]] = []
+    async with measured(with_subscriptions) as it:
+        for topic, real in kept:
+            topic._subscriptions = real
+        assert max(it.steps) < 0.010
+        cluster = {"cluster": "c"}
+        assert it.registry.get_sample_value("pulsar_broker_subscriptions_count", cluster) == 10_000

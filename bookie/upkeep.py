@@ -109,7 +109,11 @@ class Upkeep:
         for name, text, read in (
             ("collections", "Complete rounds of the collector.", lambda: collected.rounds),
             ("collections_aborted", "Aborted rounds of the collector.", lambda: collected.aborted),
-            ("candidates", "Ledgers missing in a listing.", lambda: collected.candidates),
+            (
+                "candidates",
+                "Stored ledgers that a listing of the metadata lacked.",
+                lambda: collected.candidates,
+            ),
             ("ledgers_deleted", "Ledgers deleted.", lambda: collected.ledgers_deleted),
             ("copies_deleted", "Left-over copies deleted.", lambda: collected.copies_deleted),
             ("compaction_seconds", "Time spent compacting.", lambda: self.reclaimer.busy_s),

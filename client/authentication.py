@@ -39,7 +39,7 @@ class Credentials(Protocol):
         """
 
     def on_refused(self) -> None:
-        """A broker refused the data, or asks for other data: what was kept may be outdated."""
+        """A broker refused the data, or asks for other data: cached data may be outdated."""
 
 
 class NoCredentials:
@@ -285,13 +285,14 @@ _KINDS: Final[dict[str, Callable[[str], Credentials]]] = {
 
 
 def _json_object(kind: str, text: str, required: tuple[str, ...]) -> dict[str, str]:
-    """Parse a JSON object of texts. The error does not show `text`, which holds secrets."""
+    """Parse a JSON object whose values are strings. The error does not show `text`, which holds
+    secrets."""
     try:
         values: Any = json.loads(text)
     except ValueError:
         raise InvalidConfiguration(f"{kind}: the parameters are not a JSON object") from None
     if not isinstance(values, dict) or not all(isinstance(it, str) for it in values.values()):
-        raise InvalidConfiguration(f"{kind}: the parameters are not a JSON object of texts")
+        raise InvalidConfiguration(f"{kind}: the parameters are not a JSON object of strings")
     for name in required:
         if not values.get(name):
             raise InvalidConfiguration(f"{kind}: the parameter {name} is missing")

@@ -1,4 +1,5 @@
-"""Recovery: closes a ledger whose writer is gone, as arithmetic: whom to ask, what answers prove.
+"""Recovery: closes a ledger whose writer is gone. It decides which bookies to ask, and what their
+answers prove.
 
 No I/O, no clock, no tasks: feed events in, and carry out the returned actions in order.
 
@@ -90,8 +91,8 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """Read these entries from this seat of the frozen ensemble, and fence it: `on_answers`, then
-    `on_read_end`. One read per seat at a time."""
+    """Read these entries from this seat of the frozen ensemble, and fence it. The answers go to
+    `on_answers`, then the end of the read to `on_read_end`. One read per seat at a time."""
 
     seat: int
     first: int
@@ -100,7 +101,7 @@ class ReadRange:
 
 @dataclass(frozen=True, slots=True)
 class ReadLength:
-    """Read this confirmed entry from any replica, for its length: `on_length`."""
+    """Read this confirmed entry from any replica, and report its length with `on_length`."""
 
     entry: int
 

@@ -33,8 +33,8 @@ _LOG_HEAD: Final = struct.Struct("<IHBQ")  # the first fragment's header, its fi
 
 
 class ManifestWatch:
-    """Watches the MANIFEST of an open store: 2 microseconds without a change. Blocks. Only one
-    thread uses it at a time. Raises StorageFailed."""
+    """Watches the MANIFEST of an open store. A look blocks, and takes 2 microseconds if nothing has
+    changed. Only one thread uses it at a time. Raises StorageFailed."""
 
     def __init__(
         self,

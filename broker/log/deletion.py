@@ -1,12 +1,11 @@
 """Deleting the ledgers that a topic no longer uses, in two phases.
 
 Theory of operation. The topic's record first lists a ledger as being deleted, in the same
-compare-and-set that takes it out of use. Only then is the ledger deleted: its metadata goes, and
-the bookies collect their copies. At last the record forgets it. A crash at any step leaves a ledger
-that is listed, or one that is deleted; the next owner finds the list and finishes. Deleting again
-what is deleted does nothing.
+compare-and-set that takes it out of use. Then the broker deletes the ledger's metadata, and the
+bookies collect their copies. Last, the broker removes the ledger from the list. A crash at any step
+leaves the ledger in the list, and the next owner finishes. Deleting a deleted ledger does nothing.
 
-Deletions have a task of their own while there are any, so that neither appends nor rolls wait.
+Deletions have a task of their own while there are any, so appends and new ledgers do not wait.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ RETRY_S_MAX: Final = 600.0
 without help. An attempt costs one call, and the delay grows to ten minutes."""
 
 LEDGERS_PER_PASS: Final = 100
-"""Deleted between two changes of the topic's record. A crash repeats as many deletions."""
+"""Deleted between two changes of the topic's record. A crash repeats this many deletions at
+most."""
 
 LEDGERS_AT_CLOSE: Final = 8
 """Deleted when the log closes; what remains is left to the next owner, so that a hand-over does not
@@ -46,7 +46,7 @@ wait for a long list. A cursor ledger and an empty data ledger are usual."""
 
 
 class Deletion:
-    """Of the ledgers that one topic's record lists as being deleted."""
+    """Deletes the ledgers that one topic's record lists as being deleted."""
 
     __slots__ = ("_ledgers", "_on_progress", "_owned_record", "_refused", "_task")
 
@@ -57,11 +57,13 @@ class Deletion:
         self._owned_record = owned_record
         self._on_progress = on_progress
         self._ledgers = ledgers
-        self._refused: frozenset[LedgerId] = frozenset()  # cannot be deleted, whatever is tried
+        self._refused: frozenset[LedgerId] = (
+            frozenset()
+        )  # unreadable metadata: they cannot be deleted
         self._task = OnDemandTask(f"deletions {owned_record.name}", self._delete_all)
 
     def start(self, spawn: Spawn) -> None:
-        """Delete what is listed, whenever something is."""
+        """From now on, delete listed ledgers."""
         self._task.start(spawn)
         self._owned_record.on_listed = self._task.wake
         if self._left:
@@ -94,13 +96,13 @@ class Deletion:
                 await asyncio.sleep(next(delays))
 
     async def _delete_some(self, ledgers_max: int) -> bool:
-        """Returns whether all of the first so many are deleted and forgotten."""
+        """Delete the first listed ledgers. Returns False after a failure that may pass."""
         deleted: list[LedgerId] = []
         failure: Exception | None = None
         for ledger in self._left[:ledgers_max]:
             try:
                 await self._ledgers.delete(ledger)
-            except InvalidRecord as error:  # those behind it must not gather for that
+            except InvalidRecord as error:  # delete the ledgers behind it all the same
                 self._refused |= {ledger}
                 why = str(error)
                 log.warning("cannot delete a ledger", topic=self._name, ledger=ledger, error=why)
@@ -112,14 +114,14 @@ class Deletion:
         try:
             if deleted:
                 await self._owned_record.forget(deleted)
-        except LogError as error:  # they stay listed, and are deleted once more
+        except LogError as error:  # they stay listed, and are deleted again
             failure = error
         if failure is not None:
             log.warning("deleting ledgers failed", topic=self._name, error=str(failure))
         return failure is None
 
     def _delays(self) -> Iterator[float]:
-        # Every topic draws its own delays: after an outage not all come back at once.
+        # Each topic has its own delays, so that not all retry at once after an outage.
         record = self._owned_record
         chance = random.Random(f"{record.name} {record.epoch} deletion")
         yield from Backoff(RETRY_S_FIRST, RETRY_S_MAX, chance).delays()

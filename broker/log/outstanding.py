@@ -1,8 +1,9 @@
-"""What a log has accepted and not confirmed, as a machine: runs of entries, in one order.
+"""The entries that a log has accepted and not confirmed: runs of entries in one order. A machine.
 
-A run is taken (its entries get their indexes, their time and their place), sent to the open ledger,
-and confirmed; a ledger may take a part of it, and may confirm a part of that. When a ledger has
-closed without them, entries are put back, and sent to the next. Nothing overtakes.
+The log takes a run (its entries get their indexes and their time), sends it to the open ledger, and
+confirms it. A ledger may get only a part of a run, and may confirm only a part of that. If a ledger
+closes without some entries, they are queued again and sent to the next ledger. The order of entries
+never changes.
 
 Invariants (`check`):
     1. Runs are in the order in which they were taken. Of the entries in that order, first come the
@@ -39,8 +40,8 @@ class AppendRun:
     indexes: Sequence[int]  # of the last message of each entry
     timestamp_ms: int
     size: int  # of entries and prefixes
-    sent: int = 0  # so many entries are in a ledger
-    confirmed: int = 0  # and so many of these are in the log
+    sent: int = 0  # number of entries that were sent to a ledger
+    confirmed: int = 0  # number of these that are in the log
 
     def size_of(self, start: int, stop: int) -> int:
         """Bytes of the entries at these places, with their prefixes."""
@@ -94,11 +95,11 @@ class Outstanding:
         self.bytes = 0
         self.queued = 0  # entries that wait for a ledger
         self.in_flight = 0  # entries in the ledger that is not closed
-        self._runs = _NO_RUNS  # with an entry that is not confirmed
-        self._queue = _NO_RUNS  # the last ones of them: not wholly sent
+        self._runs = _NO_RUNS  # runs with an entry that is not confirmed
+        self._queue = _NO_RUNS  # the runs at the end of `_runs` that are not wholly sent
         self._next_index = next_index
-        # Never goes backwards, also not over a takeover or when a clock is set: a search by time
-        # finds nothing otherwise.
+        # Never goes backwards, not even at a takeover or when a clock is set back: a search by time
+        # needs ascending times.
         self._timestamp_ms = timestamp_ms
 
     def take(
@@ -134,8 +135,8 @@ class Outstanding:
         return run.indexes[run.sent - 1] + 1 if run.sent > 0 else run.first_index
 
     def unsent(self, *, entries_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
-        """The first queued entries, each as prefix and data: at most so many, up to the one that
-        reaches `bytes_max`. The first is returned in any case."""
+        """The first queued entries, each as prefix and data: at most `entries_max`, up to the one
+        that reaches `bytes_max`. The first is returned even if it is larger."""
         run = self._queue[0]
         is_alone = len(self._queue) == 1 and run.sent == 0
         if is_alone and len(run.entries) <= entries_max and run.size < bytes_max:
@@ -153,7 +154,7 @@ class Outstanding:
         return found
 
     def on_sent(self, count: int) -> int:
-        """So many of the first queued entries are in the open ledger. Returns their bytes."""
+        """The first `count` queued entries were sent to the open ledger. Returns their bytes."""
         self.queued -= count
         self.in_flight += count
         size = 0
@@ -168,7 +169,7 @@ class Outstanding:
         return size
 
     def confirm(self, count: int, *, ledger: int, first_entry: int) -> list[Appended]:
-        """So many of the first entries in flight are in the log, as entries of this ledger."""
+        """The first `count` entries in flight are in the log, as entries of this ledger."""
         assert count <= self.in_flight, "confirmed more than was sent"
         self.in_flight -= count
         appended: list[Appended] = []
@@ -187,7 +188,7 @@ class Outstanding:
         return appended
 
     def put_back(self) -> int:
-        """What is in flight is queued again, in its place. Returns how many entries that were."""
+        """Queue the entries in flight again, in their order. Returns their number."""
         count = self.in_flight
         for run in self._runs:
             run.sent = run.confirmed
@@ -198,7 +199,7 @@ class Outstanding:
         return count
 
     def give_up(self) -> list[AppendRun]:
-        """Forget everything. Returns the runs of which not all is confirmed, in order."""
+        """Forget everything. Returns the runs that are not wholly confirmed, in order."""
         runs = list(self._runs)
         self._runs.clear()
         self._queue.clear()
@@ -206,13 +207,13 @@ class Outstanding:
         return runs
 
     def check(self, *, confirmed_index: int) -> None:
-        """`confirmed_index`: the first that is not confirmed."""
+        """`confirmed_index`: index of the first message that is not confirmed."""
         index = confirmed_index
         whole = True
         for run in self._runs:
             assert 0 <= run.confirmed <= run.sent <= len(run.entries), "1: a run's parts"
             assert run.confirmed < len(run.entries), "1: a run that is confirmed stays"
-            assert whole or run.sent == 0, "1: sent before what was taken before"
+            assert whole or run.sent == 0, "1: sent before an earlier run"
             whole = run.sent == len(run.entries)
             first = run.indexes[run.confirmed - 1] + 1 if run.confirmed else run.first_index
             assert first == index, "1, 2: order and indexes"

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from magnetar.broker.schemas.schema import Schema
 
 NAME_BYTES_MAX: Final = 1_024
-"""Of a subscription, producer or consumer, as of a topic (protos/names.py). Names are part of the
-topic's record, of statistics and of metrics."""
+"""The longest name of a subscription, producer or consumer, as of a topic (protos/names.py). Names
+are part of the topic's record, of statistics and of metrics."""
 
 _NO_SCHEMA: Final = (pb.Schema.Bytes, pb.Schema.AutoConsume)
 
 METADATA_BYTES_MAX: Final = 64 << 10
-"""Of the properties of a producer, a consumer or a subscription: keys and values, in UTF-8. The
+"""The keys and values of all properties of a producer, a consumer or a subscription, in UTF-8. The
 topic's record stores those of a subscription."""
 
 
@@ -106,7 +106,7 @@ async def schema(
     registry: SchemaRegistry,
     body: pb.CommandProducer | pb.CommandSubscribe | pb.CommandGetOrCreateSchema,
 ) -> Schema | None:
-    """None: bytes, or whatever the topic has. Raises InvalidSchema."""
+    """None: no schema, BYTES or AUTO_CONSUME. Raises InvalidSchema."""
     if not body.HasField("schema") or body.schema.type in _NO_SCHEMA:
         return None
     found = body.schema

@@ -24,13 +24,13 @@ VERSION_BYTES = 8
 
 
 async def get_schema(context: Context, body: pb.CommandGetSchema) -> bytes:
-    """Any broker answers. A version of other than 8 bytes is none that a broker gave."""
+    """Any broker answers. Brokers give versions of 8 bytes, so it refuses other lengths."""
     name = request.topic_name(body.topic)
     version: int | None = None
     if body.schema_version:
         if len(body.schema_version) != VERSION_BYTES:
             what = f"schema version of {len(body.schema_version)} bytes"
-            raise NotAllowed(what, f"it has {VERSION_BYTES} bytes")
+            raise NotAllowed(what, f"a version has {VERSION_BYTES} bytes")
         version = int.from_bytes(body.schema_version, signed=True)
     async with context.schemas:
         return reply.schema(body.request_id, await context.broker.schemas.get(name, version))
@@ -48,7 +48,7 @@ async def get_or_create_schema(context: Context, body: pb.CommandGetOrCreateSche
 async def presented(
     context: Context, body: pb.CommandProducer | pb.CommandSubscribe | pb.CommandGetOrCreateSchema
 ) -> Schema | None:
-    """None: bytes, or whatever the topic has. Raises InvalidSchema."""
+    """None: no schema, BYTES or AUTO_CONSUME. Raises InvalidSchema."""
     async with context.schemas:
         return await request.schema(context.broker.schemas, body)
 

@@ -105,7 +105,7 @@ def reset(
     ],
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Move a subscription: its next message is the one at this position.
+    """Reset a subscription to a position: its next message is the one at this position.
 
     The broker disconnects its consumers; they reconnect without help. A message id with a third
     number (3:15:2) is a message of a batch.

@@ -1,6 +1,6 @@
 """The operating errors of this package.
 
-`definite` says of each whether what failed has certainly had no effect.
+`definite` is True if the failed operation certainly had no effect.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PortInUse(Exception):
 
 
 class NoFreePort(Exception):
-    """There are not as many free ports as were asked for."""
+    """Fewer ports are free than were requested."""
 
     definite: ClassVar[bool] = True
 
@@ -72,7 +72,7 @@ class AddressUnusable(Exception):
 
 
 class ConfigError(Exception):
-    """Settings that cannot be used; each problem names the key and where it stands."""
+    """Settings that cannot be used; each problem names the key and where it is set."""
 
     definite: ClassVar[bool] = True
 

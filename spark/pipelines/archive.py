@@ -129,7 +129,7 @@ def _digests(frame: DataFrame, columns: list[str]) -> list[tuple[str, int, objec
     """Return the name, the number of messages and two digests of each partition."""
     row = F.xxhash64(
         *(
-            # Spark cannot hash a map, but its list of entries; a map keeps the entries' order.
+            # Spark cannot hash a map, but can hash the list of its entries, which has their order.
             F.map_entries(name) if name == "__messageProperties" else F.col(name)
             for name in frame.columns
         )

@@ -56,7 +56,7 @@ UPKEEP: Final = UpkeepConfig()
 
 def die(error: StorageFailed) -> NoReturn:
     """End the process: after a failed write or sync the contents of the disk are unknown. The next
-    start replays the log, and then knows them."""
+    start reads them again."""
     log.error("storage failed; ending the process", operation=error.operation, reason=error.reason)
     logging.shutdown()
     os._exit(EXIT_STORAGE_FAILED)
@@ -80,8 +80,8 @@ async def open_bookie(
     upkeep_config: UpkeepConfig = UPKEEP,
     die: Callable[[StorageFailed], None] = die,
 ) -> AsyncIterator[BookieService]:
-    """Run a bookie while inside. Raises StartRefused, or what the metadata store raises; later
-    WrongIncarnation when another process takes the bookie's name.
+    """Run a bookie inside of the context. Raises StartRefused, or what the metadata store raises;
+    later WrongIncarnation when another process takes the bookie's name.
 
     `new_incarnation`: take a new incarnation on an empty directory. Every `epoch_s` starts a boot
     epoch. On leaving, the bookie syncs and acknowledges what was written, within `stop_grace_s`,
@@ -222,7 +222,7 @@ async def _count_epochs(
         try:
             await directory.count_up(metadata, chance=chance, thread=threads.sync)
         except (Unavailable, OutcomeUnknown, DirectoryUnusable) as error:  # for example a full disk
-            log.warning("boot epoch not counted up; next time", error=str(error))
+            log.warning("boot epoch not counted up; trying again later", error=str(error))
 
 
 async def _follow_manifest(

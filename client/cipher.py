@@ -136,7 +136,7 @@ class PayloadOpener:
 
 
 def context_of(entry: ReceivedEntry, *, failed: bool) -> EncryptionContext:
-    """Return what a message of an encrypted entry tells about its encryption.
+    """Return how an entry was encrypted, for the program.
 
     Raises MalformedEntry.
     """

@@ -22,12 +22,12 @@ from magnetar.broker.errors import UnsupportedPattern
 
 PATTERN_CHARACTERS_MAX: Final = 1_024
 STATES_MAX: Final = 1_000
-"""Of one automaton: `.{250}` fits, `.{500}` does not. To make one takes up to 10 ms. A character
-of a name that is met for the first time in a set of states costs up to 2 us for each."""
+"""Of one automaton: `.{250}` fits, `.{500}` does not. To make one takes up to 10 ms. The first
+step from a set of states by a character costs up to 2 us for each state."""
 
 KEPT_MAX: Final = 50_000
-"""Members of the sets of states that are kept, and characters in them. At the limit all are
-forgotten: some 64 bytes each, 3 MB in all."""
+"""The sum of the members of all kept sets and of the steps kept for them: some 64 bytes each, 3 MB
+in all. At the limit the broker forgets all sets."""
 
 DEPTH_MAX: Final = 50
 """Nested groups."""
@@ -87,9 +87,10 @@ class TopicPattern:
     def advance(
         self, states: States, text: str, at: int, *, work_max: int
     ) -> tuple[States, int, int]:
-        """Follow the text from `at` on. Returns the states, where the text goes on, and the work: a
-        character costs 1 or, if it is met for the first time, as many as there are states. Ends
-        early when `work_max` is reached, and when there are no states: it cannot match any more.
+        """Follow the text from `at` on. Returns the states, the place where it stopped, and the
+        work. A step costs 1; one that is not kept also costs the number of states before and after
+        it. Stops early when `work_max` is reached, and when no states are left: the text cannot
+        match.
         """
         work = 0
         while at < len(text) and states and work < work_max:

@@ -65,7 +65,7 @@ class Cursor:
         self._state = state
         self._journal = journal  # None: not durable
         self.redeliveries = Redeliveries(lambda: self._note(None))
-        self.durable_mark = state.mark_delete  # the mark that the next owner would find, or beyond
+        self.durable_mark = state.mark_delete  # the next owner finds this mark or a later one
         # The changes since the last delta or snapshot for the journal:
         self._known_mark = state.mark_delete
         self._acked: dict[int, array[int]] = {}  # entries by ledger
@@ -223,7 +223,7 @@ class Cursor:
         await flushed.wait()
 
     def _acknowledge_part(self, position: Position, ack_set: Sequence[int]) -> None:
-        # The position first: the bits cost more.
+        # Check the position first: to parse the bits costs more.
         state = self._state
         if state.is_open(position) and state.on_ack_batch_index(position, ack_set_bits(ack_set)):
             self._note_part(position)

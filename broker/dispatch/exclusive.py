@@ -1,6 +1,7 @@
 """Dispatch to the one consumer of an Exclusive subscription: in order, from the cursor.
 
-A second consumer is refused and the first one named, so that the shell can probe its connection.
+The machine refuses a second consumer and names the first, so that the shell can probe its
+connection.
 
 Invariant (see `check`): there is at most one consumer; see also single_active.py.
 """

@@ -1,4 +1,4 @@
-"""Reading a log: from the cache, else in ranges from the bookies; and finding things in it."""
+"""Reads a log from the cache, else in ranges from the bookies. Searches it by time and index."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ old ledgers, a read of a ledger that is not kept reads its metadata first."""
 
 
 class LogReader:
-    """Reads what `chain` calls confirmed. `writing` gives the appender of the ledger that is
-    open."""
+    """Reads the confirmed entries of `chain`. `writing` returns the appender of the open ledger."""
 
     __slots__ = ("_cache", "_chain", "_ledgers", "_readers", "_writing")
 
@@ -45,7 +44,7 @@ class LogReader:
         self._readers: dict[int, Reader] = {}  # by ledger, oldest first
 
     def keep(self, ledger: int, reader: Reader) -> None:
-        """A reader of a ledger that was just closed."""
+        """Keep the reader of a ledger that was just closed."""
         self._readers.pop(ledger, None)
         self._readers[ledger] = reader
         if len(self._readers) > READERS_MAX:
@@ -56,11 +55,11 @@ class LogReader:
         self._readers.pop(ledger, None)
 
     async def read(self, first: Position, *, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """From `first` on, over the ends of ledgers, at most up to what is confirmed; [] at the
+        """Read entries from `first` on, across ledgers, up to the last confirmed one; [] at the
         end.
 
-        One entry is returned however large it is. What was read before a failure is returned, and
-        the failure raised by the next call. Raises ReadFailed.
+        One entry is returned however large it is. A failure after some entries returns these; the
+        next call raises it. Raises ReadFailed.
         """
         assert entries_max > 0, entries_max
         found: list[StoredEntry] = []
@@ -85,14 +84,15 @@ class LogReader:
         return found
 
     async def search(self, is_past: Callable[[StoredEntry], bool]) -> Position:
-        """The first entry for which `is_past` is true, or the place after the last one. It must be
-        true for all entries after one for which it is. Reads log2(entries) entries. ReadFailed."""
+        """The first entry for which `is_past` is true, or the place after the last one. If it is
+        true for an entry, it must be true for all later ones. Reads log2(entries) entries. Raises
+        ReadFailed."""
         head = self._chain.dropped
         low, high = 1, self._chain.entry_count + 1
         while low < high:
             middle = (low + high) // 2
             past = is_past(await self.entry_at(self._chain.at_rank(middle)))
-            if self._chain.dropped is not head:  # ledgers were trimmed: the ranks are others now
+            if self._chain.dropped is not head:  # ledgers were trimmed, so the ranks changed
                 head = self._chain.dropped
                 low, high = 1, self._chain.entry_count + 1
             elif past:
@@ -103,8 +103,8 @@ class LogReader:
         return self._chain.at_rank(low) if known else self._chain.end
 
     async def index_at(self, position: Position) -> int:
-        """Index of the last message at or before `position`: exact, from the counts where they
-        suffice, else from one entry that is read. ReadFailed."""
+        """The exact index of the last message at or before `position`. Reads one entry if the
+        counts in memory do not suffice. Raises ReadFailed."""
         index, exact = self._chain.index_near(position)
         if exact:
             return index
@@ -136,7 +136,7 @@ class LogReader:
                 for part in await self._fetch(first, last, bytes_max=bytes_max)
             ]
         except (LedgerError, MetadataError, EntryError) as error:
-            # What is known of this ledger's bookies may be out of date.
+            # The metadata of this ledger may be out of date.
             self._readers.pop(first.ledger, None)
             raise ReadFailed(first, error) from error
 

@@ -51,7 +51,7 @@ class Follower(Protocol):
 
     @property
     def is_missing_some(self) -> bool:
-        """Whether a topic that was reported is not joined yet, or could not be."""
+        """Whether the consumer is not subscribed to one of the reported topics."""
 
 
 class Source(Protocol):
@@ -61,7 +61,7 @@ class Source(Protocol):
     """What the consumer's `topic()` returns."""
 
     creates_topics: bool
-    """Whether the broker may create a topic when the consumer joins it."""
+    """Whether the broker may create a topic when the consumer subscribes to it."""
 
     may_miss: bool
     """Whether the consumer begins although one of its topics does not exist."""
@@ -94,14 +94,15 @@ class Partitions:
             try:
                 count = await self._parts.lookup.partitions(self.title, creates=False)
             except PulsarException as error:  # the next look may succeed
-                log.info("the partitions are unknown", topic=self.title, reason=str(error))
+                log.info("partitions not read", topic=self.title, reason=str(error))
             else:
                 self._count = max(self._count, count)
                 follower.on_topics(_partitions(self._topic, self._count))
 
 
 class TopicList:
-    """Listed topics, with their partitions. A topic that is missing is joined once it exists."""
+    """Listed topics, with their partitions. The consumer subscribes to a missing one when it
+    exists."""
 
     creates_topics = True
     may_miss = True
@@ -131,7 +132,7 @@ class TopicList:
         try:
             count = await self._parts.lookup.partitions(str(topic), creates=False)
         except PulsarException as error:  # the next look may succeed
-            log.info("the partitions are unknown", topic=str(topic), reason=str(error))
+            log.info("partitions not read", topic=str(topic), reason=str(error))
         else:
             self._counts[topic] = max(self._counts[topic], count)
 
@@ -180,7 +181,7 @@ class Pattern:
             try:
                 async with self._watch() as watch:
                     delay.on_attached(loop.time())
-                    # Only now: the watch announces what is created after its beginning.
+                    # List after the watch began: it announces only topics that are created later.
                     follower.on_topics(self._matching(await self._list()))
                     await self._report(watch, follower)
             except ConnectError:
@@ -227,7 +228,7 @@ class Pattern:
         try:
             names = await self._list()
         except PulsarException as error:  # the next look may succeed
-            log.info("the topics are unknown", pattern=self.title, reason=str(error))
+            log.info("topics not listed", pattern=self.title, reason=str(error))
         else:
             follower.on_topics(self._matching(names))
 

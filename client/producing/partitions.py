@@ -195,7 +195,7 @@ class PartitionedPublisher:
                 if count > len(self._publishers):
                     await self._grow(count)
             except PulsarException as error:  # the next look may succeed
-                log.info("the partitions are unknown", topic=self.topic, reason=str(error))
+                log.info("partitions not read", topic=self.topic, reason=str(error))
 
     async def _grow(self, count: int) -> None:
         new = [self._publisher(index) for index in range(len(self._publishers), count)]

@@ -99,7 +99,7 @@ class Publisher:
         self._task: asyncio.Task[None] | None = None  # None: not opened
         self._builder = _builder(options)
         self._pending = PendingEntries()
-        # Messages from before the first attachment. Only then are name and sequence ids known.
+        # Messages from before the first attachment: the name and sequence ids are not yet known.
         self._early: deque[_Early] = deque()
         self._timeout_s = options.send_timeout_millis / 1000 or None
         self._compression = Compression(options.compression_type)
@@ -441,7 +441,8 @@ class Publisher:
 
     def _number(self, messages: Sequence[OutgoingMessage]) -> None:
         """Give sequence ids to those that have none. This happens in the order of the entries: the
-        batches of two keys must not interleave, or deduplication takes the second for stored."""
+        batches of two keys must not interleave, or deduplication takes the second for a
+        duplicate."""
         for message in messages:
             if message.sequence_id < 0:
                 message.sequence_id = self._next_sequence_id

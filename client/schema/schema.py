@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class SchemaType(IntEnum):
-    """The types, with the names and numbers of Apache's client. The broker has a list of its own:
-    the protocol's number of AUTO_CONSUME is another."""
+    """The types, with the names and numbers of Apache's client. The protocol has other
+    numbers, such as that of AUTO_CONSUME."""
 
     NONE = 0
     STRING = 1
@@ -65,8 +65,8 @@ class SchemaInfo:
         return self._name
 
     def schema(self) -> str:
-        """Return the definition as text. That of a key and a value has lengths between its parts,
-        which are no text: see `data`."""
+        """Return the definition as text. That of a key-value schema has binary lengths before its
+        parts: see `data`."""
         return self._data.decode("utf-8", "replace")
 
     def data(self) -> bytes:
@@ -124,7 +124,7 @@ class Schema:
 
     @property
     def reads_keys(self) -> bool:
-        """Whether a message without content has a value all the same: that of its key."""
+        """Whether a message without a payload can have a value, because its key is a part of it."""
         return False
 
     @property
@@ -133,7 +133,7 @@ class Schema:
         return False
 
     def schema_info(self) -> SchemaInfo:
-        """Return what the broker is told of the schema."""
+        """Return the schema as the client sends it to the broker."""
         return self._schema_info
 
     def attach_client(self, client: object) -> None:
@@ -150,7 +150,7 @@ class Schema:
 
 
 class BytesSchema(Schema):
-    """The payload is the value. The broker is told of no schema."""
+    """The payload is the value. The client sends no schema to the broker."""
 
     def __init__(self) -> None:
         super().__init__(bytes, SchemaType.BYTES, None, "BYTES")
@@ -211,7 +211,7 @@ class JsonSchema(Schema):
 
 
 def _json_value(value: Any) -> Any:
-    """What JSON has no form for, as Apache's client writes it."""
+    """Return a value that JSON cannot express as Apache's client writes it."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, bytes):

@@ -547,7 +547,7 @@ class Connection:
             await asyncio.sleep(max(0.0, due_s - loop.time()))
             if loop.time() - due_s > STALL_S:  # this process was stopped: its own silence
                 self._silence.on_heard(loop.time())
-            match self._silence.on_timer(loop.time(), awaits=self._awaits):
+            match self._silence.on_timer(loop.time(), self._awaits):
                 case Step.PING:
                     self.send_control(pb.CommandPing())
                 case Step.ASK:
@@ -556,7 +556,6 @@ class Connection:
                 case Step.WAIT:
                     pass
 
-    @property
     def _awaits(self) -> bool:
         """Whether something is awaited of the broker."""
         return bool(self._asked or self._consumers) or (

@@ -14,7 +14,10 @@ With one address in the service URL there is no other broker to ask.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PING_AFTER_S: Final = 1.0
 """Seconds of silence before the client sends a PING. A quiet connection with subscribed consumers
@@ -70,20 +73,21 @@ class Silence:
         self._heard_at = now
         self._pinged = False
 
-    def on_timer(self, now: float, *, awaits: bool) -> Step:
-        """`awaits`: whether something is awaited of the broker."""
-        if not awaits:
+    def on_timer(self, now: float, awaits: Callable[[], bool]) -> Step:
+        """`awaits`: whether something is awaited of the broker. It may be slow, and is asked only
+        if the broker is silent."""
+        due_at = self._timer_at if self._pinged else self._heard_at + self._ping_after_s
+        if now >= due_at and not awaits():
             self.on_heard(now)
+            due_at = now + self._ping_after_s
+        if now < due_at:
+            self._timer_at = due_at
+            return Step.WAIT
         if not self._pinged:
-            self._timer_at = self._heard_at + self._ping_after_s
-            if now < self._timer_at:
-                return Step.WAIT
             self._pinged = True
             self._timer_at = now + self._answer_s
             self._again_s = ASK_AGAIN_S_FIRST
             return Step.PING
-        if now < self._timer_at:
-            return Step.WAIT
         self._timer_at = now + self._again_s
         self._again_s = min(2 * self._again_s, ASK_AGAIN_S_MAX)
         return Step.ASK

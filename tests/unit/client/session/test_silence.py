@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,7 +37,7 @@ def run(
     steps: list[tuple[float, Step]] = []
     while silence.timer_at <= until:
         now = silence.timer_at
-        step = silence.on_timer(now, awaits=awaits(now))
+        step = silence.on_timer(now, partial(awaits, now))
         if step is not Step.WAIT:
             steps.append((now, step))
     return steps
@@ -53,6 +54,20 @@ def test_a_ping_comes_first_and_questions_follow_with_growing_pauses() -> None:
 
 def test_without_anything_awaited_there_is_no_step() -> None:
     assert run(Silence(0.0), 100.0, awaits=lambda _: False) == []
+
+
+def test_what_is_awaited_is_not_looked_for_while_the_broker_is_heard() -> None:
+    silence, asked = Silence(0.0), 0
+
+    def awaits() -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    for second in range(1, 100):
+        silence.on_heard(second - 0.01)
+        assert silence.on_timer(float(second), awaits) is Step.WAIT
+    assert asked == 0
 
 
 def test_what_is_awaited_later_is_asked_about_after_a_ping_of_its_own() -> None:
@@ -85,7 +100,7 @@ def test_no_question_without_an_unanswered_ping_whatever_arrives(seed: int) -> N
             continue
         now = max(now, silence.timer_at)
         awaits = chance.random() < 0.9
-        step = silence.on_timer(now, awaits=awaits)
+        step = silence.on_timer(now, lambda awaits=awaits: awaits)
         if not awaits:
             pinged = None
         if step is Step.PING:

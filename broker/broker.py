@@ -309,10 +309,10 @@ class Broker:
     ) -> ServedTopic:
         """The open topic. The first request for it opens it.
 
-        `client` (see `client_key`) and `reconnects` tell who asks: a client of a deleted topic does
-        not make it anew. Raises NotOwner, TopicNotFound, NamespaceNotFound, PoliciesUnavailable,
-        TooManyRequests, TopicQuarantined, TimeoutError, what PersistentTopic.open and
-        Catalog.require_creatable raise.
+        `client` (see `client_key`) and `reconnects` say which client asks: a client of a deleted
+        topic does not make it anew. Raises NotOwner, TopicNotFound, NamespaceNotFound,
+        PoliciesUnavailable, TooManyRequests, TopicQuarantined, TimeoutError, what
+        PersistentTopic.open and Catalog.require_creatable raise.
         """
         bundle = await self._bundle_of(name)
         if not self._owners.holds(bundle):

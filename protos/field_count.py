@@ -1,7 +1,8 @@
 """How many fields an encoded message has, counted without parsing it.
 
 protobuf needs up to 0.1 us for a field of two bytes and holds the interpreter meanwhile: 5 MB of
-such fields stop the event loop for 250 ms. So what is large is counted first, up to a limit.
+such fields stop the event loop for 250 ms. So the fields of a large message are counted first, up
+to a limit.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def has_more_fields(data: bytes | memoryview, kind: Descriptor, limit: int) -> bool:
-    """Whether `data`, a message of this kind, has more than `limit` fields, with those of the
-    messages in it. What is malformed counts as no field: the parser will say so."""
+    """Whether `data`, a message of this kind, has more than `limit` fields, including those
+    of nested messages. Malformed bytes do not count: the parser refuses them."""
     return _count(data, 0, len(data), kind, limit) > limit
 
 

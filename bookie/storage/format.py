@@ -175,7 +175,7 @@ class Watermark:
 
     boot_epoch: int
     sequence: int
-    closed: bool = False  # the store was closed in good order, and not written since
+    closed: bool = False  # the store was closed cleanly, and not written since
     manifest: ManifestState | None = None  # None: not recorded
 
 

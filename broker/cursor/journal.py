@@ -15,8 +15,8 @@ subscriptions to a new ledger, records it, and deletes the old one. The first le
 way, and so does the one that replaces a failed ledger: memory holds the whole state, so the journal
 reads nothing back.
 
-The topic's record may hold the snapshot of a subscription inline. Such a snapshot counts as one at
-the place of the ledger where the subscription was added.
+The topic's record may hold the snapshot of a subscription inline. It counts like a snapshot
+that the ledger has at the place where the subscription was added.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class CursorConfig:
     """The inline state of all subscriptions when the topic closes. A larger state stays in the
     ledger: the topic's record is limited to 1,000 KiB."""
     producers_max: int = 10_000
-    """Producers whose sequence ids are kept, of those that stored something last."""
+    """Sequence ids are kept for this many producers: those that stored an entry most recently."""
     receipts_max: int = 100_000
     """Receipts of one topic that wait for a write: about 20 MB. At the limit the journal notes the
     acknowledgement and refuses its receipt (TooManyReceipts)."""
@@ -222,7 +222,7 @@ class CursorJournal:
         await self._finished.wait()
 
     def abandon(self) -> None:
-        """End at once: what is noted is not written any more."""
+        """End at once, without writing the noted changes."""
         self._work.cancel()
         self._end(LogClosed(str(self._owned_record.name)))
 
@@ -248,7 +248,7 @@ class CursorJournal:
 
     def tend(self) -> None:
         """Move an idle ledger from a bookie that leaves, or to bookies that are back: without
-        changes nothing else would. Called about every `check_interval_s` of the log."""
+        changes there is no write that does it. Called about every `check_interval_s` of the log."""
         if self._ledger is not None and not self._closing and self._is_worth_moving(self._ledger):
             self._moving = True
             self._wake()
@@ -427,7 +427,7 @@ class CursorJournal:
 
 
 def _ignore() -> None:
-    """The owner of the journal does not follow what cursors need."""
+    """The default of `on_ledger_left`: the owner of the journal does not need the call."""
 
 
 def _with_ledger(record: TopicRecord, ledger: LedgerId) -> TopicRecord:

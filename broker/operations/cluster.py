@@ -1,4 +1,4 @@
-"""What an administrator can ask of the cluster: its brokers, who serves a topic, and unloading."""
+"""Administration of the cluster: its brokers, which broker serves a topic, and unloading."""
 
 from __future__ import annotations
 

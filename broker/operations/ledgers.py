@@ -1,4 +1,4 @@
-"""What an administrator can ask of the ledgers of a cluster: which ones belong to no topic."""
+"""Administration of orphaned ledgers, which belong to no topic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 async def orphans(broker: Broker, *, after: int, delete: bool) -> OrphanPage:
-    """The orphaned ledgers among the next ones behind the ledger `after`; deletes them if asked.
+    """The orphaned ledgers of one page: the next ledgers after `after`. `delete`: delete them.
     Raises MetadataError, LedgerError."""
     page = await broker.orphans.page(after, delete=delete)
     return OrphanPage(

@@ -1,11 +1,11 @@
-"""In which order a producer is answered, as a machine: that of its sends.
+"""Keeps the answers to a producer in the order of its sends. A machine.
 
-What is appended is answered when the log has it, the log's entries in order. What is decided
-without the log (duplicate, refuse) waits for what was appended before it.
+The topic answers an appended entry when the log has it; the log reports its entries in order. An
+answer without the log (duplicate, refuse) waits for the entries that were appended before it.
 
 Invariants (`check`):
-    1. What waits is behind at least one entry that the log does not have yet, in the order of
-       sending.
+    1. The waiting answers are in the order of the sends, each behind at least one entry that the
+       log does not have yet.
     2. `waiting` is what the answers that wait add up to.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    behind: int  # how many entries were appended before it
+    behind: int  # number of entries that were appended before it
     decided: Decided
 
 
@@ -42,7 +42,7 @@ class AnswerOrder:
         return self._appended - self._known
 
     def on_append(self, entries: int) -> None:
-        """The log took so many."""
+        """The log took this many entries."""
         self._appended += entries
 
     def on_decided(self, decided: Decided) -> bool:
@@ -54,7 +54,7 @@ class AnswerOrder:
         return False
 
     def on_appended(self, parts: Sequence[Appended]) -> Sequence[Appended | Decided]:
-        """The log has these, in order. Returns what to answer now, in order."""
+        """The log has these entries, in order. Returns the answers to send now, in order."""
         if not self._queue:
             for part in parts:
                 self._known += part.count
@@ -71,7 +71,7 @@ class AnswerOrder:
         return ready
 
     def clear(self) -> None:
-        """Nothing is answered any more."""
+        """Forget the waiting answers."""
         self._queue.clear()
         self.waiting = 0
 

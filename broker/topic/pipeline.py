@@ -1,13 +1,13 @@
-"""The stages between a session and the log: what decides before a publish is appended.
+"""The stages between a session and the log: each may refuse or delay a publish.
 
 Theory of operation. A publish is a run of entries of one producer. Each stage in turn decides on
 it: append, and then the next stage decides; or an answer that ends it here (duplicate, refuse); or
 wait for the outcome of another publish. A stage may answer differently for parts of the run. The
 run is split there, and the later stages see only the parts that are left.
 
-A stage that waits answers so for all the rest of the run. The rest, and everything that its
-producer sends later, is held; once the outcome is known, the same stage decides on the rest anew,
-and the earlier stages do not see it again. So every stage sees the entries of a producer in send
+If a stage answers "wait", the rest of the run is held, and with it everything that its producer
+sends later. When the outcome is known, the same stage decides on the rest again. The earlier stages
+do not see it again. So every stage sees the entries of a producer in send
 order, and each entry until it has decided.
 
 Stages are machines: they do no I/O, and time is passed in.
@@ -70,8 +70,8 @@ class Publish:
 
     publisher: Publisher
     sends: SendRun
-    unknown: int  # of its entries, how many have no outcome yet
-    whole: Publish | None = None  # the one that this is a part of; None: it is no part
+    unknown: int  # the number of its entries without an outcome
+    whole: Publish | None = None  # the publish that this is a part of; None: it is no part
 
     @property
     def known(self) -> bool:
@@ -91,7 +91,7 @@ class Publish:
         return publish is not None
 
     def on_outcome(self, entries: int) -> None:
-        """The outcome of so many of its entries is known."""
+        """The outcome of this many of its entries is known now."""
         publish: Publish | None = self
         while publish is not None:
             publish.unknown -= entries
@@ -101,7 +101,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """The next entries are to be appended, as far as this stage is concerned."""
+    """This stage lets the next entries pass."""
 
     count: int
 
@@ -116,14 +116,14 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The next entries are not appended, and the producer is told why."""
+    """The next entries are not appended. The producer gets the error."""
 
     count: int
     error: Exception
 
 
 class Gate:
-    """What a stage holds publishes behind that wait for nothing but time. The stage opens it."""
+    """A stage holds publishes behind a gate when they wait only for time, and opens it later."""
 
     __slots__ = ("known",)
 
@@ -133,8 +133,8 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The rest of the run is decided on anew once the outcome of a publish is known, or once a gate
-    is open."""
+    """The stage decides on the rest of the run again when the outcome of a publish is known, or
+    when a gate is open."""
 
     # A publish that the same stage let through; None: what this run has before.
     until: Publish | Gate | None
@@ -164,7 +164,7 @@ class Held:
 
     @property
     def ready(self) -> bool:
-        """Whether it can be decided on, if it is the first that its producer has sent."""
+        """Whether the stage can decide on it, if it is the first of its producer that is held."""
         return self.until is None or self.until.known
 
 
@@ -175,8 +175,9 @@ class Pipeline:
         self.stages = stages
 
     def decide(self, publish: Publish, now: float, *, first: int = 0) -> list[Decided | Held]:
-        """What becomes of a publish, in the order of its entries; the stages before `first` have
-        decided. What follows a Held must wait for it, also if it is Decided. []: append all."""
+        """Let the stages from `first` on decide. Returns the parts of the publish in the order of
+        its entries; []: append all. Parts behind a Held must wait for it, even if they are
+        Decided."""
         stages = self.stages[first:] if first else self.stages
         for number, stage in enumerate(stages, first):
             answers = stage.decide(publish, now)
@@ -221,7 +222,7 @@ class SizeStage:
     consumer would have to expand to more than UNCOMPRESSED_FACTOR times that.
 
     Apache's clients compare the payload after compression with the announced size, so a message, or
-    a batch, may be larger before it.
+    a batch, may be larger before compression.
     """
 
     def __init__(self, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
@@ -249,7 +250,7 @@ class SizeStage:
 
 
 class ChecksumStage:
-    """Refuses entries whose bytes are not those of which their producer took the checksum."""
+    """Refuses entries whose bytes do not match the checksum of their producer."""
 
     def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
         stated = publish.sends.checksums
@@ -303,7 +304,7 @@ class DelayStage:
 
 
 class AccessModeStage:
-    """Refuses what an exclusive producer sends after another one has taken its place."""
+    """Refuses entries that an exclusive producer sends after another one has taken its place."""
 
     def __init__(self, topic: str, current_epoch: Callable[[], int]) -> None:
         self._topic = topic

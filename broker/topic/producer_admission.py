@@ -1,4 +1,4 @@
-"""Who may produce to a topic: names, access modes, the queue for exclusive access.
+"""Which producers a topic admits: names, access modes, the queue for exclusive access.
 
 A *connected* producer publishes. A *waiting* one asked for exclusive access (WaitForExclusive)
 while others were connected; when the last of these leaves, the first of the queue takes their
@@ -139,7 +139,7 @@ class ProducerAdmission:
         if self.holding:
             resume_all(self.holding, now)
 
-    # ---- who is in the way -----------------------------------------------------------------------
+    # ---- conflicting producers -------------------------------------------------------------------
 
     def _in_the_way(self, request: ProducerRequest) -> ProducerHandle | None:
         """A producer beside which the new one cannot be. None: it may come in."""

@@ -13,9 +13,11 @@ from urllib.parse import urlsplit
 
 import pytest
 from fakes.services import Service, standalone_process
+from prometheus_client import CollectorRegistry
 from pyspark.errors import StreamingQueryException
 
 import magnetar
+from magnetar.spark.progress import ProgressMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql.streaming.listener import QueryProgressEvent
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -101,9 +104,9 @@ def begin(writer: DataStreamWriter) -> StreamingQuery:
     raise AssertionError("Spark's Python process never connected")
 
 
-def run(frame: DataFrame, checkpoint: Path, sink: Sink) -> StreamingQuery:
+def run(writer: DataStreamWriter, checkpoint: Path, sink: Sink) -> StreamingQuery:
     """Read everything that is there now."""
-    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    writer = writer.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
     query = begin(writer.trigger(availableNow=True))
     assert query.awaitTermination(WAIT_S)
     assert query.exception() is None
@@ -130,7 +133,7 @@ def test_available_now_reads_in_limited_batches_and_goes_on_from_the_checkpoint(
     publish(client, topic, *numbers(0, 100), batch=10)
     frame = stream(spark, service, topic=topic, startingOffsets="earliest", maxRowsPerTrigger="30")
     sink = Sink()
-    query = run(frame, tmp_path / "checkpoint", sink)
+    query = run(frame.writeStream, tmp_path / "checkpoint", sink)
     assert [len(rows) for _, rows in sorted(sink.batches.items())] == [30, 30, 30, 10]
     assert sink.values == numbers(0, 100)
     progress = query.recentProgress[-1]["sources"][0]
@@ -138,10 +141,10 @@ def test_available_now_reads_in_limited_batches_and_goes_on_from_the_checkpoint(
     assert end[2] == 100
     publish(client, topic, *numbers(100, 105))
     later = Sink()
-    run(frame, tmp_path / "checkpoint", later)
+    run(frame.writeStream, tmp_path / "checkpoint", later)
     assert later.values == numbers(100, 105)
     nothing = Sink()
-    run(frame, tmp_path / "checkpoint", nothing)
+    run(frame.writeStream, tmp_path / "checkpoint", nothing)
     assert nothing.values == []
 
 
@@ -180,3 +183,42 @@ def test_a_running_query_reads_new_topics_decodes_and_fails_by_name(
     # From message 0 on if the stop came before the commit of the last batch.
     with pytest.raises(StreamingQueryException, match=f"{topic}-b: messages [01] to 1 were del"):
         again.awaitTermination(WAIT_S)
+
+
+class NotingMetrics(ProgressMetrics):
+    """Notes what is exported after each batch."""
+
+    def __init__(self, query: str, topic: str) -> None:
+        self.registry = CollectorRegistry()
+        self.exported: list[tuple[float | None, ...]] = []
+        self._labels = {"query": query}
+        self._topic = {"source": "0", "topic": f"persistent://public/default/{topic}"}
+        super().__init__(self.registry)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"magnetar_spark_{name}", self._labels | labels)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        super().onQueryProgress(event)
+        behind = (self.value(f"{unit}_behind", **self._topic) for unit in ("rows", "bytes"))
+        duration = self.value("batch_duration_seconds")
+        self.exported.append((*behind, self.value("input_rows_total"), duration))
+
+
+def test_progress_of_a_limited_query_is_exported_until_it_ends(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
+) -> None:
+    publish(client, topic, *numbers(0, 30))
+    metrics = NotingMetrics(f"{topic}-query", topic)
+    frame = stream(spark, service, topic=topic, startingOffsets="earliest", maxRowsPerTrigger="10")
+    spark.streams.addListener(metrics)
+    try:
+        run(frame.writeStream.queryName(f"{topic}-query"), tmp_path / "checkpoint", Sink())
+        wait_until(lambda: len(metrics.exported) == 3 and metrics.value("input_rows_total") is None)
+    finally:
+        spark.streams.removeListener(metrics)
+    rows, sizes, read, durations = zip(*metrics.exported, strict=True)
+    assert (rows, read) == ((20, 10, 0), (10, 20, 30))
+    assert sizes[0] > sizes[1] > sizes[2] == 0
+    assert min(durations) > 0
+    assert metrics.registry.get_sample_value("magnetar_spark_query_failures_total") == 0

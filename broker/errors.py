@@ -152,6 +152,14 @@ class NamespaceNotFound(BrokerError):
         self.namespace = namespace
 
 
+class RequestRefused(BrokerError):
+    """The request of a gRPC call was too large, too slow, or one too many."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the request was refused: {reason}")
+        self.reason = reason
+
+
 class TopicNotFound(BrokerError):
     """The topic does not exist, and the request does not create it."""
 

@@ -11,15 +11,16 @@ from google.protobuf.message import DecodeError, Message
 from magnetar.broker.errors import TopicNotFound
 from magnetar.broker.session import ranges
 from magnetar.broker.session.connection import Connection, Transport
+from magnetar.broker.session.limits import Requests
 from magnetar.broker.session.topic_ranges import TopicRanges, ledger_range
 from magnetar.protos import broker_pb2 as pb
 from magnetar.protos.errors import MalformedCommand
 from magnetar.protos.names import TopicName
 from magnetar.runtime.frames import StreamClosed
 from magnetar.runtime.grpc_frames import (
-    frame_reply_handler,
     frame_stream_handler,
-    unary_handler,
+    gated_reply_handler,
+    gated_unary_handler,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class BrokerService:
         self._endpoint: Endpoint
         self._sessions: set[FrameStream] = set()
         self._ranges = TopicRanges()
+        self._requests = Requests()
 
     def serve(self, endpoint: Endpoint) -> None:
         """Answer calls from now on; earlier calls wait for this. (A broker is made after its port
@@ -55,13 +57,13 @@ class BrokerService:
         """The methods of SERVICE, for `grpc_server`."""
         return {
             "Session": frame_stream_handler(self._session),
-            "PlanRange": unary_handler(self._plan),
-            "ReadRange": frame_reply_handler(self._read),
+            "PlanRange": gated_unary_handler(self._plan, self._requests),
+            "ReadRange": gated_reply_handler(self._read, self._requests),
             "FindTopics": self._call(pb.FindTopicsRequest, self._ranges.find),
             "PlanTopics": self._call(pb.PlanTopicsRequest, self._ranges.plan),
             "FindEntry": self._call(pb.FindEntryRequest, self._ranges.find_entry),
             "HoldTopics": self._call(pb.HoldTopicsRequest, self._ranges.hold),
-            "TopicPolicies": unary_handler(self._policies),
+            "TopicPolicies": gated_unary_handler(self._policies, self._requests),
         }
 
     def _call(
@@ -72,7 +74,7 @@ class BrokerService:
             asked = _parsed(kind, request)
             return (await answer(self._endpoint.broker, asked)).SerializeToString()
 
-        return unary_handler(handle)
+        return gated_unary_handler(handle, self._requests)
 
     @property
     def session_count(self) -> int:

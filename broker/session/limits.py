@@ -5,7 +5,8 @@ A refused connection gets an ERROR that says which limit it met, and is closed.
 Before CONNECT a client is unknown, so what it sends is bounded: HANDSHAKE_BYTES_MAX for a frame.
 gRPC gives a message only when it is whole, so there the size is known too late: at most
 HANDSHAKES_MAX streams are read before CONNECT. The others wait in FIFO order. While some wait, a
-stream that takes longer than HANDSHAKE_FAIR_S is closed.
+stream that takes longer than HANDSHAKE_FAIR_S is closed. The requests of other calls pass a gate of
+the same kind, which also bounds the bytes of those that are being answered.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
+from magnetar.broker.errors import RequestRefused
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 HANDSHAKE_BYTES_MAX: Final = 64 << 10
 """A CONNECT has some hundred bytes, and with a large token some kilobytes."""
@@ -27,6 +30,14 @@ HANDSHAKES_MAX: Final = 32
 
 HANDSHAKE_FAIR_S: Final = 1.0
 """A client on the other side of the world needs a third of it."""
+
+
+REQUEST_BYTES_MAX: Final = 2 << 20
+"""A thousand topics with their longest names. gRPC alone would take the largest frame."""
+
+REQUESTS_BYTES_MAX: Final = 64 << 20
+"""Of all requests that are being answered. Beyond it further ones are refused; honest ones have
+some kilobytes."""
 
 
 class ConnectionLimits:
@@ -111,6 +122,40 @@ class Handshakes:
             if now - since >= HANDSHAKE_FAIR_S:
                 give_up()
         self._timer = loop.call_later(HANDSHAKE_FAIR_S / 2, self._end_slow)
+
+
+class Requests:
+    """The requests of gRPC calls other than sessions: HANDSHAKES_MAX are read at once, and
+    REQUESTS_BYTES_MAX are being answered."""
+
+    def __init__(self) -> None:
+        self._reading = Handshakes()
+        self._bytes = 0
+
+    @asynccontextmanager
+    async def hold(self, read: Callable[[], Awaitable[bytes]]) -> AsyncIterator[bytes]:
+        """Read a request, and count it while inside. Raises RequestRefused."""
+        request = await self._read(read)
+        size = len(request)
+        if size > REQUEST_BYTES_MAX:
+            raise RequestRefused(f"it has {size} bytes; at most {REQUEST_BYTES_MAX} are allowed")
+        if self._bytes + size > REQUESTS_BYTES_MAX:
+            raise RequestRefused(f"requests of {self._bytes} bytes are being answered; try again")
+        self._bytes += size
+        try:
+            yield request
+        finally:
+            self._bytes -= size
+
+    async def _read(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as slow:
+                async with self._reading.place(lambda: slow.reschedule(loop.time())):
+                    return await read()
+        except TimeoutError:
+            reason = f"reading it took longer than {HANDSHAKE_FAIR_S:g} s while others waited"
+            raise RequestRefused(reason) from None
 
 
 def address_of(peer: str) -> str:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Never
+from functools import partial
+from typing import TYPE_CHECKING, Any, Never, Protocol
 
 import grpc
 from grpc import aio
@@ -30,6 +31,7 @@ from magnetar.runtime.supervise import is_bug, is_operating_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     Context = aio.ServicerContext[bytes, bytes]
     MethodHandler = grpc.RpcMethodHandler[bytes, bytes]
@@ -142,6 +144,57 @@ def unary_handler(handler: Callable[[bytes], Awaitable[bytes]]) -> MethodHandler
             await _fail(context, error)
 
     return grpc.unary_unary_rpc_method_handler(serve)
+
+
+class RequestGate(Protocol):
+    """Bounds what requests cost before their handlers have them."""
+
+    def hold(self, read: Callable[[], Awaitable[bytes]]) -> AbstractAsyncContextManager[bytes]:
+        """Read a request, and count it while inside."""
+
+
+def gated_unary_handler(
+    handler: Callable[[bytes], Awaitable[bytes]], gate: RequestGate
+) -> MethodHandler:
+    """As `unary_handler`, for clients that are not trusted. On the wire it is the same call; gRPC
+    gathers a request's bytes, beyond a first window, when the gate lets it be read."""
+
+    async def serve(_: object, context: Context) -> bytes:
+        try:
+            async with gate.hold(partial(_request_of, context)) as request:
+                return await handler(request)
+        except Exception as error:
+            await _fail(context, error)
+
+    return grpc.stream_unary_rpc_method_handler(serve)
+
+
+def gated_reply_handler(
+    handler: Callable[[bytes], AsyncIterator[Sequence[Buffer]]], gate: RequestGate
+) -> MethodHandler:
+    """As `frame_reply_handler`, for clients that are not trusted."""
+
+    async def serve(_: object, context: Context) -> None:
+        try:
+            async with (
+                gate.hold(partial(_request_of, context)) as request,
+                aclosing(handler(request)) as frames,  # type: ignore[type-var]
+            ):
+                async for parts in frames:
+                    await context.write(encode_frame(parts))
+        except aio.BaseError:
+            return  # the client is gone
+        except Exception as error:
+            await _fail(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(serve)
+
+
+async def _request_of(context: Context) -> bytes:
+    """The one message of the call; empty if the client sent none."""
+    read: Callable[[], Awaitable[object]] = context.read
+    message = await read()
+    return b"" if message is aio.EOF else message  # type: ignore[return-value]
 
 
 async def call_unary(channel: aio.Channel, method: str, request: bytes) -> bytes:

@@ -1,0 +1,89 @@
+"""What requests of gRPC calls may cost before the broker knows who sends them."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+from fakes.broker import running_broker
+from fakes.cluster_state import ClusterState
+
+from magnetar.broker.errors import RequestRefused
+from magnetar.broker.session.grpc import SERVICE
+from magnetar.broker.session.limits import (
+    HANDSHAKE_FAIR_S,
+    HANDSHAKES_MAX,
+    REQUEST_BYTES_MAX,
+    REQUESTS_BYTES_MAX,
+    Requests,
+)
+from magnetar.protos import broker_pb2
+from magnetar.runtime.errors import CallFailed
+from magnetar.runtime.grpc_frames import call_unary, open_channel
+
+
+async def answered(request: bytes) -> bytes:
+    return request
+
+
+async def never(started: list[object]) -> bytes:
+    started.append(None)
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_requests_that_never_end_hold_the_gate_until_others_wait() -> None:
+    requests, started = Requests(), list[object]()
+
+    async def slow() -> None:
+        with pytest.raises(RequestRefused, match="took longer than 1 s"):
+            async with requests.hold(partial(never, started)):
+                raise AssertionError
+
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(slow()) for _ in range(HANDSHAKES_MAX + 8)]
+        await asyncio.sleep(HANDSHAKE_FAIR_S / 2)
+        assert len(started) == HANDSHAKES_MAX
+        began = asyncio.get_running_loop().time()
+        async with requests.hold(partial(answered, b"honest")) as request:
+            assert request == b"honest"
+        assert asyncio.get_running_loop().time() - began < 2 * HANDSHAKE_FAIR_S
+        assert len(started) == HANDSHAKES_MAX + 8
+        for task in waiting:
+            task.cancel()
+
+
+async def test_the_bytes_of_requests_that_are_being_answered_are_bounded() -> None:
+    requests, end = Requests(), asyncio.Event()
+    largest = bytes(REQUEST_BYTES_MAX)
+
+    async def handle() -> None:
+        async with requests.hold(partial(answered, largest)):
+            await end.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(REQUESTS_BYTES_MAX // REQUEST_BYTES_MAX):
+            group.create_task(handle())
+        await asyncio.sleep(1)
+        with pytest.raises(RequestRefused, match="are being answered"):
+            async with requests.hold(partial(answered, b"x")):
+                raise AssertionError
+        end.set()
+    async with requests.hold(partial(answered, b"x")):
+        pass
+
+
+@pytest.mark.real_loop
+async def test_a_request_of_frame_size_is_refused_and_an_honest_one_answered() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        open_channel(broker.grpc_url.removeprefix("grpc://")) as channel,
+    ):
+        method = f"/{SERVICE}/PlanRange"
+        with pytest.raises(CallFailed, match="at most 2097152 are allowed"):
+            await call_unary(channel, method, bytes(REQUEST_BYTES_MAX + 1))
+        topic = "persistent://public/default/none"
+        asked = broker_pb2.PlanRangeRequest(topic=topic).SerializeToString()
+        reply = broker_pb2.PlanRangeReply.FromString(await call_unary(channel, method, asked))
+        assert not reply.exists

@@ -122,7 +122,7 @@ def test_ledgers_do_not_see_each_other(storage: Storage) -> None:
     assert storage.run(1, 5, ID_MAX, bytes_max=100, entries_max=10) == [b"1:5"]
 
 
-def test_the_greatest_ids(storage: Storage) -> None:
+def test_the_greatest_ids_are_stored_listed_and_deleted(storage: Storage) -> None:
     put_entries(storage, ID_MAX, [ID_MAX - 1, ID_MAX])
     assert storage.last_entry(ID_MAX) == (ID_MAX, b"%d:%d" % (ID_MAX, ID_MAX))
     run = storage.run(ID_MAX, ID_MAX - 1, ID_MAX, bytes_max=10**6, entries_max=10)

@@ -42,7 +42,7 @@ def demo(flights: int, picture: Path, **environment: str) -> subprocess.Complete
 
 
 @pytest.mark.spark
-def test_a_slice_of_the_year(tmp_path: Path) -> None:
+def test_a_demo_of_6000_flights_ends_with_equal_results(tmp_path: Path) -> None:
     try:
         require_java()
     except JavaMissing as missing:

@@ -219,7 +219,7 @@ def test_another_length_under_the_same_id_is_a_conflict() -> None:
     assert not same_entry(envelope(1, 5), bytes(longer))
 
 
-def test_twice_in_one_frame() -> None:
+def test_an_entry_repeated_in_one_frame_is_ok_and_with_another_payload_a_conflict() -> None:
     storage = FaultyStorage()
     admitted = make(storage).admit(
         decode_adds(add(1, 0) + add(1, 0) + add(1, 0, b"PAYLOAD")), verified=True
@@ -393,7 +393,9 @@ STEPS = st.lists(
 
 @given(steps=STEPS, cached=st.integers(1, 3))
 @settings(max_examples=200, deadline=None)
-def test_as_the_twin(steps: list[tuple], cached: int) -> None:
+def test_random_adds_and_fences_are_answered_as_by_the_twin(
+    steps: list[tuple], cached: int
+) -> None:
     storage, twin = FaultyStorage(), Twin()
     admission = make(storage, ledgers_cached_max=cached)
     for step in steps:

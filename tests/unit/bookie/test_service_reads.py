@@ -74,7 +74,7 @@ async def test_an_entry_that_is_not_synced_yet_can_be_read() -> None:
         assert await bookie.read(read_request(0, 0)) == some(0)
 
 
-async def test_an_unknown_ledger_and_an_empty_one() -> None:
+async def test_a_read_answers_no_such_ledger_then_after_a_fence_no_such_entry() -> None:
     async with running_bookie() as bookie:
         assert await bookie.read(read_request(5, 9)) == [none(5, BookieCode.NO_SUCH_LEDGER)]
         last = await bookie.service.last_confirmed(last_request())
@@ -145,7 +145,7 @@ async def test_too_many_reads_are_turned_away_as_unknown() -> None:
         assert answers.count([none(0, BookieCode.OVERLOADED)]) == 1
 
 
-async def test_the_last_entry_and_what_it_says_is_confirmed() -> None:
+async def test_last_confirmed_returns_the_last_entry_with_its_confirmed_and_length() -> None:
     async with running_bookie() as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 0), add(1, 4, confirmed=2), add(1, 3, confirmed=1))
@@ -233,7 +233,7 @@ async def test_a_second_fence_while_the_first_is_not_durable_waits_too() -> None
 
 @pytest.mark.parametrize("stride", [0, 3])
 @pytest.mark.parametrize(("for_good", "code"), [(False, "NO_SUCH_ENTRY"), (True, "DELETED")])
-async def test_no_answer_to_a_fence_that_went_with_its_copy(
+async def test_a_fence_that_was_removed_with_its_copy_is_made_again_before_the_answer(
     for_good: bool, code: str, stride: int
 ) -> None:
     """A left-over copy is removed between the fence and the answer: it is fenced again, durably."""

@@ -166,7 +166,7 @@ def test_a_lost_message_whose_outcome_was_unknown_is_no_anomaly() -> None:
     assert recovered(history) == 0
 
 
-def test_a_fault_must_have_bitten() -> None:
+def test_a_fault_without_effect_or_a_missing_fault_is_an_anomaly() -> None:
     history = History()
     history.faults = [Fault("kill-owner", "broker-1", 0, bitten=True)]
     assert check_faults(history, {"kill-owner": 1}) == []

@@ -37,7 +37,7 @@ def test_the_order_is_apaches(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     assert ours[0] != ours[1] or hash(ours[0]) == hash(ours[1])
 
 
-def test_the_ends_of_a_topic() -> None:
+def test_earliest_and_latest_are_those_of_apaches_client() -> None:
     assert MessageId.earliest.serialize() == pulsar.MessageId.earliest.serialize()
     assert MessageId.latest.serialize() == pulsar.MessageId.latest.serialize()
     assert MessageId.earliest < MessageId(-1, 0, 0) < MessageId.latest

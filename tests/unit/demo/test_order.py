@@ -26,7 +26,7 @@ def test_only_the_order_within_a_carrier_counts(rows: list[int], violations: int
     assert order.violations == violations
 
 
-def test_it_notes_which_consumers_had_a_carrier() -> None:
+def test_order_notes_which_consumers_had_a_carrier() -> None:
     order = Order(CARRIERS)
     order.on_first_processed(0, consumer=2)
     order.on_first_processed(2, consumer=1)

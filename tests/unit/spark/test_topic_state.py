@@ -19,7 +19,7 @@ EMPTY = TopicState("grpc://one:1", (), first_index=0, next_index=0)
 TRIMMED = TopicState("grpc://one:1", (), first_index=260, next_index=260)
 
 
-def test_the_ends_of_a_topic() -> None:
+def test_a_topic_begins_and_ends_at_its_first_and_next_message() -> None:
     assert STATE.earliest == Place(3, 0, 100)
     assert STATE.latest == Place(9, 5, 260)
     assert EMPTY.earliest == EMPTY.latest == Place(0, 0, 0)
@@ -43,7 +43,7 @@ def test_the_end_counts_the_bytes_that_follow_the_start() -> None:
         (Place(9, 5, 260), Place(9, 5, 260), []),
     ],
 )
-def test_the_entries_between_two_places(
+def test_spans_hold_the_entries_between_two_places(
     start: Place, end: Place, parts: list[tuple[int, int, int]]
 ) -> None:
     spans = STATE.spans("t", start, end)

@@ -38,7 +38,7 @@ async def records_of(nodes: BookieCluster) -> list[int]:
     return [ledger async for ledger in UnderReplicationRecords(nodes.store, ManualClock()).list()]
 
 
-async def test_the_word_stands_with_its_reason_until_it_is_taken_back() -> None:
+async def test_a_pause_lasts_with_its_reason_until_the_resume() -> None:
     store, clock = MemoryStore(), ManualClock(5)
     with pytest.raises(NoSuchCluster):
         await pause(store, clock, reason="")

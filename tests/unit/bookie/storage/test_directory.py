@@ -245,7 +245,7 @@ async def test_a_second_directory_under_the_same_name_is_refused(
         await cluster.start(used)
 
 
-async def test_two_that_start_at_once_as_the_same_bookie(tmp_path: Path) -> None:
+async def test_of_two_starts_of_one_bookie_at_once_the_second_is_refused(tmp_path: Path) -> None:
     """The other one gets its cookie in between our look and our compare-and-set."""
     theirs = BookieCookie(
         bookie=BookieId("b1"), incarnation="d" * 32, boot_epoch=1, cluster="c", start="5" * 32
@@ -286,7 +286,9 @@ async def test_a_refused_start_lets_go_of_the_lock(cluster: DirectoryCluster, us
     (await cluster.start(used)).close()
 
 
-async def test_a_path_that_is_no_directory(cluster: DirectoryCluster, tmp_path: Path) -> None:
+async def test_a_path_that_is_no_directory_is_refused(
+    cluster: DirectoryCluster, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_bytes(b"")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(errors.DirectoryUnusable, match=r"File exists|Not a directory"):

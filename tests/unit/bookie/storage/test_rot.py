@@ -46,11 +46,11 @@ TABLE = StorageFailed(
         ("IO error: Input/output error: While pread offset 0 len 4096: /d/000013.sst", False),
     ],
 )
-def test_only_the_content_of_a_table_is_meant(reason: str, rot: bool) -> None:
+def test_only_an_unreadable_table_counts_as_rot(reason: str, rot: bool) -> None:
     assert is_rot(StorageFailed("write", reason)) is rot
 
 
-def test_it_is_noted_of_one_incarnation(tmp_path: Path) -> None:
+def test_rot_is_noted_for_one_incarnation_only(tmp_path: Path) -> None:
     note_rot(tmp_path, "a" * 32, StorageFailed("sync", "Input/output error"))
     assert noted_rot(tmp_path, "a" * 32) is None
     note_rot(tmp_path, "a" * 32, TABLE)
@@ -58,7 +58,7 @@ def test_it_is_noted_of_one_incarnation(tmp_path: Path) -> None:
     assert noted_rot(tmp_path, "b" * 32) is None
 
 
-def test_a_note_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_note_of_rot_fails_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / ROTTEN).mkdir()
     with pytest.raises(DirectoryUnusable, match="a directory"):
         noted_rot(tmp_path, "a" * 32)
@@ -132,7 +132,9 @@ async def test_a_bookie_that_ended_over_a_rotten_table_restarts_as_a_new_incarna
     again.close()
 
 
-async def test_so_does_one_whose_scrub_cannot_list_the_ledgers(tmp_path: Path) -> None:
+async def test_a_bookie_whose_scrub_cannot_list_ledgers_restarts_as_a_new_incarnation(
+    tmp_path: Path,
+) -> None:
     cluster = DirectoryCluster()
     directory = await cluster.start(tmp_path)
     fill(directory)

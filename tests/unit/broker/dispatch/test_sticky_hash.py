@@ -15,7 +15,7 @@ def key_of(*, spread_keyless: bool = True, **fields: Any) -> bytes:
     return sticky_key(view, spread_keyless=spread_keyless)
 
 
-def test_hash_of_the_documentation_example() -> None:
+def test_the_documented_key_gets_the_documented_slot() -> None:
     hashed = hash_of("Order-3459134")
     assert hashed == 3112179635 & 0x7FFFFFFF == 964695987
     assert range_slot(hashed) == 6067  # Pulsar's documentation
@@ -33,7 +33,7 @@ def test_hash_of_the_documentation_example() -> None:
         ("你好", 48704, 43556),
     ],
 )
-def test_slots_of_known_keys(key: str, on_ring: int, in_range: int) -> None:
+def test_known_keys_get_the_slots_of_pulsar(key: str, on_ring: int, in_range: int) -> None:
     assert ring_slot(hash_of(key)) == on_ring
     assert range_slot(hash_of(key)) == in_range
 

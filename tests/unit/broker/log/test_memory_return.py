@@ -12,7 +12,7 @@ from magnetar.broker.main import return_memory
 from magnetar.runtime.memory import trim
 
 
-def test_it_is_returned_once_after_each_burst() -> None:
+def test_memory_is_returned_once_after_each_burst() -> None:
     memory = MemoryReturn()
     assert not memory.is_due(peak=BURST_BYTES - 1, used=0), "no burst"
     assert not memory.is_due(peak=BURST_BYTES, used=BURST_BYTES // 2), "it goes on"
@@ -52,7 +52,7 @@ def test_held_publishes_and_backlogs_read_ahead_count() -> None:
     budget.check()
 
 
-def test_the_c_library_is_asked() -> None:
+def test_trim_of_the_c_library_does_not_fail() -> None:
     held = [b"x" * 100_000 for _ in range(300)]
     held.clear()
     assert trim() in (True, False)

@@ -188,7 +188,7 @@ async def test_a_quarantined_topic_is_explained_and_not_opened() -> None:
         assert broker.broker.topics == []
 
 
-async def test_the_brokers_budget_and_metadata_are_reasons() -> None:
+async def test_a_full_publish_budget_and_lost_metadata_are_named_as_reasons() -> None:
     async with scene() as (broker, client, admin):
         await client.subscribe("t", "s", subType=SHARED)
         await client.flow(2)
@@ -236,7 +236,7 @@ async def test_a_partitioned_topic_is_asked_for_one_partition() -> None:
         ("other/key?key=k", 404, "other"),
     ],
 )
-async def test_what_is_wrong_is_refused_by_name(path: str, status: int, text: str) -> None:
+async def test_wrong_parameters_are_refused_by_name(path: str, status: int, text: str) -> None:
     async with scene() as (_, client, admin):
         await client.subscribe("t", "s", subType=SHARED)
         found = await admin.get(f"public/default/t/subscription/{path}")

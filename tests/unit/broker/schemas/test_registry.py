@@ -87,7 +87,7 @@ async def test_an_incompatible_schema_is_refused_and_stores_nothing() -> None:
     assert await registry.put(TOPIC, wrong, Strategy.ALWAYS_COMPATIBLE) == 1
 
 
-async def test_transitive_compares_with_what_latest_does_not() -> None:
+async def test_a_transitive_strategy_refuses_what_the_newest_version_allows() -> None:
     registry = registry_in(ClusterState())
     await registry.put(TOPIC, schema("a", required=("x",)), Strategy.FORWARD)
     await registry.put(TOPIC, schema("a"), Strategy.ALWAYS_COMPATIBLE)
@@ -125,7 +125,7 @@ async def test_deletion_leaves_a_mark_and_earlier_versions_readable() -> None:
     assert await registry.put(TOPIC, schema(required=("other",)), Strategy.FULL) == 2
 
 
-async def test_forced_deletion_begins_again() -> None:
+async def test_after_a_forced_deletion_versions_begin_at_0() -> None:
     registry = registry_in(ClusterState())
     await registry.put(TOPIC, schema("a"), Strategy.FULL)
     assert await registry.delete(TOPIC, force=True) == 0
@@ -135,7 +135,7 @@ async def test_forced_deletion_begins_again() -> None:
 
 
 @pytest.mark.real_loop  # large definitions are compared in a thread
-async def test_the_record_has_a_limit_that_is_named() -> None:
+async def test_a_schema_beyond_the_limit_of_the_record_is_refused_with_the_limit() -> None:
     registry = registry_in(ClusterState())
     large = [schema(f"f{number}", size=120_000) for number in range(9)]
     for each in large[:-1]:
@@ -163,7 +163,7 @@ async def test_without_automatic_updates_only_known_schemas_are_admitted() -> No
         await admit_producer(registry, TOPIC, schema("a", "b"), fixed)
 
 
-async def test_the_first_consumer_of_an_unused_topic_brings_the_schema() -> None:
+async def test_the_first_consumer_of_an_unused_topic_adds_its_schema() -> None:
     registry = registry_in(ClusterState())
     with pytest.raises(IncompatibleSchema, match="active topic"):
         await admit_consumer(registry, TOPIC, schema("a"), FULL, in_use=True)
@@ -189,14 +189,14 @@ async def test_a_consumer_with_an_earlier_version_must_read_the_newest() -> None
     await admit_consumer(registry, TOPIC, schema(required=("a",)), never, in_use=True)
 
 
-async def test_a_topic_of_bytes_admits_consumers_where_all_is_compatible() -> None:
+async def test_with_always_compatible_a_topic_of_bytes_admits_consumers_with_a_schema() -> None:
     registry = registry_in(ClusterState())
     always = SchemaRules(Strategy.ALWAYS_COMPATIBLE, auto_update=True, validation=False)
     await admit_consumer(registry, TOPIC, schema("a"), always, in_use=True)
     assert await registry.versions(TOPIC) == ()
 
 
-async def test_a_refusal_is_not_by_an_old_view_of_the_store() -> None:
+async def test_a_stale_view_of_the_store_does_not_refuse_a_schema() -> None:
     """Apache's clients give up on it."""
     cluster = ClusterState()
     here, there = registry_in(cluster), registry_in(cluster)

@@ -247,7 +247,9 @@ async def test_causes_are_explained_alone_and_in_pairs(
 
 
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED, EXCLUSIVE, FAILOVER])
-async def test_no_consumer_and_nothing_in_the_backlog(kind: SubscriptionType) -> None:
+async def test_a_missing_consumer_and_an_empty_backlog_are_explained(
+    kind: SubscriptionType,
+) -> None:
     async with scene(kind) as it:
         await it.rig.topic.ensure_subscription("s", EARLIEST)
         assert [reason.why for reason in it.reasons()] == [Why.NO_CONSUMERS]
@@ -295,7 +297,7 @@ async def test_draining_hashes_name_their_consumers_and_counts(more: str) -> Non
         assert unblocking.next_s == pytest.approx(0.01)
 
 
-async def test_full_look_ahead_and_hash_without_a_consumer() -> None:
+async def test_a_full_look_ahead_and_a_hash_without_a_consumer_are_explained() -> None:
     sticky = KeySharedPolicy(KeySharedMode.STICKY, ranges=(HashRange(0, 100),))
     settings = KeySharedSettings(look_ahead_per_consumer=5)
     async with scene(KEY_SHARED, key_shared=settings) as it:
@@ -310,7 +312,7 @@ async def test_full_look_ahead_and_hash_without_a_consumer() -> None:
         assert "5 entries wait for a consumer with their hash" in unassigned.detail
 
 
-async def test_standby_and_switch_of_a_failover_subscription() -> None:
+async def test_standby_and_switch_of_a_failover_subscription_are_explained() -> None:
     async with scene(FAILOVER) as it:
         await it.rig.topic.ensure_subscription("s", EARLIEST)
         one = await it.join("c1", 2, priority=1)
@@ -329,7 +331,7 @@ async def test_standby_and_switch_of_a_failover_subscription() -> None:
         assert Why.DRAINING not in {reason.why for reason in it.reasons()}
 
 
-async def test_seek_deletion_and_a_closed_topic() -> None:
+async def test_a_seek_a_deletion_and_a_closed_topic_are_explained() -> None:
     async with scene(SHARED) as it:
         await it.rig.topic.ensure_subscription("s", EARLIEST)
         await it.publish_keyed(2)

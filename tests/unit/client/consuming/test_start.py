@@ -12,7 +12,7 @@ SMALL = st.integers(0, 3)
 
 
 @given(st.tuples(SMALL, SMALL, st.integers(0, 4)), st.tuples(SMALL, SMALL), st.booleans())
-def test_against_comparing_ids(
+def test_messages_before_the_start_are_skipped_as_comparing_ids_says(
     at: tuple[int, int, int], key: tuple[int, int], inclusive: bool
 ) -> None:
     ledger, entry, index = at
@@ -38,7 +38,7 @@ def test_the_ends_of_a_topic_skip_nothing() -> None:
         assert Start(end, inclusive=False).skipped((1, 2), 3) == 0
 
 
-def test_whether_the_last_message_is_wanted() -> None:
+def test_a_start_is_before_the_last_message_if_that_message_is_wanted() -> None:
     for place, inclusive, last, wanted in [
         (MessageId(-1, 1, 2, 0, 3), False, MessageId(-1, 1, 2, 2, 3), True),
         (MessageId(-1, 1, 2, 2, 3), False, MessageId(-1, 1, 2, 2, 3), False),

@@ -56,7 +56,7 @@ def non_persistent_router(broker: "Broker") -> APIRouter:
 
     @router.get("/{tenant}/{namespace}/{bundle}")
     async def list_bundle(tenant: str, namespace: str, bundle: BundleRange) -> list[str]:
-        """List the topics of a bundle that are open. Its owner answers."""
+        """List the open topics of a bundle. The owner of the bundle answers."""
         name = namespace_name(tenant, namespace)
         return await cluster.open_non_persistent(broker, name, bundle)
 
@@ -91,7 +91,7 @@ def non_persistent_router(broker: "Broker") -> APIRouter:
     async def create_subscription(
         tenant: str, namespace: str, topic: str, subscription: str
     ) -> None:
-        """Create a subscription. It counts what is dropped while it has no consumer."""
+        """Create a subscription. It counts the messages dropped while it has no consumer."""
         name = topic_name(tenant, namespace, topic, _DOMAIN)
         of = subscription_name(subscription)
         await subscriptions.create_subscription(broker, name, of, LATEST)

@@ -1,16 +1,16 @@
 """Deleting a topic, so that a crash at any step leaves something that another broker can finish.
 
-Theory of operation. Four steps, each of which may be made again:
-    1. A *tombstone* is written, beside the topic's record: it names the topic that is to be deleted
-       and leads the sweeper to a deletion that has stopped half-way.
+Theory of operation. Four steps, each of which may be repeated:
+    1. The broker writes a *tombstone* beside the topic's record. It names the topic that is being
+       deleted, so that the sweeper finds a deletion that has stopped half-way.
     2. One compare-and-set of the topic's record says `deleted` and lists all ledgers, of data and
        of cursors, as being deleted. The topic is deleted from now on: every owner that reads the
        record is fenced, and no broker opens the topic.
     3. The ledgers, the topic's own policies and its schema are deleted.
     4. The record is deleted, if it is still that of the deleted topic (`incarnation`).
 
-The tombstone stays until all other brokers that were registered at the deletion have ended. It is
-used three times. A new topic of the same name begins above the old epochs, so that a stale owner
+The tombstone stays until all other brokers that were registered at the deletion have ended. It has
+three uses. A new topic of the same name begins above the old epochs, so that a stale owner
 that knows nothing of incarnations (an earlier version of Magnetar) is fenced, too. It begins above
 the version of the removed record, so that a write which a stale owner began before the deletion
 fails. And the tombstone names the producers and consumers that were connected: when they reconnect,
@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LEDGERS_PER_PASS: Final = 100
-"""Deleted between two changes of the topic's record. A crash repeats as many deletions."""
+"""Deleted between two changes of the topic's record. A crash repeats this many deletions at
+most."""
 
 CLIENTS_MAX: Final = 1_000
 """Names of connected clients that a tombstone keeps: about 60 KB. Clients beyond it may make the
@@ -60,16 +61,16 @@ RETURN_S_MAX: Final = 600.0
 pause between two attempts of Pulsar's clients."""
 
 STALLED_S: Final = 30.0
-"""A deletion that was begun so long ago is finished by the sweeper."""
+"""The sweeper finishes a deletion that began longer ago."""
 
 TOMBSTONE_S_MAX: Final = 86_400.0
-"""A tombstone is removed after a day also while brokers of its time still run: with many deletions
-they would gather, and the incarnation fences stale owners by itself."""
+"""The sweeper removes a tombstone after a day even if brokers of its time still run. Tombstones
+must not gather, and the incarnation alone fences stale owners."""
 
 
 class TopicDeletions:
     """How this broker deletes topics and finishes the deletions of others. Calls raise
-    MetadataError, LedgerError and InvalidRecord: what was begun is finished later then."""
+    MetadataError, LedgerError and InvalidRecord: the sweeper then finishes the deletion later."""
 
     def __init__(self, store: MetadataStore, ledgers: LedgerStore, clock: Clock) -> None:
         self._store = store
@@ -117,7 +118,7 @@ class TopicDeletions:
         """Finish the deletion of a topic whose record says that it is deleted. Without such a
         record nothing is done. Any broker may call this, also several at once."""
         schema_path = paths.schema(name.tenant, name.namespace, name.topic)
-        schema = await self._store.get(schema_path)  # before it is known that the topic is deleted
+        schema = await self._store.get(schema_path)  # read before the topic's record
         stored = await self._store.get(topic_path(name))
         if stored is None:
             return
@@ -128,7 +129,7 @@ class TopicDeletions:
         if name == name.base:
             own = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
             await self._update(own, lambda _: DELETE)
-            if schema is not None:  # one of a topic that was made meanwhile has another record
+            if schema is not None:  # a topic that was created since has another one
                 await self._update(schema_path, same_or_keep(schema.value))
         await self._note_version(name, record)
         await self._update(
@@ -152,18 +153,18 @@ class TopicDeletions:
         await self._update(paths.deleted_topic(str(name)), note)
 
     async def tombstone(self, name: TopicName) -> TopicTombstone | None:
-        """What is left of an earlier topic of this name; None: nothing."""
+        """The tombstone of an earlier topic of this name; None: there is none."""
         stored = await self._store.get(paths.deleted_topic(str(name)))
         return None if stored is None else decode_tombstone(stored.value)
 
     def refuses(self, tombstone: TopicTombstone, client: str, *, reconnects: bool) -> bool:
-        """Whether this client is one of the deleted topic, which it must not make anew."""
+        """Whether this client used the deleted topic, so that it must not create it again."""
         age_s = (self._clock.now_ms() - tombstone.deleted_ms) / 1_000
         return age_s < RETURN_S_MAX and (reconnects or client in tombstone.clients)
 
     async def sweep(self, brokers: Mapping[str, str]) -> None:
-        """Finish what brokers that died have begun, and remove the tombstones that are not needed
-        any more. `brokers`: those that are registered, with their incarnations."""
+        """Finish the deletions that dead brokers have begun, and remove tombstones that are no
+        longer needed. `brokers`: those that are registered, with their incarnations."""
         for child in await self._store.children(paths.DELETED_TOPICS):
             path = f"{paths.DELETED_TOPICS}/{child}"
             try:
@@ -218,7 +219,7 @@ class TopicDeletions:
             for ledger in left[:LEDGERS_PER_PASS]:
                 try:
                     await self._ledgers.delete(ledger)
-                except InvalidRecord as error:  # it stays, and the topic must not stay with it
+                except InvalidRecord as error:  # delete the topic without this ledger
                     refused.add(ledger)
                     log.warning(
                         "cannot delete a ledger", topic=str(name), ledger=ledger, error=str(error)

@@ -64,7 +64,7 @@ class ConsumerStats(_Statistics):
     msg_rate_redeliver: float = Field(default=0.0, description="messages per second")
     message_ack_rate: float = Field(
         default=0.0,
-        description="messages per second; of Exclusive and Failover from the average batch",
+        description="messages per second; on Exclusive and Failover by the average batch",
     )
     chunked_message_rate: float = Field(
         default=0.0, description="entries with a part of a message, per second"
@@ -129,7 +129,9 @@ class SubscriptionStats(_Statistics):
     msg_drop_rate: float = Field(
         default=0.0, description="messages of a non-persistent topic dropped per second"
     )
-    active_consumer_name: str = Field(default="", description="empty: none, or all are")
+    active_consumer_name: str = Field(
+        default="", description="empty: no consumer is active, or all are"
+    )
     message_ack_rate: float = Field(default=0.0, description="messages per second")
     chunked_message_rate: float = 0.0
     blocked_subscription_on_unacked_msgs: bool = Field(
@@ -189,7 +191,7 @@ class TopicStats(_Statistics):
     publishers: list[PublisherStats]
     subscriptions: dict[str, SubscriptionStats]
     hidden_subscriptions: dict[str, SubscriptionStats] = Field(
-        default_factory=dict, description="not durable, and named as a durable subscription"
+        default_factory=dict, description="non-durable subscriptions with the name of a durable one"
     )
     managed_ledger: dict[str, Any] | None = Field(
         default=None, description="null: the topic is not stored"
@@ -207,7 +209,9 @@ class PartitionedMetadata(BaseModel):
 
     partitions: int = Field(description="0: the topic is not partitioned", ge=0, le=INT64_MAX)
     properties: dict[str, str] = Field(default_factory=dict)
-    deleted: bool = Field(default=False, description="its deletion is not finished: ask again")
+    deleted: bool = Field(
+        default=False, description="its deletion is not finished: repeat the request"
+    )
 
 
 class PartitionedStats(TopicStats):
@@ -232,7 +236,9 @@ class CursorStats(_Statistics):
     """The cursor of one durable subscription."""
 
     mark_delete_position: str
-    durable_mark_delete_position: str = Field(description="as far as a crash would not undo it")
+    durable_mark_delete_position: str = Field(
+        description="the mark-delete position that a crash cannot undo"
+    )
     read_position: str | None
     number_of_entries_in_backlog: int
     individually_deleted_messages: list[str] = Field(
@@ -255,7 +261,9 @@ class InternalStats(_Statistics):
     current_ledger_size: int = Field(description="bytes, one copy")
     pending_add_entries_count: int = Field(description="entries that are not durable yet")
     last_confirmed_entry: str
-    terminated: str | None = Field(description="the last message for good; null: not terminated")
+    terminated: str | None = Field(
+        description="position of the last message of a terminated topic; null: not terminated"
+    )
     cursor_ledgers: list[int] = Field(description="of all cursors together")
     delayed_ledgers: list[int] = Field(description="with the indexes of delayed messages")
     ledgers_to_delete: int = Field(description="dropped ledgers whose deletion is not complete")
@@ -281,7 +289,7 @@ class OrphanedLedger(_Statistics):
     """A ledger that belongs to no topic."""
 
     ledger_id: int
-    topic: str = Field(description="for which a broker created it")
+    topic: str = Field(description="the topic for which a broker created it")
     kind: str = Field(description="data or cursor")
     created_at: int = Field(description="milliseconds since 1970-01-01 UTC")
 
@@ -294,7 +302,9 @@ class OrphanPage(_Statistics):
     deleted: int
     kept: dict[str, int] = Field(description="how many ledgers are kept, by reason")
     orphans: list[OrphanedLedger]
-    next_after: int | None = Field(description="go on behind this ledger; null: that was all")
+    next_after: int | None = Field(
+        description="`after` of the next page; null: this is the last page"
+    )
 
 
 class TerminatedAt(BaseModel):

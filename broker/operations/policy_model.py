@@ -4,7 +4,7 @@ Each model has `record`, the value to store, and `of`, which makes the body from
 units differ: Pulsar's retention has minutes and MB, the record has seconds and bytes. Pulsar's
 rates have -1 where the record has 0: no limit.
 
-A key that a model does not know is refused, so that a misspelt one has an effect.
+A model refuses unknown keys, so that a misspelt key is noticed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Body(BaseModel):
 
 
 class RetentionBody(_Body):
-    """How much of what all subscriptions acknowledged is kept. 0: none; -1: all of it."""
+    """How long and how many acknowledged messages are kept. 0: none; -1: no limit."""
 
     retention_time_in_minutes: _Minutes
     retention_size_in_mb: _SizeMB = Field(alias="retentionSizeInMB")

@@ -19,7 +19,7 @@ log = get_logger(__name__)
 
 
 class BrokerDirectory:
-    """The live brokers by id. `run` keeps the view; `refresh` reads it at once."""
+    """The live brokers by id. `run` keeps them fresh; `refresh` reads them at once."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -32,7 +32,7 @@ class BrokerDirectory:
         return self._live
 
     async def run(self) -> None:
-        """Follow the registrations until cancelled. Supervised: a failed read is made again."""
+        """Follow the registrations until cancelled. Supervised: a failed read is repeated."""
         unwatch = self._store.watch(paths.BROKERS_AVAILABLE, self._changed.set)
         try:
             self._changed.set()
@@ -44,7 +44,7 @@ class BrokerDirectory:
             unwatch()
 
     async def refresh(self) -> None:
-        """Read the registrations now. Raises MetadataError; the former view stays then."""
+        """Read the registrations now. Raises MetadataError; `live` is then unchanged."""
         live: dict[BrokerId, BrokerRegistration] = {}
         for name in await self._store.children(paths.BROKERS_AVAILABLE):
             broker = BrokerId(paths.unquoted(name))

@@ -34,7 +34,7 @@ class Entry:
     """Messages that are stored together."""
 
     target: Target
-    first_row: int  # of the task, of the first message
+    first_row: int  # number in the task of the row of the first message
     messages: list[OutgoingMessage] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     bytes: int = 0
@@ -53,7 +53,7 @@ class Cutter:
 
     1. Each message is in exactly one entry, open or cut.
     2. Messages of one target and key keep their order.
-    3. Sequence ids rise from 1 to 1 over the cut entries, from `first_sequence_id` on.
+    3. Sequence ids rise by 1 from message to message of the cut entries, from `first_sequence_id`.
     """
 
     def __init__(self, *, first_sequence_id: int | None, by_key: bool, open_bytes_max: int) -> None:

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mutants import bookies, ledgers, lives, repairs, scrubs, stores, topics
+from mutants import bookies, ledgers, lives, repairs, scrubs, silences, stores, topics
 from mutants.plant import MUTANTS, Firings, Mutant, planted
 from world.scenario import play
 
@@ -32,6 +32,7 @@ __all__ = [
     "main",
     "repairs",
     "scrubs",
+    "silences",
     "stores",
     "topics",
 ]

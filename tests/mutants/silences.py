@@ -1,0 +1,20 @@
+"""A bug that two brokers which serve one topic at a time must meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mutants import bookies
+from mutants.plant import MUTANTS, enter
+from world.scenarios import SCENARIOS
+
+__all__ = ["bookies"]
+
+enter(
+    replace(
+        MUTANTS["a fenced ledger takes adds"],
+        name="a fenced ledger takes the adds of an owner that was wrongly replaced",
+        scene=SCENARIOS["silent"],
+        seeds=12,
+    )
+)

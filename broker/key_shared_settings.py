@@ -13,9 +13,9 @@ class KeySharedSettings:
     enabled: bool = True
     # AUTO_SPLIT: points of each consumer on the ring; 0: auto-split hash ranges, without a ring.
     ring_points: int = 100
-    # An unblocked key waits so long, so that one read serves many of them.
+    # An unblocked key waits this long, so that one read serves many keys.
     unblocking_interval_s: float = 0.010
-    # Entries without a key: each has one of its own. False: they share NONE_KEY.
+    # Each entry without a key gets a key of its own. False: they share NONE_KEY.
     spread_keyless: bool = True
     # Entries that wait for their consumer while the dispatcher reads on for the others: about 200
     # bytes each, 8 MB for a subscription.

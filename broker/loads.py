@@ -1,4 +1,4 @@
-"""How many topics are being loaded at once, and how many may wait for it.
+"""Limits the topics that are loaded at once, and those that wait.
 
 A load reads and writes the metadata store and recovers ledgers. After a failover clients ask for
 thousands of topics at once: loads beyond the limit wait in FIFO order, and beyond the queue's limit

@@ -27,7 +27,7 @@ class MessageBatch:
         """Return the messages of a batch.
 
         `data`: the batch. `size`: the number of its messages. Raises InvalidMessage if the batch
-        does not consist of so many messages.
+        does not consist of this many messages.
         """
         _expect("data", data, bytes)
         _expect("size", size, int)

@@ -5,7 +5,7 @@ stream of adds has a connection of its own, and so has each read that is under w
 do not wait behind entries, and cancelling a read ends its connection and no other read. The
 connection of a read that was completed serves the next one.
 
-This is the only module of ledgers that imports grpc's world.
+This is the only module of `bookie/ledger` that uses gRPC.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ SERVICE: Final = "/magnetar.bookie.Bookie"
 CLOSE_S: Final = 1.0
 
 READS_MAX: Final = 32
-"""Reads at one time; others wait in FIFO order. The bookie reads with one thread, and refuses what
-goes beyond 256 waiting reads (READS_WAITING_MAX): those of eight such processes."""
+"""Reads at one time; others wait in FIFO order. The bookie reads with one thread, and refuses a
+read while 256 wait (READS_WAITING_MAX), which are the reads of eight such processes."""
 
 IDLE_READS_MAX: Final = 2
 """Connections that are kept for the next read. A new one costs about 0.2 ms."""

@@ -29,8 +29,8 @@ READ_BYTES_MAX: Final = 2 << 20
 
 UNANSWERED_BYTES_MAX: Final = 1 << 20
 """Bytes of one ledger in flight to the bookie. A disk that syncs in 5 ms stores 200 MB/s of them.
-More would only delay the appends of writers (measured with 8 MiB: their median latency rose from 4
-to 50 ms, now to 9)."""
+More would only delay the appends of writers (measured: with 8 MiB their median latency rises from
+4 to 50 ms, with this limit to 9)."""
 
 
 async def copy_entries(

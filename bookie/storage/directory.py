@@ -123,7 +123,7 @@ class DataDirectory:
         remove_former(self.path, incarnation)
 
     def close(self) -> None:
-        """Close in good order; nothing may be running. Raises StorageFailed."""
+        """Close cleanly; nothing may be running. Raises StorageFailed."""
         for former in self.formers.values():
             if former is not None:
                 with suppress(StorageFailed):

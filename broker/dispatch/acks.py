@@ -53,8 +53,8 @@ class Redeliveries(Protocol):
 
 
 def unacked_messages(entry: StoredEntry, acks: Acks) -> tuple[int, tuple[int, ...]]:
-    """The number of unacknowledged messages of the entry, and its ack set. 0: the whole entry is
-    acknowledged. (): no message of it is."""
+    """The number of unacknowledged messages of the entry, and its ack set. 0 and (): the whole
+    entry is acknowledged. A number and (): no message of it is."""
     if acks.is_acked(entry.position):
         return 0, ()
     if not entry.view.is_batch:

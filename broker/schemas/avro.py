@@ -199,7 +199,7 @@ class _Parser:
                 raise NotAvro(f"a field of {_shown(made.name)} has no type")
             name = item.get("name")
             if not _is_name(name) or name in made.fields:
-                raise NotAvro(f"{_shown(name)} is no name of a field, or a second one")
+                raise NotAvro(f"{_shown(name)} is not a name of a field, or the name of two")
             kind, canonical = self.type(item["type"], namespace, depth + 1)
             names = (name, *sorted(set(self._aliases(item))))
             made.fields[name] = Field(name, kind, "default" in item, names)
@@ -226,7 +226,7 @@ class _TooManySteps(Exception):
 
 
 class _Resolution:
-    """What was compared: pairs of types that refer to themselves are compared once."""
+    """The pairs of types that were compared. Each pair is compared once, so recursion ends."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], str] = {}

@@ -87,7 +87,7 @@ class AvroSchema(Schema):
         return lambda data: self._decoded(data, parsed, reader, check)
 
     def _reader_of(self, writer: Any) -> Any:
-        """A record that only has another name is read all the same, as by Apache's client."""
+        """A record of another name is read, too, as by Apache's client."""
         if not (isinstance(writer, dict) and isinstance(self._schema, dict) and "name" in writer):
             return self._parsed
         if _last_part(writer["name"]) == _last_part(str(self._schema.get("name"))):
@@ -127,5 +127,5 @@ def _parsed(definition: Any) -> Any:
 
 
 def _last_part(name: str) -> str:
-    """Of a name with its namespace."""
+    """The name without its namespace."""
     return name.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""What an administrator can ask of tenants and namespaces: list, create, read, change and delete.
+"""Administration of tenants and namespaces: list, create, read, change and delete.
 
 Any broker carries these out by compare-and-set. A namespace must not be left without its tenant
 when one is created while the other is deleted. So the creator writes the namespace first and then

@@ -1,7 +1,7 @@
-"""What an administrator can ask of partitioned topics.
+"""Administration of partitioned topics.
 
-The partitions of a topic have different owners. What each of them must do is asked of it through
-`Ask`, which the caller passes in.
+The partitions of a topic have different owners. The broker that gets a request sends a part of it
+to each owner through `Ask`, which the caller passes in.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ async def list_partitioned_topics(
 async def delete_partitioned_topic(
     broker: Broker, name: TopicName, ask: Ask, *, force: bool
 ) -> None:
-    """Delete all partitions, then the topic. After a failure the topic cannot be used, and the same
-    request again goes on. Without `force`, a partition that is in use refuses, and nothing is
-    deleted if that is known before.
+    """Delete all partitions, then the topic. After a failure the topic cannot be used, and the
+    same request continues the deletion. Without `force`, a partition that is in use refuses; if
+    that is known at the start, nothing is deleted.
 
     Raises TopicNotFound, PartitionBusy, PartitionFailed.
     """
@@ -128,8 +128,8 @@ async def partitioned_stats(
 async def terminate_partitioned_topic(
     broker: Broker, name: TopicName, ask: Ask
 ) -> dict[int, TerminatedAt]:
-    """Let no partition take more messages, for good. Returns the last message of each, by number.
-    After a failure the same request again finishes it. Raises TopicNotFound, PartitionFailed."""
+    """Terminate all partitions: they take no more messages. Returns the last message of each, by
+    number. After a failure, the same request finishes it. Raises TopicNotFound, PartitionFailed."""
     record = await broker.catalog.partitioned.require(name)
     names = [name.with_partition(index) for index in range(record.partitions)]
     answers = await _ask_all(names, "POST", "/terminate", ask)
@@ -147,9 +147,9 @@ async def terminate_partitioned_topic(
 
 
 def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One description for several of the same form: numbers are added, of times and ages the latest
-    or earliest stays, maps and named lists are merged by name, other lists are united, of other
-    values the first stays that says something."""
+    """Merge descriptions of the same form. Numbers are added. Of times and ages, the latest or the
+    earliest is taken. Maps and named lists are merged by name, other lists are united. Of other
+    values, the first that is not empty is taken."""
     total: dict[str, Any] = {}
     for part in parts:
         for key, value in part.items():

@@ -1,4 +1,4 @@
-"""What an administrator can ask of policies: read, set and remove one, of a namespace or a topic.
+"""Administration of policies: read, set and remove one, of a namespace or a topic.
 
 Any broker carries these out: records change by compare-and-set, and the brokers that serve the
 topics see the change by their watches, some milliseconds later. All partitions of a topic share the

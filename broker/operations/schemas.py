@@ -1,4 +1,4 @@
-"""What an administrator can ask of schemas. Any broker answers: they are in the metadata store."""
+"""Administration of schemas. Any broker answers: schemas are in the metadata store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an administrator can ask of subscriptions: list, create, delete, move and peek.
+"""Administration of subscriptions: list, create, delete, move and peek.
 
 Operations raise ServedElsewhere, BundleUnavailable and TopicNotFound as those on topics do.
 """

@@ -1,4 +1,4 @@
-"""What an administrator can ask of topics: list them, create, delete and look at one.
+"""Administration of topics: list them, create, delete and look at one.
 
 Operations on one topic raise ServedElsewhere when another broker serves it, BundleUnavailable while
 it is between brokers, and what opening it raises.

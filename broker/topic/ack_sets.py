@@ -34,7 +34,7 @@ two words, or 16,000 of 1,000 messages."""
 
 
 class AckSets:
-    """Of one subscription."""
+    """The ack sets of one subscription."""
 
     __slots__ = ("_cursor", "_older", "_sizes", "_subscription", "_unknown", "_unknown_words")
 

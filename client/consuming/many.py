@@ -2,7 +2,7 @@
 
 It has the methods of a Subscriber. The topics share one queue, in which each has a part; each topic
 has its own permits, acknowledgements and redeliveries. A source (sources.py) says which topics they
-are; topics join and leave while the consumer runs.
+are. While the consumer runs, it *joins* new topics (subscribes to them) and *leaves* deleted ones.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ManySubscriber:
         self._parts = parts
         self._letters = letters
         self._paused = False
-        self._past = ConsumerStatistics()  # of topics that have left
+        self._past = ConsumerStatistics()  # of topics that the consumer has left
         self._children: dict[str, Subscriber] = {}
         self._wanted: set[str] = set()  # the topics that the source reports
         self._failed: dict[str, PulsarException] = {}  # wanted topics that could not be joined
@@ -110,7 +110,7 @@ class ManySubscriber:
     async def open(self) -> None:
         """Join the topics. If one cannot be joined, close the consumer and raise the reason.
 
-        A source may allow that topics are missing; they join later.
+        A source may allow that topics are missing; the consumer joins them later.
         """
         self._parts.live.add(self)
         try:
@@ -153,7 +153,7 @@ class ManySubscriber:
 
     def on_taken(self, message: Message) -> None:
         child = self._children.get(message.delivery.topic)
-        if child is not None:  # None: the topic has left
+        if child is not None:  # None: the consumer has left the topic
             child.on_taken(message)
 
     def on_returned(self, messages: Sequence[Message]) -> None:
@@ -202,7 +202,7 @@ class ManySubscriber:
             child.redeliver_unacknowledged()
 
     def pause(self, _: object = None) -> None:
-        """Request no more messages of any topic, also of those that join later."""
+        """Request no more messages of any topic, also of those joined later."""
         self._paused = True
         for child in self.cores:
             child.pause()
@@ -221,7 +221,7 @@ class ManySubscriber:
         return total
 
     async def statistics(self) -> ConsumerStatistics:
-        """Return the sums of all topics; those that have left count, too."""
+        """Return the sums of all topics, including those that the consumer has left."""
         return replace(self.stats)
 
     def _topic_of(self, message_id: MessageId) -> str:
@@ -232,7 +232,7 @@ class ManySubscriber:
         return found if found in self._children else ""
 
     def _child(self, message_id: MessageId) -> Subscriber | None:
-        """Return the consumer of the id's topic; None if the topic has left."""
+        """Return the consumer of the id's topic; None if it has left the topic."""
         return self._children.get(self._topic_of(message_id))
 
     # Requests
@@ -322,7 +322,7 @@ class ManySubscriber:
 
     @property
     def is_missing_some(self) -> bool:
-        """Return whether a topic that the source reports is not joined yet, or could not be."""
+        """Return whether the consumer is not subscribed to one of the reported topics."""
         return bool(self._failed) or not self.is_attached
 
     def on_topics(self, topics: Collection[str]) -> None:
@@ -361,7 +361,7 @@ class ManySubscriber:
 
     @property
     def _later(self) -> Subscription:
-        """What topics that join later are asked for: everything, so that no message is missed."""
+        """The subscription to a topic that is joined later: from its first message on."""
         start = None if self.subscription.is_durable else MessageId.earliest
         return replace(self.subscription, initial_position=InitialPosition.Earliest, start=start)
 

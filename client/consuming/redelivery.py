@@ -22,7 +22,7 @@ REDELIVERY_IDS_MAX: Final = 10_000
 """Entries in one command. At up to 24 bytes each, they fit into a command's limit of 256 KiB."""
 
 STALE_TIMES_MAX: Final = 1000
-"""Times of discarded entries that the heap may hold besides as many as there are entries."""
+"""The heap may hold as many times of discarded entries as there are entries, and this many more."""
 
 
 class Redeliveries:

@@ -262,7 +262,7 @@ def test_new_partitions_and_topics_are_read_from_their_first_message(
     assert found == {f"{short(topic)}-partition-2": (0, 4), f"{short(topic)}-new": (0, 5)}
 
 
-def test_a_start_in_the_middle_of_a_batch(
+def test_a_query_from_the_middle_of_a_batch_reads_the_rest_of_it(
     service: Service, client: magnetar.Client, topic: str
 ) -> None:
     publish(client, topic, 20, batch=10)
@@ -277,7 +277,9 @@ def test_a_start_in_the_middle_of_a_batch(
     assert [(span.first, span.last) for span in task.spans] == [(0, 0)]
 
 
-def test_a_start_by_time(service: Service, client: magnetar.Client, topic: str) -> None:
+def test_a_read_by_time_begins_at_the_first_message_of_that_time(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
     publish(client, topic, 5)
     reader = client.create_reader(topic, magnetar.MessageId.earliest)
     times = [reader.read_next(10_000).publish_timestamp() for _ in range(5)]
@@ -492,7 +494,7 @@ def test_payloads_are_not_decoded_without_the_column(service: Service, flights: 
     ]
 
 
-def test_text_and_avro(service: Service, flights: str) -> None:
+def test_payloads_are_read_as_text_and_bad_avro_is_named(service: Service, flights: str) -> None:
     rows = rows_of(service, flights, "value", valueFormat="string")
     assert rows[2]["value"] == BAD.decode()
     schema = '{"type":"array","items":"boolean"}'

@@ -43,7 +43,7 @@ def test_a_command_with_subcommands_prints_its_help(name: str) -> None:
     assert "Commands:" in said
 
 
-def test_version() -> None:
+def test_the_version_is_printed() -> None:
     assert invoke("--version") == (0, f"magnetar {version('magnetar')}\n")
 
 

@@ -66,7 +66,7 @@ def decoded(schema: Any, *payloads: bytes | None) -> tuple[list[Any], dict[int, 
     return values.to_pylist(), bad
 
 
-def test_a_record_with_every_kind_of_type() -> None:
+def test_every_type_of_avro_becomes_a_value_of_spark() -> None:
     [row, null], bad = decoded(RECORD, flight(), None)
     assert not bad
     assert null is None
@@ -85,7 +85,7 @@ def test_a_record_with_every_kind_of_type() -> None:
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_every_long(value: int) -> None:
+def test_longs_of_every_size_are_decoded(value: int) -> None:
     assert decoded("long", number(value)) == ([value], {})
 
 

@@ -192,28 +192,27 @@ class Connection:
             if self._transport is Transport.GRPC:
                 await self._shake_hands()
             while True:
-                frame = await self._stream.receive()
-                if not context.over:
-                    await self._take(frame)
+                # No name for the frame: an idle connection would keep it until the next one.
+                await self._take(await self._stream.receive())
         except StreamClosed as end:
             if not (end.clean or context.over):
                 log.info("connection lost", peer=self._stream.peer, reason=end.reason)
 
     async def _shake_hands(self) -> None:
         """Read until the client is connected, beside a bounded number of others."""
-        context, session = self._context, self._session
+        session = self._session
         reason = f"the handshake took longer than {HANDSHAKE_FAIR_S:g} s while others waited"
         async with self._endpoint.handshakes.place(lambda: self._end(reason)):
             while not session.connected:
-                frame = await self._stream.receive()
-                if not context.over:
-                    await self._take(frame)
+                await self._take(await self._stream.receive())
 
     async def _take(self, frame: memoryview) -> None:
         """One transport frame: whole Pulsar frames, one after the other. It is carried out in
-        slices, and the loop has a turn between two of them."""
+        slices, and the loop has a turn between two of them. Dropped once the connection is over."""
         self._heard.set()
         context, session, steps = self._context, self._session, self._steps
+        if context.over:
+            return
         if not self._standstill.sure:
             await self._standstill.wait_sure()
         if not session.connected and len(frame) > HANDSHAKE_BYTES_MAX:

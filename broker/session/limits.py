@@ -138,6 +138,7 @@ class Requests:
         request = await self._read(read)
         size = len(request)
         if size > REQUEST_BYTES_MAX:
+            del request  # the traceback would keep it until the garbage collector comes
             raise RequestRefused(f"it has {size} bytes; at most {REQUEST_BYTES_MAX} are allowed")
         if self._bytes + size > REQUESTS_BYTES_MAX:
             raise RequestRefused(f"requests of {self._bytes} bytes are being answered; try again")

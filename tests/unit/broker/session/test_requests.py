@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
+from fakes.place import place
 
 from magnetar.broker.errors import RequestRefused
+from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.grpc import SERVICE
 from magnetar.broker.session.limits import (
     HANDSHAKE_FAIR_S,
@@ -18,9 +22,15 @@ from magnetar.broker.session.limits import (
     REQUESTS_BYTES_MAX,
     Requests,
 )
-from magnetar.protos import broker_pb2
-from magnetar.runtime.errors import CallFailed
+from magnetar.protos import broker_pb2, framing
+from magnetar.protos import pulsar_pb2 as pb
+from magnetar.runtime.errors import CallFailed, StreamClosed
 from magnetar.runtime.grpc_frames import call_unary, open_channel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from magnetar.runtime.frames import Buffer
 
 
 async def answered(request: bytes) -> bytes:
@@ -87,3 +97,37 @@ async def test_a_request_of_frame_size_is_refused_and_an_honest_one_answered() -
         asked = broker_pb2.PlanRangeRequest(topic=topic).SerializeToString()
         reply = broker_pb2.PlanRangeReply.FromString(await call_unary(channel, method, asked))
         assert not reply.exists
+
+
+class _Client:
+    """Sends CONNECT and PING, each in a frame, and is silent until it is closed."""
+
+    peer = "127.0.0.1:1"
+
+    def __init__(self) -> None:
+        self.frames: list[weakref.ref[memoryview]] = []
+        self._closed = asyncio.Event()
+
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        pass
+
+    async def receive(self) -> memoryview:
+        if len(self.frames) == 2:
+            await self._closed.wait()
+            raise StreamClosed("closed here", clean=True)
+        body = pb.CommandPing() if self.frames else pb.CommandConnect(client_version="c")
+        frame = memoryview(framing.encode_command(body))
+        self.frames.append(weakref.ref(frame))
+        return frame
+
+    async def close(self) -> None:
+        self._closed.set()
+
+
+async def test_an_idle_connection_does_not_keep_its_last_frame() -> None:
+    async with place() as here, asyncio.TaskGroup() as group:
+        client = _Client()
+        group.create_task(Connection(client, here.endpoint, Transport.GRPC).run())
+        await asyncio.sleep(1)
+        assert [frame() for frame in client.frames] == [None, None]
+        await client.close()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.position import Position
 
 KEYS = [f"key-{number}" for number in range(7)]
+CHUNKS = 3
 EVENTS = {
     "append": 30,
     "read": 22,
@@ -75,7 +76,7 @@ class Player:
                 self._read()
             case "join" if len(it.members) < 4:
                 self._join()
-            case "expire" if it.log:
+            case "expire" if it.log and not self.chunks:  # it would leave a part of a message
                 it.met["expiries"] += 1
                 it.skip_through(rng.choice(it.log[: 1 + len(it.log) // 2]).position)
             case "seek" if it.log:
@@ -115,8 +116,8 @@ class Player:
             if not self.begun or rng.random() < 0.4:
                 self.begun.append((rng.choice(KEYS), f"u{len(it.log)}-{it.now}", 0))
             key, uuid, index = self.begun.pop(rng.randrange(len(self.begun)))
-            it.append(key=key, chunk=Chunk(uuid, index, 3, 30))
-            if index < 2:
+            it.append(key=key, chunk=Chunk(uuid, index, CHUNKS, 30))
+            if index < CHUNKS - 1:
                 self.begun.append((key, uuid, index + 1))
             return
         delay_ms = rng.randint(0, 60) * 100 if self.delays and rng.random() < 0.4 else None
@@ -159,10 +160,11 @@ class Player:
         match event:
             case "flow":
                 it.flow(member, rng.randint(1, 9))
-            case "ack" if mine:
-                it.ack(member, *rng.sample(mine, rng.randint(1, len(mine))))
-            case "ack a message" if mine:
-                entry = self._entry(rng.choice(mine))
+            case "ack" if messages := self._messages(mine):
+                some = rng.sample(messages, rng.randint(1, len(messages)))
+                it.ack(member, *[position for message in some for position in message])
+            case "ack a message" if single := [at for at in mine if not self._uuid(at)]:
+                entry = self._entry(rng.choice(single))
                 it.ack_index(member, entry, rng.randrange(entry.view.num_messages))
             case "ack cumulatively" if self.kind.single_active and member.inbox:
                 it.ack_cumulative(rng.choice(member.inbox))
@@ -205,6 +207,21 @@ class Player:
 
     def _entry(self, position: Position) -> StoredEntry:
         return next(entry for entry in self.it.log if entry.position == position)
+
+    def _uuid(self, position: Position) -> str:
+        """Of the chunked message; "": the entry is no chunk."""
+        chunk = self._entry(position).view.chunk
+        return "" if chunk is None else chunk.uuid
+
+    def _messages(self, mine: list[Position]) -> list[list[Position]]:
+        """The entries by message, but for chunked messages of which chunks are missing: clients
+        acknowledge all chunks of a message, or none."""
+        messages: dict[str, list[Position]] = {}
+        for position in mine:
+            messages.setdefault(self._uuid(position) or f"{position}", []).append(position)
+        return [
+            each for each in messages.values() if not self._uuid(each[0]) or len(each) == CHUNKS
+        ]
 
     def _take_all(self, member: Member) -> None:
         mine = self._held_by(member)

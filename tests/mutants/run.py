@@ -13,7 +13,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mutants import bookies, ledgers, lives, repairs, scrubs, silences, stores, topics
+from mutants import (
+    bookies,
+    ledgers,
+    lives,
+    repairs,
+    scrubs,
+    silences,
+    stores,
+    subscriptions,
+    topics,
+)
 from mutants.plant import MUTANTS, Firings, Mutant, planted
 from world.scenario import play
 
@@ -34,6 +44,7 @@ __all__ = [
     "scrubs",
     "silences",
     "stores",
+    "subscriptions",
     "topics",
 ]
 

@@ -9,11 +9,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.bookie.ledger.recovery import LedgerRecovery
 from magnetar.bookie.ledger.writer import LedgerWriter
+from magnetar.broker.dispatch.exclusive import Exclusive
+from magnetar.broker.dispatch.failover import Failover
+from magnetar.broker.dispatch.key_shared import KeyShared
+from magnetar.broker.dispatch.shared import Shared
+from magnetar.broker.dispatch.single_active import SingleActive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-MACHINES: Final = (LedgerWriter, LedgerRecovery)
+MACHINES: Final = (
+    LedgerWriter,
+    LedgerRecovery,
+    SingleActive,
+    Exclusive,
+    Failover,
+    Shared,
+    KeyShared,
+)
+EVENTS: Final = ("add_consumer", "remove_consumer", "advance")
+"""And what begins with `on_`."""
 
 
 @contextmanager
@@ -23,7 +38,7 @@ def checked() -> Iterator[None]:
         (machine, name, method)
         for machine in MACHINES
         for name, method in list(vars(machine).items())
-        if name.startswith("on_")
+        if name.startswith("on_") or name in EVENTS
     ]
     for machine, name, method in right:
         setattr(machine, name, _checking(method))
@@ -34,10 +49,19 @@ def checked() -> Iterator[None]:
             setattr(machine, name, method)
 
 
+_busy: set[int] = set()  # machines within an event
+
+
 def _checking(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
-    def checking(self: LedgerWriter | LedgerRecovery, *positional: Any, **named: Any) -> Any:
-        actions = method(self, *positional, **named)
+    def checking(self: Any, *positional: Any, **named: Any) -> Any:
+        if id(self) in _busy:  # an event that calls another one
+            return method(self, *positional, **named)
+        _busy.add(id(self))
+        try:
+            actions = method(self, *positional, **named)
+        finally:
+            _busy.discard(id(self))
         self.check()
         return actions
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from world.scenario import Outcome, Scenario, play
 from world.scenarios import SCENARIOS
+from world.scenarios.subscribing import SUBSCRIPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -24,11 +25,16 @@ MAIN = "cluster"
 
 
 def scenario_of(seed: int) -> Scenario:
-    """What a seed plays when nothing is named: every fourth the whole cluster, else all in turn."""
-    others = [name for name in SCENARIOS if name != MAIN]
-    if seed % 4 == 0 or not others:
+    """What a seed plays when nothing is named: every fourth the whole cluster, every twelfth a
+    subscription, else all others in turn."""
+    if seed % 4 == 0:
         return SCENARIOS[MAIN]
-    return SCENARIOS[others[(seed - seed // 4 - 1) % len(others)]]
+    number = seed // 12
+    if seed % 12 == 7:
+        return SCENARIOS[SUBSCRIPTIONS[number % len(SUBSCRIPTIONS)]]
+    others = [name for name in SCENARIOS if name not in (MAIN, *SUBSCRIPTIONS)]
+    place = (1, 2, 3, 5, 6, 9, 10, 11).index(seed % 12)
+    return SCENARIOS[others[(8 * number + place) % len(others)]]
 
 
 def run_seeds(

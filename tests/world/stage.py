@@ -228,8 +228,8 @@ class Stage:
         except TimeoutError:
             raise self.world.oracle.broken("I18", "what must happen by itself does not") from None
 
-    async def end(self, *, keep: Sequence[str] = ()) -> None:
-        """Heal, close, read, judge. The clients that are to be kept live on."""
+    async def quiet(self) -> None:
+        """End what happens beside the story, and heal."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -237,7 +237,12 @@ class Stage:
         for task in self._tasks:
             if not task.cancelled():
                 task.result()
+        self._tasks.clear()
         await self.world.heal()
+
+    async def end(self, *, keep: Sequence[str] = ()) -> None:
+        """Heal, close, read, judge. The clients that are to be kept live on."""
+        await self.quiet()
         for client in list(self.world.clients.values()):
             if client.name not in keep:
                 client.crash()

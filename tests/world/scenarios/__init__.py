@@ -15,6 +15,7 @@ from world.scenarios import (
     rotting,
     sessions,
     silencing,
+    subscribing,
     upgrading,
 )
 
@@ -33,5 +34,6 @@ __all__ = [
     "rotting",
     "sessions",
     "silencing",
+    "subscribing",
     "upgrading",
 ]

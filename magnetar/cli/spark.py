@@ -59,6 +59,18 @@ def archive(
         bool,
         typer.Option("--incremental", help="add what was published since the last run"),
     ] = False,
+    subscription: Annotated[
+        str,
+        typer.Option(
+            help="with --incremental: a subscription that keeps messages until they are archived"
+        ),
+    ] = "",
+    skip_lost: Annotated[
+        bool,
+        typer.Option(
+            "--skip-lost", help="with --incremental: go on behind messages that a topic deleted"
+        ),
+    ] = False,
     master: Master = DEFAULT_MASTER,
 ) -> None:
     """Write a topic to partitioned Parquet files, and compare them with the topic.
@@ -74,12 +86,17 @@ def archive(
         raise typer.BadParameter(
             "has its own directories, and replaces nothing", param_hint="--incremental"
         )
-    if not incremental and len(topic) > 1:
-        raise typer.BadParameter("several topics need --incremental", param_hint="--topic")
+    for given, name in (
+        (len(topic) > 1, "--topic (more than one)"),
+        (subscription, "--subscription"),
+        (skip_lost, "--skip-lost"),
+    ):
+        if given and not incremental:
+            raise typer.BadParameter("needs --incremental", param_hint=name)
     with job_errors():
         require_spark()
         if incremental:
-            done = _archive_new(service_url, topic, path, master)
+            done = _archive_new(service_url, topic, path, subscription, skip_lost, master)
             compared = done.compared
         else:
             compared = _archive(service_url, topic[0], path, partition_by, overwrite, master)
@@ -120,7 +137,14 @@ def _archive(
     )
 
 
-def _archive_new(service_url: str, topics: list[str], path: Path, master: str) -> Archived:
+def _archive_new(
+    service_url: str,
+    topics: list[str],
+    path: Path,
+    subscription: str,
+    skip_lost: bool,
+    master: str,
+) -> Archived:
     from magnetar.spark.pipelines.incremental import archive_new
 
     for topic in topics:
@@ -130,7 +154,12 @@ def _archive_new(service_url: str, topics: list[str], path: Path, master: str) -
         service_url,
         master,
         lambda spark: archive_new(
-            spark, service_url=service_url, topics=topics, path=path.absolute()
+            spark,
+            service_url=service_url,
+            topics=topics,
+            path=path.absolute(),
+            subscription=subscription,
+            skip_lost=skip_lost,
         ),
     )
 

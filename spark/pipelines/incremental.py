@@ -46,9 +46,14 @@ def archive_new(
     service_url: str,
     topics: Sequence[str],
     path: Path,
+    subscription: str = "",
+    skip_lost: bool = False,
     bytes_per_batch: int = BYTES_PER_BATCH,
 ) -> Archived:
     """Archive what was published since the last run, and compare the archive with the topics.
+
+    A `subscription` keeps the topics from deleting messages before they are archived. Without one,
+    a topic may delete messages between two runs: then the run fails, unless `skip_lost`.
 
     Raises TargetBusy, OSError, and Spark's exceptions, which wrap the source's errors.
     """
@@ -56,6 +61,9 @@ def archive_new(
     with locked(path):
         stream = spark.readStream.format("magnetar").option("service.url", service_url)
         stream = stream.option("topics", ",".join(topics)).option("startingOffsets", "earliest")
+        stream = stream.option("failOnDataLoss", str(not skip_lost).lower())
+        if subscription:
+            stream = stream.option("subscription", subscription)
         rows = _placed(stream.option("maxBytesPerTrigger", str(bytes_per_batch)).load())
         before = _archive(spark, path, rows.schema).count()
         writer = (

@@ -402,6 +402,43 @@ def test_an_incremental_archive_of_an_empty_topic_is_empty(
     assert (done.new, [part.equal for part in done.compared]) == (5, [True])
 
 
+def test_messages_deleted_between_two_runs_fail_an_archive_unless_they_are_to_be_skipped(
+    spark: SparkSession, server: LocalProcess, url: str, client: magnetar.Client, topic: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    from magnetar.spark.pipelines.incremental import archive_new
+
+    path = tmp_path / "archive"
+    publish(client, topic, 10)
+    assert archive_new(spark, service_url=url, topics=[topic], path=path).new == 10
+    publish(client, topic, 5)
+    admin = f"http://127.0.0.1:{server.ports['http']}/admin/v2/persistent/public/default/{topic}"
+    httpx.delete(f"{admin}/truncate", timeout=60).raise_for_status()
+    publish(client, topic, 3)
+    with pytest.raises(Exception, match="messages 10 to 14 were deleted"):
+        archive_new(spark, service_url=url, topics=[topic], path=path)
+    done = archive_new(spark, service_url=url, topics=[topic], path=path, skip_lost=True)
+    assert (done.new, [part.equal for part in done.compared]) == (3, [True])
+
+
+def test_a_subscription_keeps_what_an_archive_has_not_read(
+    spark: SparkSession, server: LocalProcess, url: str, client: magnetar.Client, topic: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    from magnetar.spark.pipelines.incremental import archive_new
+
+    publish(client, topic, 10)
+    archive_new(spark, service_url=url, topics=[topic], path=tmp_path, subscription="archive")
+    publish(client, topic, 5)
+    admin = f"http://127.0.0.1:{server.ports['http']}/admin/v2/persistent/public/default/{topic}"
+    stats = httpx.get(f"{admin}/stats", timeout=60).json()
+    assert stats["subscriptions"]["archive"]["msgBacklog"] == 1  # an entry of five messages
+    done = archive_new(
+        spark, service_url=url, topics=[topic], path=tmp_path, subscription="archive"
+    )
+    assert done.new == 5
+
+
 def test_an_incremental_archive_holds_each_message_of_its_topics_once(
     spark: SparkSession, url: str, client: magnetar.Client, topic: str, tmp_path: Path
 ) -> None:

@@ -98,7 +98,8 @@ class BaseApp:
         pages = {"/health": "health, as JSON", "/metrics": "metrics, for Prometheus"}
         if self._make_rest is not None:
             pages["/docs"] = "the admin API"
-        title = html.escape(f"Magnetar {health.role} {health.id}")
+        names = dict.fromkeys((health.role, health.id))  # a standalone server has one name for both
+        title = html.escape(" ".join(("Magnetar", *names)))
         links = "".join(f'<li><a href="{path}">{path}</a>: {of}</li>' for path, of in pages.items())
         page = f"<!doctype html><title>{title}</title><h1>{title}</h1><ul>{links}</ul>\n"
         return page.encode(), "text/html; charset=utf-8"

@@ -62,6 +62,13 @@ async def test_the_index_links_to_the_pages_that_are_there() -> None:
     assert "&lt;b&gt;1" in await index_of(BaseApp(lambda: hostile, CollectorRegistry()))
 
 
+async def test_the_index_says_the_role_once_if_it_is_the_id_too() -> None:
+    alone = Health("standalone", "standalone", "serving", ready=True)
+    page = await index_of(BaseApp(lambda: alone, CollectorRegistry()))
+    assert "<h1>Magnetar standalone</h1>" in page
+    assert "<h1>Magnetar bookie b1</h1>" in await index_of(BaseApp(healthy, CollectorRegistry()))
+
+
 async def test_health_is_json_with_a_status_that_a_probe_understands() -> None:
     now = healthy()
 

@@ -141,7 +141,7 @@ def describe_json(message: magnetar.Message) -> str:
         "topic": message.topic_name(),
         "key": message.partition_key() or None,
         "publishTime": message.publish_timestamp(),
-        "eventTime": message.event_timestamp(),
+        "eventTime": message.event_timestamp() or None,  # 0: none was set
         "redeliveryCount": message.redelivery_count(),
         "properties": message.properties(),
     }

@@ -139,7 +139,7 @@ def test_consumed_messages_as_json(magnetar) -> None:
     assert found == {
         "topic": "persistent://public/default/described",
         "key": "k1",
-        "eventTime": 0,
+        "eventTime": None,
         "redeliveryCount": 0,
         "properties": {"a": "b"},
         "content": "text",

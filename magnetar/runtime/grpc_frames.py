@@ -16,6 +16,7 @@ cancelled. `_cancelled_by_call` tells the two apart.
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, Protocol
@@ -45,6 +46,8 @@ gRPC refuses a larger message before it allocates memory for it."""
 
 CLOSE_S = 1.0
 """How long a close waits for the peer before it breaks the stream."""
+
+_UNREACHABLE = re.compile(r"^failed to connect to all addresses; last error: \w+: ipv[46]:\S+: ")
 
 _GOODBYE = b"\x0a\x00"  # an empty frame
 
@@ -507,7 +510,12 @@ def _cancelled_by_call() -> bool:
 
 
 def _status(error: aio.AioRpcError) -> str:
-    return f"{error.code().name}: {error.details()}"
+    return f"{error.code().name}: {shorten(error.details() or '')}"
+
+
+def shorten(details: str) -> str:
+    """The cause alone of a failed connection: gRPC puts it after a list and the escaped address."""
+    return _UNREACHABLE.sub("", details)
 
 
 async def _fail(context: Context, error: Exception) -> Never:

@@ -131,8 +131,9 @@ async def test_a_frame_of_the_largest_size_passes_and_a_larger_message_is_refuse
 async def test_an_unreachable_peer_is_an_unclean_end_that_says_so() -> None:
     async with open_channel(f"127.0.0.1:{free_port()}") as channel:
         stream = open_frame_stream(channel, "/t.T/S", peer="unknown")
-        with pytest.raises(StreamClosed, match="UNAVAILABLE") as caught:
+        with pytest.raises(StreamClosed, match=r"^UNAVAILABLE: Failed to connect") as caught:
             await stream.receive()
+        assert str(caught.value).endswith("Connection refused")
         assert not caught.value.clean
         with pytest.raises(StreamClosed):
             await stream.send([b"x"])

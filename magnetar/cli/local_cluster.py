@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from magnetar.cli.output import program
 from magnetar.local_cluster import DESCRIPTION, ENVIRONMENT, LocalCluster, run_local_cluster
 from magnetar.runtime.log import configure_logging
 from magnetar.runtime.process import run_process
@@ -94,9 +95,9 @@ def print_table(cluster: LocalCluster, directory: Path, console: Console) -> Non
     console.print("In another shell:")
     for command in (
         f". {directory / ENVIRONMENT}",
-        "magnetar produce greetings -m hello",
-        "magnetar consume greetings -s me -p earliest",
-        "magnetar bookies list",
+        f"{program()} produce greetings -m hello",
+        f"{program()} consume greetings -s me -p earliest",
+        f"{program()} bookies list",
     ):
         console.print(f"    {command}", style="bold", soft_wrap=True)
     console.print("Ctrl-C stops all processes.")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -15,7 +17,14 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+PROGRAM: Final = "magnetar"
 WIDE: Final = 200  # columns where there is no terminal: nothing is cut
+
+
+def program() -> str:
+    """How a user starts this program: by its name, or by the path if it is not on the PATH."""
+    typed = sys.argv[0]
+    return typed if shutil.which(PROGRAM) is None and Path(typed).name == PROGRAM else PROGRAM
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

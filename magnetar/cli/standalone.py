@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
+from magnetar.cli.output import program
 from magnetar.cli.role import add_role
 from magnetar.standalone import StandaloneConfig, run_standalone
 
@@ -39,13 +40,14 @@ def print_next(server: BrokerRegistration) -> None:
     """The addresses of the server, and commands that use them."""
     service = "" if server.grpc_url == LOCAL_SERVICE_URL else f" -u {server.grpc_url}"
     admin = "" if server.http_url == LOCAL_ADMIN_URL else f" --admin-url {server.http_url}"
+    magnetar = program()
     typer.echo(
         f"\nclients         {server.grpc_url}\n"
         f"Pulsar clients  {server.pulsar_url}\n"
         f"HTTP            {server.http_url} (health, metrics, admin API)\n"
         "In another shell:\n"
-        f"    magnetar produce greetings -m hello{service}\n"
-        f"    magnetar consume greetings -s me -p earliest{service}\n"
-        f"    magnetar topics stats greetings{admin}\n"
+        f"    {magnetar} produce greetings -m hello{service}\n"
+        f"    {magnetar} consume greetings -s me -p earliest{service}\n"
+        f"    {magnetar} topics stats greetings{admin}\n"
         "Ctrl-C stops the server."
     )

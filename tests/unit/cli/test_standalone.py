@@ -33,6 +33,18 @@ def test_commands_name_an_address_only_if_it_is_not_the_default(
     assert "magnetar topics stats greetings --admin-url http://127.0.0.1:7080\n" in said
 
 
+def test_commands_have_the_path_of_a_program_that_is_not_on_the_path(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [".venv/bin/magnetar", "standalone"])
+    print_next(server_on(6660, 8080))
+    assert "    .venv/bin/magnetar produce greetings -m hello\n" in capsys.readouterr().out
+    (tmp_path / "magnetar").touch(mode=0o755)
+    print_next(server_on(6660, 8080))
+    assert "    magnetar produce greetings -m hello\n" in capsys.readouterr().out
+
+
 def server_on(grpc: int, http: int) -> BrokerRegistration:
     return BrokerRegistration(
         broker=BrokerId("standalone"),

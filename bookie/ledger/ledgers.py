@@ -104,9 +104,9 @@ class Ledgers:
             self._recovering.clear()
 
     def held_bytes(self, unconfirmed: int) -> int:
-        """The memory of all entries, `unconfirmed` of them not confirmed yet: those that only slow
-        bookies lack come on top. A bookie that was given up keeps what is in its outbox until its
-        connection ends; most of that is in the others' outboxes, too."""
+        """The memory of the `unconfirmed` bytes, and of the confirmed entries that slow bookies
+        still lack. At least that of the longest outbox: the outbox of a bookie that was given up is
+        kept until its connection ends."""
         return max(unconfirmed + self.services.budget.lagging, self._pool.longest_outbox)
 
     async def wait_ready(self) -> None:

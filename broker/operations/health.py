@@ -60,7 +60,7 @@ class _Ends:
         self.error: Exception | None = None
 
     def receipts(self, ledger: int, receipts: Iterable[tuple[int, int, int]]) -> None:
-        """The message itself says more."""
+        """Ignored: the arrival of the message proves more."""
 
     def send_error(self, sequence_id: int, error: Exception) -> None:
         self.error = error
@@ -73,13 +73,13 @@ class _Ends:
         self.came.set()
 
     def ready(self, producer: object) -> None:
-        """It does not wait for exclusive access."""
+        """Ignored: the producer does not wait for exclusive access."""
 
     def refused(self, error: Exception) -> None:
         """As `ready`."""
 
     def active_changed(self, active: bool) -> None:
-        """It is alone."""
+        """Ignored: there is only one consumer."""
 
     def reached_end(self) -> None:
         """The topic has no end."""

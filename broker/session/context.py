@@ -60,7 +60,7 @@ class Context:
         answers: Answers,
     ) -> None:
         self.broker = broker
-        self.answers = answers  # those that equal requests share
+        self.answers = answers  # answers that equal requests share
         self.session = session
         self.producers: dict[int, Producer] = {}  # those that are open
         self.consumers: dict[int, ConsumerHandle] = {}
@@ -74,7 +74,7 @@ class Context:
         self.schemas = asyncio.Semaphore(SCHEMAS_MAX)
         self.lacking_room = asyncio.Event()  # some consumers were refused room
         self._refused_room: set[int] = set()
-        self._deleted: dict[tuple[str, int], TopicName] = {}  # what had a topic that was deleted
+        self._deleted: dict[tuple[str, int], TopicName] = {}  # see `remember_deleted`
         self._outbox = outbox
         self._transport = transport
         self._peer = peer
@@ -136,8 +136,8 @@ class Context:
             self.session.on_consumer_closed(consumer_id)
 
     def remember_deleted(self, kind: str, number: int, topic: TopicName) -> None:
-        """The topic of this producer or consumer was deleted: when its client opens it again, it
-        does not make the topic anew."""
+        """The topic of this producer or consumer was deleted: when the client opens it again,
+        the broker does not create the topic again."""
         while len(self._deleted) >= DELETED_MAX:
             del self._deleted[next(iter(self._deleted))]
         self._deleted[kind, number] = topic
@@ -164,8 +164,8 @@ class Context:
     # ---- room for messages -----------------------------------------------------------------------
 
     def writable(self, consumer_id: int) -> bool:
-        """Whether a subscription may deliver; if not, it is called when there is room, or when the
-        broker knows again what it owns."""
+        """Whether a subscription may deliver. If not, the context calls it when there is room, or
+        when the broker has verified its ownership."""
         if self._outbox.pending_bytes < DELIVERY_BYTES_MAX and self.broker.standstill.sure:
             return True
         self._refused_room.add(consumer_id)

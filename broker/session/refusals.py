@@ -1,4 +1,4 @@
-"""How often the requests of one connection are refused: slows a flood, and logs each kind once.
+"""Counts the refused requests of one connection: slows a flood, and has each kind logged once.
 
 A client that repeats a refused request at once (Apache's Java client does so with schemas) would
 keep the broker busy and fill its log. The first FREE refusals of a command are answered at once.
@@ -18,8 +18,8 @@ from typing import Final
 from magnetar.protos import pulsar_pb2 as pb
 
 FREE: Final = 10
-"""Refusals of one command in a row without a delay: a program that opens several consumers at once,
-all of them wrongly, hears of all at once."""
+"""Refusals of one command in a row without a delay: a program that opens several consumers with
+wrong parameters gets all errors at once."""
 
 DELAY_S_FIRST: Final = 0.01
 DELAY_S_MAX: Final = 1.0

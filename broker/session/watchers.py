@@ -35,9 +35,10 @@ class _Watcher:
         self._watcher_id = watcher_id
         self._namespace = namespace
         self._pattern = pattern
-        # The names that match, almost in order: to sort 100,000 others for the hash takes 60 ms.
+        # The names that match, almost sorted: to sort 100,000 unsorted names for the hash takes 60
+        # ms.
         self._matched: dict[str, None] | None = None  # None: the first list is not complete
-        self._changes: list[tuple[Names, Names]] = []  # that are not told yet
+        self._changes: list[tuple[Names, Names]] = []  # not yet sent to the client
 
     async def begin(self, pattern: TopicPattern) -> list[str]:
         """The names that match, sorted."""
@@ -75,7 +76,7 @@ class _Watcher:
             for name in part_removed:
                 matched.pop(name, None)
             matched.update(dict.fromkeys(sorted(part_added)))
-            digest = hash_of(matched)  # of what the client then has: it may see no other part
+            digest = hash_of(matched)  # of the list that the client has after this part
             self._context.put_control(
                 reply.topic_update(self._watcher_id, part_added, part_removed, digest)
             )
@@ -119,7 +120,7 @@ async def end_watch(context: Context, body: pb.CommandWatchTopicListClose) -> by
 
 
 def _parts(added: Sequence[str], removed: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """A change in parts of which each fits into a command. What is gone comes first."""
+    """Divide a change into parts that fit into a command. Removed names come first."""
     part: tuple[list[str], list[str]] = [], []
     size = 0
     for place, names in ((1, removed), (0, added)):

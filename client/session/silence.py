@@ -5,8 +5,8 @@ client awaits something of it (receipts, answers, or messages of subscribed cons
 sends a PING after PING_AFTER_S of silence, which a living broker answers at once. After
 ASK_AFTER_S it asks another broker of the service URL which one serves the topics now. If that is a
 different broker, the connection ends, and its producers and consumers attach again. Otherwise the
-connection stays: the client asks again, with growing pauses. The keep-alive (connection.py) is the
-last word.
+connection stays: the client asks again, with growing pauses. In any case the keep-alive
+(connection.py) ends a silent connection.
 
 With one address in the service URL there is no other broker to ask.
 """

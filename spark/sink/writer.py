@@ -69,7 +69,7 @@ class Written(WriterCommitMessage):
 
     def __init__(self, rows: int, skipped: int) -> None:
         self.rows = rows
-        self.skipped = skipped  # of these, an earlier attempt had stored so many
+        self.skipped = skipped  # number of these that an earlier attempt had stored
 
 
 class BatchWriter(DataSourceArrowWriter):

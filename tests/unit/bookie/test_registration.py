@@ -50,7 +50,7 @@ async def stored(store: MemoryStore) -> BookieRegistration | None:
     return decode_bookie_registration(found.value)
 
 
-async def test_it_is_entered_and_goes_with_the_session() -> None:
+async def test_a_registration_is_entered_and_goes_with_the_session() -> None:
     tree = MemoryTree()
     store, other = MemoryStore(tree), MemoryStore(tree)
     async with registered(store) as entry:
@@ -61,7 +61,7 @@ async def test_it_is_entered_and_goes_with_the_session() -> None:
     assert await stored(other) is None
 
 
-async def test_it_is_entered_again_after_the_session_was_lost() -> None:
+async def test_a_registration_is_entered_again_after_the_session_was_lost() -> None:
     tree = MemoryTree()
     store, other = MemoryStore(tree), MemoryStore(tree)
     async with registered(store) as entry:

@@ -182,7 +182,7 @@ def test_asyncio_takes_a_pattern_as_text() -> None:
         AsyncConsumerOptions("(", "s", is_pattern_topic=True)
 
 
-def test_limits_of_both_kinds() -> None:
+def test_limits_across_partitions_bound_producers_and_consumers() -> None:
     assert ProducerOptions("t").pending_messages_max() == 1000
     assert (
         make(ProducerOptions, max_pending_messages_across_partitions=7).pending_messages_max() == 7
@@ -192,7 +192,7 @@ def test_limits_of_both_kinds() -> None:
     assert make(ConsumerOptions, **{size: 10}).queue_messages_max == 10
 
 
-def test_batch_receive_policy() -> None:
+def test_a_batch_receive_policy_without_limits_is_refused() -> None:
     with pytest.raises(InvalidConfiguration):
         ConsumerBatchReceivePolicy(-1, -1, -1)
     policy = ConsumerBatchReceivePolicy(10, 0, 250)

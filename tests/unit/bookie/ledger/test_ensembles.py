@@ -42,7 +42,7 @@ async def test_only_bookies_that_answer_are_chosen() -> None:
             assert set(members) == {bookie.member for bookie in nodes.bookies[3:]}
 
 
-async def test_with_fewer_the_ensemble_shrinks_to_the_minimum() -> None:
+async def test_with_fewer_bookies_the_ensemble_shrinks_to_the_minimum() -> None:
     async with ledgers_among(4) as (nodes, ledgers):
         ensembles = ledgers.services.ensembles
         nodes.bookies[0].kill()
@@ -55,7 +55,7 @@ async def test_with_fewer_the_ensemble_shrinks_to_the_minimum() -> None:
             await ensembles.found()
 
 
-async def test_those_that_fail_are_chosen_only_if_need_be() -> None:
+async def test_failing_bookies_are_chosen_only_if_needed() -> None:
     async with ledgers_among(4) as (nodes, ledgers):
         ensembles, health = ledgers.services.ensembles, ledgers.services.health
         bad, now = nodes.bookies[2].member, asyncio.get_running_loop().time

@@ -234,7 +234,7 @@ class MemoryStore:
 
     def fall_behind(self) -> None:
         """The follower stops following: reads and watches stay as they are now, until this session
-        hears of a change of its own or of a `sync`, reconnects, or the world calls `catch_up`."""
+        gets the reply to a change or to a `sync`, reconnects, or the world calls `catch_up`."""
         if self._stale is None:
             self._stale = Tree(self._shared.nodes.copy())
 

@@ -29,7 +29,7 @@ def topics_router(broker: "Broker") -> APIRouter:
         tenant: str,
         namespace: str,
         include_system_topic: Annotated[
-            bool, Query(alias="includeSystemTopic", description="those of the system, too")
+            bool, Query(alias="includeSystemTopic", description="list system topics, too")
         ] = False,
     ) -> list[str]:
         """List the topics of a namespace, partitions included."""

@@ -1,4 +1,4 @@
-"""FLOW, ACK and REDELIVER_UNACKNOWLEDGED_MESSAGES: notices of an open consumer.
+"""FLOW, ACK and REDELIVER_UNACKNOWLEDGED_MESSAGES: commands of an open consumer.
 
 They are carried out in the reader's step. Hot: a consumer can acknowledge each message on its own.
 """
@@ -31,8 +31,8 @@ def redeliver(context: Context, body: pb.CommandRedeliverUnacknowledgedMessages)
 
 
 def negative_ack(context: Context, body: pb.CommandNegativeAck) -> None:
-    """In the reader's step, so that the request to redeliver does not overtake it. The answer goes
-    behind the deliveries: what the client gets after it was sent with the knowledge of it."""
+    """In the reader's step, so that the request to redeliver does not overtake it. The answer is
+    queued behind the deliveries: the broker sends what follows it after the negative ack."""
     positions = [request.position(item) for item in body.message_ids]
     returned = [request.position(item) for item in body.returned]
     try:
@@ -44,8 +44,8 @@ def negative_ack(context: Context, body: pb.CommandNegativeAck) -> None:
 
 
 def acknowledge(context: Context, ack: pb.CommandAck) -> None:
-    """With a request id the client gets a receipt: when the acknowledgement is durable, or why it
-    is not."""
+    """With a request id the client gets an ACK_RESPONSE when the acknowledgement is durable, or
+    with the error."""
     handle = context.consumers[ack.consumer_id]
     done = None
     if ack.HasField("request_id"):

@@ -30,7 +30,7 @@ PEEK_MAX: Final = 1_000  # a request for each entry
 RANGES_PRINTED: Final = 5  # of each cursor; --json prints all
 
 Namespace = Annotated[str, typer.Argument(help="as tenant/namespace")]
-Partitions = Annotated[int, typer.Option("--partitions", "-p", min=1, help="how many")]
+Partitions = Annotated[int, typer.Option("--partitions", "-p", min=1, help="number of partitions")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -62,7 +62,7 @@ def add_to(app: typer.Typer) -> None:
 def list_topics(
     namespace: Namespace = str(DEFAULT_NAMESPACE),
     include_system_topic: Annotated[
-        bool, typer.Option("--include-system-topic", help="those of the system, too")
+        bool, typer.Option("--include-system-topic", help="list system topics, too")
     ] = False,
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
@@ -204,7 +204,7 @@ def unload(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
 def peek(
     topic: Topic,
     subscription: Annotated[
-        str, typer.Option("--subscription-name", "-s", help="whose backlog to look into")
+        str, typer.Option("--subscription-name", "-s", help="subscription whose backlog is shown")
     ],
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, max=PEEK_MAX, help="messages to show")
@@ -370,7 +370,7 @@ def stats_internal(
 
 
 def terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Let a topic take no more messages, for good. What is stored can be read."""
+    """Terminate a topic: it takes no more messages. Stored messages can be read."""
     last = command(admin_url, "POST", f"{topic_path(topic)}/terminate")
     if "entryId" not in last:  # it is partitioned
         _print_last_of_each(topic, last)
@@ -381,7 +381,7 @@ def terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
 
 
 def partitioned_terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Let all partitions of a topic take no more messages, for good."""
+    """Terminate all partitions of a topic: they take no more messages."""
     last = command(admin_url, "POST", f"{topic_path(topic)}/terminate/partitions")
     _print_last_of_each(topic, last)
 

@@ -19,6 +19,7 @@ from magnetar.broker.operations.model import (
     TerminatedAt,
     TopicStats,
 )
+from magnetar.broker.operations.namespaces import namespace_record
 from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ async def list_topics(
     include_system: bool = False,
 ) -> list[str]:
     """Full names of the namespace's topics of one domain, sorted, partitions included. Those that
-    the system itself uses only with `include_system`. Raises MetadataError."""
+    the system itself uses only with `include_system`. Raises NamespaceNotFound, MetadataError."""
+    await namespace_record(broker, namespace)
     found = await broker.topics_of(namespace, (domain,))
     if not include_system:
         found = await visible_of(found, broker.turns)

@@ -13,7 +13,7 @@ from fakes.namespaces import create_namespaces
 from fakes.wire import wire_to
 
 from magnetar.broker.catalog.listing import NAMES_PER_TURN
-from magnetar.broker.errors import TopicExists, TopicNotFound
+from magnetar.broker.errors import NamespaceNotFound, TopicExists, TopicNotFound
 from magnetar.broker.log.log import LogConfig
 from magnetar.broker.operations.topics import create_topic, internal_stats, list_topics
 from magnetar.protos.names import NamespaceName, TopicName
@@ -38,16 +38,24 @@ async def test_topics_are_listed_in_full_and_sorted() -> None:
         assert other == ["persistent://tenant/other/c"]
 
 
+async def test_topics_of_a_namespace_that_does_not_exist_are_not_an_empty_list() -> None:
+    async with running_broker(ClusterState()) as broker:
+        with pytest.raises(NamespaceNotFound, match="tenant/missing"):
+            await list_topics(broker.broker, NamespaceName.parse("tenant/missing"))
+
+
 async def test_many_topics_are_listed_in_slices() -> None:
     """20,000 names take a quarter of a second."""
     names = [TopicName.parse(f"t{number:05}") for number in range(20_000)]
+    store = ClusterState().store()
+    await create_namespaces(store, "tenant/large")
 
     async def topics_of(*_: object) -> list[TopicName]:
         return names
 
-    broker = cast("Broker", SimpleNamespace(topics_of=topics_of, turns=Turns()))
+    broker = cast("Broker", SimpleNamespace(topics_of=topics_of, turns=Turns(), metadata=store))
     listing = asyncio.create_task(  # noqa: TID251
-        list_topics(broker, NamespaceName.parse("public/default"))
+        list_topics(broker, NamespaceName.parse("tenant/large"))
     )
     turns = 0
     while not listing.done():

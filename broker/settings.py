@@ -95,7 +95,7 @@ class BrokerSettings(PolicySettings):
         default=120, gt=0, description="how often topics are checked for ledgers to delete"
     )
     orphaned_ledger_check_interval_in_minutes: float = Field(
-        default=360, gt=0, description="how often one broker looks for ledgers of no topic"
+        default=360, gt=0, description="how often one broker looks for orphaned ledgers"
     )
     orphaned_ledger_grace_period_in_minutes: float = Field(
         default=1440, ge=10, description="age before which a ledger is never called orphaned"

@@ -318,7 +318,7 @@ def split_batch(payload: bytes, count: int, *, sequence_id: int) -> list[Receive
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 _U32 = struct.Struct(">I")
 _CHECKED_HEAD = struct.Struct(">HII")  # 0x0e01, checksum, metadata size
-_CHECKSUM = struct.Struct(">HI")  # without the last of them
+_CHECKSUM = struct.Struct(">HI")  # 0x0e01, checksum
 _crc32c: Callable[[bytes], int] = google_crc32c.value
 _extend_crc32c: Callable[[int, bytes], int] = google_crc32c.extend
 

@@ -61,8 +61,8 @@ def topics_router(broker: "Broker") -> APIRouter:
     async def terminate(
         tenant: str, namespace: str, topic: str
     ) -> TerminatedAt | dict[int, TerminatedAt]:
-        """Take no more messages, for good. Answers the last message; of a partitioned topic that of
-        each partition, by number."""
+        """Terminate a topic: it takes no more messages. Answers the last message, or for a
+        partitioned topic the last message of each partition, by number."""
         return await topics.terminate(broker, topic_name(tenant, namespace, topic))
 
     @router.delete("/{tenant}/{namespace}/{topic}/truncate", status_code=204)

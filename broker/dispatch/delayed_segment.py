@@ -26,7 +26,7 @@ _ENTRY_BYTES: Final = 4
 _TIME_BYTES: Final = 8
 
 ITEMS_MAX: Final = 65_536
-"""As many as one run of the index has at most."""
+"""The most entries of one run of the index."""
 
 
 class InvalidDelayedSegment(ValueError):
@@ -52,7 +52,7 @@ def encode_segment(subscription: str, items: Iterable[tuple[Position, int]]) -> 
 
 
 def subscription_of(data: bytes | memoryview) -> str:
-    """Whose segment it is. Raises InvalidDelayedSegment."""
+    """The subscription of the segment. Raises InvalidDelayedSegment."""
     return _read_name(memoryview(data))[0]
 
 

@@ -222,7 +222,7 @@ class Chain:
         return Position(self._ids[place], rank - 1 - self._starts[place])
 
     def entries(self, *, after: Position, through: Position) -> int:
-        """How many entries stand after the one and not after the other."""
+        """The number of entries after `after`, up to and including `through`."""
         return max(self.rank(through) - self.rank(after), 0)
 
     # ---- changes, by the log ---------------------------------------------------------------------

@@ -53,7 +53,7 @@ class StoredEntry:
 
 
 def parse_payload(position: Position, payload: memoryview) -> StoredEntry:
-    """From what a ledger holds. Raises MalformedEntry."""
+    """Parse what a ledger holds for an entry. Raises MalformedEntry."""
     broker, data = strip_broker_metadata(payload)
     if broker is None:
         raise MalformedEntry("no broker entry metadata")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 LEDGERS_MAX: Final = 10_000
 """At most 58 bytes each (five numbers of ten bytes, their tags, a header): 566 KiB. With
-`ledger_size_factor`, of a topic that always rolls as early as it may, two years, or 100 TiB."""
+`ledger_size_factor` they suffice a topic that always rolls as early as possible for two years, or
+100 TiB."""
 
 DELETING_MAX: Final = 5_000
 """Ledgers that wait for their deletion: at most 10 bytes each. The log drops no more of its head
@@ -31,7 +32,7 @@ SUBSCRIPTIONS_BYTES_MAX: Final = 300 << 10
 `DELETING_MAX` and `CursorConfig.inline_bytes_max` it is 980 KiB."""
 
 LEDGERS_PER_STEP: Final = 500
-"""With each so many ledgers in its record, a topic's next ones are larger."""
+"""For each this many ledgers in its record, the next ledgers of a topic may be larger."""
 
 
 def ledger_size_factor(ledgers: int) -> int:

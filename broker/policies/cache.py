@@ -150,8 +150,8 @@ class PolicyCache:
         return entry.view.tenant.value
 
     def is_fresh(self, topic: TopicName) -> bool:
-        """Whether `policies_of` is up to date as far as the store has reported. What destroys data
-        asks this first."""
+        """Whether `policies_of` is up to date as far as the store has reported. Code that
+        deletes data checks this first."""
         return self._known(topic).is_fresh(topic)
 
     def _known(self, topic: TopicName) -> NamespaceView:

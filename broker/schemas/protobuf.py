@@ -25,7 +25,7 @@ MESSAGES_MAX: Final = 2_000
 """Messages that a definition holds, those within others and those of its imports included."""
 
 NAME_CHARS_MAX: Final = 512
-"""Of a message with its package: each message within another has the name of that one, too."""
+"""Of a message with its package. The name of a nested message contains that of the outer one."""
 
 STEPS_MAX: Final = 20_000
 """Of one comparison: pairs of messages, and their fields; 20 ms of CPU. Messages that refer to each

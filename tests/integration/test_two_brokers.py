@@ -7,11 +7,6 @@ Requests follow redirects from a broker of their choice. Apache's client publish
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,105 +14,31 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pulsar
 import pytest
-from support import skip_without_zookeeper, wait_for
+from fakes.cluster_process import SERVED_S, ClusterProcess
+from support import skip_without_zookeeper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.cluster, pytest.mark.zookeeper, pytest.mark.real_loop]
 
 TIMEOUT_MS = 30_000
 NAMESPACE = "persistent/public/two"
 BUNDLES = 8
-SERVED_S = 60.0
 NUMBERS = itertools.count()
 
 
-class Cluster:
-    """`magnetar local-cluster`, which starts a process again when it was killed."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory / "cluster"
-        command = [sys.executable, "-m", "magnetar.cli.main", "local-cluster", "--restart"]
-        counts = ["--zookeepers", "1", "--bookies", "3", "--brokers", "2"]
-        with (directory / "launcher.log").open("w") as log:
-            self._process = subprocess.Popen(
-                [*command, "--dir", str(self.directory), *counts],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, (directory / "launcher.log").read_text()
-        self.pulsar_url: str = json.loads(line)["pulsar_url"]
-
-    @property
-    def brokers(self) -> list[dict[str, Any]]:
-        """As they run now: pid and ports."""
-        described = json.loads((self.directory / "cluster.json").read_text())
-        return [each for each in described["processes"] if each["role"] == "broker"]
-
-    def ask(
-        self, broker: int, method: str, path: str, body: object = None, *, follow: bool = True
-    ) -> httpx.Response:
-        """Ask the broker with this number, over HTTP. Raises httpx.HTTPError."""
-        return httpx.request(
-            method,
-            f"http://127.0.0.1:{self.brokers[broker]['ports']['http']}{path}",
-            json=body,
-            follow_redirects=follow,
-            timeout=60.0,
-        )
-
-    def admin(self, method: str, path: str, body: object = None, *, broker: int = 0) -> Any:
-        answer = self.ask(broker, method, f"/admin/v2/{path}", body)
-        assert answer.is_success, (path, answer.status_code, answer.text)
-        return answer.json() if answer.content else None
-
-    def owner(self, topic: str, *, first: int = 0, domain: str = "persistent") -> int:
-        """Which broker serves the topic. The one that is asked takes a bundle without owner."""
-        found = self.ask(first, "GET", f"/lookup/v2/topic/{domain}/public/two/{topic}").json()
-        port = int(found["httpUrl"].rpartition(":")[2])
-        [owner] = [n for n, each in enumerate(self.brokers) if each["ports"]["http"] == port]
-        return owner
-
-    def kill(self, broker: int) -> None:
-        os.kill(self.brokers[broker]["pid"], signal.SIGKILL)
-
-    def wait_back(self, pids: list[int]) -> None:
-        """All brokers run and answer; none has a pid that was killed."""
-
-        def is_back() -> bool:
-            if any(each["pid"] in pids for each in self.brokers):
-                return False
-            try:
-                return all(self.ask(n, "GET", "/health").is_success for n in range(2))
-            except httpx.HTTPError:
-                return False
-
-        wait_for(is_back, deadline_s=SERVED_S)
-
-    def end(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.communicate(timeout=60)
-        finally:
-            self._process.kill()
-
-
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
     skip_without_zookeeper()
-    cluster = Cluster(tmp_path_factory.mktemp("two-brokers"))
+    cluster = ClusterProcess(tmp_path_factory.mktemp("two-brokers"))
     cluster.admin("PUT", "namespaces/public/two", {"bundles": {"numBundles": BUNDLES}})
     yield cluster
     cluster.end()
 
 
 @pytest.fixture
-def client(cluster: Cluster) -> Iterator[pulsar.Client]:
+def client(cluster: ClusterProcess) -> Iterator[pulsar.Client]:
     client = pulsar.Client(
         cluster.pulsar_url,
         operation_timeout_seconds=30,
@@ -152,7 +73,7 @@ def publish(client: pulsar.Client, topic: str, *contents: bytes) -> None:
     producer.close()
 
 
-def topics_on_both(cluster: Cluster, client: pulsar.Client, prefix: str) -> list[str]:
+def topics_on_both(cluster: ClusterProcess, client: pulsar.Client, prefix: str) -> list[str]:
     """One topic for each broker."""
     found: dict[int, str] = {}
     for number in range(40):
@@ -165,7 +86,7 @@ def topics_on_both(cluster: Cluster, client: pulsar.Client, prefix: str) -> list
     raise AssertionError(f"all topics are at one broker: {found}")
 
 
-def repeated(cluster: Cluster, method: str, path: str, body: object = None) -> int:
+def repeated(cluster: ClusterProcess, method: str, path: str, body: object = None) -> int:
     """Ask until a broker has an answer: one of them may be dead. Returns the status."""
     deadline = time.monotonic() + SERVED_S
     for broker in itertools.cycle((0, 1)):
@@ -180,7 +101,7 @@ def repeated(cluster: Cluster, method: str, path: str, body: object = None) -> i
     raise AssertionError
 
 
-def killed_meanwhile(cluster: Cluster, topic: str, after_s: float, act: Any) -> None:
+def killed_meanwhile(cluster: ClusterProcess, topic: str, after_s: float, act: Any) -> None:
     """Call `act` on a thread, and kill the topic's owner after a while."""
     owner = cluster.owner(topic)
     pid = cluster.brokers[owner]["pid"]
@@ -194,7 +115,7 @@ def killed_meanwhile(cluster: Cluster, topic: str, after_s: float, act: Any) -> 
 
 
 def test_each_broker_redirects_to_the_other(
-    cluster: Cluster, client: pulsar.Client, topic: str
+    cluster: ClusterProcess, client: pulsar.Client, topic: str
 ) -> None:
     for owner, name in enumerate(topics_on_both(cluster, client, topic)):
         path = f"/admin/v2/{NAMESPACE}/{name}/stats"
@@ -207,7 +128,7 @@ def test_each_broker_redirects_to_the_other(
 
 
 def test_a_topic_is_deleted_through_the_other_broker(
-    cluster: Cluster, client: pulsar.Client, topic: str
+    cluster: ClusterProcess, client: pulsar.Client, topic: str
 ) -> None:
     for owner, name in enumerate(topics_on_both(cluster, client, topic)):
         path = f"{NAMESPACE}/{name}"
@@ -220,7 +141,7 @@ def test_a_topic_is_deleted_through_the_other_broker(
 
 
 def test_a_partitioned_topic_over_both_brokers_grows_and_goes(
-    cluster: Cluster, client: pulsar.Client, topic: str
+    cluster: ClusterProcess, client: pulsar.Client, topic: str
 ) -> None:
     path = f"{NAMESPACE}/{topic}"
     cluster.admin("PUT", f"{path}/partitions", 4, broker=1)
@@ -243,7 +164,7 @@ def test_a_partitioned_topic_over_both_brokers_grows_and_goes(
 
 
 def test_non_persistent_topics_of_both_brokers_are_listed_by_each(
-    cluster: Cluster, client: pulsar.Client, topic: str
+    cluster: ClusterProcess, client: pulsar.Client, topic: str
 ) -> None:
     names = {f"non-persistent://public/two/{topic}-{number}" for number in range(8)}
     producers = [client.create_producer(name) for name in names]
@@ -263,7 +184,7 @@ def test_non_persistent_topics_of_both_brokers_are_listed_by_each(
 
 
 def test_unloading_a_namespace_moves_topics_and_loses_nothing(
-    cluster: Cluster, client: pulsar.Client, topic: str
+    cluster: ClusterProcess, client: pulsar.Client, topic: str
 ) -> None:
     names = topics_on_both(cluster, client, topic)
     producers = [
@@ -282,7 +203,7 @@ def test_unloading_a_namespace_moves_topics_and_loses_nothing(
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05])
 def test_a_deletion_survives_the_owners_death(
-    cluster: Cluster, client: pulsar.Client, topic: str, after_s: float
+    cluster: ClusterProcess, client: pulsar.Client, topic: str, after_s: float
 ) -> None:
     publish(client, topic, *(b"%d" % n for n in range(20)))
     path = f"{NAMESPACE}/{topic}"
@@ -297,7 +218,7 @@ def test_a_deletion_survives_the_owners_death(
 
 
 def test_growth_survives_the_owners_death(
-    cluster: Cluster, client: pulsar.Client, topic: str
+    cluster: ClusterProcess, client: pulsar.Client, topic: str
 ) -> None:
     path = f"{NAMESPACE}/{topic}"
     cluster.admin("PUT", f"{path}/partitions", 2)
@@ -323,7 +244,7 @@ def test_growth_survives_the_owners_death(
 
 
 def test_trims_survive_the_owners_death(
-    cluster: Cluster, client: pulsar.Client, topic: str
+    cluster: ClusterProcess, client: pulsar.Client, topic: str
 ) -> None:
     """One subscription has acknowledged all, another one half. Each unload closes a ledger."""
     path = f"{NAMESPACE}/{topic}"

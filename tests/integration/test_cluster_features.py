@@ -1,0 +1,266 @@
+"""Messaging features against a cluster of processes: Apache's client, and ours on both transports.
+
+The cases of one feature are in the module of that feature; here each has its plain form.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pulsar
+import pytest
+from fakes.cluster_process import ClusterProcess
+from support import skip_without_zookeeper, wait_for
+
+import magnetar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.cluster, pytest.mark.zookeeper, pytest.mark.real_loop]
+
+TIMEOUT_MS = 30_000
+QUIET_MS = 300
+LIMIT = 5 << 20
+NUMBERS = itertools.count()
+
+
+@dataclass
+class Api:
+    """A client, and the module that has its names."""
+
+    module: Any
+    client: Any
+
+    def subscribe(self, topic: str, name: str = "s", **options: Any) -> Any:
+        options.setdefault("initial_position", self.module.InitialPosition.Earliest)
+        return self.client.subscribe(topic, name, **options)
+
+    def is_quiet(self, consumer: Any) -> bool:
+        try:
+            consumer.receive(timeout_millis=QUIET_MS)
+        except self.module.Timeout:
+            return True
+        return False
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
+    skip_without_zookeeper()
+    cluster = ClusterProcess(tmp_path_factory.mktemp("features"))
+    cluster.admin("PUT", "namespaces/public/rows", {"bundles": {"numBundles": 4}})
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture(scope="module", params=["apache", "ours over gRPC", "ours over Pulsar's TCP"])
+def api(request: pytest.FixtureRequest, cluster: ClusterProcess) -> Iterator[Api]:
+    if request.param == "apache":
+        logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
+        client = pulsar.Client(cluster.pulsar_url, operation_timeout_seconds=30, logger=logger)
+        yield Api(pulsar, client)
+        client.close()
+        return
+    url = cluster.service_url if request.param == "ours over gRPC" else cluster.pulsar_url
+    with magnetar.Client(url, operation_timeout_seconds=30) as client:
+        yield Api(magnetar, client)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"t{next(NUMBERS)}"
+
+
+@pytest.fixture
+def topic(name: str) -> str:
+    return f"persistent://public/rows/{name}"
+
+
+def take(consumer: Any, count: int) -> list[bytes]:
+    found = []
+    for _ in range(count):
+        message = consumer.receive(timeout_millis=TIMEOUT_MS)
+        consumer.acknowledge(message)
+        found.append(message.data())
+    return found
+
+
+def test_largest_message_passes_and_a_larger_one_is_refused(api: Api, topic: str) -> None:
+    consumer = api.subscribe(topic)
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    with pytest.raises(api.module.MessageTooBig):
+        producer.send(bytes(LIMIT + 1))
+    producer.send(bytes(LIMIT - 1024))  # Apache's client counts its metadata, too
+    assert [len(data) for data in take(consumer, 1)] == [LIMIT - 1024]
+
+
+def test_access_modes_admit_one_producer_at_a_time(
+    api: Api, cluster: ClusterProcess, name: str, topic: str
+) -> None:
+    modes = api.module.ProducerAccessMode
+    consumer = api.subscribe(topic)
+    shared = [api.client.create_producer(topic) for _ in range(2)]
+    for producer in shared:
+        producer.send(b"shared")
+        producer.close()
+    old = api.client.create_producer(topic, access_mode=modes.Exclusive)
+    old.send(b"exclusive")
+    for refused in (modes.Exclusive, modes.Shared):
+        with pytest.raises(Exception, match=r"(?i)fenced|busy|exclusive"):
+            api.client.create_producer(topic, access_mode=refused)
+    fencing = api.client.create_producer(topic, access_mode=modes.ExclusiveWithFencing)
+    fencing.send(b"fencing")
+    with pytest.raises(Exception, match=r"(?i)fenced|closed"):
+        old.send(b"too late")
+    made: list[Any] = []
+
+    def wait() -> None:
+        made.append(api.client.create_producer(topic, access_mode=modes.WaitForExclusive))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    path = f"persistent/public/rows/{name}/stats"
+    wait_for(lambda: cluster.admin("GET", path)["waitingPublishers"] == 1)
+    assert not made
+    fencing.close()
+    waiting.join(TIMEOUT_MS / 1000)
+    made[0].send(b"next")
+    expected = [b"shared", b"shared", b"exclusive", b"fencing", b"next"]
+    assert take(consumer, 5) == expected
+    made[0].close()
+
+
+def test_interwoven_chunked_messages_are_joined_and_acknowledged(
+    api: Api, cluster: ClusterProcess, name: str, topic: str
+) -> None:
+    consumer = api.subscribe(topic)
+    options: dict[str, Any] = {"batching_enabled": False, "chunking_enabled": True}
+    producers = [api.client.create_producer(topic, **options) for _ in range(2)]
+    payloads = [bytes([number]) * (LIMIT + 1_000_000) for number in range(2)]
+    for producer, payload in zip(producers, payloads, strict=True):
+        producer.send_async(payload, None)
+    for producer in producers:
+        producer.flush()
+    assert sorted(take(consumer, 2)) == payloads
+    path = f"persistent/public/rows/{name}/stats"
+    wait_for(lambda: cluster.admin("GET", path)["subscriptions"]["s"]["msgBacklog"] == 0)
+    stats = cluster.admin("GET", path)
+    assert stats["publishers"][0]["chunkedMessageRate"] > 0
+    for producer in producers:
+        producer.close()
+    with pytest.raises(Exception, match=r"(?i)batch|chunk"):
+        api.client.create_producer(topic, batching_enabled=True, chunking_enabled=True)
+
+
+def test_names_of_topics_are_completed_and_partitions_reserved(api: Api, name: str) -> None:
+    consumer = api.subscribe(f"short-{name}")
+    producer = api.client.create_producer(f"persistent://public/default/short-{name}")
+    producer.send(b"same topic")
+    assert take(consumer, 1) == [b"same topic"]
+    for refused in (
+        f"persistent://public/rows/{name}-partition-0",
+        f"persistent://public/nowhere/{name}",
+        "persistent://pulsar/system/transaction_coordinator_assign",
+        f"persistent://public/rows/{name}__transaction_pending_ack",
+    ):
+        with pytest.raises(api.module.PulsarException):
+            api.client.create_producer(refused)
+
+
+def test_durable_subscription_keeps_what_a_reader_of_its_name_does_not(
+    api: Api, cluster: ClusterProcess, name: str, topic: str
+) -> None:
+    producer = api.client.create_producer(topic)
+    producer.send(b"before the subscription")
+    consumer = api.subscribe(topic, initial_position=api.module.InitialPosition.Latest)
+    reader = api.client.create_reader(topic, api.module.MessageId.latest)
+    producer.send(b"1")
+    producer.send(b"2")
+    assert reader.read_next(timeout_millis=TIMEOUT_MS).data() == b"1"
+    assert take(consumer, 1) == [b"1"]
+    reader.close()
+    consumer.close()
+    cluster.admin("PUT", f"persistent/public/rows/{name}/unload")
+    again = api.subscribe(topic)
+    assert take(again, 1) == [b"2"]
+    path = f"persistent/public/rows/{name}/stats"
+    wait_for(lambda: list(cluster.admin("GET", path)["subscriptions"]) == ["s"])
+
+
+def test_retained_messages_are_read_without_a_durable_subscription(
+    api: Api, cluster: ClusterProcess, name: str, topic: str
+) -> None:
+    path = f"persistent/public/rows/{name}"
+    producer = api.client.create_producer(topic)
+    forever = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+    cluster.admin("POST", f"{path}/retention", forever)
+    producer.send(b"read later")
+    producer.close()
+    cluster.admin("PUT", f"{path}/unload")
+    assert take(api.subscribe(topic), 1) == [b"read later"]
+
+
+def test_message_ttl_expires_what_is_not_acknowledged(
+    api: Api, cluster: ClusterProcess, name: str, topic: str
+) -> None:
+    consumer = api.subscribe(topic)
+    producer = api.client.create_producer(topic)
+    producer.send(b"old")
+    path = f"persistent/public/rows/{name}"
+    consumer.close()
+    cluster.admin("POST", f"{path}/messageTTL?messageTTL=1")
+    wait_for(
+        lambda: (
+            cluster.admin("POST", f"{path}/subscription/s/expireMessages/1") is None
+            and cluster.admin("GET", f"{path}/stats")["subscriptions"]["s"]["msgBacklog"] == 0
+        )
+    )
+
+
+def test_deduplication_stores_a_sequence_id_once(
+    api: Api, cluster: ClusterProcess, name: str, topic: str
+) -> None:
+    consumer = api.subscribe(topic)
+    path = f"persistent/public/rows/{name}"
+    cluster.admin("POST", f"{path}/deduplicationEnabled", True)
+    wait_for(lambda: cluster.admin("GET", f"{path}/stats")["deduplicationStatus"] == "Enabled")
+    options: dict[str, Any] = {"producer_name": "source", "batching_enabled": False}
+    producer = api.client.create_producer(topic, **options)
+    for number in (0, 1, 1, 0, 2):
+        producer.send(b"%d" % number, sequence_id=number)
+    producer.close()
+    again = api.client.create_producer(topic, **options)
+    assert again.last_sequence_id() == 2
+    assert take(consumer, 3) == [b"0", b"1", b"2"]
+    assert api.is_quiet(consumer)
+
+
+def test_partitioned_topic_over_both_brokers_delivers_all(
+    api: Api, cluster: ClusterProcess, name: str, topic: str
+) -> None:
+    cluster.admin("PUT", f"persistent/public/rows/{name}/partitions", 4)
+    assert len(api.client.get_topic_partitions(topic)) == 4
+    consumer = api.subscribe(topic)
+    producer = api.client.create_producer(topic)
+    for number in range(40):
+        producer.send_async(b"%02d" % number, None, partition_key=str(number))
+    producer.flush()
+    assert sorted(take(consumer, 40)) == [b"%02d" % number for number in range(40)]
+
+
+@pytest.mark.parametrize("kind", ["Exclusive", "Shared", "Failover", "KeyShared"])
+def test_non_persistent_topic_serves_connected_consumers_of_every_type(
+    api: Api, cluster: ClusterProcess, name: str, kind: str
+) -> None:
+    topic = f"non-persistent://public/rows/{name}"
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    producer.send(b"dropped")
+    consumer = api.subscribe(topic, consumer_type=getattr(api.module.ConsumerType, kind))
+    producer.send(b"live", partition_key="k")
+    assert take(consumer, 1) == [b"live"]
+    assert topic not in cluster.admin("GET", "persistent/public/rows")
+    consumer.close()
+    producer.close()

@@ -16,8 +16,8 @@ from typing import Final
 from magnetar.bookie.contract import BEAT_S, LastHeard
 
 BROKERS_MAX: Final = 1_000
-"""Runs of brokers that a bookie remembers. Beyond it forgets the one that has been silent longest,
-and then cannot tell."""
+"""Runs of brokers that a bookie remembers. Beyond this limit the bookie forgets the run that has
+been silent longest, and answers "unknown" about it."""
 
 DEAF_S: Final = 2.5 * BEAT_S
 """Two missed beats of every broker. The broker that asks beats as well: a sound bookie hears it."""

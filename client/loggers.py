@@ -1,7 +1,7 @@
 """`logger=` of a client: where the logs of the client go.
 
 The client logs through Python's `logging`, below the logger `magnetar.client`. As in Apache's
-client, the choice applies to all clients of the process; the newest one stands.
+client, the choice applies to all clients of the process; the newest choice counts.
 """
 
 from __future__ import annotations

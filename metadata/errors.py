@@ -176,7 +176,8 @@ class UnsupportedFormat(InvalidRecord):
 
 
 class LeaseTaken(MetadataError):
-    """Another live process put its own node where this process's lease was: two run as one."""
+    """Another live process put its own node where this process's lease was: two
+    processes use one name."""
 
     def __init__(self, path: str, holder: bytes) -> None:
         super().__init__(f"{path} was taken over by another process")

@@ -67,7 +67,7 @@ async def list_brokers(broker: Broker) -> list[str]:
 
 
 async def look_up(broker: Broker, name: TopicName) -> LookupData:
-    """Raises ServedElsewhere, when the broker that is to serve the topic must say so itself."""
+    """Raises ServedElsewhere if another broker must answer: the one that is to own the topic."""
     located = await broker.locate(name, authoritative=False)
     if not located.serves:
         raise ServedElsewhere(str(name), located.broker)

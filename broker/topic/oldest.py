@@ -28,7 +28,7 @@ class Oldest:
 
 
 class OldestUnacked:
-    """Of one subscription."""
+    """The oldest unacknowledged entry of one subscription."""
 
     __slots__ = ("_cursor", "_known", "_log")
 

@@ -135,8 +135,8 @@ class TopicView:
             self._retry(attempt)
 
     def forget(self, topics: Mapping[str, object] | Sequence[str]) -> None:
-        """The owner of these topics does not answer, or is none. Ask the next broker of the
-        options."""
+        """The owner of these topics does not answer, or does not own them any more. Ask the next
+        broker of the options."""
         for topic in topics:
             self._owners.pop(topic, None)
         self._brokers.append(self._brokers.pop(0))

@@ -45,6 +45,7 @@ def _logging() -> Iterator[None]:
         logger.propagate = propagate
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run a file's tests in one worker, because they share servers; and all files that start Spark
     in one, because they share its session. Long files first, so that the workers end together."""

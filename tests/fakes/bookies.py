@@ -54,19 +54,31 @@ KEY = 0xA11CE  # a master key
 OTHER = "f" * 32  # another incarnation
 
 
+IMAGES_TRIED_MAX = 10
+
+
 def crash_image(source: Path, target: Path) -> None:
     """Copy a live data directory as a killed process leaves it.
 
-    RocksDB removes old log files in the background meanwhile; they are not missed.
+    RocksDB works in the background meanwhile. Old log files that it removes are not missed. If it
+    replaces another file, the copy is of no one moment, and is made again.
     """
 
     def copy(name: str, to: str) -> None:
         try:
             shutil.copyfile(name, to)
         except FileNotFoundError:
-            assert "/LOG.old" in name or "/OPTIONS" in name or name.endswith(".dbtmp"), name
+            if not ("/LOG.old" in name or "/OPTIONS" in name or name.endswith(".dbtmp")):
+                raise
 
-    shutil.copytree(source, target, copy_function=copy)
+    for _ in range(IMAGES_TRIED_MAX):
+        try:
+            shutil.copytree(source, target, copy_function=copy)
+        except (shutil.Error, FileNotFoundError):
+            shutil.rmtree(target)
+        else:
+            return
+    raise AssertionError(f"{source} never stood still")
 
 
 def envelope(ledger: int, entry: int, payload: bytes = b"payload", *, confirmed: int = -1) -> bytes:

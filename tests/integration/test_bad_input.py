@@ -170,7 +170,6 @@ async def test_a_frame_may_come_in_single_bytes(transport: str) -> None:
     [
         pb.CommandLookupTopic(topic="t", request_id=5),
         pb.CommandProducer(topic="t", producer_id=1, request_id=5),
-        pb.CommandPing(),
         pb.CommandConnected(server_version="s"),
     ],
     ids=lambda it: type(it).__name__,
@@ -182,6 +181,14 @@ async def test_nothing_is_served_before_connect(transport: str, command: Any) ->
         assert [str(topic.name) for topic in broker.broker.topics] == [
             "persistent://public/default/witness"
         ]
+
+
+async def test_ping_is_answered_before_connect(transport: str) -> None:
+    """Another broker asks so whether this one lives."""
+    async with worlds(transport, connected=False) as (client, _):
+        for _ in range(2):
+            await client.send(pb.CommandPing())
+            await client.expect(pb.CommandPong)
 
 
 # ---- commands that can be read, but not carried out ----------------------------------------------

@@ -22,8 +22,8 @@ demo: setup
 	$(BIN)/python -m magnetar.demo
 
 # Tests run in so many processes, by the groups and in the order of tests/conftest.py.
-WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+WORKERS ?= 3
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 # Before a commit: format, lints, types, unit and conformance tests. Under 3 minutes on two cores.
 check: lint

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from magnetar.spark.session import fork_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from xdist.remote import Producer
 
 sys.path.insert(0, str(Path(__file__).parent))
 pytest_plugins = ["async_plugin"]
@@ -45,12 +48,20 @@ def _logging() -> Iterator[None]:
         logger.propagate = propagate
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run a file's tests in one worker, because they share servers; and all files that start Spark
-    in one, because they share its session. Long files first, so that the workers end together."""
+    """Long files first, so that the workers end together."""
     items.sort(key=lambda item: "unit" in item.path.parts)
-    with_spark = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
-    for item in items:
-        group = "spark" if item.path in with_spark else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+class FilesTogether(LoadScopeScheduling):
+    """Runs a file's tests in one worker, because they share servers; and all files that start
+    Spark in one, because they share its session."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "spark" if file.startswith("tests/integration/test_spark") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesTogether:
+    return FilesTogether(config, log)

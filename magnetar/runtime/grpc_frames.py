@@ -103,6 +103,9 @@ def frame_stream_handler(handler: Callable[[FrameStream], Awaitable[None]]) -> M
     """
 
     async def serve(_: object, context: Context) -> None:
+        # Otherwise the first frame carries the metadata. If `close` cancels that write, gRPC sends
+        # the metadata again with the status, fails, and the client is not told of the end.
+        await context.send_initial_metadata(())
         stream = _ServerStream(context)
         try:
             await handler(stream)

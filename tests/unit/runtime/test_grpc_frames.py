@@ -241,6 +241,29 @@ async def test_a_server_that_stops_ends_its_streams_within_its_grace() -> None:
     await channel.close()
 
 
+async def test_stream_that_is_closed_during_its_first_send_ends_at_the_client_too() -> None:
+    async def close_while_sending(stream: FrameStream) -> None:
+        async def send() -> None:
+            with suppress(StreamClosed):
+                await stream.send([b"first"])
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send())
+            await asyncio.sleep(0)
+            await stream.close()
+
+    async with serving(S=frame_stream_handler(close_while_sending)) as channel:
+        for _ in range(10):
+            stream = open_frame_stream(channel, "/t.T/S", peer="peer")
+            with suppress(StreamClosed):  # it may have ended already
+                await stream.send([b"hello"])
+            with suppress(StreamClosed):
+                async with asyncio.timeout(5):  # else TimeoutError fails the test
+                    while True:
+                        assert await stream.receive() == b"first"
+            await stream.close()
+
+
 async def test_a_malformed_frame_ends_that_stream_only() -> None:
     reasons: list[str] = []
 

@@ -100,7 +100,7 @@ class Deliveries:
             self.answered_mark = mark, epoch
 
     def on_seek(self, target: Position) -> None:
-        """Somebody asks for it. Whether it happens is not known."""
+        """A client or an administrator asks for it. Whether it happens is not known."""
         self.seeks += 1
         self.on_skip(Position(target.ledger, target.entry - 1))
         for position in [each for each in self.answered if each >= target]:
@@ -121,7 +121,9 @@ class Deliveries:
             if position <= mark or position <= self.skipped:
                 continue
             missing = set(range(messages)) - self.sent.get(position, set())
-            self.hold(not missing, "LOST", "messages {} of {} reached nobody", missing, position)
+            self.hold(
+                not missing, "LOST", "no consumer received messages {} of {}", missing, position
+            )
 
 
 @dataclass

@@ -252,7 +252,7 @@ class Director:
     def _describe(self) -> str:
         serving = self.find()
         if serving is None:
-            return f"nobody serves; {self.wanted.name} should"
+            return f"no broker serves the topic; {self.wanted.name} should"
         subscription = serving.reign.subscription
         reasons = [str(reason) for reason in subscription.explain()]
         left = {producer.name: list(producer.unanswered) for producer in self.producers}

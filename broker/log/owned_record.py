@@ -5,7 +5,11 @@ checks this epoch, so the changes of a stale owner fail. The *incarnation* is dr
 created, and checked beside the epoch: a topic that was deleted and made anew may have the same
 epoch. Finding another owner's epoch, another incarnation, or a record that is being deleted ends
 the ownership for good (LogFenced). A change under our own epoch by another process (for example an
-administrator's properties) does not: our change is made again on top of it."""
+administrator's properties) does not: our change is made again on top of it.
+
+One write of the record is in flight at a time. The changes that are asked for meanwhile are made
+together by the next write, in FIFO order: at once they would race each other, and each lost race
+costs a whole record."""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.errors import (
+    BrokerError,
     LogDamaged,
     LogFenced,
     LogUnavailable,
@@ -29,7 +34,7 @@ from magnetar.metadata.model import NO_LEDGER, TopicRecord
 from magnetar.metadata.store import ABSENT, KEEP, Verdict, Versioned, update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from magnetar.metadata.model import LedgerId
     from magnetar.metadata.store import Change, MetadataStore
@@ -43,9 +48,23 @@ def _always() -> bool:
     return True
 
 
+CHANGES_MAX: Final = 50
+"""Made by one write. A change costs up to 0.3 ms in one step of the loop (1,000 subscriptions)."""
+
 VERSIONS_PASSED_MAX: Final = 1_000
 """Some seconds. A stale owner of a topic whose record was changed more often must be stopped for as
 long as the new topic needs for as many changes, in order to do harm."""
+
+
+class _Change:
+    """One change that a caller waits for."""
+
+    __slots__ = ("error", "is_done", "make")
+
+    def __init__(self, make: Callable[[TopicRecord], TopicRecord]) -> None:
+        self.make = make
+        self.is_done = False
+        self.error: Exception | None = None  # None: it is not done, or it was made
 
 
 class OwnedRecord:
@@ -53,8 +72,10 @@ class OwnedRecord:
         "_path",
         "_store",
         "_successor",
+        "_turn",
         "_value",
         "_version",
+        "_waiting",
         "_watchers",
         "epoch",
         "incarnation",
@@ -80,6 +101,8 @@ class OwnedRecord:
         self.lost: LogFenced | None = None  # None: as far as we know the topic is ours
         self._successor: TopicRecord | None = None  # None: no other owner's record was seen
         self._watchers: list[Callable[[], None]] = []
+        self._turn = asyncio.Lock()  # held while a write is in flight
+        self._waiting: list[_Change] = []  # for their turn
         self.on_listed: Callable[[], None] = _ignore  # ledgers are listed as being deleted
 
     @classmethod
@@ -141,38 +164,86 @@ class OwnedRecord:
         """
         if self.lost is not None:
             raise self.lost
+        ours = _Change(change)
+        self._waiting.append(ours)
+        try:
+            async with self._turn:
+                if not ours.is_done:  # then it is the first that waits
+                    await self._write(self._waiting[:CHANGES_MAX])
+        finally:
+            if not ours.is_done:  # the caller was cancelled
+                self._waiting.remove(ours)
+        if ours.error is not None:
+            raise ours.error
 
+    async def _write(self, changes: Sequence[_Change]) -> None:
+        """Make the first of those that wait. They go on waiting if this is cancelled."""
+        try:
+            await self._make(changes)
+        except TopicFull as error:
+            if len(changes) > 1:  # find out which of them does not fit
+                await self._write(changes[:1])
+                return
+            changes[0].error = error
+        except BrokerError as error:
+            for each in changes:
+                each.error = error
+        for each in changes:
+            each.is_done = True
+        self._waiting = [each for each in self._waiting if not each.is_done]
+
+    async def _make(self, changes: Sequence[_Change]) -> None:
+        """Raises what fails all of them."""
+        if self.lost is not None:
+            raise self.lost
         written: tuple[bytes, TopicRecord] | None = None  # None: there was nothing to change
 
         def apply(stored: bytes | None) -> bytes | Verdict:
             nonlocal written
-            record = TopicRecord(0, deleted=True) if stored is None else self._decoded(stored)
-            if record.deleted:
-                self._successor = record
-                raise self.lose("it was deleted")
-            if (record.epoch, record.incarnation) != (self.epoch, self.incarnation):
-                self._successor = record
-                if record.incarnation != self.incarnation:
-                    raise self.lose("it was deleted and made anew")
-                raise self.lose(f"epoch {record.epoch} has begun, ours was {self.epoch}")
-            changed = change(record)
-            if changed == record:
+            before = TopicRecord(0, deleted=True) if stored is None else self._decoded(stored)
+            self._require_ours(before)
+            record = before
+            for each in changes:
+                record = self._changed(record, each)
+            if record == before:
                 return KEEP
-            written = encode_topic(changed), changed
+            written = encode_topic(record), record
             return written[0]
 
         known = Versioned(self._value, self._version)
         found = await _update(self.name, self._store, apply, known)
         assert found is not None
         if found.version > self._version:
-            before = self.record.deleting
+            deleting = self.record.deleting
             if written is not None and written[0] == found.value:
                 self.record = written[1]
             else:
                 self.record = self._decoded(found.value)
             self._version, self._value = found.version, found.value
-            if set(self.record.deleting) - set(before):
+            if set(self.record.deleting) - set(deleting):
                 self.on_listed()
+
+    def _require_ours(self, record: TopicRecord) -> None:
+        """Raises LogFenced."""
+        if record.deleted:
+            self._successor = record
+            raise self.lose("it was deleted")
+        if (record.epoch, record.incarnation) != (self.epoch, self.incarnation):
+            self._successor = record
+            if record.incarnation != self.incarnation:
+                raise self.lose("it was deleted and made anew")
+            raise self.lose(f"epoch {record.epoch} has begun, ours was {self.epoch}")
+
+    def _changed(self, record: TopicRecord, change: _Change) -> TopicRecord:
+        """The record with one more change, unless the change refuses: then its caller is told."""
+        change.error = None
+        try:
+            if record.deleted:  # by a change before it
+                raise LogFenced(str(self.name), "it is being deleted")
+            return change.make(record)
+        except BrokerError as error:
+            change.error = error
+            return record
 
     def _decoded(self, value: bytes) -> TopicRecord:
         return self.record if value == self._value else decode_topic(value)

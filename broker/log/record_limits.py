@@ -16,6 +16,8 @@ from magnetar.metadata.codec import encode_topic
 from magnetar.metadata.model import SubscriptionRecord, TopicRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from magnetar.protos.names import TopicName
 
 LEDGERS_MAX: Final = 10_000
@@ -51,8 +53,21 @@ def with_subscription(
 ) -> TopicRecord:
     """The record with one more subscription. Raises TopicFull."""
     subscriptions = {**record.subscriptions, subscription: begin}
+    if _size_at_most(subscriptions) <= SUBSCRIPTIONS_BYTES_MAX:
+        return replace(record, subscriptions=subscriptions)
     size = len(encode_topic(TopicRecord(epoch=0, subscriptions=subscriptions)))
     if size > SUBSCRIPTIONS_BYTES_MAX:
         why = f"its subscriptions would take {size} bytes of {SUBSCRIPTIONS_BYTES_MAX}"
         raise TopicFull(str(name), why)
     return replace(record, subscriptions=subscriptions)
+
+
+def _size_at_most(subscriptions: Mapping[str, SubscriptionRecord]) -> int:
+    """Bytes that they have at most when encoded: a tenth of the time of encoding 1,000 of them. A
+    character has up to four bytes, and each field a tag and a length."""
+    size = 0
+    for name, record in subscriptions.items():
+        size += 4 * len(name) + len(record.inline) + len(record.unknown) + 32
+        for key, value in record.properties.items():
+            size += 4 * (len(key) + len(value)) + 24
+    return size

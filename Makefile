@@ -1,5 +1,5 @@
-# The one runner. Every target sets itself up: a fresh machine needs Python 3.11+ and, for Spark and a
-# real ZooKeeper, Java 17. Everything else goes into .venv.
+# Every target installs what it needs into .venv. A fresh machine needs Python 3.11+ and, for Spark
+# and a real ZooKeeper, Java 17.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml
 demo: setup
 	$(BIN)/python -m magnetar.demo
 
-# Tests run in so many processes, by the groups and in the order of tests/conftest.py.
+# WORKERS: the number of test processes. tests/conftest.py defines the groups and the order of tests.
 WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
@@ -29,11 +29,11 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-r
 check: lint
 	$(PYTEST) -m 'not night' tests/unit tests/conformance tests/test_*.py
 
-# Everything but the proofs in depth. Under 12 minutes on two cores.
+# All tests but the long ones of `make night`. Under 12 minutes on two cores.
 test: setup
 	$(PYTEST) -m 'not night' --durations=20
 
-# The proofs in depth: more histories, larger cases. Ten minutes more.
+# The long tests: more histories, larger cases. Ten minutes more.
 night: setup
 	$(PYTEST) -m night --durations=20
 
@@ -45,21 +45,21 @@ lint: setup
 	$(MAKE) --no-print-directory protos
 	git diff --exit-code --stat -- protos
 
-# Whole clusters in one process, in virtual time, under faults drawn by seed; a range of seeds. A
-# failure prints its story and the command that plays it again. `make test` plays the first 300.
+# Whole clusters in one process, in virtual time, with faults chosen by the seed; a range of seeds. A
+# failure prints its events and the command that replays it. `make test` plays the first 300 seeds.
 SIM_FIRST ?= 0
 SIM_SEEDS ?= 300
 sim: setup
 	PYTHONPATH=tests $(BIN)/python -m world.run --first $(SIM_FIRST) --seeds $(SIM_SEEDS)
 
-# Random histories of the dispatchers of all subscription types against an obvious model: joins,
+# Random histories of the dispatchers of all subscription types, compared with a simple model: joins,
 # leaves, acknowledgements, returns, expiry, seeks. HISTORIES=200000 takes 15 minutes of one core;
-# `make test` plays 1,250, and the planted bugs that they must find.
+# `make test` plays 1,250, and checks that they find each planted bug.
 HISTORIES ?= 10000
 histories: setup
 	PYTHONPATH=tests $(BIN)/python -m histories.run --histories $(HISTORIES)
 
-# Real processes that are killed under a workload; SEED=N does again what was done with N.
+# Real processes that are killed under a workload; SEED=N repeats the run with seed N.
 chaos: setup
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(SEED),--seed $(SEED))
 
@@ -70,7 +70,7 @@ rolling: setup
 	PYTHONPATH=tests $(BIN)/python -m chaos.rolling --rounds $(ROUNDS)
 
 # Hostile programs against a server, beside honest clients whose service is measured; prints a report.
-# COMMANDS=100000; SEED=N does again what was done with N. `make test` has a short one.
+# COMMANDS=100000; SEED=N repeats the run with seed N. `make test` runs a short siege.
 COMMANDS ?= 100000
 siege: setup
 	PYTHONPATH=tests $(BIN)/python -m siege.run --commands $(COMMANDS) $(if $(SEED),--seed $(SEED))
@@ -79,19 +79,19 @@ siege: setup
 powercuts: setup
 	PYTHONPATH=tests $(BIN)/python -m power.run $(if $(SEED),--seed $(SEED))
 
-# The ledger protocol in every state that matters: three entries, a writer and two recoverers that may
-# change their ensembles, 3/3/2 and 4/3/2, lost messages, a crash; the shortest way to each planted
-# bug; and smaller cases in every state there is, against which what is left out is held. 500 s of
-# CPU shared by two processes of at most 120 MB.
+# All interleavings of the ledger protocol: three entries, a writer and two recoverers that may change
+# their ensembles, 3/3/2 and 4/3/2, lost messages, a crash; and the shortest way to each planted bug.
+# Equivalent interleavings are left out; smaller cases, explored in full, check that this loses no
+# state. 500 s of CPU shared by two processes of at most 120 MB.
 explore: setup
 	PYTHONPATH=tests $(BIN)/python -m explorer.run
 
 # Planted bugs, one after the other: which oracle finds each, and within how many seeds. Fails unless
-# all are found. ONLY=part of a name plants those alone.
+# all are found. ONLY=TEXT plants only the bugs whose names contain TEXT.
 mutants: setup
 	PYTHONPATH=tests $(BIN)/python -m mutants.run $(if $(ONLY),--only "$(ONLY)")
 
-# Figures beside those of a bare data path in the same run; nothing is asserted.
+# Figures of Magnetar and of a minimal data path in the same run; nothing is asserted.
 bench: setup
 	$(BIN)/python -m benchmarks.run
 
@@ -118,7 +118,7 @@ compose: setup
 	$(BIN)/python -m pytest tests/compose/suite.py
 
 # Generated modules are committed, so that `pip install` needs no compiler; lint compares them.
-# Stubs are not generated: every method is served and called with serializers of our own.
+# gRPC stubs are not generated: the code serves and calls every method with its own serializers.
 protos: setup
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=quiet:. magnetar/protos/*.proto
 
@@ -138,7 +138,7 @@ pulsar: setup $(PULSAR_JARS)/.fetched
 	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m pytest tests/apache/suite.py
 
 # Magnetar and Apache Pulsar under the same loads, in turns. Needs Java 17 and Maven. A turn takes 6
-# minutes. ONLY=part of a row's name plays those alone.
+# minutes. ONLY=TEXT plays only the rows whose names contain TEXT.
 bench-pulsar: setup $(PULSAR_JARS)/.fetched
 	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m benchmarks.peers.pulsar --turns $(TURNS) --only "$(ONLY)"
 

@@ -16,17 +16,18 @@ from typing import Final
 from magnetar.bookie.contract import BEAT_S, LastHeard
 
 BROKERS_MAX: Final = 1_000
-"""Runs of brokers that a bookie remembers. Beyond this limit the bookie forgets the run that has
-been silent longest, and answers "unknown" about it."""
+"""Incarnations of brokers that a bookie remembers. Beyond this limit the bookie forgets the
+incarnation that has been silent longest, and answers "unknown" about it."""
 
 DEAF_S: Final = 2.5 * BEAT_S
-"""Two missed beats of every broker. The broker that asks beats as well: a sound bookie hears it."""
+"""Two missed beats of every broker. The broker that asks sends beats as well, so a bookie that is
+not cut off hears at least that broker."""
 
 
 class Witness:
     """A machine. `now` is the loop's time in seconds.
 
-    1. At most BROKERS_MAX runs of brokers are remembered, in the order of their last beats.
+    1. At most BROKERS_MAX incarnations of brokers are remembered, in the order of their last beats.
     """
 
     def __init__(self) -> None:

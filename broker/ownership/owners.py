@@ -6,9 +6,9 @@ several brokers. Ownership only keeps brokers from fencing each other. The topic
 the fencing at the bookies ensure that two brokers never both append. So this module may be wrong
 for a moment, and nothing is lost.
 
-An owner is dead in two cases. Its registration is gone or belongs to another run of the process. Or
-it is registered, and its port refuses connections, or neither its port answers nor do the bookies
-hear it (liveness.py).
+An owner is dead in each of these cases: its registration is gone; the registration belongs to
+another incarnation; its port refuses connections; its port does not answer and no bookie hears it
+(liveness.py).
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Owners:
                 return self._hold(bundle)
             owner = await self._brokers.registration(record.owner)
             if owner is not None and owner.incarnation != record.incarnation:
-                owner = None  # another run of that broker: the run that owned is gone
+                owner = None  # another incarnation of that broker: the one that owned is gone
             if owner is not None and not await self._liveness.is_gone(owner):
                 return Located(owner, serves=True)
         if not authoritative:

@@ -5,10 +5,11 @@ continues, its sockets hold old commands, its consumers have old permits, and it
 memory what another broker has served since. Bookies refuse its writes, so no receipt and no
 acknowledgement is wrong; but it would deliver messages that were acknowledged elsewhere.
 
-So after a standstill of STILL_S nothing is read from clients or sent to them before the records of
-all held bundles were read again and the topics of lost ones are closed. Their clients see the
-closes first. Without the metadata store the broker goes on after VERIFY_S: a hiccup of the store
-must not stop a cluster, and messages are delivered at least once.
+So after a standstill of STILL_S the broker first reads the records of all its bundles again and
+closes the topics of lost bundles. Only then does it read from clients and send to them, so the
+clients of a closed topic get the close first. Without the metadata store the broker goes on after
+VERIFY_S: a short outage of the store must not stop a cluster, and messages are delivered at least
+once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`make explore`: all that can happen within the full bounds, the shortest way to each planted bug,
-and what the reductions leave out held against searches that leave out nothing.
+"""`make explore`: all interleavings within the full bounds, the shortest way to each planted bug,
+and searches with reductions compared with searches without reductions.
 
-Exits with 1 if the protocol can be broken, a planted bug does not break it, or the reductions lose
-anything.
+Exits with 1 if an interleaving breaks the protocol, a planted bug does not break it, or the
+reductions lose a state.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
     from magnetar.client.encryption import EncryptionContext
-    from magnetar.protos.message import ReceivedMessage
+    from magnetar.protos.batch import ReceivedMessage
 
 _U64 = 0xFFFFFFFFFFFFFFFF  # ids are unsigned on the wire and signed in meaning
 

@@ -6,8 +6,8 @@ from typing import Self
 
 from magnetar.client.errors import InvalidMessage, WrongType
 from magnetar.client.message import Delivery, Message, MessageId
+from magnetar.protos.batch import open_batch
 from magnetar.protos.errors import EntryError
-from magnetar.protos.message import split_batch
 
 
 class MessageBatch:
@@ -35,14 +35,14 @@ class MessageBatch:
             raise InvalidMessage(f"{size} messages cannot be in a batch of {len(data)} bytes")
         at = self._message_id
         try:
-            messages = split_batch(data, size, sequence_id=0)
+            batch = open_batch(data, 0, size, sequence_id=0)
         except EntryError as error:
             raise InvalidMessage(str(error)) from None
         delivery = Delivery(at.topic_name(), at.partition(), "", 0, b"", 0, None, 0)
         place = at.partition(), at.ledger_id(), at.entry_id()
         return [
-            Message(one, MessageId(*place, index, size, at.topic_name()), delivery)
-            for index, one in enumerate(messages)
+            Message(batch.message(index), MessageId(*place, index, size, at.topic_name()), delivery)
+            for index in range(size)
         ]
 
 

@@ -207,14 +207,20 @@ def strip_broker_metadata(
 # The layers of an entry, also for message.py
 
 
-def open_entry(data: bytes | memoryview) -> tuple[pb.MessageMetadata, int]:
-    """Return the metadata and the offset of the payload, after a check of the CRC32C if present.
+def open_entry(data: memoryview) -> tuple[pb.MessageMetadata, bytes, int]:
+    """Return the metadata, a copy of the entry that ends with the payload, and the offset of the
+    payload in it, after a check of the CRC32C if present.
 
     Raises ChecksumMismatch, and MalformedEntry as `parse_entry`.
     """
     head = _head(data)
-    _verify(data, head)
-    return _parse_metadata(data, head)
+    magic, expected, _ = head
+    begin = _PREFIX.size if magic == _MAGIC_CHECKSUM else 0
+    copy = bytes(data[begin:])  # the only one: the checksum accepts only bytes
+    if begin and (actual := _crc32c(copy)) != expected:
+        raise ChecksumMismatch(expected, actual)
+    metadata, payload_at = _parse_metadata(data, head)
+    return metadata, copy, payload_at - begin
 
 
 def checked_text(text: str) -> str:
@@ -350,7 +356,7 @@ def _parse_metadata(
     end = start + size
     if end > len(data):
         raise MalformedEntry(f"the metadata of {size} bytes is truncated")
-    encoded = data[start:end]
+    encoded = bytes(data[start:end])
     if (
         fields_max is not None
         and size > METADATA_COUNTED_BYTES

@@ -17,13 +17,17 @@ payload before compression.
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Final
 
 import google_crc32c
-from google.protobuf.message import DecodeError
 
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.batch import (
+    NO_PROPERTIES,
+    Batch,
+    ReceivedMessage,
+    open_batch,
+    received_message,
+)
 from magnetar.protos.compression import (
     UNCOMPRESSED_BYTES_MAX,
     Compression,
@@ -43,10 +47,8 @@ from magnetar.protos.entry import (
     varint,
 )
 from magnetar.protos.errors import (
-    BatchDeserializeError,
     EntryEncrypted,
     EntryTooLarge,
-    MalformedEntry,
 )
 
 # Writing
@@ -58,7 +60,7 @@ class OutgoingMessage:
 
     payload: bytes
     sequence_id: int
-    properties: Mapping[str, str] = field(default_factory=lambda: _NO_PROPERTIES)
+    properties: Mapping[str, str] = field(default_factory=lambda: NO_PROPERTIES)
     partition_key: str | None = None
     partition_key_b64: bool = False  # partition_key is base64 of bytes
     ordering_key: bytes | None = None
@@ -202,28 +204,20 @@ class ReceivedEntry:
     schema_version: bytes | None
     deliver_at_ms: int | None
     broker: BrokerMetadata | None  # None: the broker did not send it
-    payload: bytes  # still compressed
     metadata: pb.MessageMetadata  # for decode_messages
+    # The payload, still compressed, ends with these bytes. What is before it is not of interest.
+    body: bytes
+    payload_at: int = 0
+
+    @property
+    def payload(self) -> bytes:
+        """The payload, still compressed: a copy, unless nothing is before it."""
+        return self.body[self.payload_at :]
 
     @property
     def is_encrypted(self) -> bool:
         """Whether the payload was encrypted when the entry arrived."""
         return bool(self.metadata.encryption_keys)
-
-
-@dataclass(slots=True)
-class ReceivedMessage:
-    """One message of an entry. It is never changed; it is not frozen, for speed."""
-
-    payload: bytes
-    properties: Mapping[str, str]
-    partition_key: str | None
-    partition_key_b64: bool  # partition_key is base64 of bytes
-    ordering_key: bytes | None
-    event_time_ms: int  # 0: none
-    sequence_id: int
-    null_value: bool
-    batch_index: int  # -1: the entry is not a batch
 
 
 def read_entry(data: bytes | memoryview, *, encrypted_too: bool = False) -> ReceivedEntry:
@@ -232,8 +226,7 @@ def read_entry(data: bytes | memoryview, *, encrypted_too: bool = False) -> Rece
     Raises ChecksumMismatch, MalformedEntry, and EntryEncrypted unless `encrypted_too`.
     """
     broker, rest = strip_broker_metadata(data)
-    entry = bytes(rest)
-    metadata, payload_at = open_entry(entry)
+    metadata, body, payload_at = open_entry(rest)
     if metadata.encryption_keys and not encrypted_too:
         raise EntryEncrypted
     has = metadata.HasField
@@ -242,7 +235,7 @@ def read_entry(data: bytes | memoryview, *, encrypted_too: bool = False) -> Rece
         producer_name=checked_text(metadata.producer_name),
         sequence_id=metadata.sequence_id,
         publish_time_ms=metadata.publish_time,
-        num_messages=batch_size_of(metadata, len(entry) - payload_at) if is_batch else 1,
+        num_messages=batch_size_of(metadata, len(body) - payload_at) if is_batch else 1,
         is_batch=is_batch,
         chunk=chunk_of(metadata),
         compression=_COMPRESSIONS[metadata.compression],
@@ -250,8 +243,9 @@ def read_entry(data: bytes | memoryview, *, encrypted_too: bool = False) -> Rece
         schema_version=metadata.schema_version if has("schema_version") else None,
         deliver_at_ms=metadata.deliver_at_time if has("deliver_at_time") else None,
         broker=broker,
-        payload=entry[payload_at:],
         metadata=metadata,
+        body=body,
+        payload_at=payload_at,
     )
 
 
@@ -267,12 +261,25 @@ def decode_messages(
     DecompressionError, UncompressedSizeCorruption, BatchDeserializeError, MalformedEntry.
     """
     assert (payload is None) == (entry.chunk is None)
+    if entry.is_batch:
+        batch = open_messages(entry, bytes_max=bytes_max)
+        return [batch.message(index) for index in range(len(batch))]
     sent = entry.payload if payload is None else payload
     plain = decompress(entry.compression, sent, entry.uncompressed_size, bytes_max=bytes_max)
-    metadata = entry.metadata
-    if not entry.is_batch:
-        return [_received(metadata, plain, entry.sequence_id, -1)]
-    return split_batch(plain, entry.num_messages, sequence_id=entry.sequence_id)
+    return [received_message(entry.metadata, plain, entry.sequence_id, -1)]
+
+
+def open_messages(entry: ReceivedEntry, *, bytes_max: int = UNCOMPRESSED_BYTES_MAX) -> Batch:
+    """Return the messages of an entry that is a batch. They are decoded when they are asked for.
+
+    Raises the errors of `decode_messages`.
+    """
+    assert entry.is_batch
+    body, at = entry.body, entry.payload_at
+    if entry.compression is not Compression.NONE:
+        size = entry.uncompressed_size
+        body, at = decompress(entry.compression, entry.payload, size, bytes_max=bytes_max), 0
+    return open_batch(body, at, entry.num_messages, sequence_id=entry.sequence_id)
 
 
 def undecoded_message(entry: ReceivedEntry) -> ReceivedMessage:
@@ -280,42 +287,11 @@ def undecoded_message(entry: ReceivedEntry) -> ReceivedMessage:
 
     Raises MalformedEntry.
     """
-    return _received(entry.metadata, entry.payload, entry.sequence_id, -1)
-
-
-def split_batch(payload: bytes, count: int, *, sequence_id: int) -> list[ReceivedMessage]:
-    """Return the messages of a batch. `sequence_id`: of messages that have none of their own.
-
-    Raises BatchDeserializeError, MalformedEntry.
-    """
-    messages = []
-    parse = pb.SingleMessageMetadata.FromString
-    end = 0  # of the preceding message
-    for index in range(count):
-        try:
-            (size,) = _U32.unpack_from(payload, end)
-        except struct.error:
-            raise BatchDeserializeError(f"the batch ends before message {index}") from None
-        start = end + 4 + size
-        try:
-            metadata = parse(payload[end + 4 : start])
-        except DecodeError as error:
-            raise BatchDeserializeError(f"metadata of message {index}: {error}") from None
-        payload_size = metadata.payload_size
-        end = start + payload_size
-        if not metadata.HasField("payload_size") or payload_size < 0 or end > len(payload):
-            raise BatchDeserializeError(f"message {index} does not fit into the batch")
-        own = metadata.HasField("sequence_id")
-        number = metadata.sequence_id if own else sequence_id
-        messages.append(_received(metadata, payload[start:end], number, index))
-    if end != len(payload):
-        raise BatchDeserializeError(f"{len(payload) - end} bytes follow the last message")
-    return messages
+    return received_message(entry.metadata, entry.payload, entry.sequence_id, -1)
 
 
 # Mechanics of writing
 
-_NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 _U32 = struct.Struct(">I")
 _CHECKED_HEAD = struct.Struct(">HII")  # 0x0e01, checksum, metadata size
 _CHECKSUM = struct.Struct(">HI")  # 0x0e01, checksum
@@ -431,30 +407,3 @@ def _checked_entry(metadata: bytes, payload: bytes) -> list[bytes]:
 
 _COMPRESSIONS = tuple(Compression)
 _WIRE_COMPRESSIONS = tuple(pb.CompressionType.values())
-
-
-def _received(
-    metadata: pb.MessageMetadata | pb.SingleMessageMetadata,
-    payload: bytes,
-    sequence_id: int,
-    batch_index: int,
-) -> ReceivedMessage:
-    has_key = metadata.HasField("partition_key")
-    properties = metadata.properties
-    return ReceivedMessage(
-        payload,
-        _properties(metadata) if properties else _NO_PROPERTIES,
-        checked_text(metadata.partition_key) if has_key else None,
-        has_key and metadata.partition_key_b64_encoded,
-        metadata.ordering_key if metadata.HasField("ordering_key") else None,
-        metadata.event_time,
-        sequence_id,
-        metadata.null_value,
-        batch_index,
-    )
-
-
-def _properties(metadata: pb.MessageMetadata | pb.SingleMessageMetadata) -> dict[str, str]:
-    if not metadata.IsInitialized():
-        raise MalformedEntry("a property lacks its key or value")
-    return {checked_text(pair.key): checked_text(pair.value) for pair in metadata.properties}

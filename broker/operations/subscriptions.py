@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from magnetar.broker.log.position import Position
     from magnetar.broker.topic.protocol import Topic
     from magnetar.broker.topic.subscription import Subscription
-    from magnetar.protos.message import ReceivedEntry, ReceivedMessage
+    from magnetar.protos.batch import ReceivedMessage
+    from magnetar.protos.message import ReceivedEntry
     from magnetar.protos.names import TopicName
 
 PEEK_POSITION_MAX: Final = 10_000

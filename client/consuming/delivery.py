@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from magnetar.client.ids import Key
-    from magnetar.protos.message import ReceivedMessage
+    from magnetar.protos.batch import ReceivedMessage
 
 
 def messages_of(

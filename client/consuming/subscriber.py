@@ -597,7 +597,7 @@ class Subscriber:
             log.warning("encrypted message delivered", topic=self.topic, error=str(error))
             self.stats.undecryptable += 1
             return received, context_of(received, failed=True)
-        return replace(received, payload=payload), context_of(received, failed=False)
+        return replace(received, body=payload, payload_at=0), context_of(received, failed=False)
 
     def _refuse_undecryptable(self, key: Key, error: CryptoError, permits: int) -> None:
         """Handle an entry that cannot be decrypted: acknowledge it, or leave it unacknowledged and

@@ -8,7 +8,7 @@ from magnetar.client.errors import InvalidConfiguration, UnknownError
 from magnetar.client.message import Delivery, Message, MessageId
 from magnetar.client.options import PartitionsRoutingMode, ProducerOptions
 from magnetar.client.producing.hashing import HASHES
-from magnetar.protos.message import ReceivedMessage
+from magnetar.protos.batch import ReceivedMessage
 
 if TYPE_CHECKING:
     import random

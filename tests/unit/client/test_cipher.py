@@ -89,7 +89,7 @@ def test_a_changed_payload_is_not_opened() -> None:
     opener = PayloadOpener(Reader())
     for payload in (b"", sealed.payload[:-1], b"x" + sealed.payload[1:]):
         with pytest.raises(CryptoError, match="does not fit the payload"):
-            opener.open(replace(sealed, payload=payload))
+            opener.open(replace(sealed, body=payload, payload_at=0))
 
 
 def test_lies_in_the_metadata_are_refused() -> None:

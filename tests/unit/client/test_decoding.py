@@ -18,7 +18,7 @@ from magnetar.client.errors import (
     TopicNotFound,
 )
 from magnetar.client.message import Delivery, Message, MessageId
-from magnetar.protos.message import ReceivedMessage
+from magnetar.protos.batch import ReceivedMessage
 from magnetar.schema import AvroSchema, JsonSchema, Record, SchemaInfo, SchemaType, String
 
 TOPIC = "persistent://public/default/t"

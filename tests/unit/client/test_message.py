@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from magnetar.client.consuming.delivery import messages_of
 from magnetar.client.errors import InvalidMessage
 from magnetar.client.message import Delivery, MessageId
-from magnetar.protos.message import ReceivedMessage
+from magnetar.protos.batch import ReceivedMessage
 
 NUMBER = st.integers(-1, 2**63 - 1)
 SMALL = st.integers(-1, 3)

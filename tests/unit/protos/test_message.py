@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.batch import ReceivedMessage
 from magnetar.protos.compression import Compression, compress
 from magnetar.protos.entry import (
     ENTRY_SENT_BYTES_MAX,
@@ -32,7 +33,6 @@ from magnetar.protos.errors import (
 from magnetar.protos.message import (
     EntryHeader,
     OutgoingMessage,
-    ReceivedMessage,
     decode_messages,
     encode_batch,
     encode_chunks,
@@ -367,4 +367,5 @@ def test_a_plain_message_by_hand_is_what_protobuf_would_write(
     entry = b"".join(encode_message(OutgoingMessage(payload, sequence_id), header))
     twin = pb.MessageMetadata(producer_name=name, sequence_id=sequence_id, publish_time=time_ms)
     assert entry[10:] == twin.SerializeToString() + payload
-    assert open_entry(entry) == (twin, len(entry) - len(payload))
+    metadata, copy, payload_at = open_entry(memoryview(entry))
+    assert (metadata, copy[payload_at:]) == (twin, payload)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.batch import ReceivedMessage
 from magnetar.protos.compression import Compression
 from magnetar.protos.entry import parse_entry
 from magnetar.protos.framing import FrameDecoder, parse_command, send_header, split_frames
@@ -15,7 +16,6 @@ from magnetar.protos.message import (
     EntryHeader,
     OutgoingMessage,
     ReceivedEntry,
-    ReceivedMessage,
     decode_messages,
     encode_batch,
     encode_chunks,

@@ -15,7 +15,8 @@ from magnetar.client.message import Delivery, Message, MessageId
 from magnetar.client.options import ConsumerType
 from magnetar.client.policies import ConsumerDeadLetterPolicy
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.message import ReceivedMessage, read_entry
+from magnetar.protos.batch import ReceivedMessage
+from magnetar.protos.message import read_entry
 from magnetar.schema import JsonSchema, Record, String
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from magnetar.client.consuming.letters import (
 )
 from magnetar.client.errors import InvalidMessage
 from magnetar.client.message import Delivery, Message, MessageId
-from magnetar.protos.message import ReceivedMessage
+from magnetar.protos.batch import ReceivedMessage
 
 TOPIC = "persistent://public/default/t"
 

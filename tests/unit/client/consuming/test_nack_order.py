@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from magnetar.client.consuming.nack_order import NackOrder, entries_of
 from magnetar.client.message import ChunkedMessageId, Delivery, Message, MessageId
-from magnetar.protos.message import ReceivedMessage
+from magnetar.protos.batch import ReceivedMessage
 
 DELIVERY = Delivery("t", -1, "p", 0, b"", 0, None, 0, None)
 

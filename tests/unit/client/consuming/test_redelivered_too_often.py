@@ -26,8 +26,9 @@ from magnetar.client.message import Delivery, Message, MessageId
 from magnetar.client.options import ConsumerDecodeFailureAction, ConsumerType, ProducerOptions
 from magnetar.client.policies import ConsumerDeadLetterPolicy
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.batch import ReceivedMessage
 from magnetar.protos.errors import DecompressionError
-from magnetar.protos.message import OutgoingMessage, ReceivedMessage
+from magnetar.protos.message import OutgoingMessage
 
 SHARED = ConsumerType.Shared
 DEAD = f"{TOPIC}-s-DLQ"

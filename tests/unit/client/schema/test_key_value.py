@@ -11,7 +11,7 @@ from magnetar.client.errors import InvalidMessage
 from magnetar.client.message import Delivery, Message, MessageId
 from magnetar.client.producing.outgoing import message_maker
 from magnetar.client.schema.key_value import parts_of
-from magnetar.protos.message import ReceivedMessage
+from magnetar.protos.batch import ReceivedMessage
 from magnetar.runtime.clock import SystemClock
 from magnetar.schema import (
     AutoConsumeSchema,

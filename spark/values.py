@@ -6,8 +6,10 @@ their neighbours.
 
 JSON: each payload is wrapped as `{"i":<row>,"v":<payload>}` and one call parses all lines. A
 payload could close its wrapper and begin another one; then the rows are not 0, 1, 2, ..., and the
-call is refused. Fields that the schema does not name are ignored; a missing field is null; a number
-is no string and a string no number.
+call is refused. A payload could also add fields to its wrapper (`{"a":1},"x":2`): each payload must
+be `null` or one object that ends where the payload ends. An object whose only closing brace is its
+last byte does so; the brackets of other payloads are counted. Fields that the schema does not name
+are ignored; a missing field is null; a number is no string and a string no number.
 
 Pure.
 """
@@ -24,6 +26,8 @@ import pyarrow.json as pj
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
 ERROR_CHARACTERS_MAX: Final = 200  # of a bad record's reason
 JSON_ROWS_MAX: Final = 16_384  # of one call of the parser: prefixes are cached for so many
@@ -64,6 +68,7 @@ def json_decoder(kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
     )
 
     def decode_some(values: pa.Array) -> pa.Array:
+        _require_whole(values.cast(pa.string()))  # the parser does not check UTF-8
         lines = _lines(values)
         whole = pj.ReadOptions(use_threads=False, block_size=len(lines) + 1)
         table = pj.read_json(pa.BufferReader(lines), read_options=whole, parse_options=options)
@@ -74,7 +79,6 @@ def json_decoder(kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
         return found if isinstance(found, pa.Array) else found.chunk(0)
 
     def decode(values: pa.Array) -> pa.Array:
-        values.cast(pa.string())  # the parser does not check UTF-8
         parts = [
             decode_some(values.slice(first, JSON_ROWS_MAX))
             for first in range(0, len(values), JSON_ROWS_MAX)
@@ -96,6 +100,65 @@ def _lines(values: pa.Array) -> pa.Buffer:
 
 
 _NOTHING = pa.scalar(b"", pa.binary())
+_SPACE: Final = " \t\r\n"  # of JSON
+
+
+def _require_whole(texts: pa.Array) -> None:
+    """Raise ValueError unless each text is `null`, or an object with nothing behind it."""
+    texts = texts.drop_null()
+    if not len(texts):
+        return
+    ends, data = _bytes_of(texts)
+    if not _are_in_braces(ends, data):
+        texts = pc.utf8_trim(texts, _SPACE)
+        texts = texts.filter(pc.not_equal(texts, "null"))
+        if not len(texts):
+            return
+        ends, data = _bytes_of(texts)
+        if not _are_in_braces(ends, data):
+            raise ValueError("JSON: the payload is not an object")
+    if np.count_nonzero(data == _CLOSING) == len(texts):
+        return  # one closing brace each: the last byte
+    # What strings hold counts for nothing: first their escapes go, then quotes separate in and out.
+    if np.any(data == ord("\\")):
+        for escape in ("\\\\", '\\"'):
+            texts = pc.replace_substring(texts, escape, "__")
+        ends, data = _bytes_of(texts)
+    places = np.flatnonzero(_IS_SIGN[data])
+    signs = data[places]
+    quotes = np.cumsum(signs == ord('"'), dtype=np.int32)
+    steps = _STEPS[signs]
+    depth = np.cumsum(np.where(quotes & 1, 0, steps), dtype=np.int32)
+    # Depth is 0 at the last byte of each text, and not before.
+    closed = places[(depth == 0) & (quotes & 1 == 0)]
+    if not np.array_equal(closed, ends - 1):
+        raise ValueError("JSON: the payload is not one object")
+
+
+def _are_in_braces(ends: NDArray[np.int64], data: NDArray[np.uint8]) -> bool:
+    """Whether each text begins with an opening brace and ends with a closing one."""
+    begins = np.concatenate([[0], ends[:-1]])
+    return bool(
+        np.all(ends > begins)
+        and np.all(data[begins] == _OPENING)
+        and np.all(data[ends - 1] == _CLOSING)
+    )
+
+
+def _bytes_of(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """The end of each text, and their bytes one after the other. There is no null."""
+    _, offsets, data = texts.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int32)[texts.offset :][: len(texts) + 1]
+    every = np.frombuffer(data or b"", dtype=np.uint8)[bounds[0] : bounds[-1]]
+    return (bounds[1:] - bounds[0]).astype(np.int64), every
+
+
+_OPENING, _CLOSING = ord("{"), ord("}")
+_STEPS: Final = np.zeros(256, dtype=np.int8)
+_STEPS[[ord("{"), ord("[")]] = 1
+_STEPS[[ord("}"), ord("]")]] = -1
+_IS_SIGN: Final = _STEPS != 0
+_IS_SIGN[ord('"')] = True
 
 
 @lru_cache(maxsize=1)

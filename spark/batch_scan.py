@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow as pa
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,7 +70,9 @@ def scan(batch: bytes | memoryview, count: int) -> Scan | None:
 
 
 def gather(
-    batch: bytes | memoryview, starts: NDArray[np.int64], sizes: NDArray[np.int64]
+    batch: bytes | memoryview | NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
     """Return the ends and the joined bytes of slices that ascend and do not overlap."""
     data = np.frombuffer(batch, dtype=np.uint8)
@@ -81,6 +84,22 @@ def gather(
     steps[(starts + sizes)[filled]] -= 1  # adjacent slices: +1 and -1 cancel out
     inside = np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_)
     return ends, data[inside]
+
+
+def slices(
+    batch: bytes | memoryview | NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    *,
+    null: NDArray[np.bool_],
+) -> pa.Array:
+    """A binary array of slices of a batch, which ascend where they are not empty."""
+    ends, joined = gather(batch, starts, sizes)
+    valid = None
+    if null.any():
+        valid = pa.py_buffer(np.packbits(~null, bitorder="little"))
+    buffers = [valid, pa.py_buffer(ends), pa.py_buffer(joined)]
+    return pa.Array.from_buffers(pa.binary(), len(starts), buffers)
 
 
 def _places(data: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -36,7 +36,7 @@ from magnetar.protos.errors import (
     ProtocolError,
 )
 from magnetar.protos.message import ReceivedEntry, read_entry
-from magnetar.spark.batch_scan import MESSAGES_MIN, Scan, gather, scan
+from magnetar.spark.batch_scan import MESSAGES_MIN, Scan, scan, slices
 from magnetar.spark.errors import UnreadableEntry
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ class _Value:
             # Only an empty value may be null.
             null = (found.null_value != 0) & (found.value_size == 0)
             self._values.append(
-                _slices(opened.plain, found.value_start, found.value_size, null=null)
+                slices(opened.plain, found.value_start, found.value_size, null=null)
             )
         elif all(opened.values):
             self._values.pending += opened.values
@@ -406,7 +406,7 @@ class _Key:
         if found is not None:
             none = found.key_start < 0
             start, size = np.where(none, 0, found.key_start), np.where(none, 0, found.key_size)
-            array = _slices(opened.plain, start, size, null=none)
+            array = slices(opened.plain, start, size, null=none)
             if found.key_is_base64.any():
                 encoded = found.key_is_base64.tolist()
                 keys = zip(array.to_pylist(), encoded, strict=True)
@@ -617,18 +617,6 @@ COLUMNS: Final[dict[str, Callable[[TopicName], Column]]] = {
 # Mechanics
 
 _NO_TIMES = np.empty(0, dtype=np.int64)
-
-
-def _slices(
-    batch: bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64], *, null: NDArray[np.bool_]
-) -> pa.Array:
-    """A binary array of slices of a batch, which ascend where they are not empty."""
-    ends, joined = gather(batch, starts, sizes)
-    valid = None
-    if null.any():
-        valid = pa.py_buffer(np.packbits(~null, bitorder="little"))
-    buffers = [valid, pa.py_buffer(ends), pa.py_buffer(joined)]
-    return pa.Array.from_buffers(pa.binary(), len(starts), buffers)
 
 
 _U32 = struct.Struct(">I")

@@ -28,6 +28,9 @@ COMMON: Final = (
     "failOnDataLoss",
     "valueFormat",
     "valueSchema",
+    "keyFormat",
+    "keySchema",
+    "keyValueEncoding",
     "mode",
     "targetBytesPerTask",
     "maxPartitions",
@@ -52,7 +55,7 @@ DISCOVERY_INTERVAL_MS: Final = 5_000
 TOPICS_MAX: Final = 10_000  # of one option
 PATTERN_CHARACTERS_MAX: Final = 1_024
 SUBSCRIPTION_CHARACTERS_MAX: Final = 256
-SCHEMA_CHARACTERS_MAX: Final = 100_000
+SCHEMA_CHARACTERS_MAX: Final = 1_000_000  # a Protobuf definition holds all that it imports
 NUMBER_MAX: Final = (1 << 63) - 1
 
 Choice = TypeVar("Choice", bound=Enum)
@@ -62,12 +65,20 @@ _ID = re.compile(r"(\d{1,18}):(\d{1,18})(?::(\d{1,9}))?")
 
 
 class ValueFormat(Enum):
-    """What the payloads are."""
+    """What the payloads are, or their keys and values."""
 
     BYTES = "bytes"
     STRING = "string"
     JSON = "json"
     AVRO = "avro"
+    PROTOBUF = "protobuf"
+
+
+class KeyValueEncoding(Enum):
+    """Where a message of a KeyValue schema has its key. Pulsar's own names."""
+
+    INLINE = "inline"  # in the payload, before the value
+    SEPARATED = "separated"  # it is the message's key
 
 
 class Mode(Enum):
@@ -144,13 +155,21 @@ class ReadOptions:
     tasks_max: int
     read_timeout_s: float  # how long a read may go on without progress
     value_format: ValueFormat = ValueFormat.BYTES
-    value_schema: str = ""  # of JSON and Avro
+    value_schema: str = ""  # of JSON, Avro and Protobuf
+    key_format: ValueFormat | None = None  # None: the payload is the value
+    key_schema: str = ""
+    key_value_encoding: KeyValueEncoding = KeyValueEncoding.INLINE
     mode: Mode = Mode.FAILFAST
     subscription: str = ""  # empty: the query does not hold messages
     rows_max: int | None = None  # of one batch; None: no limit
     bytes_max: int | None = None
     poll_interval_s: float = POLL_INTERVAL_MS / 1_000
     discovery_interval_s: float = DISCOVERY_INTERVAL_MS / 1_000
+
+    @property
+    def decodes(self) -> bool:
+        """Whether a payload can be bad: it is more than bytes."""
+        return self.value_format is not ValueFormat.BYTES or self.key_format is not None
 
     @property
     def asked(self) -> str:
@@ -183,7 +202,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = False) -
         tasks_max=_number(values, "maxPartitions", TASKS_MAX),
         read_timeout_s=_number(values, "readTimeoutMs", READ_TIMEOUT_MS) / 1_000,
         value_format=value_format,
-        value_schema=_value_schema(values, value_format),
+        value_schema=_schema_text(values, "value", value_format),
+        **_key_options(values),
         mode=_choice(values, "mode", Mode.FAILFAST),
         subscription=_subscription(values.get("subscription", "")),
         rows_max=_limit(values, "maxRowsPerTrigger"),
@@ -326,16 +346,32 @@ def _choice(values: Mapping[str, str], name: str, default: Choice) -> Choice:
     return choices[text]
 
 
-def _value_schema(values: Mapping[str, str], value_format: ValueFormat) -> str:
-    text = values.get("valueschema", "")
-    needs = value_format in (ValueFormat.JSON, ValueFormat.AVRO)
+def _key_options(values: Mapping[str, str]) -> dict[str, Any]:
+    if "keyformat" not in values:
+        for name in ("keySchema", "keyValueEncoding"):
+            if name.lower() in values:
+                raise InvalidOption(name, "needs keyFormat")
+        return {}
+    key_format = _choice(values, "keyFormat", ValueFormat.BYTES)
+    return {
+        "key_format": key_format,
+        "key_schema": _schema_text(values, "key", key_format),
+        "key_value_encoding": _choice(values, "keyValueEncoding", KeyValueEncoding.INLINE),
+    }
+
+
+def _schema_text(values: Mapping[str, str], part: str, found: ValueFormat) -> str:
+    """The schema of the key or of the value, which some formats need and others refuse."""
+    option = f"{part}Schema"
+    text = values.get(option.lower(), "")
+    needs = found in (ValueFormat.JSON, ValueFormat.AVRO, ValueFormat.PROTOBUF)
     if needs and not text:
-        raise InvalidOption("valueSchema", f"is required by valueFormat {value_format.value}")
+        raise InvalidOption(option, f"is required by {part}Format {found.value}")
     if text and not needs:
-        reason = f"is not used by valueFormat {value_format.value}: give json or avro"
-        raise InvalidOption("valueSchema", reason)
+        reason = f"is not used by {part}Format {found.value}: give json, avro or protobuf"
+        raise InvalidOption(option, reason)
     if len(text) > SCHEMA_CHARACTERS_MAX:
-        raise InvalidOption("valueSchema", f"has more than {SCHEMA_CHARACTERS_MAX} characters")
+        raise InvalidOption(option, f"has more than {SCHEMA_CHARACTERS_MAX} characters")
     return text
 
 

@@ -1,4 +1,6 @@
-"""The columns of topics in Spark. All are nullable."""
+"""The columns of topics in Spark. All are nullable.
+
+`key` exists with the option keyFormat only: the key of a KeyValue schema, decoded."""
 
 from __future__ import annotations
 
@@ -43,28 +45,38 @@ ERROR: Final = "__error"  # what is wrong with it
 def schema_of(options: ReadOptions) -> StructType:
     """The columns of a read. Raises InvalidOption if valueSchema is not a schema."""
     schema = StructType().add("value", value_type(options))
+    if options.key_format is not None:
+        schema.add("key", _type_of(options.key_format, options.key_schema, "keySchema"))
     for field in SCHEMA.fields[1:]:
         schema.add(field)
-    if options.mode is Mode.PERMISSIVE and options.value_format is not ValueFormat.BYTES:
+    if options.mode is Mode.PERMISSIVE and options.decodes:
         schema.add(CORRUPT, BinaryType()).add(ERROR, StringType())
     return schema
 
 
 def value_type(options: ReadOptions) -> DataType:
     """The type of the column `value`. Raises InvalidOption."""
+    return _type_of(options.value_format, options.value_schema, "valueSchema")
+
+
+def _type_of(found: ValueFormat, schema: str, option: str) -> DataType:
     try:
-        match options.value_format:
+        match found:
             case ValueFormat.BYTES:
                 return BinaryType()
             case ValueFormat.STRING:
                 return StringType()
             case ValueFormat.JSON:
-                return parse_schema(options.value_schema)
+                return parse_schema(schema)
             case ValueFormat.AVRO:
-                return parse_avro_schema(options.value_schema).spark
+                return parse_avro_schema(schema).spark
+            case ValueFormat.PROTOBUF:
+                from magnetar.spark.protobuf import parse_protobuf_schema
+
+                return parse_protobuf_schema(schema).spark
     except ValueError as error:
-        raise InvalidOption("valueSchema", str(error)) from None
-    assert_never(options.value_format)
+        raise InvalidOption(option, str(error)) from None
+    assert_never(found)
 
 
 def check_schema(schema: StructType, whole: StructType = SCHEMA) -> None:

@@ -12,7 +12,17 @@ from pyspark.sql.types import StructType
 from support import free_port
 
 import magnetar
+from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.names import TopicName
+from magnetar.schema import (
+    JsonSchema,
+    KeyValue,
+    KeyValueEncodingType,
+    KeyValueSchema,
+    ProtobufNativeSchema,
+    Record,
+    String,
+)
 from magnetar.spark.errors import BadRecord, DataLost, QueryFenced, ReadStalled, TopicNotFound
 from magnetar.spark.offsets import parse_offsets
 from magnetar.spark.source.driver import StreamDriver, plan_frame
@@ -500,6 +510,55 @@ def test_payloads_are_read_as_text_and_bad_avro_is_named(service: Service, fligh
     schema = '{"type":"array","items":"boolean"}'
     avro = {"valueFormat": "avro", "valueSchema": schema, "mode": "permissive"}
     assert all(row["__error"] for row in rows_of(service, flights, "__error", **avro))
+
+
+class Price(Record):
+    currency = String(required=True)
+
+
+@pytest.mark.parametrize("encoding", KeyValueEncodingType)
+def test_keys_and_values_of_the_clients_schema_are_decoded(
+    service: Service, client: magnetar.Client, topic: str, encoding: KeyValueEncodingType
+) -> None:
+    schema = KeyValueSchema(ProtobufNativeSchema(pb.KeyValue), JsonSchema(Price), encoding)
+    producer = client.create_producer(topic, schema=schema)
+    key = pb.KeyValue(key="lens", value="5")
+    producer.send(KeyValue(key, Price(currency="EUR")))
+    producer.send(KeyValue(key, None))
+    producer.send(KeyValue(None, Price(currency="USD")))
+    producer.close()
+    given = {
+        "keyFormat": "protobuf",
+        "keySchema": schema.key_schema.schema_info().schema(),
+        "keyValueEncoding": encoding.name.lower(),
+        "valueFormat": "json",
+        "valueSchema": "currency string",
+    }
+    shown = {"key": "lens", "value": "5"}
+    assert [(row["key"], row["value"]) for row in rows_of(service, topic, **given)] == [
+        (shown, {"currency": "EUR"}),
+        (shown, None),
+        (None, {"currency": "USD"}),
+    ]
+    assert [row["key"] for row in rows_of(service, topic, "key", **given)] == [shown, shown, None]
+
+
+def test_a_bad_key_is_named_and_makes_its_row_null(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    producer = client.create_producer(topic)
+    producer.send(b'{"id":1}', partition_key="{}")
+    producer.send(b'{"id":2}', partition_key="no JSON")
+    producer.close()
+    given = {"keyFormat": "json", "keySchema": "a int", "keyValueEncoding": "separated"} | JSON
+    rows = rows_of(service, topic, mode="permissive", **given)
+    assert [(row["key"], row["value"]) for row in rows] == [({"a": None}, {"id": 1}), (None, None)]
+    assert rows[1]["__error"].startswith("key: JSON")
+    assert rows[1]["__corrupt"] == b'{"id":2}'
+    with pytest.raises(BadRecord, match="message 0 of the entry: key: JSON"):
+        rows_of(service, topic, **given)
+    inline = {"keyFormat": "bytes", "mode": "dropmalformed"}
+    assert rows_of(service, topic, **inline) == []
 
 
 def test_planned_ranges_are_read_from_the_owner(

@@ -49,6 +49,11 @@ def test_what_is_given_and_what_is_not() -> None:
         ({"valueFormat": "xml"}, "valueFormat"),
         ({"valueFormat": "json"}, "valueSchema"),
         ({"valueSchema": "a int"}, "valueSchema"),
+        ({"keyFormat": "avro"}, "keySchema"),
+        ({"keySchema": "a int"}, "keySchema"),
+        ({"keyFormat": "string", "keySchema": "a int"}, "keySchema"),
+        ({"keyValueEncoding": "inline"}, "keyValueEncoding"),
+        ({"keyFormat": "string", "keyValueEncoding": "both"}, "keyValueEncoding"),
         ({"mode": "lenient"}, "mode"),
         ({"maxPartitions": "9" * 30}, "maxPartitions"),
         ({"maxPartitions": "0"}, "maxPartitions"),
@@ -144,6 +149,9 @@ def test_the_schema_follows_the_format_and_the_mode() -> None:
     assert schema_of(json).names[-2:] == ["__corrupt", "__error"]
     text = parse_options(GIVEN | {"valueFormat": "string"})
     assert schema_of(text).names == SCHEMA.names
+    pair = parse_options(GIVEN | {"keyFormat": "json", "keySchema": "a int"})
+    assert schema_of(pair).names[:3] == ["value", "key", "__key"]
+    assert schema_of(pair)["key"].dataType.simpleString() == "struct<a:int>"
     bad = parse_options(GIVEN | {"valueFormat": "json", "valueSchema": "a map"})
     with pytest.raises(InvalidOption, match="valueSchema"):
         schema_of(bad)

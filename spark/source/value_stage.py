@@ -1,0 +1,159 @@
+"""Decodes the payloads of rows, and of a KeyValue schema their keys, as the options say."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_type
+
+from magnetar.spark.avro import avro_decoder, parse_avro_schema
+from magnetar.spark.errors import BadRecord
+from magnetar.spark.key_value import split
+from magnetar.spark.protobuf import parse_protobuf_schema, protobuf_decoder
+from magnetar.spark.source.options import KeyValueEncoding, Mode, ValueFormat
+from magnetar.spark.source.schema import CORRUPT, ERROR, schema_of
+from magnetar.spark.values import decode_values, json_decoder, text_decoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.spark.decode import Rows
+    from magnetar.spark.source.options import ReadOptions
+
+    Decode = Callable[[pa.Array], pa.Array]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A decoded column."""
+
+    column: str  # value or key
+    kind: pa.DataType
+    decode: Decode | None  # None: the bytes are the value
+
+
+class ValueStage:
+    """Turns rows as they are stored into rows as Spark expects them."""
+
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        """`schema` is what Spark expects."""
+        self._schema = schema
+        self._mode = options.mode
+        names = schema.names
+        every = CORRUPT in names or ERROR in names  # all parts are decoded to find the bad ones
+        wanted = [name for name in ("value", "key") if every or name in names]
+        self._parts = _parts(options, wanted) if options.decodes else []
+        self._inline = (
+            options.key_format is not None and options.key_value_encoding is KeyValueEncoding.INLINE
+        )
+        # The columns that the rows have before the payloads are decoded.
+        self.stored = schema
+        if self._parts:
+            kept = [name for name in names if name not in ("value", "key", CORRUPT, ERROR)]
+            columns = [part.column for part in self._parts]
+            sources = {"value"} if self._inline or every or "value" in columns else set()
+            if not self._inline and "key" in columns:
+                sources.add("__key")
+            added = sorted(sources - set(kept))
+            fields = [schema.field(name) for name in kept]
+            self.stored = pa.schema([*fields, *(pa.field(name, pa.binary()) for name in added)])
+
+    def take(self, rows: Rows, topic: str) -> pa.RecordBatch:
+        """Return the rows as Spark expects them. Raises BadRecord."""
+        if not self._parts:
+            return rows.take()
+        place_of = rows.places()
+        batch = rows.take()
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        decoded, bad = self._decoded(columns)
+        if bad and self._mode is Mode.FAILFAST:
+            row = min(bad)
+            ledger, entry, index = place_of(row)
+            raise BadRecord(topic, ledger, entry, f"message {index} of the entry: {bad[row]}")
+        if bad:
+            sound = np.ones(batch.num_rows, dtype=bool)
+            sound[list(bad)] = False
+            # A row with a bad key has no value either.
+            decoded = {
+                name: pc.if_else(pa.array(sound), found, pa.scalar(None, found.type))
+                for name, found in decoded.items()
+            }
+        if self._mode is Mode.PERMISSIVE and "value" in columns:
+            columns |= _bad_columns(columns["value"], bad)
+        columns |= decoded
+        arrays = [columns[field.name].cast(field.type) for field in self._schema]
+        whole = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        if bad and self._mode is Mode.DROPMALFORMED:
+            row = min(bad)
+            ledger, entry, index = place_of(row)
+            log.warning(
+                "%d of %d records dropped, mode is dropmalformed: %s, the first one is message %d"
+                " of entry %d:%d: %s",
+                *(len(bad), batch.num_rows, topic, index, ledger, entry, bad[row]),
+            )
+            whole = whole.filter(pa.array(sound))
+        return whole
+
+    def _decoded(self, columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], dict[int, str]]:
+        """The decoded columns, and the reason for each row that is bad."""
+        bad: dict[int, str] = {}
+        if self._inline:
+            key, value, bad = split(columns["value"])
+            sources = {"key": key, "value": value}
+        else:
+            sources = {"key": columns.get("__key"), "value": columns.get("value")}
+        decoded = {}
+        for part in self._parts:
+            found = sources[part.column]
+            if part.decode is not None:
+                found, reasons = decode_values(found, part.decode, part.kind)
+                where = "key: " if part.column == "key" else ""
+                bad = {row: where + reason for row, reason in reasons.items()} | bad
+            decoded[part.column] = found
+        return decoded, bad
+
+
+def _parts(options: ReadOptions, wanted: list[str]) -> list[_Part]:
+    schema = schema_of(options)
+    parts = []
+    for column in wanted:
+        is_value = column == "value"
+        found = options.value_format if is_value else options.key_format
+        if found is not None:
+            kind = to_arrow_type(schema[column].dataType, timezone="UTC")
+            text = options.value_schema if is_value else options.key_schema
+            parts.append(_Part(column, kind, _decoder(found, text, kind)))
+    return parts
+
+
+def _decoder(found: ValueFormat, schema: str, kind: pa.DataType) -> Decode | None:
+    match found:
+        case ValueFormat.BYTES:
+            return None
+        case ValueFormat.STRING:
+            return text_decoder()
+        case ValueFormat.JSON:
+            return json_decoder(kind)
+        case ValueFormat.AVRO:
+            return avro_decoder(parse_avro_schema(schema), kind)
+        case ValueFormat.PROTOBUF:
+            return protobuf_decoder(parse_protobuf_schema(schema), kind)
+
+
+def _bad_columns(payloads: pa.Array, bad: dict[int, str]) -> dict[str, pa.Array]:
+    rows = len(payloads)
+    errors = np.full(rows, None, dtype=object)
+    for row, error in bad.items():
+        errors[row] = error
+    error = pa.array(errors, pa.string())
+    return {CORRUPT: pc.if_else(error.is_valid(), payloads, _NO_PAYLOAD), ERROR: error}
+
+
+_NO_PAYLOAD: Final = pa.scalar(None, pa.binary())

@@ -47,7 +47,7 @@ def refused(record: TopicRecord) -> TopicRecord:
 async def keys_of(world: ClusterState) -> list[str]:
     found = await world.store().get(topic_path(TOPIC))
     assert found is not None
-    return list(decode_topic(found.value).properties)
+    return sorted(decode_topic(found.value).properties)
 
 
 async def held_back(

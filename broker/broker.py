@@ -402,6 +402,7 @@ class Broker:
         served = self._topics[topic.name]
         served.left = asyncio.Event()
         try:
+            await topic.wait_released()
             await self._deletions.delete(topic.log.owned_record, brokers=others, clients=clients)
         finally:
             topic.end_deletion()

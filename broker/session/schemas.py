@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from magnetar.broker.catalog.reserved import is_system
@@ -14,6 +15,8 @@ from magnetar.broker.topic.topic import PersistentTopic
 from magnetar.metadata.policies import SchemaCompatibility
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from magnetar.broker.schemas.schema import Schema
     from magnetar.broker.session.context import Context
     from magnetar.broker.topic.protocol import ServedTopic
@@ -56,20 +59,29 @@ async def presented(
 async def admit_producer(context: Context, topic: ServedTopic, schema: Schema | None) -> bytes:
     """The version with which the producer writes; b"": it has no schema.
 
-    Raises IncompatibleSchema, TooManySchemas, MetadataError."""
+    Raises IncompatibleSchema, TooManySchemas, TopicClosing, MetadataError."""
     rules = _rules_of(context, topic.name)
-    async with context.schemas:
-        version = await registry.admit_producer(context.broker.schemas, topic.name, schema, rules)
+    with _held(topic):
+        async with context.schemas:
+            schemas = context.broker.schemas
+            version = await registry.admit_producer(schemas, topic.name, schema, rules)
     return reply.encoded_version(version)
 
 
 async def admit_consumer(context: Context, topic: ServedTopic, schema: Schema) -> None:
-    """Raises IncompatibleSchema, TooManySchemas, MetadataError."""
+    """Raises IncompatibleSchema, TooManySchemas, TopicClosing, MetadataError."""
     rules = _rules_of(context, topic.name)
-    async with context.schemas:
-        await registry.admit_consumer(
-            context.broker.schemas, topic.name, schema, rules, in_use=_in_use(topic)
-        )
+    with _held(topic):
+        async with context.schemas:
+            await registry.admit_consumer(
+                context.broker.schemas, topic.name, schema, rules, in_use=_in_use(topic)
+            )
+
+
+def _held(topic: ServedTopic) -> AbstractContextManager[None]:
+    """A schema that is stored after the topic's deletion would be the first one of the next topic
+    of that name."""
+    return topic.held() if isinstance(topic, PersistentTopic) else nullcontext()
 
 
 def _rules_of(context: Context, name: TopicName) -> SchemaRules:

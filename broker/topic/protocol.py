@@ -174,6 +174,9 @@ class Topic(ServedTopic, Protocol):
         """Disconnect all clients and let none in any more. Returns their names, as tombstones keep
         them. Raises TopicInUse (unless `force`), TopicClosing."""
 
+    async def wait_released(self) -> None:
+        """After `begin_deletion`: nothing holds the topic any more."""
+
     @property
     def idle_since(self) -> float | None:
         """Since when (in the loop's time) the topic has had no clients and no work. None: it has

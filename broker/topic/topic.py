@@ -14,7 +14,7 @@ clients, makes the cursors durable and closes the ledgers, in that order and wit
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import Enum
 from functools import lru_cache, partial
@@ -70,7 +70,7 @@ from magnetar.runtime.log import get_logger
 from magnetar.runtime.on_demand import spawn_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.broker.dispatch.explain import Reason
@@ -239,6 +239,8 @@ class PersistentTopic:
         )
         self._removed_messages = 0  # delivered by subscriptions that are gone
         self._removed_bytes = 0
+        self._holds = 0
+        self._released = Event()  # no hold is left
         self._closed = Event()
         self.trimmer = Trimmer(log, cursors, policies, clock)
         log.on_head_dropped = self._on_head_dropped
@@ -736,6 +738,25 @@ class PersistentTopic:
         self.state = TopicState.CLOSED  # what fails from now on is no failure of the topic
         self._disconnect(CloseReason.DELETED, CloseReason.DELETED)
         return frozenset((*producers, *consumers))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """For what is stored beside the topic and deleted with it: a deletion waits until this is
+        left. Raises TopicClosing."""
+        self._require_open()
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            if self._holds == 0:
+                self._released.set()
+
+    async def wait_released(self) -> None:
+        """After `begin_deletion`: nothing holds the topic any more."""
+        while self._holds:
+            self._released.clear()
+            await self._released.wait()
 
     def end_deletion(self) -> None:
         """After `begin_deletion`: the topic is deleted, or the broker does not know whether it

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 TOPIC = "persistent://public/default/t"
 NAME = TopicName.parse(TOPIC)
 OWN = paths.topic_policies("public", "default", "persistent", "t")
+SCHEMA = paths.schema("public", "default", "t")
 
 
 async def set_policies(here: Place, policies: Policies) -> None:
@@ -83,6 +84,27 @@ async def test_a_deleted_topic_takes_policies_and_subscriptions_along() -> None:
         topic = await here.broker.topic(NAME)
         assert dict(topic.subscriptions) == {}
         assert topic.policies.effective.message_ttl_s == 0
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer"])
+async def test_a_schema_that_is_being_added_is_deleted_with_the_topic(kind: str) -> None:
+    async with place() as here:
+        await here.broker.topic(NAME)
+        client = await here.client()
+        added = "put", SCHEMA
+        here.store.gates[added] = asyncio.Event()
+        schema = pb.Schema(name="R", schema_data=b'{"type": "string"}', type=pb.Schema.Avro)
+        ask = client.produce if kind == "producer" else client.subscribe
+        async with asyncio.TaskGroup() as tasks:
+            answer = tasks.create_task(ask(TOPIC, schema=schema))
+            await wait_until(lambda: here.store.held == [added])
+            deleting = tasks.create_task(here.broker.delete_topic(NAME, force=True))
+            await settle()
+            assert not deleting.done()
+            here.store.gates[added].set()
+        assert answer.result().error == pb.ServiceNotReady
+        assert await here.store.get(SCHEMA) is None
+        assert not await here.broker.exists(NAME)
 
 
 async def test_clients_that_reconnect_do_not_make_a_deleted_topic_anew() -> None:

@@ -17,7 +17,7 @@ from magnetar.broker.ownership.bundle import Bundle
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from magnetar.broker.broker import Broker
     from magnetar.metadata.model import BrokerRegistration
@@ -34,6 +34,12 @@ from the schemas of clients and from the metrics until the requests time out."""
 
 FORWARD_TIMEOUT_S: Final = 30.0
 """For one request. The administrator's own has 60 s for all of them."""
+
+LISTS_MAX: Final = CALLS_MAX // 2
+"""Of one request, under way at once: a broker that hangs leaves threads for other requests."""
+
+LISTS_TIMEOUT_S: Final = 20.0
+"""For all lists of one request together."""
 
 LIST_BYTES_MAX: Final = 16 << 20
 """Some 100,000 names of topics."""
@@ -59,22 +65,53 @@ async def forward(owner: "BrokerRegistration", method: str, path: str) -> None:
 async def open_elsewhere(broker: "Broker", name: "NamespaceName") -> list[str]:
     """The namespace's non-persistent topics that are open at other brokers, without those of the
     system. Raises NotForwarded."""
-    found: list[str] = []
     try:
         bundles = (await namespace_record(broker, name)).bundles
     except NamespaceNotFound:
         return []
+    asked: list[tuple[str, str]] = []  # URL of a broker, and path
     for part in bundles.names:
         owner = await broker.owner_of(Bundle(name.tenant, name.namespace, part))
         if owner is not None and owner != broker.me:
             path = f"/admin/v2/non-persistent/{quote(name.tenant)}/{quote(name.namespace)}/{part}"
-            found += await in_thread(_fetch, owner.http_url, path)
+            asked.append((owner.http_url, path))
+    found = await fetch_all(asked)
     return [it for it in found if not is_system(TopicName.parse(it))]
+
+
+async def fetch_all(
+    asked: "Sequence[tuple[str, str]]", *, timeout_s: float = LISTS_TIMEOUT_S
+) -> list[str]:
+    """The lists of names at these URLs and paths, together. Raises NotForwarded, also if not all
+    have answered after `timeout_s`."""
+    room = asyncio.Semaphore(LISTS_MAX)
+    waiting = dict.fromkeys(asked)
+    found: list[str] = []
+    failures: list[NotForwarded] = []
+
+    async def fetch(url: str, path: str) -> None:
+        try:
+            async with room:
+                found.extend(await in_thread(_fetch, url, path))
+        except NotForwarded as error:
+            failures.append(error)
+        del waiting[url, path]
+
+    try:
+        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+            for url, path in tuple(waiting):
+                group.create_task(fetch(url, path))
+    except TimeoutError:
+        url, path = next(iter(waiting))
+        raise NotForwarded(url, "GET", path, f"was not answered within {timeout_s:g} s") from None
+    if failures:
+        raise failures[0]
+    return found
 
 
 def _fetch(url: str, path: str) -> list[str]:
     address = urlsplit(url)
-    connection = HTTPConnection(address.hostname or "", address.port, timeout=FORWARD_TIMEOUT_S)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=LISTS_TIMEOUT_S)
     try:
         connection.request("GET", path)
         reply = connection.getresponse()

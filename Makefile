@@ -5,6 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Python keeps compiled modules, also where the environment says no: tests and the demo start hundreds of
+# processes, and each would compile the whole tree.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo check test night lint sim histories chaos rolling siege powercuts explore mutants bench bench-versus bench-pulsar docs constraints compose pulsar protos clean
 
 setup: $(STAMP)

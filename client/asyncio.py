@@ -15,20 +15,27 @@ from magnetar.client.clusters import ClusterWatch, in_cluster, service_info_of
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
 from magnetar.client.consuming.letter_topics import (
     dead_letter_producer,
-    dead_letter_topic,
+    first_of,
+    letter_topics,
+    letter_topics_of,
     retry_producer,
-    retry_topic,
 )
 from magnetar.client.consuming.letters import generated_consumer_name
 from magnetar.client.consuming.many import (
     DEFAULT_MANY,
-    ConsumerCore,
     ManyOptions,
     ManySubscriber,
+    TopicsCore,
     many_of,
 )
-from magnetar.client.consuming.retry import RetrySubscriber
-from magnetar.client.consuming.sources import Partitions, Pattern, Source, TopicList
+from magnetar.client.consuming.retry import ConsumerCore, RetrySubscriber
+from magnetar.client.consuming.sources import (
+    Partitions,
+    Pattern,
+    Source,
+    TopicList,
+    namespace_of,
+)
 from magnetar.client.consuming.subscriber import Subscriber
 from magnetar.client.decoding import Decoder
 from magnetar.client.environment import Core, Environment, Parts
@@ -36,11 +43,9 @@ from magnetar.client.errors import (
     AlreadyClosed,
     Interrupted,
     InvalidConfiguration,
-    InvalidTopicName,
     NotAllowedError,
     PulsarException,
     Timeout,
-    WrongType,
 )
 from magnetar.client.interceptors import consumer_hooks
 from magnetar.client.loggers import install
@@ -66,8 +71,8 @@ from magnetar.client.session.pool import Dialer, MovableDialer, Pool
 from magnetar.client.session.transport import dialer_of, service_url_of
 from magnetar.client.signature import takes_parameters_of
 from magnetar.client.table_view import TableRows, TableView, table_subscription
-from magnetar.protos.errors import InvalidTopicName as InvalidName
-from magnetar.protos.names import TopicName
+from magnetar.client.topic import topic_name
+from magnetar.protos.names import NamespaceName, TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -169,7 +174,7 @@ class Client:
         Raises ConnectError or Timeout if no broker answers within `operation_timeout_seconds`.
         """
         self._check_open()
-        name = _topic_name(topic)
+        name = topic_name(topic)
         await self._begin()
         self._check_open()
         try:
@@ -237,7 +242,7 @@ class Client:
     async def publisher(self, options: ProducerOptions) -> ProducerCore:
         """Create the core of a producer. The caller opens it."""
         self._check_open()
-        topic = _topic_name(options.topic)
+        topic = topic_name(options.topic)
         if options.crypto_key_reader is not None:
             await asyncio.to_thread(check_public_keys, options.key_names, options.crypto_key_reader)
         partitions = await self._partitions(topic)
@@ -251,24 +256,40 @@ class Client:
         subscription: Subscription,
         queue: SharedQueue,
         many: ManyOptions = DEFAULT_MANY,
-    ) -> ConsumerCore:
+    ) -> TopicsCore:
         """Create the core of a consumer or reader. The caller opens it."""
         self._check_open()
-        parts = self._parts
         if subscription.key_reader is not None:
             await asyncio.to_thread(subscription.key_reader.prefetch)
+        subscription = self._named(subscription)
+        return await self._topics_core(topics, subscription, queue, many, lambda _: queue)
+
+    async def _topics_core(
+        self,
+        topics: str | list[str] | re.Pattern[str],
+        subscription: Subscription,
+        queue: SharedQueue,
+        many: ManyOptions,
+        queue_of: Callable[[str], MessageQueue],
+    ) -> TopicsCore:
+        """`queue_of` returns the queue of a topic that is the only one."""
+        parts = self._parts
         if isinstance(topics, re.Pattern):
-            source: Source = Pattern(topics, many.regex_mode, many.period_s, parts)
+            source: Source = Pattern(
+                topics, many.regex_mode, many.period_s, parts, letter_topics_of(subscription)
+            )
         elif isinstance(topics, list):
-            source = TopicList([_topic_name(topic) for topic in topics], parts)
+            source = TopicList([topic_name(topic) for topic in topics], parts)
         else:
-            topic = _topic_name(topics)
+            topic = topic_name(topics)
             partitions = await self._partitions(topic)
             if not partitions:
-                return self._single(str(topic), self._named(subscription), queue)
+                letters = self._letters(str(topic), subscription)
+                only = queue_of(str(topic))
+                return Subscriber(str(topic), subscription, only, parts, letters)
             source = Partitions(topic, partitions, parts)
         return ManySubscriber(
-            source, self._named(subscription), many.total_messages_max, queue, parts, self._letters
+            source, subscription, many.total_messages_max, queue, parts, self._letters
         )
 
     def decoding(self, subscription: Subscription, schema: Schema | None) -> Subscription:
@@ -287,7 +308,9 @@ class Client:
         """Create the core of a consumer. The caller opens it."""
         subscription = self.decoding(subscription_of(options), options.schema)
         if options.enable_retry:
-            return await self._retry_subscriber(options.topic, subscription, queue)
+            return await self._retry_subscriber(
+                options.topic, subscription, queue, many_of(options)
+            )
         return await self.subscriber(options.topic, subscription, queue, many_of(options))
 
     async def table_rows(self, options: TableViewOptions) -> TableRows:
@@ -307,35 +330,30 @@ class Client:
         topics: str | list[str] | re.Pattern[str],
         subscription: Subscription,
         queue: SharedQueue,
+        many: ManyOptions,
     ) -> RetrySubscriber:
         """Create the core of a consumer with a retry topic. The caller opens it.
 
-        Raises InvalidConfiguration for a queue of size 0: two topics need a place each. Raises
-        NotAllowedError for several topics, and for a topic or retry topic with partitions.
+        Raises InvalidConfiguration for a queue of size 0: two topics need a place each.
         """
         if subscription.queue_messages_max == 0:
             raise InvalidConfiguration("receiver_queue_size: enable_retry needs at least 1")
-        if not isinstance(topics, str):
-            raise NotAllowedError(
-                "enable_retry: lists and patterns of topics are not supported yet; give one topic"
-            )
         policy = subscription.dead_letters
         assert policy is not None
         self._check_open()
-        topic = _topic_name(topics)
-        name = str(topic)
-        await self._refuse_partitions_with_retry(topic)
+        if subscription.key_reader is not None:
+            await asyncio.to_thread(subscription.key_reader.prefetch)
+        if isinstance(topics, re.Pattern):
+            named: list[TopicName] | NamespaceName = namespace_of(topics)
+        else:
+            named = [topic_name(it) for it in (topics if isinstance(topics, list) else [topics])]
+        await self._begin()
         try:
             async with asyncio.timeout(self._parts.timeout_s):
-                retry = await retry_topic(name, subscription.name, policy, self._parts)
-                dead = await dead_letter_topic(name, subscription.name, policy, self._parts)
+                policy = await letter_topics(named, subscription.name, policy, self._parts)
         except TimeoutError:
-            raise Timeout("no broker answered: names of letter topics", topic=name) from None
-        await self._refuse_partitions_with_retry(_topic_name(retry))
-        subscription = replace(
-            self._named(subscription),
-            dead_letters=replace(policy, retry_letter_topic=retry, dead_letter_topic=dead),
-        )
+            raise Timeout("no broker answered: names of letter topics", topic=str(topics)) from None
+        subscription = replace(self._named(subscription), dead_letters=policy)
         # The retry topic gets its messages from this subscription only: miss none of them.
         later = replace(
             subscription, initial_position=InitialPosition.Earliest, presents_schema=False
@@ -345,25 +363,20 @@ class Client:
         def part(topic: str) -> MessageQueue:
             return SourceQueue(topic, queue, sources, lambda _, error: queue.fail(error))
 
+        if isinstance(topics, list):  # the retry topic has its own part
+            topics = [it for it in topics if str(topic_name(it)) != policy.retry_letter_topic]
+            if not topics:
+                raise InvalidConfiguration("topic: the list holds only the retry topic")
+        main = await self._topics_core(topics, subscription, queue, many, part)
+        retry = policy.retry_letter_topic
+        first = str(named) if isinstance(named, NamespaceName) else str(first_of(named))
         return RetrySubscriber(
-            self._single(name, subscription, part(name)),
-            self._single(retry, later, part(retry)),
+            main,
+            await self._topics_core(retry, later, queue, many, part),
             retry_producer(retry, subscription, self.open_producer, self._parts),
-            dead_letter_producer(name, subscription, self.open_producer, self._parts),
+            dead_letter_producer(first, subscription, self.open_producer, self._parts),
             self._parts,
         )
-
-    async def _refuse_partitions_with_retry(self, topic: TopicName) -> None:
-        if await self._partitions(topic):
-            raise NotAllowedError(
-                "enable_retry: partitioned topics are not supported yet; name one partition",
-                topic=str(topic),
-            )
-
-    def _single(self, topic: str, subscription: Subscription, queue: MessageQueue) -> Subscriber:
-        """Create the core of a consumer of one topic or partition."""
-        letters = self._letters(topic, subscription)
-        return Subscriber(topic, subscription, queue, self._parts, letters)
 
     def _letters(self, topic: str, subscription: Subscription) -> LetterProducer | None:
         """Create the producer of a topic's dead letters; None: the subscription has no policy."""
@@ -491,12 +504,3 @@ async def _close(core: Core, errors: list[PulsarException]) -> None:
         await core.close()
     except PulsarException as error:
         errors.append(error)
-
-
-def _topic_name(text: object) -> TopicName:
-    if not isinstance(text, str):
-        raise WrongType(f"topic must be str, not {type(text).__name__}")
-    try:
-        return TopicName.parse(text)
-    except InvalidName as error:
-        raise InvalidTopicName(str(error)) from None

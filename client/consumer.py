@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
 
-    from magnetar.client.consuming.many import ConsumerCore
+    from magnetar.client.consuming.retry import ConsumerCore
     from magnetar.client.consuming.statistics import ConsumerStatistics
     from magnetar.client.interceptors import ConsumerHooks
 
@@ -289,7 +289,8 @@ class LoopQueue:
         self._sources: Sources | None = None  # None: all messages are of one topic
 
     def share(self) -> Sources:
-        self._sources = Sources()
+        if self._sources is None:
+            self._sources = Sources()
         return self._sources
 
     def drop(self, topic: str) -> MessageId | None:

@@ -74,7 +74,8 @@ class SharedQueue(MessageQueue, Protocol):
     """A MessageQueue with messages of several topics."""
 
     def share(self) -> Sources:
-        """Begin to keep what is known about each topic. Called once, before the first message."""
+        """Begin to keep what is known about each topic. Called before the first message; a second
+        call returns the same."""
 
     def drop(self, topic: str) -> MessageId | None:
         """Drop the messages of one topic. Returns the last one taken of it, or None."""

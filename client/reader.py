@@ -15,7 +15,7 @@ from magnetar.client.together import together
 if TYPE_CHECKING:
     import random
 
-    from magnetar.client.consuming.many import ConsumerCore
+    from magnetar.client.consuming.retry import ConsumerCore
     from magnetar.client.consuming.subscriber import Subscriber
     from magnetar.client.message import Message
 

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
 
-    from magnetar.client.consuming.many import ConsumerCore
+    from magnetar.client.consuming.retry import ConsumerCore
     from magnetar.client.consuming.statistics import ConsumerStatistics
     from magnetar.client.producing.batching import Done
     from magnetar.client.producing.partitions import ProducerCore

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import random
 
     from magnetar.client.consumer import LoopQueue
-    from magnetar.client.consuming.many import ConsumerCore
+    from magnetar.client.consuming.retry import ConsumerCore
     from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.message import Message
     from magnetar.client.scope import Scope

@@ -273,7 +273,8 @@ class Mailbox:
     # On the loop
 
     def share(self) -> Sources:
-        self._sources = Sources()
+        if self._sources is None:
+            self._sources = Sources()
         return self._sources
 
     def drop(self, topic: str) -> MessageId | None:

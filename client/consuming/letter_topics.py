@@ -1,7 +1,8 @@
-"""Opens the producers of a consumer's retry topic and dead-letter topic."""
+"""Names a subscription's retry topic and dead-letter topic, and opens their producers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from magnetar.client.consuming.letter_producer import LetterProducer, OpenProducer
@@ -11,13 +12,17 @@ from magnetar.client.consuming.letters import (
     RETRY_SUFFIX,
     dead_letter_producer_name,
     default_topic,
+    is_letter_topic,
     legacy_topic,
 )
 from magnetar.client.errors import TopicNotFound
 from magnetar.client.options import ProducerOptions
-from magnetar.protos.names import TopicName
+from magnetar.client.topic import topic_name
+from magnetar.protos.names import Domain, NamespaceName, TopicName
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.encryption import CryptoKeyReader
     from magnetar.client.environment import Parts
@@ -83,12 +88,47 @@ async def dead_letter_topic(
     return given or await _default(topic, subscription, DEAD_LETTER_SUFFIX, parts)
 
 
-async def retry_topic(topic: str, subscription: str, policy: DeadLetterPolicy, parts: Parts) -> str:
-    """Return the topic of the policy, else the legacy topic if it exists, else the default."""
-    given = policy.retry_letter_topic
-    if given:
-        return str(TopicName.parse(given))
-    return await _default(topic, subscription, RETRY_SUFFIX, parts)
+async def letter_topics(
+    topics: Sequence[TopicName] | NamespaceName,
+    subscription: str,
+    policy: DeadLetterPolicy,
+    parts: Parts,
+) -> DeadLetterPolicy:
+    """Return the policy with the full names of both letter topics of a consumer with retries.
+
+    As with Apache's Java client, topics that the policy does not name have the name of the first
+    of several topics in alphabetical order. A pattern has no first topic: given its namespace, the
+    topics are `<subscription>-RETRY` and `<subscription>-DLQ` there. Raises InvalidTopicName.
+    """
+
+    async def chosen(given: str, suffix: str) -> str:
+        if given:
+            return str(topic_name(given))
+        if isinstance(topics, NamespaceName):
+            return f"{Domain.PERSISTENT}://{topics}/{subscription}{suffix}"
+        return await _default(str(first_of(topics)), subscription, suffix, parts)
+
+    return replace(
+        policy,
+        retry_letter_topic=await chosen(policy.retry_letter_topic, RETRY_SUFFIX),
+        dead_letter_topic=await chosen(policy.dead_letter_topic, DEAD_LETTER_SUFFIX),
+    )
+
+
+def letter_topics_of(subscription: Subscription) -> Callable[[TopicName], bool]:
+    """Return which topics hold letters of the subscription. Raises InvalidTopicName."""
+    policy = subscription.dead_letters
+    if policy is None:
+        return lambda _: False
+    given = policy.dead_letter_topic, policy.retry_letter_topic
+    named = {topic_name(name) for name in given if name}
+    return lambda topic: is_letter_topic(topic, subscription.name, named)
+
+
+def first_of(topics: Sequence[TopicName]) -> TopicName:
+    """Return the topic after which the letter topics are named. Letters must be stored: the first
+    persistent topic comes before any other."""
+    return min(topics, key=lambda topic: (topic.domain is not Domain.PERSISTENT, str(topic)))
 
 
 async def _default(topic: str, subscription: str, suffix: str, parts: Parts) -> str:

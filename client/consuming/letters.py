@@ -10,7 +10,7 @@ from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from magnetar.client.message import Message, MessageId
 
@@ -55,7 +55,24 @@ def id_text(message_id: MessageId) -> str:
     return text if index < 0 else f"{text}:{index}"
 
 
-def letter_properties(message: Message, custom: Mapping[str, str] | None = None) -> dict[str, str]:
+def is_letter_topic(topic: TopicName, subscription: str, named: Collection[TopicName]) -> bool:
+    """Return whether a topic holds letters of this subscription. `named`: those of its policy.
+
+    A consumer of a pattern leaves such topics out: it would move its dead letters again and again.
+    """
+    name = topic.base
+    if name in named:
+        return True
+    ends = (f"{subscription}{suffix}" for suffix in (DEAD_LETTER_SUFFIX, RETRY_SUFFIX))
+    return any(name.topic == end or name.topic.endswith(f"-{end}") for end in ends)
+
+
+def letter_properties(
+    message: Message,
+    custom: Mapping[str, str] | None = None,
+    *,
+    real_topic: str | None = None,  # None: the message's own topic or partition
+) -> dict[str, str]:
     """Return the properties of a retry or dead letter.
 
     They are the message's own and the `custom` ones, and the topic and id of the message's first
@@ -64,7 +81,7 @@ def letter_properties(message: Message, custom: Mapping[str, str] | None = None)
     properties = message.properties()
     if custom:
         properties.update(custom)
-    properties.setdefault(REAL_TOPIC, message.topic_name())
+    properties.setdefault(REAL_TOPIC, real_topic or message.topic_name())
     properties.setdefault(ORIGIN_MESSAGE_ID, id_text(message.message_id()))
     return properties
 

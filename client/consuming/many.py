@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from magnetar.client.consuming.permits import QUEUE_BYTES_MAX
-from magnetar.client.consuming.retry import RetrySubscriber
 from magnetar.client.consuming.statistics import ConsumerStatistics
 from magnetar.client.consuming.subscriber import Subscriber
 from magnetar.client.errors import (
@@ -410,5 +409,5 @@ class ManySubscriber:
             child.limit_queue(messages_max, max(1, QUEUE_BYTES_MAX // count))
 
 
-ConsumerCore = Subscriber | ManySubscriber | RetrySubscriber
-"""The core of a consumer or reader: of one topic, of several, or of one with its retry topic."""
+TopicsCore = Subscriber | ManySubscriber
+"""The core of a consumer or reader of one topic or of several."""

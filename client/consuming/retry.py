@@ -1,15 +1,15 @@
-"""The core of a consumer with a retry topic: it consumes the topic and the retry topic.
+"""The core of a consumer with a retry topic: it consumes its topics and the retry topic.
 
 Theory of operation. `reconsume_later` publishes a copy of a message on the retry topic, with a
 delay and a count of its passes, and acknowledges the message after the copy is stored. The consumer
 is subscribed to the retry topic too, with the same subscription name, and receives the copy when
-its delay is over. After the maximal number of passes the copy goes to the dead-letter topic.
+its delay is over. After the maximal number of passes the copy goes to the dead-letter topic. A
+subscription has one retry topic and one dead-letter topic, however many topics it has.
 Acknowledgements go to the topic that the message id names.
 """
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -21,26 +21,30 @@ from magnetar.client.consuming.letters import (
     letter_properties,
     reconsume_times,
 )
+from magnetar.client.consuming.many import TopicsCore
+from magnetar.client.consuming.statistics import ConsumerStatistics
 from magnetar.client.errors import InvalidMessage, OperationNotSupported, PulsarException
 from magnetar.client.message import Message
+from magnetar.client.together import together
+from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from magnetar.client.consuming.letter_producer import LetterProducer
-    from magnetar.client.consuming.statistics import ConsumerStatistics
     from magnetar.client.consuming.subscriber import Subscriber
     from magnetar.client.environment import Parts
     from magnetar.client.message import MessageId
 
 
 class RetrySubscriber:
-    """Two subscribers with the methods of one. `open` attaches both."""
+    """The cores of the topics and of the retry topic, with the methods of one. `open` attaches
+    both."""
 
     def __init__(
         self,
-        main: Subscriber,
-        retry: Subscriber,
+        main: TopicsCore,
+        retry: TopicsCore,
         retry_letters: LetterProducer,
         dead_letters: LetterProducer,
         parts: Parts,
@@ -49,15 +53,22 @@ class RetrySubscriber:
         self.topic = main.topic
         self.subscription = main.subscription
         self.retry_topic = retry.topic
+        self._retry_partitions = f"{retry.topic}-partition-"
         self._main = main
         self._retry = retry
         self._times_max = main.subscription.dead_letters.max_redeliver_count
         self._retry_letters = retry_letters
         self._dead_letters = dead_letters
+        self._letters_sent = ConsumerStatistics()  # only the counts of letters
         self._parts = parts
 
     async def open(self) -> None:
-        """Attach both. If one fails, close the consumer and raise the reason."""
+        """Attach both. If one fails, close the consumer and raise the reason.
+
+        No message arrives before the subscription to the retry topic exists: a listener could send
+        a copy there, and the broker would keep it for nobody.
+        """
+        self._main.pause()
         await self._main.open()
         try:
             await self._retry.open()
@@ -65,6 +76,7 @@ class RetrySubscriber:
             reason = error if isinstance(error, PulsarException) else PulsarException(str(error))
             self._main.shut_down(reason)
             raise
+        self._main.resume()
 
     async def reconsume_later(
         self, message: Message, delay: timedelta, properties: Mapping[str, str] | None = None
@@ -80,19 +92,20 @@ class RetrySubscriber:
         self.check_open()
         delay_ms = delay // timedelta(milliseconds=1)
         times = reconsume_times(message) + 1
-        values = letter_properties(message, properties)
+        # As in Apache's Java client, the partition is in ORIGIN_MESSAGE_ID only.
+        topic = str(TopicName.parse(message.topic_name()).base)
+        values = letter_properties(message, properties, real_topic=topic)
         values[RECONSUME_TIMES] = str(times)
         values[DELAY_TIME] = str(delay_ms)
-        core = self._core(message.message_id())
         if times > self._times_max:
             await self._dead_letters.send(letter(message, values), message)
-            core.stats.dead_lettered += 1
+            self._letters_sent.dead_lettered += 1
         else:
             at = self._parts.clock.now_ms() + delay_ms if delay_ms else None
             await self._retry_letters.send(letter(message, values, deliver_at_ms=at), message)
-            core.stats.reconsumed_later += 1
-        if message.is_of(core.cluster):
-            core.acknowledge(message.message_id())
+            self._letters_sent.reconsumed_later += 1
+        if message.is_of(self.cluster):
+            self.acknowledge(message.message_id())
 
     @property
     def is_attached(self) -> bool:
@@ -108,33 +121,36 @@ class RetrySubscriber:
 
     @property
     def stats(self) -> ConsumerStatistics:
-        return self._main.stats.plus(self._retry.stats)
+        return self._main.stats.plus(self._retry.stats).plus(self._letters_sent)
 
     async def statistics(self) -> ConsumerStatistics:
-        """Return the sums of both topics."""
+        """Return the sums of all topics."""
         return self.stats
 
     async def drain(self) -> None:
-        """As Subscriber.drain, for both topics."""
-        for core in self.cores:
-            await core.drain()
+        """As Subscriber.drain, for all topics at the same time."""
+        await together(part.drain() for part in self._parts_of_both)
 
     def check_open(self) -> None:
         self._main.check_open()
 
     def on_taken(self, message: Message) -> None:
-        self._core_of(message.delivery.topic).on_taken(message)
+        self._part_of(message.delivery.topic).on_taken(message)
 
     def on_returned(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            self._core_of(message.delivery.topic).on_returned([message])
+            self._part_of(message.delivery.topic).on_returned([message])
 
     def on_waiting(self, _: object = None) -> None:
-        for core in self.cores:
-            core.on_waiting()
+        for part in self._parts_of_both:
+            part.on_waiting()
 
     def check_id(self, message_id: MessageId) -> None:
-        """Check an id that the user wants to acknowledge: without a topic, it is the main one's."""
+        """Check an id that the user wants to acknowledge: without a topic, it is of the main topic.
+
+        Raises OperationNotSupported if there are several and the id does not name its topic.
+        """
+        self._main.check_id(message_id)
 
     @property
     def cluster(self) -> int:
@@ -142,64 +158,60 @@ class RetrySubscriber:
         return self._main.cluster
 
     def acknowledge(self, message_id: MessageId) -> None:
-        self._core(message_id).acknowledge(message_id)
+        self._part(message_id).acknowledge(message_id)
 
     def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Acknowledge a message and all before it in its topic."""
-        self._core(message_id).acknowledge_cumulative(message_id)
+        """Acknowledge a message and all before it in its topic or partition."""
+        self._part(message_id).acknowledge_cumulative(message_id)
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
         message_id = message.message_id() if isinstance(message, Message) else message
-        self._core(message_id).negative_acknowledge(message)
+        self._part(message_id).negative_acknowledge(message)
 
     def redeliver_unacknowledged(self, _: object = None) -> None:
-        for core in self.cores:
-            core.redeliver_unacknowledged()
+        for part in self._parts_of_both:
+            part.redeliver_unacknowledged()
 
     def pause(self, _: object = None) -> None:
-        for core in self.cores:
-            core.pause()
+        for part in self._parts_of_both:
+            part.pause()
 
     def resume(self, _: object = None) -> None:
-        for core in self.cores:
-            core.resume()
+        for part in self._parts_of_both:
+            part.resume()
 
     async def seek(self, target: MessageId | int) -> None:
-        """Move the subscription in the topic. The retry topic stays where it is."""
+        """Move the subscription in its topics. The retry topic stays where it is."""
         await self._main.seek(target)
 
     async def last_message_id(self) -> tuple[MessageId, MessageId]:
-        """Return the id of the topic's last message; the retry topic does not count."""
+        """Return the id of the topic's last message; the retry topic does not count.
+
+        Raises OperationNotSupported if there are several topics or partitions.
+        """
         return await self._main.last_message_id()
 
     async def last_message_ids(self) -> list[MessageId]:
-        """Return the ids of the last messages of both topics."""
-        answers = [await core.last_message_id() for core in self.cores]
-        return [last for last, _ in answers]
+        """Return the ids of the last messages of all topics, with the retry topic's last."""
+        answers = await together(part.last_message_ids() for part in self._parts_of_both)
+        return [last for ids in answers for last in ids]
 
     async def has_message_available(self) -> bool:
-        """Return whether the topic has a message after the last one that the user took."""
+        """Return whether a topic has a message after the last one that the user took of it."""
         return await self._main.has_message_available()
 
     async def unsubscribe(self) -> None:
-        """Delete both subscriptions and close the consumer."""
+        """Delete the subscriptions of all topics and close the consumer."""
         await self._retry.unsubscribe()
         await self._main.unsubscribe()
-        for letters in (self._retry_letters, self._dead_letters):
-            with suppress(PulsarException):
-                await letters.close()
+        await self._close_letters()
 
     async def close(self) -> None:
         """Close both. Raises the first error."""
         try:
-            await self._main.close()
+            await together(part.close() for part in self._parts_of_both)
         finally:
-            await self._retry.close()
-            async with asyncio.timeout(self._parts.timeout_s):
-                with suppress(PulsarException):
-                    await self._retry_letters.close()
-                with suppress(PulsarException):
-                    await self._dead_letters.close()
+            await self._close_letters()
 
     def shut_down(self, error: PulsarException) -> None:
         """Close both at once."""
@@ -211,14 +223,27 @@ class RetrySubscriber:
     @property
     def cores(self) -> Sequence[Subscriber]:
         """The consumers of single topics that this one consists of."""
+        return [*self._main.cores, *self._retry.cores]
+
+    @property
+    def _parts_of_both(self) -> tuple[TopicsCore, TopicsCore]:
         return self._main, self._retry
 
-    def _core(self, message_id: MessageId) -> Subscriber:
-        return self._core_of(message_id.topic_name())
+    async def _close_letters(self) -> None:
+        with suppress(PulsarException):  # whoever sent a letter got the error
+            await together(it.close() for it in (self._retry_letters, self._dead_letters))
 
-    def _core_of(self, topic: str) -> Subscriber:
-        return self._retry if topic == self.retry_topic else self._main
+    def _part(self, message_id: MessageId) -> TopicsCore:
+        return self._part_of(message_id.topic_name())
+
+    def _part_of(self, topic: str) -> TopicsCore:
+        is_retry = topic == self.retry_topic or topic.startswith(self._retry_partitions)
+        return self._retry if is_retry else self._main
 
 
 def not_enabled() -> OperationNotSupported:
     return OperationNotSupported("reconsume_later needs a consumer with enable_retry=True")
+
+
+ConsumerCore = TopicsCore | RetrySubscriber
+"""The core of any consumer or reader, also of a consumer with a retry topic."""

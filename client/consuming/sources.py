@@ -30,7 +30,7 @@ from magnetar.protos.names import Domain, NamespaceName, TopicName
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
     from magnetar.client.environment import Parts
 
@@ -157,8 +157,12 @@ class Pattern:
         mode: RegexSubscriptionMode,
         period_s: float,
         parts: Parts,
+        without: Callable[[TopicName], bool] = lambda _: False,
     ) -> None:
-        """Raises InvalidTopicName if the pattern names no namespace."""
+        """`without`: which topics are left out although they match.
+
+        Raises InvalidTopicName if the pattern names no namespace.
+        """
         namespace, text = _split(pattern.pattern)
         self.title = f"persistent://{text}"
         self._namespace = str(namespace)
@@ -169,6 +173,7 @@ class Pattern:
         self._mode = _MODES[mode]
         self._period_s = period_s
         self._parts = parts
+        self._without = without
 
     async def first(self) -> list[str]:
         return self._matching(await asking(self._list, self._parts, self._namespace))
@@ -244,9 +249,16 @@ class Pattern:
                 log.info("a topic was ignored: its name is not supported", topic=text)
                 continue
             path = f"{name.tenant}/{name.namespace}/{name.base.topic}"
-            if name.domain in self._domains and self._pattern.fullmatch(path):
+            matches = name.domain in self._domains and self._pattern.fullmatch(path)
+            if matches and not self._without(name):
                 found.append(text)
         return found
+
+
+def namespace_of(pattern: re.Pattern[str]) -> NamespaceName:
+    """Return the namespace of a pattern's topics. Raises InvalidTopicName if it names none."""
+    namespace, _ = _split(pattern.pattern)
+    return namespace
 
 
 def _partitions(topic: TopicName, count: int) -> list[str]:

@@ -1,7 +1,7 @@
 """What our client must be able to do with any broker, over any transport: one function for each.
 
-`tests/integration/test_transports.py` runs them against Magnetar over TCP, `tests/apache`
-against a real Apache Pulsar. Each function gets its own topic.
+`tests/integration/test_transports.py` runs them against Magnetar over both transports and with both
+faces of the client, `tests/apache` against a real Apache Pulsar. Each function gets its own topic.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def sent(
 
 
 def take(source: Any, count: int) -> list[magnetar.Message]:
-    receive = source.read_next if isinstance(source, magnetar.Reader) else source.receive
+    receive = source.receive if hasattr(source, "receive") else source.read_next
     return [receive(RECEIVE_MS) for _ in range(count)]
 
 
@@ -293,6 +293,69 @@ def retry_letters(place: Place) -> None:
     consumer.close()
 
 
+def retries_of_partitions(place: Place) -> None:
+    place.make_partitioned(place.topic, 2)
+    _retry_each(place, place.topic, place.topic, letters=f"{place.topic}-s")
+
+
+def retries_of_a_list(place: Place) -> None:
+    names = [f"{place.topic}-{letter}" for letter in "ba"]
+    _retry_each(place, names, names[0], names[1], letters=f"{place.topic}-a-s")
+
+
+def retries_of_a_pattern(place: Place) -> None:
+    """The retry topic and the dead-letter topic match the pattern, too."""
+    names = [f"{place.topic}-{letter}" for letter in "ab"]
+    for name in names:
+        sent(place.client, name, [])
+    subscription = f"{place.topic}-s"
+    pattern = re.compile(f"persistent://public/default/{place.topic}-.*")
+    _retry_each(place, pattern, *names, letters=subscription, subscription=subscription)
+
+
+def _retry_each(
+    place: Place, topics: Any, *published: str, letters: str, subscription: str = "s"
+) -> None:
+    """Two messages pass the retry topic once and then go to the dead-letter topic."""
+    policy = magnetar.ConsumerDeadLetterPolicy(1, initial_subscription_name="kept")
+    consumer = place.client.subscribe(
+        topics,
+        subscription,
+        SHARED,
+        dead_letter_policy=policy,
+        enable_retry=True,
+        initial_position=EARLIEST,
+    )
+    origins = {}
+    for number in range(2):
+        topic = published[number % len(published)]
+        with place.client.create_producer(topic, batching_enabled=False) as producer:
+            value = b"%d" % number
+            message_id = producer.send(value, partition_key="k", ordering_key="o")
+        at = message_id.ledger_id(), message_id.entry_id(), message_id.partition()
+        origins[value] = f"persistent://public/default/{topic}", ":".join(map(str, at))
+    for message in take(consumer, 2):
+        consumer.reconsume_later(message, timedelta(milliseconds=10), {"why": "test"})
+    for copy in take(consumer, 2):
+        assert copy.topic_name().endswith(f"{letters}-RETRY")
+        _check_letter(copy, origins, times="1")
+        consumer.reconsume_later(copy, timedelta(milliseconds=10))
+    with place.client.subscribe(f"{letters}-DLQ", "kept") as dead:
+        for copy in take(dead, 2):
+            _check_letter(copy, origins, times="2")
+    expect_none(consumer)
+    consumer.close()
+
+
+def _check_letter(copy: Any, origins: dict[bytes, tuple[str, str]], times: str) -> None:
+    properties = copy.properties()
+    at = properties["REAL_TOPIC"], properties["ORIGIN_MESSAGE_ID"]
+    assert at == origins[copy.data()]
+    assert (properties["RECONSUMETIMES"], properties["DELAY_TIME"]) == (times, "10")
+    assert properties["why"] == "test"
+    assert (copy.partition_key(), copy.ordering_key()) == ("k", "o")
+
+
 def chunks(place: Place) -> None:
     large = bytes(range(256)) * (12 << 12)  # 12 MiB: three chunks
     consumer = place.client.subscribe(place.topic, "s", initial_position=EARLIEST)
@@ -498,6 +561,9 @@ USES = [
     partitions,
     dead_letters,
     retry_letters,
+    retries_of_partitions,
+    retries_of_a_list,
+    retries_of_a_pattern,
     chunks,
     all_compressions,
     parts_of_a_batch,

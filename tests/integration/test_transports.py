@@ -1,12 +1,13 @@
-"""Our client over Pulsar's TCP protocol. The other tests of the client go over gRPC."""
+"""Each use of our client: synchronous over Pulsar's TCP protocol, asyncio over gRPC."""
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from fakes.blocking import blocking_client
 from fakes.standalone_process import StandaloneProcess
 from fakes.usage import USES, Place, asyncio_face, survive_a_restart
 
@@ -31,14 +32,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
 
 
 @pytest.fixture(scope="module")
-def connected(server: StandaloneProcess) -> Iterator[tuple[magnetar.Client, str]]:
+def over_tcp(server: StandaloneProcess) -> Iterator[tuple[magnetar.Client, str]]:
     client = magnetar.Client(server.pulsar_url, operation_timeout_seconds=20)
     yield client, server.pulsar_url
     client.shutdown()
 
 
-@pytest.fixture
-def place(connected: tuple[magnetar.Client, str], server: StandaloneProcess) -> Place:
+@pytest.fixture(scope="module", params=["synchronous over TCP", "asyncio over gRPC"])
+def connected(
+    request: pytest.FixtureRequest, server: StandaloneProcess
+) -> Iterator[tuple[Any, str]]:
+    if request.param == "synchronous over TCP":
+        yield request.getfixturevalue("over_tcp")
+        return
+    with blocking_client(server.service_url, operation_timeout_seconds=20) as client:
+        yield client, server.service_url
+
+
+def place_of(connected: tuple[Any, str], server: StandaloneProcess) -> Place:
     def make_partitioned(topic: str, count: int) -> None:
         path = f"admin/v2/persistent/public/default/{topic}/partitions"
         url = f"http://localhost:{server.http_port}/{path}"
@@ -48,18 +59,28 @@ def place(connected: tuple[magnetar.Client, str], server: StandaloneProcess) -> 
     return Place(client, url, f"t{next(NUMBERS)}", make_partitioned)
 
 
+@pytest.fixture
+def place(connected: tuple[Any, str], server: StandaloneProcess) -> Place:
+    return place_of(connected, server)
+
+
+@pytest.fixture
+def place_over_tcp(over_tcp: tuple[magnetar.Client, str], server: StandaloneProcess) -> Place:
+    return place_of(over_tcp, server)
+
+
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-def test_every_use_works_over_tcp(place: Place, use: Callable[[Place], None]) -> None:
+def test_every_use_works(place: Place, use: Callable[[Place], None]) -> None:
     use(place)
 
 
 @pytest.mark.real_loop
-async def test_the_asyncio_client_works_over_tcp(place: Place) -> None:
-    await asyncio_face(place)
+async def test_the_asyncio_client_works_over_tcp(place_over_tcp: Place) -> None:
+    await asyncio_face(place_over_tcp)
 
 
 def test_messages_in_flight_survive_a_restart_in_order(
-    place: Place, server: StandaloneProcess
+    place_over_tcp: Place, server: StandaloneProcess
 ) -> None:
     """The server is killed under a producer: what had no receipt is sent again, in order."""
-    survive_a_restart(place, kill=server.kill, start=server.start)
+    survive_a_restart(place_over_tcp, kill=server.kill, start=server.start)

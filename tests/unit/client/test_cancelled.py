@@ -12,21 +12,26 @@ import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fakes.client_world import EARLIEST, TOPIC, client_among, publish, receive, subscription
+from fakes.client_world import EARLIEST, TOPIC, A, client_among, publish, receive, subscription
 from support import settle
 
 from magnetar.client.asyncio import Client, Consumer, Producer
 from magnetar.client.errors import AlreadyClosed, PulsarException
 from magnetar.client.message import MessageId
+from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerType
+from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.message import decode_messages, read_entry
 
 if TYPE_CHECKING:
     from fakes.session_broker import FakeBrokers
 
+SHARED = ConsumerType.Shared
 AWAITS_MAX = 200
+LARGE_BYTES = 11 << 20  # three chunks
 TURNS_LATER = (0, 1, 2, 3, 5, 8)
 
 
@@ -233,7 +238,7 @@ async def test_subscribe() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["producer", "consumer", "reader", "list"])
+@pytest.mark.parametrize("kind", ["producer", "consumer", "reader", "list", "retry", "table"])
 async def test_create_on_partitions(kind: str) -> None:
     async def creates(world: World) -> None:
         world.cluster.partitions[TOPIC] = 2
@@ -244,6 +249,10 @@ async def test_create_on_partitions(kind: str) -> None:
                 await world.client.subscribe("t", "s")
             case "reader":
                 await world.client.create_reader("t", MessageId.earliest)
+            case "retry":
+                await world.client.subscribe(["t", "u"], "s", enable_retry=True)
+            case "table":
+                await world.client.create_table_view("t")
             case _:
                 await world.client.subscribe(["t", "u"], "s")
 
@@ -342,6 +351,141 @@ async def test_other_calls_of_a_consumer(name: str) -> None:
         await can_subscribe(world)
 
     await cancel_everywhere(calls, before=with_received, after=subscribes)
+
+
+async def test_reconsume_later() -> None:
+    """A message whose copy may be stored is there: as a copy, as the original, or as both."""
+
+    async def before(world: World) -> None:
+        world.consumer = await world.client.subscribe(
+            ["t", "u"], "s", SHARED, initial_position=EARLIEST, enable_retry=True
+        )
+        await publish(world.client, 6, batch=2)
+
+    async def postpones(world: World) -> None:
+        assert world.consumer is not None
+        await world.consumer.reconsume_later(await world.consumer.receive(5000), timedelta(0))
+
+    async def closes(world: World) -> None:
+        assert world.consumer is not None
+        await world.consumer.close()
+        await before(world)
+        got = [int((await world.consumer.receive(5000)).data()) for _ in range(12)]
+        assert set(got) == set(range(6)), got
+
+    await cancel_everywhere(postpones, before=before, after=closes)
+
+
+@pytest.mark.parametrize("name", ["batch_receive", "drain", "negative_acknowledge"])
+async def test_calls_of_a_shared_consumer(name: str) -> None:
+    async def before(world: World) -> None:
+        world.cluster.brokers[A].drains_consumers = True
+        world.cluster.brokers[A].script(pb.CommandDrainConsumer, pb.CommandSuccess())
+        world.consumer = await world.client.subscribe(
+            "t",
+            "s",
+            SHARED,
+            initial_position=EARLIEST,
+            negative_ack_redelivery_delay_ms=10,
+            batch_receive_policy=ConsumerBatchReceivePolicy(10, -1, 20),
+        )
+        await publish(world.client, 6, batch=2)
+
+    async def calls(world: World) -> None:
+        assert world.consumer is not None
+        match name:
+            case "batch_receive":
+                await world.consumer.batch_receive()
+            case "negative_acknowledge":
+                await world.consumer.negative_acknowledge(await world.consumer.receive(5000))
+            case _:
+                await world.consumer.close(drain=True)
+
+    async def receives_again(world: World) -> None:
+        assert world.consumer is not None
+        with suppress(AlreadyClosed):
+            await world.consumer.close()
+        await world.client.create_producer("t")
+        world.consumer = await world.client.subscribe("t", "s", SHARED)
+        got = {int((await world.consumer.receive(5000)).data()) for _ in range(6)}
+        assert got == set(range(6)), got
+
+    await cancel_everywhere(calls, before=before, after=receives_again)
+
+
+@pytest.mark.parametrize("name", ["read_next", "has_message_available", "seek", "close"])
+async def test_calls_of_a_reader(name: str) -> None:
+    readers: list[Any] = []
+
+    async def before(world: World) -> None:
+        await publish(world.client, 6, batch=2)
+        readers[:] = [await world.client.create_reader("t", MessageId.earliest)]
+
+    async def calls(world: World) -> None:
+        arguments = [MessageId.earliest] if name == "seek" else []
+        await getattr(readers[0], name)(*arguments)
+
+    async def reads_again(world: World) -> None:
+        with suppress(AlreadyClosed):
+            await readers[0].close()
+        async with await world.client.create_reader("t", MessageId.earliest) as reader:
+            got = [int((await reader.read_next(5000)).data()) for _ in range(6)]
+        assert got == list(range(6))
+
+    await cancel_everywhere(calls, before=before, after=reads_again)
+
+
+async def test_get_topic_partitions() -> None:
+    async def asks(world: World) -> None:
+        await world.client.get_topic_partitions("t")
+
+    await cancel_everywhere(asks, before=nothing, after=is_gone_from_the_broker)
+
+
+async def test_send_of_a_chunked_message() -> None:
+    """All chunks of a message are sent, or none: half a message would wait at each consumer."""
+    payload = bytes(LARGE_BYTES)
+
+    async def before(world: World) -> None:
+        world.producer = await world.client.create_producer("t", chunking_enabled=True)
+
+    async def sends_large(world: World) -> None:
+        assert world.producer is not None
+        await world.producer.send(payload)
+
+    async def sends_more(world: World) -> None:
+        assert world.producer is not None
+        await world.producer.send(b"1")
+        consumer = await world.client.subscribe("t", "s", initial_position=EARLIEST)
+        first = await consumer.receive(5000)
+        if first.data() != b"1":
+            assert first.data() == payload
+            assert (await consumer.receive(5000)).data() == b"1"
+        assert consumer.get_stats().chunked_given_up == 0
+
+    await cancel_everywhere(sends_large, before=before, after=sends_more)
+
+
+async def test_send_that_waits_for_room() -> None:
+    """With `block_if_queue_full`: a cancelled send leaves its place to the next one."""
+
+    async def before(world: World) -> None:
+        world.producer = await world.client.create_producer(
+            "t", max_pending_messages=1, block_if_queue_full=True, batching_enabled=False
+        )
+
+    async def sends_behind_another(world: World) -> None:
+        assert world.producer is not None
+        world.producer.send_async(b"0", None)
+        await world.producer.send(b"x")
+
+    async def sends_more(world: World) -> None:
+        assert world.producer is not None
+        for value in (b"1", b"2"):
+            await world.producer.send(value)
+        assert world.stored() in ([b"0", b"1", b"2"], [b"0", b"x", b"1", b"2"])
+
+    await cancel_everywhere(sends_behind_another, before=before, after=sends_more)
 
 
 async def test_close_of_the_client() -> None:

@@ -15,7 +15,6 @@ from magnetar.client.errors import (
     CryptoError,
     InvalidConfiguration,
     InvalidTopicName,
-    NotAllowedError,
     OperationNotSupported,
     Result,
     Timeout,
@@ -379,16 +378,6 @@ async def test_pause_and_statistics_cover_all_topics() -> None:
         consumer.resume()
         await publish(client, 3)
         assert numbers(await receive(consumer, 3)) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("topic", ["t", ["a", "b"], re.compile("a.*")])
-async def test_retry_topic_is_refused_with_several_topics(topic: Any) -> None:
-    async with client_among() as (client, cluster):
-        cluster.partitions[TOPIC] = 2
-        with pytest.raises(NotAllowedError, match="enable_retry"):
-            await client.subscribe(topic, "s", SHARED, enable_retry=True)
-        await settle()
-        assert not own_tasks()
 
 
 async def test_lost_broker_redelivers_only_its_partitions() -> None:

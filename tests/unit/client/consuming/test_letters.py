@@ -11,6 +11,7 @@ from magnetar.client.consuming.letters import (
     dead_letter_producer_name,
     default_topic,
     id_text,
+    is_letter_topic,
     legacy_topic,
     letter,
     letter_properties,
@@ -19,6 +20,7 @@ from magnetar.client.consuming.letters import (
 from magnetar.client.errors import InvalidMessage
 from magnetar.client.message import Delivery, Message, MessageId
 from magnetar.protos.batch import ReceivedMessage
+from magnetar.protos.names import TopicName
 
 TOPIC = "persistent://public/default/t"
 
@@ -40,6 +42,27 @@ def test_names_are_pulsars() -> None:
     assert name.startswith(start)
     assert name.endswith(end)
     assert len(name) == len(start) + 5 + len(end)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("t-s-DLQ", True),
+        ("t-s-RETRY", True),
+        ("s-DLQ", True),
+        ("s-RETRY", True),
+        ("t-s-DLQ-partition-1", True),
+        ("trash", True),
+        ("t", False),
+        ("t-xs-DLQ", False),
+        ("xs-DLQ", False),
+        ("t-s-DLQ-x", False),
+        ("trash2", False),
+    ],
+)
+def test_the_letter_topics_of_a_subscription_are_known_by_name(name: str, is_one: bool) -> None:
+    topic, trash = (TopicName.parse(it) for it in (name, "trash"))
+    assert is_letter_topic(topic, "s", {trash}) is is_one
 
 
 def test_ids_are_written_as_in_java() -> None:

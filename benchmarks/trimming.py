@@ -1,7 +1,7 @@
 """Measures how long publishes wait while a topic's log drops 1,000 ledgers.
 
-The ledgers and the metadata are in memory, so that what is measured is the broker's own work: one
-step of the event loop that takes long stops every topic (python -m benchmarks.trimming).
+The ledgers and the metadata are in memory, so the benchmark measures the broker's own work: a long
+step of the event loop delays every topic (python -m benchmarks.trimming).
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def main() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         before_ms, during_ms, trim_s = asyncio.run(measure())
         print(
-            f"longest publish: {before_ms:.1f} ms; while {LEDGERS} ledgers go: {during_ms:.1f} ms"
+            f"longest publish: {before_ms:.1f} ms; while {LEDGERS} ledgers are dropped:"
+            f" {during_ms:.1f} ms"
         )
         print(f"dropped and deleted within {trim_s:.2f} s; target: below {TARGET_MS:.0f} ms")
 

@@ -6,7 +6,7 @@ rules make the deletion safe:
     1. The bookie lists its stored ledgers *first*, and the metadata afterwards. A ledger is in the
        metadata before any bookie stores its first entry. So a stored ledger that the metadata does
        not list was deleted.
-    2. A listing only proposes candidates. The bookie looks each candidate up again, behind a
+    2. A listing only proposes candidates. The bookie looks each candidate up again, after a
        `sync`, directly before it deletes the ledger. Ledger ids are never reused, so a deleted
        ledger stays absent.
     3. The round ends without a deletion when the metadata store is wrong or an old image: it is

@@ -142,7 +142,7 @@ class FirstAddCheck:
             return BookieCode.IO_ERROR if damaged else BookieCode.OVERLOADED
 
     async def _look(self, ledger: LedgerId) -> BookieCode:
-        """Reads behind a sync, whatever the answer. A stale OK would be harmless only while the
+        """Reads after a sync, whatever the answer. A stale OK would be harmless only while the
         fenced bookies keep the fence, and a bookie that deletes a left-over copy loses its fence.
         """
         await self._store.sync(paths.ledger(ledger))

@@ -190,7 +190,7 @@ class Scrub:
         return sum(map(len, found)), len(found), bad
 
     def _alone(self, ledger: int, entry: int) -> tuple[int, int, list[int]]:
-        """A run failed at its first entry: either this entry is unreadable, or one behind a gap."""
+        """A run failed at its first entry: either this entry is unreadable, or one after a gap."""
         try:
             value = self._storage.entry(ledger, entry)
         except StorageFailed:

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from magnetar.runtime.thread import Worker
 
     _Source = Callable[..., tuple[list[bytes], BookieCode]]  # on the read thread
-    # The next entries of a read, and why the entry behind them is missing; None: not known yet.
+    # The next entries of a read, and why the entry after them is missing; None: not known yet.
     _Answer = tuple[Run, BookieCode | None]
 
 log = get_logger(__name__)

@@ -156,10 +156,10 @@ class ConsumerKeySharedPolicy:
 
     `sticky_ranges` are pairs of a first and a last hash, both included: the hash of a key is the
     remainder of its Murmur3 hash by 65536. With `allow_out_of_order_delivery` a new consumer gets
-    its keys at once, although messages of them are unacknowledged at another consumer. With
+    its keys at once, although another consumer has unacknowledged messages of these keys. With
     `ordered_negative_acks` (Magnetar only) the later messages of a key wait until a negatively
-    acknowledged one is acknowledged. All consumers of a subscription agree on both. Raises
-    InvalidConfiguration.
+    acknowledged one is acknowledged. All consumers of a subscription must use the same values of
+    both parameters. Raises InvalidConfiguration.
     """
 
     def __init__(
@@ -222,8 +222,9 @@ class ConsumerKeySharedPolicy:
 class ConsumerCryptoFailureAction(NamedEnum):
     """What a consumer does with a message that it cannot decrypt.
 
-    FAIL: the message stays unacknowledged, and the client logs an error. DISCARD: the client
-    acknowledges it and logs a warning. CONSUME: the program gets the encrypted payload.
+    FAIL: the message stays unacknowledged, the client logs an error, and the next `receive` raises
+    CryptoError. DISCARD: the client acknowledges the message and logs an error. CONSUME: the
+    program gets the encrypted payload, and the client logs a warning.
     """
 
     FAIL = 0
@@ -316,10 +317,10 @@ class ClientOptions:
     """How to reach the brokers and how long to try.
 
     `service_url` names the brokers and the transport: `grpc://host:6660[,host2:6660]`,
-    `pulsar://host:6650[,…]`, with TLS `grpcs://` and `pulsar+ssl://`. `use_tls` selects the one
-    with TLS for a URL without. `tls_validate_hostname` is on by default, unlike in Apache's client;
-    gRPC always validates the host's name. An AutoClusterFailover or a ServiceInfoProvider in place
-    of the URL chooses among clusters.
+    `pulsar://host:6650[,…]`, with TLS `grpcs://` and `pulsar+ssl://`. With
+    `use_tls`, a URL without TLS means the one with TLS. `tls_validate_hostname` is on by default,
+    unlike in Apache's client; gRPC always validates the host's name. An AutoClusterFailover or a
+    ServiceInfoProvider in place of the URL chooses among clusters.
     """
 
     service_url: ServiceUrl
@@ -397,7 +398,8 @@ class ProducerOptions:
     hashing_scheme: HashingScheme = HashingScheme.JavaStringHash
     # Not a parameter of Apache's client: a subscription that is created together with the topic.
     initial_subscription_name: str | None = None
-    # Nor this: the broker stores nothing behind an entry that it refused. For the sink of Spark.
+    # Not a parameter of Apache's client either. Spark's sink uses it: after the broker has refused
+    # an entry, it stores no later entry of this producer.
     stops_at_refusal: bool = False
     encryption_keys: Sequence[str] = ()  # more names of public keys, as in Apache's Java client
     interceptors: Sequence[ProducerInterceptor] = ()

@@ -165,7 +165,8 @@ class EmbeddedStore:
         self._group.add_done_callback(partial(self._on_group, group))
 
     def _run_group(self, group: list[_Request]) -> _GroupResult:
-        """On the thread. StoreFailed stands for the whole group."""
+        """Runs on the thread. Raises StoreFailed if the disk fails; then every request of the group
+        fails with it."""
         outcomes = []
         for request in group:
             try:

@@ -135,7 +135,7 @@ def checksums_of(entries: Iterable[bytes]) -> list[int]:
 
 
 def payload_bytes_of(data: bytes) -> int:
-    """Size of the payload behind metadata of the stated size; 0 where that cannot be."""
+    """The payload's size, from the metadata size that the entry states; 0 for a malformed entry."""
     if len(data) < _HEAD.size:
         return 0
     magic, _, size = _unpack_head(data)
@@ -276,7 +276,7 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Return the number at `at`, and the place behind it. Raises IndexError if the data end within
+    """Return the number at `at`, and the place after it. Raises IndexError if the data end within
     it, ValueError if it has more than 70 bits; the caller checks a number of 64."""
     value = shift = 0
     while True:

@@ -109,7 +109,7 @@ class EntryHeader:
     compression: Compression = Compression.NONE
     schema_version: bytes | None = None
     seal: Callable[[bytes], Sealed] | None = None  # encrypts payloads; None: they are not encrypted
-    # The encoded metadata of a plain entry before and behind its sequence id.
+    # The encoded metadata of a plain entry before and after its sequence id.
     before: bytes = field(init=False, repr=False, compare=False)
     behind: bytes = field(init=False, repr=False, compare=False)
 

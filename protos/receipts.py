@@ -120,7 +120,7 @@ def _shape(
 
 
 def _above_low(number: int) -> tuple[tuple[bytes, ...], bytes]:
-    """How the low byte of a varint is written, and the bytes behind it."""
+    """How the low byte of a varint is written, and the bytes after it."""
     number &= _U64
     return (_MORE, varint(number >> 7)) if number > 0x7F else (_ONE_BYTE, b"")
 

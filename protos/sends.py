@@ -115,7 +115,7 @@ def _read_plain(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendR
     ids = b"" if run is None else _ids_of(run.producer_id)
     rest = name_field = rest_fields = b""
     high = carry = 0  # the number's bits above `rest`'s first byte, and whether that has followers
-    spare = 0  # bytes behind the number that say that it is one message
+    spare = 0  # bytes after the number that say that it is one message
     count = 0
     sequence_ids: list[int] = []
     entries: list[bytes] = []
@@ -238,7 +238,7 @@ def _high_bits(number: bytes) -> int | None:
 
 
 def _plain_fields(metadata: bytes, number: bytes) -> tuple[bytes, bytes] | None:
-    """The field of the producer's name with the tag after it, and the fields behind the sequence
+    """The field of the producer's name with the tag after it, and the fields after the sequence
     id `number`. None: the metadata is not plain."""
     if not 2 <= len(metadata) <= PLAIN_METADATA_BYTES_MAX:
         return None

@@ -4,8 +4,8 @@ All types of Avro 1.11 are read. Logical types: date, timestamp-millis, timestam
 others are read as their base type. A union must be of null and one other type. A recursive schema
 is refused. Types in Spark: record -> struct, enum -> string, map -> map, fixed -> binary.
 
-A payload is decoded as a whole: rest bytes, lengths beyond the payload and invalid indexes are
-errors (ValueError).
+A payload is decoded as a whole. Bytes after the value, lengths beyond the payload and invalid
+indexes are errors (ValueError).
 
 Pure.
 """

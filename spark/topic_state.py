@@ -77,8 +77,8 @@ class TopicState:
     def spans(self, topic: str, start: Place, end: Place) -> list[Span]:
         """The entries in [start, end) that are stored.
 
-        The sizes divide what the positions say. So the same positions give the same spans,
-        whatever has been published since.
+        The sizes are shares of the byte counts in `start` and `end`. So the same positions give the
+        same spans, whatever has been published since.
         """
         if end.index <= start.index:
             return []
@@ -91,10 +91,11 @@ class TopicState:
         ]
 
     def lost(self, start: Place) -> Loss | None:
-        """What a query that stands at `start` can never read. None: nothing.
+        """The messages that a query at `start` can never read. None: there are none.
 
-        A topic that is created again has ledgers with higher ids. An owner with the ledger of the
-        query and fewer messages is behind: another broker took the topic over.
+        A topic that was deleted and created again has ledgers with higher ids. If the broker has
+        the ledger of `start` and fewer messages than `start` says, its answer is outdated: another
+        broker has taken the topic over.
         """
         is_behind = self.ledgers and self.ledgers[0].id <= start.ledger
         if (self.next_index < start.index and not is_behind) or (
@@ -114,14 +115,15 @@ class TopicState:
         return None
 
     def lost_between(self, start: Place, end: Place) -> Loss | None:
-        """What of the batch [start, end), which is not empty, can never be read. None: nothing."""
+        """The messages of the batch [start, end) that can never be read. None: there are none. The
+        batch must not be empty."""
         loss = self.lost(start)
         if loss is None and self.ledgers and self.ledgers[0].id > end.ledger:
             return self._created_again(start)
         return loss
 
     def is_behind(self, start: Place, end: Place) -> bool:
-        """Whether the broker does not know all messages of the batch [start, end), which exist."""
+        """Whether the broker's answer lacks messages of the batch [start, end) that exist."""
         return self.next_index < end.index and self.lost_between(start, end) is None
 
     def _created_again(self, start: Place) -> Loss:

@@ -53,7 +53,7 @@ class LedgerRecords:
         self._timeout_s = timeout_s
 
     async def get(self, ledger: LedgerId) -> LedgerMetadata | None:
-        """None: there is no such ledger now. A read that may be stale is repeated behind a sync."""
+        """None: there is no such ledger now. A read that may be stale is repeated after a sync."""
         path = paths.ledger(ledger)
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -79,7 +79,7 @@ class _ReadAhead:
 
     Entries between the seat's stripes are read too, and dropped. The gaps of a stripe are shorter
     than its runs, and one long read is cheaper than many short ones. If such an entry cannot be
-    read, the next read begins behind it.
+    read, the next read begins after it.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """RocksDB's log format: the whole part of a file, and the operations in it.
 
 Write-ahead logs and the MANIFEST have this format. RocksDB silently stops reading where a length
-field points behind the end of the file. It also does not notice a missing log in the middle. In
+field points past the end of the file. It also does not notice a missing log in the middle. In
 both cases a damaged store may open with entries missing. So this module reads the files too.
 
     file      blocks of 32 KiB; a block's last 6 bytes or fewer are padding
@@ -93,7 +93,7 @@ def _fragment(data: bytes, at: int, block_end: int) -> tuple[int, int, str]:
         return 0, -1, ""
     end = at + _HEADER.size + size
     if end > min(block_end, len(data)):
-        return kind, end, f"fragment at {at} ends at {end}, behind its block or the file"
+        return kind, end, f"fragment at {at} ends at {end}, past its block or the file"
     value = google_crc32c.value(data[at + _HEADER.size - 1 : end])
     if ((value >> 15 | value << 17) + _MASK_DELTA) & _U32 != crc:
         return kind, end, f"checksum mismatch at {at}"

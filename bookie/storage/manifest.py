@@ -1,7 +1,7 @@
 """Checks that the store on disk matches the watermark, from its files and without RocksDB.
 
 Why. RocksDB sometimes opens "successfully" with synced entries missing. A length field in the last
-block of a log or of the MANIFEST may point behind the end of the file. A log in the middle may end
+block of a log or of the MANIFEST may point past the end of the file. A log in the middle may end
 early or be empty. The MANIFEST may have lost its end: RocksDB then deletes flushed tables as
 unknown. Neither its sequence number nor its consistency checks show any of this.
 

@@ -350,7 +350,7 @@ def _options(*, create: bool) -> Options:
     options, _ = Options.load_latest(str(_OPTIONS_FOLDER))  # raw: keys and values are bytes
     options.create_if_missing(create)
     options.set_paranoid_checks(True)
-    # The default, point in time, silently drops everything behind damage in the middle of the log.
+    # The default, point in time, silently drops everything after damage in the middle of the log.
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_recycle_log_file_num(0)
     options.set_unordered_write(False)

@@ -31,7 +31,7 @@ _Hash = Annotated[
 ]
 _Key = Annotated[str, Query(max_length=KEY_BYTES_MAX, description="partition or ordering key")]
 _Base64 = Annotated[bool, Query(description="the key is bytes, encoded as base64")]
-_After = Annotated[str | None, Query(description="begin behind this message: ledger:entry")]
+_After = Annotated[str | None, Query(description="begin after this message: ledger:entry")]
 _Limit = Annotated[int, Query(ge=1, le=PAGE_ENTRIES_MAX, description="entries of the page")]
 
 

@@ -11,7 +11,7 @@ from magnetar.broker.operations.model import OrphanPage
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
 
-_After = Annotated[int, Query(ge=-1, le=INT64_MAX, description="begin behind this ledger")]
+_After = Annotated[int, Query(ge=-1, le=INT64_MAX, description="begin after this ledger")]
 
 
 def ledgers_router(broker: "Broker") -> APIRouter:

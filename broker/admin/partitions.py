@@ -294,7 +294,7 @@ def _is_about_one(method: str, rest: str, body: bytes) -> bool:
     """Whether the request means something in one partition only."""
     if method == "PUT" and rest.startswith("/subscription/"):
         # A new subscription; without a message id it begins at the end. Pulsar would use the id in
-        # every partition: its ledger number is another place there, behind unread messages or
+        # every partition: its ledger number is another place there, after unread messages or
         # beyond the end.
         return body not in (b"", b"null") and not _is_end(body)
     return bool(_ONE_PARTITION.fullmatch(rest)) and not _is_end(body)

@@ -1,7 +1,7 @@
 """Subscriptions over HTTP.
 
-A subscription's name may contain slashes, so that it is matched as a path; routes with more behind
-the name come first.
+A subscription's name may contain slashes, so the router matches it as a path. Therefore routes with
+more parts after the name come first.
 
 Peeking differs from Pulsar, which answers with the bytes of a whole batch and puts the metadata
 into headers: here the answer is a list of messages in JSON.

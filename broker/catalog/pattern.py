@@ -282,7 +282,7 @@ class _Compiler:
             last = done
         self._at = stop if end < 0 else stop + 2
         if self._peek() in ("*", "+", "?", "{"):
-            self._refuse("a repetition behind \\Q...\\E")
+            self._refuse("a repetition after \\Q...\\E")
         return first, last
 
     def _escape(self) -> _Characters:

@@ -1,8 +1,9 @@
 """Watched lists of topics: one list for each namespace that a client watches.
 
-One task reads. A report of the metadata store queues the namespace; the task waits GATHER_S, so
-that a thousand topics that are created together are a few reads and a few updates, then reads the
-list and tells each watcher what is new and what is gone. A namespace without watchers is forgotten.
+One task (`run`) reads the lists. When the metadata store reports a change, the namespace is queued.
+The task waits GATHER_S, then reads the list and tells each watcher which topics are new and which
+are gone. The wait turns a thousand topics that are created together into a few reads and a few
+updates. A namespace without watchers is forgotten.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class _Watched:
 
 
 class WatchedLists:
-    """`run` reads; it is supervised. The lists have persistent topics, as in Pulsar."""
+    """`run` must be running. The lists contain persistent topics only, as in Pulsar."""
 
     def __init__(self, store: MetadataStore, catalog: Catalog) -> None:
         self._store = store
@@ -61,7 +62,7 @@ class WatchedLists:
         self._wake = asyncio.Event()
 
     async def watch(self, namespace: NamespaceName, listener: Listener) -> Names:
-        """The present list. `listener` is called with each change from then on, until `end`.
+        """Return the current list. `listener` is called with each later change, until `end`.
         Raises ListUnavailable; then `end` is not needed."""
         watched = self._watched.get(namespace)
         if watched is None:
@@ -83,7 +84,8 @@ class WatchedLists:
         self._wake.set()
 
     def end(self, namespace: NamespaceName, listener: Listener) -> None:
-        """Nothing is called any more, and `watch` fails if it waits. Idempotent."""
+        """Stop calling the listener. A `watch` of it that still waits raises ListUnavailable.
+        Idempotent."""
         self._late.pop(listener, None)
         watched = self._watched.get(namespace)
         if watched is not None:
@@ -122,7 +124,7 @@ class WatchedLists:
         watched = self._watched.get(namespace)
         if watched is None:
             return
-        joining = dict(watched.joining)  # later ones want a later list
+        joining = dict(watched.joining)  # listeners that join from here on need a later read
         try:
             found = await self._catalog.names(namespace, Domain.PERSISTENT)
         except MetadataError as error:

@@ -1,18 +1,19 @@
 """Which consumer of a Shared subscription gets the chunks of a message: all of them the same one.
 
 Theory of operation. A client can put a message together only if one consumer gets all its chunks,
-in order. The first chunk that is delivered makes its consumer the *owner* of the message; the later
-ones go there, too. A chunk that is given back (its consumer left, or asked for its redelivery) is
-given back with all chunks of its message that the consumer has. The message then has no owner, and
-its lowest chunk makes a new one.
+in order. The consumer that gets the first delivered chunk becomes the *owner* of the message; the
+later chunks go to the owner, too. When a consumer gives a chunk back (it left, or asked for a
+redelivery), it gives back all chunks of the message that it has. The message then has no owner, and
+the consumer that gets its lowest chunk becomes the new one.
 
-Of each message whose chunks are on the way this keeps the positions that its owner has (`out`), and
-those that were given back and are not delivered again (`waiting`). A chunk must not overtake one
-that waits. The last chunk ends the entry, as soon as no chunk is out or waiting.
+For each unfinished message, ChunkRoutes keeps the positions that the owner has (`out`), and the
+positions that were given back and are not delivered again yet (`waiting`). A chunk must not
+overtake one that waits. ChunkRoutes forgets a message when its last chunk was delivered and no
+chunk is out or waiting.
 
-NOTE: unfinished messages count toward the limits of unacknowledged messages. A consumer at its
-limit, which has only parts of messages, gets no rest of them until it gives some back. Apache's
-clients do so: they keep ten unfinished messages, and each for a minute.
+NOTE: unfinished messages count toward the limits of unacknowledged messages. A consumer whose limit
+is used up by unfinished messages does not get their other chunks until it gives some chunks back.
+Apache's clients give chunks back: they keep ten unfinished messages, each for a minute.
 
 At the limit of MESSAGES_MAX the oldest message is forgotten; then its chunks go to any consumer.
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from magnetar.protos.entry import Chunk
 
 MESSAGES_MAX: Final = 1_000
-"""Chunked messages on the way per subscription. A client assembles 10 at once by default; a message
+"""Unfinished chunked messages per subscription. A client assembles 10 at once by default; a message
 of 100 chunks takes about 20 KB here."""
 
 

@@ -329,7 +329,7 @@ class Shared:
                 return False
             self._parked.setdefault(owner, []).append(position)
         elif self._chunks.must_wait(chunk, position, self._acks):
-            self._replay.add(position)  # behind those that it must not overtake
+            self._replay.add(position)  # after those that it must not overtake
         else:
             return False
         self._chunks.on_deferred(chunk, position)

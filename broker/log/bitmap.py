@@ -110,7 +110,7 @@ class Bitmap:
         return (place << 3) + _TRAILING_ONES[byte]
 
     def nth_clear(self, after: int, number: int) -> int:
-        """The entry of the clear bit with this number, counted from 1 behind `after`."""
+        """The entry of the clear bit with this number, counted from 1 after `after`."""
         assert number > 0, number
         first, width = after + 1, _STEP_BITS
         while (clear := width - self._count(first, width)) < number:

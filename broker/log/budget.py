@@ -1,15 +1,16 @@
 """PublishBudget: the bytes that one broker may hold for producers, over all topics.
 
-Counted are entries from the moment a log takes them until they are confirmed, and what the process
-keeps beyond that for a bookie that is slow (`kept`). Memory is bounded so: a connection takes its
-place in the queue after each frame with SENDs, and does not read on before its turn.
+The budget counts entries from the moment a log takes them until they are confirmed, and the bytes
+that the process keeps longer for a slow bookie (`kept`). After each frame with SENDs a connection
+joins the queue of the budget, and does not read on before its turn. This bounds the memory.
 
-At `bytes_max` no turn comes. Turns come again once less than half is used, in FIFO order, one
-connection for each turn of the loop, until the budget is exhausted again. So a thousand connections
-that wait do not bring a thousand frames at once, and the last of them is not overtaken.
+At `bytes_max` no connection gets a turn. Once less than half is used, connections get turns again:
+in FIFO order, one in each iteration of the event loop, until the budget is exhausted again. So a
+thousand waiting connections do not read a thousand frames at once, and the last of them is not
+overtaken.
 
-What frees the budget never waits for it: confirmations come from bookies, and topics that close
-give up what they hold.
+Nothing that frees the budget waits for it: confirmations come from bookies, and a topic that closes
+releases its bytes.
 """
 
 from __future__ import annotations
@@ -24,19 +25,21 @@ PUBLISH_BYTES_MAX: Final = 256 << 20
 """The default of `max_message_publish_buffer_size_in_mb`: two seconds of 128 MB/s."""
 
 LOOK_S: Final = 0.05
-"""`kept` falls without a call. While connections wait it is looked at so often."""
+"""`kept` falls without a call, so the budget reads it at this interval while connections wait."""
 
 AHEAD_SHARE: Final = 8
-"""Of the budget, what backlogs that are read ahead may take: 32 MiB of 256, six reads of 5 MB."""
+"""Reads ahead of backlogs may take this share of the budget, 1/8: 32 MiB of 256, six reads of
+5 MB."""
 
 HELD_SHARE: Final = 8
-"""Of the budget, what producers over their topic's rate may gather: 128 of them 256 KB each, of 256
-MiB. Beyond it each of them holds the frame that was being read, and no more: what waits for a rate
-may wait for long, and the producers of other topics need the budget."""
+"""Producers over their topic's rate may gather this share of the budget, 1/8: of 256 MiB, 128
+producers 256 KB each. Beyond it each of them holds only the frame that was being read: publishes
+can wait long for a rate, and the producers of other topics need the budget."""
 
 HELD_MAX_SHARE: Final = 4
-"""Of the budget, what they may hold at all. Beyond it their publishes are let through, and their
-connections wait for the rate instead. Less than half, below which turns come again."""
+"""Producers over their topic's rate may hold at most this share, 1/4. Beyond it their publishes are
+let through, and their connections wait for the rate instead. The share is less than the half below
+which connections get turns again."""
 
 Turn = asyncio.Future[None]
 
@@ -53,8 +56,9 @@ class PublishBudget:
         self.peak = 0  # most that was used
         self._all = kept
         self._queue: dict[Turn, None] = {}
-        self._resuming = False  # turns come: it was below the half, and is not exhausted since
-        self._soon = False  # the next turn of the loop gives one
+        # Turns are given: less than half was used, and the budget was not exhausted since then.
+        self._resuming = False
+        self._soon = False  # `_give` runs in the next iteration of the loop
         self._timer: asyncio.TimerHandle | None = None  # looks for room; None: it is not needed
 
     @property

@@ -74,8 +74,8 @@ class Chain:
 
     @property
     def end(self) -> Position:
-        """The place right after `confirmed`. When the next entry opens a new ledger it will stand
-        elsewhere; `ceiling` of this place finds it."""
+        """The place right after `confirmed`. If the next entry opens a new ledger, its place is in
+        that ledger; `ceiling` of this place finds it."""
         return self.next_position(self.confirmed)
 
     @property

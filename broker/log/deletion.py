@@ -102,7 +102,7 @@ class Deletion:
         for ledger in self._left[:ledgers_max]:
             try:
                 await self._ledgers.delete(ledger)
-            except InvalidRecord as error:  # delete the ledgers behind it all the same
+            except InvalidRecord as error:  # delete the ledgers after it all the same
                 self._refused |= {ledger}
                 why = str(error)
                 log.warning("cannot delete a ledger", topic=self._name, ledger=ledger, error=why)

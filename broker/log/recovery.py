@@ -1,7 +1,8 @@
 """What a new owner does with the ledgers it finds: close the last one, learn where the log ends.
 
-The epoch was bumped before, so no ledger can be added behind our back; recovering the last ledger
-fences its writer, so no entry can either. What is then in the ledgers is the log.
+The epoch was raised before, so the previous owner can add no ledger. Recovering the last ledger
+fences its writer, so the previous owner can add no entry. From then on the ledgers do not change
+until this broker appends.
 """
 
 from __future__ import annotations

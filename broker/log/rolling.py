@@ -151,7 +151,7 @@ class Rolling:
 def with_data_ledgers(
     record: TopicRecord, ledgers: tuple[TopicLedger, ...], head: DroppedHead | None
 ) -> TopicRecord:
-    """The record with this list of data ledgers behind the dropped head; the ledgers that are no
+    """The record with this list of data ledgers after the dropped head; the ledgers that are no
     longer in the list are to be deleted."""
     kept = {part.ledger for part in ledgers}
     gone = [part.ledger for part in record.ledgers if part.ledger not in kept]

@@ -75,7 +75,7 @@ class OrphanSweep:
         grace_s: float,
         ids: Callable[[int], AsyncIterator[LedgerId]] | None = None,
     ) -> None:
-        """`ids` gives the ledgers behind an id; None: all that the metadata store has."""
+        """`ids` gives the ledgers after an id; None: all that the metadata store has."""
         self._store = store
         self._ledgers = ledgers
         self._clock = clock
@@ -83,7 +83,7 @@ class OrphanSweep:
         self._ids = ids or (lambda after: ledger_ids(store, paths.LEDGERS, after=after))
 
     async def page(self, after: int, *, delete: bool) -> Page:
-        """Examine the next ledgers behind this id. Raises MetadataError, LedgerError."""
+        """Examine the next ledgers after this id. Raises MetadataError, LedgerError."""
         records: OrderedDict[TopicName, TopicRecord] = OrderedDict()
         kept: Counter[Verdict] = Counter()
         orphans: list[Orphan] = []

@@ -1,7 +1,7 @@
 """What an administrator's request can fail with, and what each failure is to HTTP and to people.
 
 The table at the end is the only one: a row gives the HTTP status of an error, and the advice that
-the command line prints behind the reason. Statuses are those of Pulsar's admin API where it has the
+the command line prints after the reason. Statuses are those of Pulsar's admin API where it has the
 case.
 """
 
@@ -72,7 +72,7 @@ class MessageNotFound(errors.BrokerError):
 
 
 class PositionNotFound(errors.BrokerError):
-    """A message id behind the end of the topic. Moving there would drop the whole backlog."""
+    """A message id beyond the end of the topic. Moving there would drop the whole backlog."""
 
     def __init__(self, topic: str, position: Position, last: Position) -> None:
         super().__init__(f"topic {topic} has no message {position}: its last message is {last}")

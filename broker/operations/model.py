@@ -282,7 +282,7 @@ class MessagePosition(BaseModel):
     batch_index: int = Field(
         default=-1, ge=-1, le=INT32_MAX, description="of a message in a batch; -1: the whole entry"
     )
-    is_excluded: bool = Field(default=False, description="begin behind this message")
+    is_excluded: bool = Field(default=False, description="begin after this message")
 
 
 class OrphanedLedger(_Statistics):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """One policy. Paths are the last part of Pulsar's, behind the namespace or the topic."""
+    """One policy. Paths are the last part of Pulsar's, after the namespace or the topic."""
 
     field: str  # of `Policies`
     title: str  # for people

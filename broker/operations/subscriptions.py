@@ -86,7 +86,7 @@ async def reset_to_message(
     batch_index: int = -1,
     excluded: bool = False,
 ) -> None:
-    """The same from the message at `start`, or from the one behind it if `excluded`. With a
+    """The same from the message at `start`, or from the next one if `excluded`. With a
     `batch_index` the message is one of the batch at `start`. Raises PositionNotFound, too."""
     topic = await open_topic(broker, name)
     found = _found(topic, subscription)

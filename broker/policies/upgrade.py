@@ -1,7 +1,8 @@
 """The namespaces that exist without having been created by an administrator.
 
-Magnetar creates the built-in ones at their first use. Earlier versions created each tenant and
-namespace at its first use, or kept no record of it: a namespace that has topics exists.
+Magnetar creates the built-in namespaces at their first use. Earlier versions created each tenant
+and namespace at its first use, or kept no record of it. So a namespace with topics and without a
+record exists, and gets its record here.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def parse(data: bytes, properties: Mapping[str, str]) -> tuple[Part, Part]:
     key, rest = _take(data)
     value, rest = _take(rest)
     if rest:
-        raise NotKeyValue(f"{len(rest)} bytes behind the value's definition")
+        raise NotKeyValue(f"{len(rest)} bytes after the value's definition")
     missing = [name for name in (KEY_TYPE, VALUE_TYPE) if name not in properties]
     if missing:
         raise NotKeyValue(f"property {missing[0]} is missing")

@@ -4,7 +4,7 @@ One record holds all versions of a topic's schema. Each change is a compare-and-
 so that two brokers never give one number to two versions. Both domains and all partitions of a
 topic share the record, whichever brokers serve them.
 
-A schema that is deleted leaves a mark in the record. Numbers go on behind it, and messages that
+A schema that is deleted leaves a mark in the record. Numbers go on after it, and messages that
 were written with the earlier versions can still be decoded. The record itself is deleted with the
 topic, or by a forced deletion.
 """
@@ -159,7 +159,7 @@ class SchemaRegistry:
 
     async def delete(self, topic: TopicName, *, force: bool = False) -> int:
         """Delete the schema; returns the number of the mark. With `force`, delete all versions for
-        good, also if there is a mark behind them; returns the number of the newest. Raises
+        good, also if there is a mark after them; returns the number of the newest. Raises
         NoSchema."""
         await self._store.sync(_path(topic))
         seen = (await self._record(topic)).versions

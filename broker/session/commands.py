@@ -55,7 +55,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A command without an answer of its own. Its handler runs in the reader's step."""
+    """A command without an answer of its own. Its handler runs in the connection's reader task."""
 
     admission: Admission
     handler: Callable[[Context, Any], None]
@@ -63,7 +63,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A command whose runs are handled at once, in the reader's step."""
+    """A command whose runs are handled at once, in the connection's reader task."""
 
     admission: Admission
     handler: Callable[[Context, SendRun, float], None]

@@ -2,14 +2,15 @@
 
 One reader (the task of `run`), one writer (the outbox) and two timers live as long as the
 connection. Requests (LOOKUP, PRODUCER, SUBSCRIBE, …) may wait, so each runs in its own task. SEND,
-ACK and FLOW are handled in the reader's step, a frame at a time, without a task or a queue between.
+ACK and FLOW are handled in the reader task, a frame at a time, without another task or a queue.
 
-Back-pressure: while a topic has too many bytes under way to its bookies, the readers of the
-connections that publish to it wait; while all topics together have, all that publish wait. Toward a
-consumer at most DELIVERY_BYTES_MAX wait here; its subscription is called when there is room again.
+Back-pressure: while a topic has too many bytes in flight to its bookies, the readers of the
+connections that publish to it wait. While all topics together have too many, the readers of all
+connections that publish wait. At most DELIVERY_BYTES_MAX wait here for a consumer; its subscription
+is called when there is room again.
 
-An unexpected exception in any of this is a bug: it is logged and counted, and it ends this
-connection, never the broker.
+An unexpected exception in any of this is a bug: the connection logs and counts it, and ends. The
+broker goes on.
 """
 
 from __future__ import annotations
@@ -370,7 +371,7 @@ class Connection:
                     _, is_first = self._refusals.on_refused(command.type, code_of(error))
                     if is_first:
                         kind, peer = _name(command), self._stream.peer
-                        log.warning("notice refused", command=kind, peer=peer, error=error)
+                        log.warning("command refused", command=kind, peer=peer, error=error)
             case Send(data):
                 self._outbox.put_control(data)
             case Decline(command, code, reason):

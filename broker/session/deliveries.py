@@ -1,6 +1,7 @@
 """FLOW, ACK and REDELIVER_UNACKNOWLEDGED_MESSAGES: commands of an open consumer.
 
-They are carried out in the reader's step. Hot: a consumer can acknowledge each message on its own.
+They are carried out in the connection's reader task. Hot: a consumer can acknowledge each message
+on its own.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def redeliver(context: Context, body: pb.CommandRedeliverUnacknowledgedMessages)
 
 
 def negative_ack(context: Context, body: pb.CommandNegativeAck) -> None:
-    """In the reader's step, so that the request to redeliver does not overtake it. The answer is
-    queued behind the deliveries: the broker sends what follows it after the negative ack."""
+    """Runs in the reader task, so that the request to redeliver does not overtake it. The answer is
+    queued after the deliveries, so deliveries that follow the answer keep the order."""
     positions = [request.position(item) for item in body.message_ids]
     returned = [request.position(item) for item in body.returned]
     try:

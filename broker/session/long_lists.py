@@ -1,7 +1,8 @@
 """ACK and REDELIVER_UNACKNOWLEDGED_MESSAGES with very many message ids, in pieces.
 
-An ACK in pieces is not atomic: when a piece is refused, the pieces before it count. The receipt
-says so, with the error of that piece. Otherwise it comes when all pieces are durable.
+An ACK in pieces is not atomic: when a piece is refused, the messages of the earlier pieces stay
+acknowledged, and the ACK_RESPONSE carries the error of the refused piece. If no piece is refused,
+the ACK_RESPONSE is sent when all pieces are durable.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ log = get_logger(__name__)
 
 
 def is_too_large(frame: memoryview) -> bool:
-    """Whether the command in a frame is larger than any but a long list. Its entry does not
-    count."""
+    """Whether the command in a frame exceeds COMMAND_BYTES_MAX, as only a long list may. The size
+    of the entry after the command does not count."""
     return len(frame) > COMMAND_BYTES_MAX and int.from_bytes(frame[:4], "big") > COMMAND_BYTES_MAX
 
 
@@ -51,7 +52,7 @@ def _carry_out(context: Context, command: Command, *, last: bool) -> bool:
     """Returns whether the next piece may follow."""
     actions = context.session.on_command(command, asyncio.get_running_loop().time())
     if not (len(actions) == 1 and isinstance(actions[0], Carry)):
-        if actions:  # only a client that is connected may send it
+        if actions:  # only a connected client may send it
             context.end("a list of message ids that is not admitted")
         return False
     body = command.body
@@ -61,14 +62,15 @@ def _carry_out(context: Context, command: Command, *, last: bool) -> bool:
     if not isinstance(body, pb.CommandAck):
         raise MalformedCommand("unknown", "a list of another command")
     if body.ack_type == pb.CommandAck.Cumulative and not last:
-        body.message_id.extend(body.message_id[:1])  # one piece of many: more than one id
+        # Two ids make `acknowledge` refuse it: a cumulative ACK has exactly one.
+        body.message_id.extend(body.message_id[:1])
     request_id = body.request_id if body.HasField("request_id") else None
     if not last:
         body.ClearField("request_id")
     try:
         deliveries.acknowledge(context, body)
     except OPERATING_ERRORS as error:
-        log.warning("notice refused", command="ACK", consumer=body.consumer_id, error=error)
+        log.warning("command refused", command="ACK", consumer=body.consumer_id, error=error)
         if request_id is not None:
             failure = code_of(error), str(error)
             context.put_control(reply.ack_response(body.consumer_id, request_id, failure))

@@ -1,4 +1,4 @@
-"""SENDs: from the reader's step to the producer, in runs.
+"""SENDs: from the connection's reader task to the producer, in runs.
 
 This is the only way of a SEND: the machine admits the run, then its producer publishes it. A bad
 entry costs its client an error in the order of its SENDs, not the connection.

@@ -27,7 +27,8 @@ VERSION_BYTES = 8
 
 
 async def get_schema(context: Context, body: pb.CommandGetSchema) -> bytes:
-    """Any broker answers. Brokers give versions of 8 bytes, so it refuses other lengths."""
+    """Any broker answers. Brokers give versions of 8 bytes; a version of another length raises
+    NotAllowed."""
     name = request.topic_name(body.topic)
     version: int | None = None
     if body.schema_version:

@@ -48,7 +48,7 @@ class _Watcher:
         first = await texts_of(await matching(pattern, shown, broker.turns), broker.turns)
         first.sort()
         self._matched = dict.fromkeys(first)
-        asyncio.get_running_loop().call_soon(self._catch_up)  # behind the answer
+        asyncio.get_running_loop().call_soon(self._catch_up)  # after the answer
         return first
 
     def end(self) -> None:

@@ -90,7 +90,7 @@ class ProducerRequest:
     access_mode: AccessMode = AccessMode.SHARED
     topic_epoch: int | None = None  # None: has never been exclusive
     metadata: Mapping[str, str] = field(default_factory=dict)
-    stops_at_refusal: bool = False  # nothing is stored behind a publish that was refused
+    stops_at_refusal: bool = False  # nothing is stored after a publish that was refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,7 +295,7 @@ class ProducerHandle:
                     return
 
     def _stop_behind_refusal(self, following: Sequence[Decided | Held]) -> None:
-        """Drop what was sent behind a refused publish. The client learns of the refusal, and closes
+        """Drop what was sent after a refused publish. The client learns of the refusal, and closes
         the producer. What came before still gets its receipts."""
         if self.state is ProducerState.OPEN:
             self.state = ProducerState.CLOSING

@@ -1,4 +1,4 @@
-"""Chores of what producers need: backlog quotas, and the upkeep of deduplication."""
+"""Periodic checks of a topic: its backlog quotas, and the sequence ids of deduplication."""
 
 from __future__ import annotations
 

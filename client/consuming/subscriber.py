@@ -144,7 +144,8 @@ class Subscriber:
         self._failure: PulsarException | None = None  # None: neither closed nor failed
         self.is_closing = False  # `close` was called
         self._over = asyncio.Event()
-        # When it is due, which uvloop's handle of a time within half a millisecond does not tell.
+        # The time when the timer is due, and its handle. uvloop returns a handle without a time for
+        # a timer that is due within half a millisecond.
         self._timer: tuple[float, asyncio.Handle] | None = None
 
     async def open(self) -> None:
@@ -259,7 +260,8 @@ class Subscriber:
     def negative_acknowledge(self, message: Message | MessageId) -> None:
         """Request a message, with the rest of its batch, again after the delay.
 
-        The delay grows with the redeliveries of a message; those of a plain id are unknown.
+        With a backoff, the delay grows with the redeliveries of a message. The client does not know
+        the number of redeliveries of a plain id and uses the first delay.
         """
         count = 0
         given = message if isinstance(message, Message) else None
@@ -438,7 +440,8 @@ class Subscriber:
             raise Timeout(reason, topic=self.topic, subscription=self.subscription.name) from None
 
     async def _drained(self, connection: Connection, command: pb.CommandDrainConsumer) -> None:
-        """Ask again when the broker has waited for as long as for any request."""
+        """Ask until the consumer has drained. The broker answers ServiceNotReady when the time of
+        one request is over."""
         while self._connection is connection:
             try:
                 await connection.request(command, pb.CommandSuccess)
@@ -658,8 +661,9 @@ class Subscriber:
         self._attachment.lost(error, assigned_url)
 
     def on_moved(self) -> None:
-        """The client moves to another cluster, where ids name other messages and numbers other
-        schemas: forget what was acknowledged and is not durable. A reader begins anew."""
+        """The client moves to another cluster, where ids and schema versions name other messages
+        and other schemas: forget the acknowledgements that are not durable. A reader begins at the
+        earliest message."""
         self._acks.on_unsubscribed()
         self._chunked.clear()
         if self.subscription.decoder is not None:

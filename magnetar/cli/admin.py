@@ -35,7 +35,7 @@ DEFAULT_ADMIN_URL: Final = "http://localhost:8080"
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 Topic = Annotated[str, typer.Argument(help="for example greetings, or tenant/namespace/topic")]
 
-_ANOTHER: Final = "--admin-url or MAGNETAR_ADMIN_URL names another"
+_ANOTHER: Final = "--admin-url or MAGNETAR_ADMIN_URL sets another address"
 
 
 class Refused(Exception):
@@ -55,13 +55,12 @@ class NoAnswer(Exception):
 
 
 class NotABroker(Exception):
-    """What answered does not speak HTTP, or is no admin port."""
+    """The server that answered does not speak HTTP, or is not the admin port of a broker."""
 
 
 def ask(urls: str, method: str, path: str, body: object = None) -> Any:
-    """The JSON that a broker answers; None: nothing. Ends the command when there is none.
-
-    Raises Refused.
+    """Return the JSON of a broker's answer; None: the answer has no body. Ends the command if no
+    broker answers. Raises Refused.
     """
     brokers = parse_urls(urls)
     problems: list[str] = []
@@ -82,7 +81,7 @@ def ask(urls: str, method: str, path: str, body: object = None) -> Any:
 
 
 def command(urls: str, method: str, path: str, body: object = None) -> Any:
-    """As `ask`; a refusal ends the command, too."""
+    """Like `ask`, but a refusal also ends the command."""
     try:
         return ask(urls, method, path, body)
     except Refused as error:

@@ -24,7 +24,7 @@ ServiceUrl = Annotated[
         "--service-url",
         "-u",
         envvar="MAGNETAR_SERVICE_URL",
-        help="URL of the brokers: grpc://host:port[,host2:port]",
+        help="URL of the brokers: grpc://host:port[,host2:port], or pulsar://host:port",
     ),
 ]
 DEFAULT_SERVICE_URL: Final = "grpc://localhost:6660"
@@ -44,7 +44,7 @@ def run_client(service_url: str, work: Coroutine[Any, Any, None]) -> None:
         if isinstance(first, magnetar.Timeout) and first.broker is not None:
             fail(f"{first}. `magnetar topics stats {first.topic}` shows the topic's trouble")
         if isinstance(first, magnetar.ConnectError):
-            fail(f"{first}. Is this the gRPC port of a broker, for example 6660?")
+            fail(f"{first}. Does the port match the URL (grpc: 6660, pulsar: 6650)?")
         if isinstance(first, magnetar.PulsarException):
             fail(str(first))
         if isinstance(first, OSError):

@@ -20,7 +20,7 @@ from magnetar.cli.output import print_json, print_table
 
 PAGE_ENTRIES_MAX: Final = 100  # of one request; the broker refuses more
 
-Subscription = Annotated[str, typer.Argument(help="its name")]
+Subscription = Annotated[str, typer.Argument(help="name of the subscription")]
 
 
 def subscription_path(topic: str, subscription: str) -> str:
@@ -65,7 +65,7 @@ def pending(
         int | None, typer.Option("--hash", min=1, max=65_535, help="only this hash (Key_Shared)")
     ] = None,
     after: Annotated[
-        str | None, typer.Option("--after", help="begin behind this message id (3:15)")
+        str | None, typer.Option("--after", help="begin after this message id (3:15)")
     ] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=PAGE_ENTRIES_MAX, help="entries to show")

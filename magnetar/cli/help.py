@@ -86,7 +86,7 @@ def _values_named() -> Iterator[None]:
 
 
 def _explained(error: typer.BadParameter) -> str:
-    """Pydantic's message without its own words, behind the value that it leaves out."""
+    """The value that was given, then Pydantic's message without its standard phrases."""
     from pydantic import ValidationError  # only here: the import takes a while
 
     cause = error.__cause__

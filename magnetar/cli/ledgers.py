@@ -23,9 +23,10 @@ def orphans(
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """List ledgers that belong to no topic: a broker died between creating and listing them.
+    """List ledgers that belong to no topic: a broker died after it created them.
 
-    One broker of the cluster deletes them from time to time. A young ledger is never listed.
+    One broker of the cluster deletes them from time to time. A ledger that is younger than the
+    broker's orphaned_ledger_grace_period_in_minutes is never listed.
     """
     found: list[dict[str, Any]] = []
     examined = 0

@@ -26,10 +26,12 @@ def add_to(app: typer.Typer) -> None:
 
 def local_cluster(
     directory: Annotated[Path, typer.Option("--dir", help="directory of all data and logs")],
-    zookeepers: Annotated[int, typer.Option(min=1, max=9)] = 3,
-    bookies: Annotated[int, typer.Option(min=1, max=20)] = 3,
-    brokers: Annotated[int, typer.Option(min=1, max=20)] = 2,
-    autorecoveries: Annotated[int, typer.Option(min=0, max=20)] = 1,
+    zookeepers: Annotated[int, typer.Option(min=1, max=9, help="ZooKeeper servers")] = 3,
+    bookies: Annotated[int, typer.Option(min=1, max=20, help="bookies")] = 3,
+    brokers: Annotated[int, typer.Option(min=1, max=20, help="brokers")] = 2,
+    autorecoveries: Annotated[
+        int, typer.Option(min=0, max=20, help="processes that restore lost copies")
+    ] = 1,
     restart: Annotated[
         bool, typer.Option("--restart", help="start a process again when it ends")
     ] = False,
@@ -37,8 +39,8 @@ def local_cluster(
         bool,
         typer.Option(
             "--watchdog",
-            help="kill a server whose /health is silent for 2 s, and start it again; 3 times in"
-            " 10 minutes at most",
+            help="kill a server that does not answer /health for 2 s, and start it again; at most"
+            " 3 times in 10 minutes",
         ),
     ] = False,
 ) -> None:

@@ -29,7 +29,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def list_namespaces(
-    tenant: Annotated[str, typer.Argument(help="whose namespaces")] = "public",
+    tenant: Annotated[str, typer.Argument(help="name of the tenant")] = "public",
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
@@ -41,7 +41,13 @@ def create(
     namespace: Namespace,
     bundles: Annotated[
         int | None,
-        typer.Option("--bundles", "-b", min=1, max=128, help="parts that brokers share"),
+        typer.Option(
+            "--bundles",
+            "-b",
+            min=1,
+            max=128,
+            help="number of bundles; a broker serves whole bundles",
+        ),
     ] = None,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
@@ -54,7 +60,7 @@ def create(
 def delete(
     namespace: Namespace,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="delete its topics with all messages")
+        bool, typer.Option("--force", "-f", help="delete its topics with all their messages")
     ] = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
@@ -84,7 +90,8 @@ def bundles(namespace: Namespace, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> No
 def unload(
     namespace: Namespace,
     bundle: Annotated[
-        str | None, typer.Option("--bundle", "-b", help="this one alone, as `bundles` shows it")
+        str | None,
+        typer.Option("--bundle", "-b", help="only this bundle, written as `bundles` prints it"),
     ] = None,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:

@@ -75,7 +75,7 @@ def _whole(text: str, found: int, unit: int, least: str) -> int:
     if found in (-1, 0):
         return found
     if found < unit:
-        raise typer.BadParameter(f"{text} is less than {least}; 0 is none, -1 no limit")
+        raise typer.BadParameter(f"{text} is less than {least}; 0 keeps nothing, -1: no limit")
     return found // unit
 
 
@@ -118,7 +118,7 @@ _DISPATCH = (
 POLICIES: Final = (
     PolicyCommands(
         "retention",
-        "how much of what all subscriptions acknowledged is kept",
+        "how long and how much of the acknowledged messages is kept",
         "retention",
         "retention",
         (
@@ -313,7 +313,7 @@ POLICIES: Final = (
             Flag(
                 "",
                 ("--types", "-t"),
-                "of Exclusive,Shared,Failover,Key_Shared, with commas",
+                "the allowed types, separated by commas: Exclusive,Shared,Failover,Key_Shared",
                 str,
                 _names,
             ),

@@ -37,7 +37,9 @@ def add_to(app: typer.Typer) -> None:
 
 def get(
     topic: Topic,
-    version: Annotated[int | None, typer.Option("--version", min=0, help="a number")] = None,
+    version: Annotated[
+        int | None, typer.Option("--version", min=0, help="number of the version")
+    ] = None,
     all_versions: Annotated[
         bool, typer.Option("--all-version", "-a", help="all versions, oldest first")
     ] = False,
@@ -83,7 +85,8 @@ def compatibility(
 
 
 def schema_path(topic: str) -> str:
-    """Both domains share a schema: the path has none."""
+    """The path of a topic's schema. Persistent and non-persistent topics of one name share a
+    schema, so the path has no domain."""
     _, _, rest = topic_path(topic).removeprefix("/admin/v2/").partition("/")
     return f"/admin/v2/schemas/{rest}"
 

@@ -68,7 +68,8 @@ def archive(
     skip_lost: Annotated[
         bool,
         typer.Option(
-            "--skip-lost", help="with --incremental: go on behind messages that a topic deleted"
+            "--skip-lost",
+            help="with --incremental: continue after messages that a topic has deleted",
         ),
     ] = False,
     master: Master = DEFAULT_MASTER,
@@ -84,7 +85,7 @@ def archive(
     """
     if incremental and (overwrite or partition_by != "publish-date"):
         raise typer.BadParameter(
-            "has its own directories, and replaces nothing", param_hint="--incremental"
+            "cannot be combined with --overwrite or --partition-by", param_hint="--incremental"
         )
     for given, name in (
         (len(topic) > 1, "--topic (more than one)"),

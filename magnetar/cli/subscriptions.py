@@ -152,7 +152,8 @@ def clear_backlog(
 def expire(
     topic: Topic,
     subscription: Annotated[
-        str | None, typer.Argument(help="its name; none: every subscription of the topic")
+        str | None,
+        typer.Argument(help="name of the subscription; not given: every subscription"),
     ] = None,
     age: Annotated[
         str, typer.Option("--older-than", help="an age: 30s, 10m, 2h, 1d, or seconds")

@@ -11,13 +11,20 @@ from magnetar.cli.help import App
 from magnetar.cli.namespaces import print_lines
 from magnetar.cli.output import print_json
 
-Tenant = Annotated[str, typer.Argument(help="its name")]
+Tenant = Annotated[str, typer.Argument(help="name of the tenant")]
 Roles = Annotated[
     str | None,
-    typer.Option("--admin-roles", "-r", help="with commas; kept, and not enforced yet"),
+    typer.Option(
+        "--admin-roles", "-r", help="role names, separated by commas; stored, but not enforced yet"
+    ),
 ]
 Clusters = Annotated[
-    str | None, typer.Option("--allowed-clusters", "-c", help="with commas; empty: every cluster")
+    str | None,
+    typer.Option(
+        "--allowed-clusters",
+        "-c",
+        help="cluster names, separated by commas; empty: every cluster",
+    ),
 ]
 
 
@@ -59,7 +66,7 @@ def update(
     allowed_clusters: Clusters = None,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Change a tenant. What is not given stays."""
+    """Change a tenant. An option that is not given keeps its value."""
     command(admin_url, "POST", _path(tenant), _body(admin_roles, allowed_clusters))
     typer.echo(f"updated {tenant}")
 

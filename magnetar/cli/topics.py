@@ -95,7 +95,10 @@ def namespace_path(namespace: str) -> str:
 def create(
     topic: Topic,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, help="of a partitioned topic")
+        int | None,
+        typer.Option(
+            "--partitions", "-p", min=1, help="create a partitioned topic with so many partitions"
+        ),
     ] = None,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:

@@ -13,7 +13,7 @@ the content in the other three. A data frame has kind 0, so its prefix is its le
 
 Anything else is malformed and ends the stream before memory is allocated for it.
 
-How a stream ends. `close` sends goodbye behind the frames that were sent, shuts down its sending
+How a stream ends. `close` sends goodbye after the frames that were sent, shuts down its sending
 side, and drops what still arrives, until the peer has closed too. It must not close the socket
 earlier: a socket that is closed with unread bytes resets the connection, and the reset can destroy
 the last frames on their way to the peer. After `close_s` it resets the connection in any case. An
@@ -200,7 +200,7 @@ class TcpFrameStream(asyncio.Protocol):
         self._leave("closed here", clean=True, kind=_Kind.GOODBYE)
 
     def break_off(self, reason: str) -> None:
-        """End the stream uncleanly, and tell the peer why, behind the frames that were sent. A
+        """End the stream uncleanly, and tell the peer why, after the frames that were sent. A
         `close` that follows waits for the connection's end."""
         text = reason.encode(errors="replace")[:_REASON_BYTES_MAX] or b"unknown"
         self._leave(reason, clean=False, kind=_Kind.BROKEN, content=text)

@@ -2,7 +2,7 @@
 
 All entries go through one asyncio client. At most `pendingBytes` are gathered or without a receipt.
 The task ends when every row has a receipt, or with the first error. Then the client is shut down at
-once and sends nothing more, and the broker takes nothing behind an entry that it refused
+once and sends nothing more, and the broker stores nothing after an entry that it refused
 (`stops_at_refusal`). So what a topic holds of a task is always its first entries, without a gap,
 and a repeated task goes on where the broker's sequence ids say that the former one ended.
 """
@@ -236,7 +236,7 @@ class TaskWriter:
             )
             self._changed.set()
             # Not only when the task looks at the failure: it may wait for rows, and on a new
-            # connection the client would send what comes behind the refused entry.
+            # connection the client would send what comes after the refused entry.
             self._shut_down()
 
     async def _wait(self, until: Callable[[], bool]) -> None:

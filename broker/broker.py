@@ -28,6 +28,7 @@ from magnetar.broker.errors import (
     NonPersistentInUse,
     NotAllowed,
     NotOwner,
+    PoliciesUnavailable,
     ReservedName,
     TaskFailed,
     TopicDeleted,
@@ -59,6 +60,7 @@ from magnetar.broker.topic.live import NonPersistentTopic
 from magnetar.broker.topic.live_producer import Cap
 from magnetar.broker.topic.pausing_rate import PausingRate
 from magnetar.broker.topic.topic import PersistentTopic
+from magnetar.broker.topic_changes import TopicChanges
 from magnetar.metadata import paths
 from magnetar.metadata.model import BUNDLES_DEFAULT
 from magnetar.metadata.policies import BROKER_DEFAULTS, Rate
@@ -186,6 +188,7 @@ class Broker:
         self.catalog = Catalog(store, self.policies, clock, partitions_max=partitions_max)
         self.schemas = SchemaRegistry(store, clock)
         self.watched_lists = WatchedLists(store, self.catalog)
+        self.changes = TopicChanges()
         self.turns = Turns()  # for long computations
         self._non_persistent = non_persistent
         loop = asyncio.get_running_loop()
@@ -347,6 +350,11 @@ class Broker:
         assert isinstance(topic, PersistentTopic), name
         return topic
 
+    def is_open(self, name: TopicName) -> bool:
+        """Whether the topic is open here, or is being opened, and stays."""
+        served = self._topics.get(name)
+        return served is not None and served.left is None
+
     async def create_topic(self, name: TopicName) -> None:
         """Create the topic. Of several requests at the same time, one creates it.
 
@@ -415,6 +423,7 @@ class Broker:
             self.policies.unfollow(name)
         if served.left is not None:
             served.left.set()
+        self.changes.tell(name)
 
     async def _other_brokers(self) -> dict[str, str]:
         """The other registered brokers with their incarnations. Raises MetadataError."""
@@ -553,6 +562,7 @@ class Broker:
         log.info("topic opened", topic=str(name))
         self.opened_topics += 1
         served.opened.set_result(topic)
+        self.changes.tell(name)
         if not self._owners.holds(served.bundle):  # lost while the topic was opening
             await self._close(name, CloseReason.UNLOADED)
 
@@ -750,6 +760,12 @@ class Broker:
         async with asyncio.TaskGroup() as group:
             for name in names:
                 group.create_task(self._close(name, CloseReason.UNLOADED))
+        for number, name in enumerate(self.changes.watched, 1):
+            if number % NAMES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            with suppress(PoliciesUnavailable):  # its namespace was deleted, and its topics with it
+                if self.policies.bundle_of(name) == bundle:
+                    self.changes.tell(name)
 
     async def _release_all(self) -> None:
         """Hand over all bundles at once."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmagnetar/protos/broker.proto\x12\x0fmagnetar.broker\"\x15\n\x05\x46rame\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"!\n\x10PlanRangeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"b\n\x0ePlanRangeReply\x12\x11\n\towner_url\x18\x01 \x01(\t\x12\x0e\n\x06\x65xists\x18\x02 \x01(\x08\x12-\n\x07ledgers\x18\x03 \x03(\x0b\x32\x1c.magnetar.broker.LedgerRange\"j\n\x0bLedgerRange\x12\x0e\n\x06ledger\x18\x01 \x01(\x03\x12\x13\n\x0b\x66irst_entry\x18\x02 \x01(\x03\x12\x12\n\nlast_entry\x18\x03 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x03\x12\r\n\x05\x62ytes\x18\x05 \x01(\x03\"Z\n\x10ReadRangeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_entry\x18\x03 \x01(\x03\x12\x12\n\nlast_entry\x18\x04 \x01(\x03\"7\n\x11\x46indTopicsRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x12\n\nnamespaces\x18\x02 \x03(\t\"2\n\x0f\x46indTopicsReply\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x0f\n\x07missing\x18\x02 \x03(\t\">\n\x11PlanTopicsRequest\x12)\n\x06topics\x18\x01 \x03(\x0b\x32\x19.magnetar.broker.TopicAsk\".\n\x08TopicAsk\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x13\n\x0b\x66rom_ledger\x18\x02 \x01(\x03\"=\n\x0fPlanTopicsReply\x12*\n\x06topics\x18\x01 \x03(\x0b\x32\x1a.magnetar.broker.TopicPlan\"\x95\x01\n\tTopicPlan\x12\x11\n\towner_url\x18\x01 \x01(\t\x12\x0e\n\x06\x65xists\x18\x02 \x01(\x08\x12-\n\x07ledgers\x18\x03 \x03(\x0b\x32\x1c.magnetar.broker.LedgerRange\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x03\x12\x12\n\nnext_index\x18\x05 \x01(\x03\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"\x85\x01\n\x10\x46indEntryRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x05index\x18\x02 \x01(\x03H\x00\x12\x19\n\x0fpublish_time_ms\x18\x03 \x01(\x03H\x00\x12,\n\x05place\x18\x04 \x01(\x0b\x32\x1b.magnetar.broker.EntryPlaceH\x00\x42\x08\n\x06target\"+\n\nEntryPlace\x12\x0e\n\x06ledger\x18\x01 \x01(\x03\x12\r\n\x05\x65ntry\x18\x02 \x01(\x03\"g\n\x0e\x46indEntryReply\x12\x11\n\towner_url\x18\x01 \x01(\t\x12\x0e\n\x06\x65xists\x18\x02 \x01(\x08\x12\x0e\n\x06ledger\x18\x03 \x01(\x03\x12\r\n\x05\x65ntry\x18\x04 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x05 \x01(\x03\"}\n\x11HoldTopicsRequest\x12\x14\n\x0csubscription\x18\x01 \x01(\t\x12\x16\n\x0equery_start_ms\x18\x02 \x01(\x03\x12\r\n\x05query\x18\x03 \x01(\t\x12+\n\x06topics\x18\x04 \x03(\x0b\x32\x1b.magnetar.broker.TopicPlace\"G\n\nTopicPlace\x12\r\n\x05topic\x18\x01 \x01(\t\x12*\n\x05place\x18\x02 \x01(\x0b\x32\x1b.magnetar.broker.EntryPlace\"=\n\x0fHoldTopicsReply\x12*\n\x06topics\x18\x01 \x03(\x0b\x32\x1a.magnetar.broker.HeldTopic\"-\n\tHeldTopic\x12\x11\n\towner_url\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"%\n\x14TopicPoliciesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"Y\n\x12TopicPoliciesReply\x12\x11\n\towner_url\x18\x01 \x01(\t\x12\x15\n\rdeduplication\x18\x02 \x01(\x08\x12\x19\n\x11max_message_bytes\x18\x03 \x01(\x03\x32\x8c\x05\n\x06\x42roker\x12=\n\x07Session\x12\x16.magnetar.broker.Frame\x1a\x16.magnetar.broker.Frame(\x01\x30\x01\x12O\n\tPlanRange\x12!.magnetar.broker.PlanRangeRequest\x1a\x1f.magnetar.broker.PlanRangeReply\x12H\n\tReadRange\x12!.magnetar.broker.ReadRangeRequest\x1a\x16.magnetar.broker.Frame0\x01\x12R\n\nFindTopics\x12\".magnetar.broker.FindTopicsRequest\x1a .magnetar.broker.FindTopicsReply\x12R\n\nPlanTopics\x12\".magnetar.broker.PlanTopicsRequest\x1a .magnetar.broker.PlanTopicsReply\x12O\n\tFindEntry\x12!.magnetar.broker.FindEntryRequest\x1a\x1f.magnetar.broker.FindEntryReply\x12R\n\nHoldTopics\x12\".magnetar.broker.HoldTopicsRequest\x1a .magnetar.broker.HoldTopicsReply\x12[\n\rTopicPolicies\x12%.magnetar.broker.TopicPoliciesRequest\x1a#.magnetar.broker.TopicPoliciesReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmagnetar/protos/broker.proto\x12\x0fmagnetar.broker\"\x15\n\x05\x46rame\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"!\n\x10PlanRangeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"b\n\x0ePlanRangeReply\x12\x11\n\towner_url\x18\x01 \x01(\t\x12\x0e\n\x06\x65xists\x18\x02 \x01(\x08\x12-\n\x07ledgers\x18\x03 \x03(\x0b\x32\x1c.magnetar.broker.LedgerRange\"j\n\x0bLedgerRange\x12\x0e\n\x06ledger\x18\x01 \x01(\x03\x12\x13\n\x0b\x66irst_entry\x18\x02 \x01(\x03\x12\x12\n\nlast_entry\x18\x03 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x03\x12\r\n\x05\x62ytes\x18\x05 \x01(\x03\"Z\n\x10ReadRangeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06ledger\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_entry\x18\x03 \x01(\x03\x12\x12\n\nlast_entry\x18\x04 \x01(\x03\"7\n\x11\x46indTopicsRequest\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x12\n\nnamespaces\x18\x02 \x03(\t\"2\n\x0f\x46indTopicsReply\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x0f\n\x07missing\x18\x02 \x03(\t\">\n\x11PlanTopicsRequest\x12)\n\x06topics\x18\x01 \x03(\x0b\x32\x19.magnetar.broker.TopicAsk\".\n\x08TopicAsk\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x13\n\x0b\x66rom_ledger\x18\x02 \x01(\x03\"=\n\x0fPlanTopicsReply\x12*\n\x06topics\x18\x01 \x03(\x0b\x32\x1a.magnetar.broker.TopicPlan\"\x95\x01\n\tTopicPlan\x12\x11\n\towner_url\x18\x01 \x01(\t\x12\x0e\n\x06\x65xists\x18\x02 \x01(\x08\x12-\n\x07ledgers\x18\x03 \x03(\x0b\x32\x1c.magnetar.broker.LedgerRange\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\x03\x12\x12\n\nnext_index\x18\x05 \x01(\x03\x12\r\n\x05\x65rror\x18\x06 \x01(\t\"B\n\x15WatchPositionsRequest\x12)\n\x06topics\x18\x01 \x03(\x0b\x32\x19.magnetar.broker.TopicAsk\"?\n\x0fPositionsUpdate\x12,\n\x06topics\x18\x01 \x03(\x0b\x32\x1c.magnetar.broker.TopicUpdate\"q\n\x0bTopicUpdate\x12\r\n\x05topic\x18\x01 \x01(\r\x12(\n\x04plan\x18\x02 \x01(\x0b\x32\x1a.magnetar.broker.TopicPlan\x12\x13\n\x0b\x66rom_ledger\x18\x03 \x01(\x03\x12\x14\n\x0c\x66irst_ledger\x18\x04 \x01(\x03\"\x85\x01\n\x10\x46indEntryRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x05index\x18\x02 \x01(\x03H\x00\x12\x19\n\x0fpublish_time_ms\x18\x03 \x01(\x03H\x00\x12,\n\x05place\x18\x04 \x01(\x0b\x32\x1b.magnetar.broker.EntryPlaceH\x00\x42\x08\n\x06target\"+\n\nEntryPlace\x12\x0e\n\x06ledger\x18\x01 \x01(\x03\x12\r\n\x05\x65ntry\x18\x02 \x01(\x03\"g\n\x0e\x46indEntryReply\x12\x11\n\towner_url\x18\x01 \x01(\t\x12\x0e\n\x06\x65xists\x18\x02 \x01(\x08\x12\x0e\n\x06ledger\x18\x03 \x01(\x03\x12\r\n\x05\x65ntry\x18\x04 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x05 \x01(\x03\"}\n\x11HoldTopicsRequest\x12\x14\n\x0csubscription\x18\x01 \x01(\t\x12\x16\n\x0equery_start_ms\x18\x02 \x01(\x03\x12\r\n\x05query\x18\x03 \x01(\t\x12+\n\x06topics\x18\x04 \x03(\x0b\x32\x1b.magnetar.broker.TopicPlace\"G\n\nTopicPlace\x12\r\n\x05topic\x18\x01 \x01(\t\x12*\n\x05place\x18\x02 \x01(\x0b\x32\x1b.magnetar.broker.EntryPlace\"=\n\x0fHoldTopicsReply\x12*\n\x06topics\x18\x01 \x03(\x0b\x32\x1a.magnetar.broker.HeldTopic\"-\n\tHeldTopic\x12\x11\n\towner_url\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"%\n\x14TopicPoliciesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"Y\n\x12TopicPoliciesReply\x12\x11\n\towner_url\x18\x01 \x01(\t\x12\x15\n\rdeduplication\x18\x02 \x01(\x08\x12\x19\n\x11max_message_bytes\x18\x03 \x01(\x03\x32\xea\x05\n\x06\x42roker\x12=\n\x07Session\x12\x16.magnetar.broker.Frame\x1a\x16.magnetar.broker.Frame(\x01\x30\x01\x12O\n\tPlanRange\x12!.magnetar.broker.PlanRangeRequest\x1a\x1f.magnetar.broker.PlanRangeReply\x12H\n\tReadRange\x12!.magnetar.broker.ReadRangeRequest\x1a\x16.magnetar.broker.Frame0\x01\x12R\n\nFindTopics\x12\".magnetar.broker.FindTopicsRequest\x1a .magnetar.broker.FindTopicsReply\x12R\n\nPlanTopics\x12\".magnetar.broker.PlanTopicsRequest\x1a .magnetar.broker.PlanTopicsReply\x12\\\n\x0eWatchPositions\x12&.magnetar.broker.WatchPositionsRequest\x1a .magnetar.broker.PositionsUpdate0\x01\x12O\n\tFindEntry\x12!.magnetar.broker.FindEntryRequest\x1a\x1f.magnetar.broker.FindEntryReply\x12R\n\nHoldTopics\x12\".magnetar.broker.HoldTopicsRequest\x1a .magnetar.broker.HoldTopicsReply\x12[\n\rTopicPolicies\x12%.magnetar.broker.TopicPoliciesRequest\x1a#.magnetar.broker.TopicPoliciesReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,24 +53,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PLANTOPICSREPLY']._serialized_end=689
   _globals['_TOPICPLAN']._serialized_start=692
   _globals['_TOPICPLAN']._serialized_end=841
-  _globals['_FINDENTRYREQUEST']._serialized_start=844
-  _globals['_FINDENTRYREQUEST']._serialized_end=977
-  _globals['_ENTRYPLACE']._serialized_start=979
-  _globals['_ENTRYPLACE']._serialized_end=1022
-  _globals['_FINDENTRYREPLY']._serialized_start=1024
-  _globals['_FINDENTRYREPLY']._serialized_end=1127
-  _globals['_HOLDTOPICSREQUEST']._serialized_start=1129
-  _globals['_HOLDTOPICSREQUEST']._serialized_end=1254
-  _globals['_TOPICPLACE']._serialized_start=1256
-  _globals['_TOPICPLACE']._serialized_end=1327
-  _globals['_HOLDTOPICSREPLY']._serialized_start=1329
-  _globals['_HOLDTOPICSREPLY']._serialized_end=1390
-  _globals['_HELDTOPIC']._serialized_start=1392
-  _globals['_HELDTOPIC']._serialized_end=1437
-  _globals['_TOPICPOLICIESREQUEST']._serialized_start=1439
-  _globals['_TOPICPOLICIESREQUEST']._serialized_end=1476
-  _globals['_TOPICPOLICIESREPLY']._serialized_start=1478
-  _globals['_TOPICPOLICIESREPLY']._serialized_end=1567
-  _globals['_BROKER']._serialized_start=1570
-  _globals['_BROKER']._serialized_end=2222
+  _globals['_WATCHPOSITIONSREQUEST']._serialized_start=843
+  _globals['_WATCHPOSITIONSREQUEST']._serialized_end=909
+  _globals['_POSITIONSUPDATE']._serialized_start=911
+  _globals['_POSITIONSUPDATE']._serialized_end=974
+  _globals['_TOPICUPDATE']._serialized_start=976
+  _globals['_TOPICUPDATE']._serialized_end=1089
+  _globals['_FINDENTRYREQUEST']._serialized_start=1092
+  _globals['_FINDENTRYREQUEST']._serialized_end=1225
+  _globals['_ENTRYPLACE']._serialized_start=1227
+  _globals['_ENTRYPLACE']._serialized_end=1270
+  _globals['_FINDENTRYREPLY']._serialized_start=1272
+  _globals['_FINDENTRYREPLY']._serialized_end=1375
+  _globals['_HOLDTOPICSREQUEST']._serialized_start=1377
+  _globals['_HOLDTOPICSREQUEST']._serialized_end=1502
+  _globals['_TOPICPLACE']._serialized_start=1504
+  _globals['_TOPICPLACE']._serialized_end=1575
+  _globals['_HOLDTOPICSREPLY']._serialized_start=1577
+  _globals['_HOLDTOPICSREPLY']._serialized_end=1638
+  _globals['_HELDTOPIC']._serialized_start=1640
+  _globals['_HELDTOPIC']._serialized_end=1685
+  _globals['_TOPICPOLICIESREQUEST']._serialized_start=1687
+  _globals['_TOPICPOLICIESREQUEST']._serialized_end=1724
+  _globals['_TOPICPOLICIESREPLY']._serialized_start=1726
+  _globals['_TOPICPOLICIESREPLY']._serialized_end=1815
+  _globals['_BROKER']._serialized_start=1818
+  _globals['_BROKER']._serialized_end=2564
 # @@protoc_insertion_point(module_scope)

@@ -279,6 +279,73 @@ class TopicPlan(google.protobuf.message.Message):
 Global___TopicPlan: typing_extensions.TypeAlias = TopicPlan
 
 @typing.final
+class WatchPositionsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: builtins.int
+    @property
+    def topics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TopicAsk]:
+        """At most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        topics: collections.abc.Iterable[Global___TopicAsk] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["topics", b"topics"]) -> None: ...
+
+Global___WatchPositionsRequest: typing_extensions.TypeAlias = WatchPositionsRequest
+
+@typing.final
+class PositionsUpdate(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: builtins.int
+    @property
+    def topics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TopicUpdate]:
+        """Those that changed. Empty: none did; the broker is alive."""
+
+    def __init__(
+        self,
+        *,
+        topics: collections.abc.Iterable[Global___TopicUpdate] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["topics", b"topics"]) -> None: ...
+
+Global___PositionsUpdate: typing_extensions.TypeAlias = PositionsUpdate
+
+@typing.final
+class TopicUpdate(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: builtins.int
+    PLAN_FIELD_NUMBER: builtins.int
+    FROM_LEDGER_FIELD_NUMBER: builtins.int
+    FIRST_LEDGER_FIELD_NUMBER: builtins.int
+    topic: builtins.int
+    """Place of the topic in the request, from 0."""
+    from_ledger: builtins.int
+    """The ledgers of `plan` replace those from this one on; the ledgers before it have not changed."""
+    first_ledger: builtins.int
+    """The ledgers before this one were deleted."""
+    @property
+    def plan(self) -> Global___TopicPlan:
+        """The news. With `owner_url` or `error`, the last of this topic."""
+
+    def __init__(
+        self,
+        *,
+        topic: builtins.int = ...,
+        plan: Global___TopicPlan | None = ...,
+        from_ledger: builtins.int = ...,
+        first_ledger: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["plan", b"plan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["first_ledger", b"first_ledger", "from_ledger", b"from_ledger", "plan", b"plan", "topic", b"topic"]) -> None: ...
+
+Global___TopicUpdate: typing_extensions.TypeAlias = TopicUpdate
+
+@typing.final
 class FindEntryRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

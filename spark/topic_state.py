@@ -68,6 +68,18 @@ class TopicState:
             end = replace(start, index=self.next_index)
         return replace(end, bytes=start.bytes + self.bytes_between(start, end))
 
+    def from_ledger(self, ledger: int) -> TopicState:
+        """The state without the ledgers before this one."""
+        if not self.ledgers or self.ledgers[0].id >= ledger:
+            return self
+        return replace(self, ledgers=tuple(it for it in self.ledgers if it.id >= ledger))
+
+    def updated(self, news: TopicState, *, from_ledger: int, first_ledger: int) -> TopicState:
+        """The state after news: those of its ledgers replace the ledgers from `from_ledger` on, and
+        the ledgers before `first_ledger` were deleted."""
+        kept = (it for it in self.ledgers if first_ledger <= it.id < from_ledger)
+        return replace(news, ledgers=(*kept, *news.ledgers))
+
     def bytes_between(self, start: Place, end: Place) -> int:
         """The size of the entries in [start, end), about."""
         return sum(

@@ -82,6 +82,10 @@ class Chain:
     def records(self) -> tuple[TopicLedger, ...]:
         return tuple(self._records)
 
+    def records_from(self, ledger: int) -> list[TopicLedger]:
+        """The ledgers from this one on, as `records` has them."""
+        return self._records[bisect_left(self._ids, ledger) :]
+
     @property
     def newest(self) -> int:
         """Id of the last ledger, also if it was dropped; -1 when there was none."""

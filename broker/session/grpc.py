@@ -12,6 +12,7 @@ from magnetar.broker.errors import TopicNotFound
 from magnetar.broker.session import ranges
 from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.limits import Requests
+from magnetar.broker.session.position_watch import PositionWatches
 from magnetar.broker.session.topic_ranges import TopicRanges, ledger_range
 from magnetar.protos import broker_pb2 as pb
 from magnetar.protos.errors import MalformedCommand
@@ -19,6 +20,7 @@ from magnetar.protos.names import TopicName
 from magnetar.runtime.frames import StreamClosed
 from magnetar.runtime.grpc_frames import (
     frame_stream_handler,
+    gated_push_handler,
     gated_reply_handler,
     gated_unary_handler,
 )
@@ -44,6 +46,7 @@ class BrokerService:
         self._endpoint: Endpoint
         self._sessions: set[FrameStream] = set()
         self._ranges = TopicRanges()
+        self._watches = PositionWatches()
         self._requests = Requests()
 
     def serve(self, endpoint: Endpoint) -> None:
@@ -61,6 +64,7 @@ class BrokerService:
             "ReadRange": gated_reply_handler(self._read, self._requests),
             "FindTopics": self._call(pb.FindTopicsRequest, self._ranges.find),
             "PlanTopics": self._call(pb.PlanTopicsRequest, self._ranges.plan),
+            "WatchPositions": gated_push_handler(self._watch, self._requests),
             "FindEntry": self._call(pb.FindEntryRequest, self._ranges.find_entry),
             "HoldTopics": self._call(pb.HoldTopicsRequest, self._ranges.hold),
             "TopicPolicies": gated_unary_handler(self._policies, self._requests),
@@ -82,7 +86,8 @@ class BrokerService:
         return len(self._sessions)
 
     async def close_sessions(self) -> None:
-        """End every session; the clients look for another broker."""
+        """End every session and every watch; the clients look for another broker."""
+        self._watches.end_all()
         async with asyncio.TaskGroup() as group:
             for stream in list(self._sessions):
                 group.create_task(stream.close())
@@ -124,6 +129,11 @@ class BrokerService:
         )
         async for frame in frames:
             yield frame
+
+    async def _watch(self, request: bytes, send: Callable[[bytes], Awaitable[None]]) -> None:
+        await self._serving.wait()
+        asked = _parsed(pb.WatchPositionsRequest, request)
+        await self._watches.serve(self._endpoint.broker, asked, send)
 
     async def _policies(self, request: bytes) -> bytes:
         await self._serving.wait()

@@ -48,9 +48,9 @@ async def plan(broker: Broker, name: TopicName) -> list[LedgerRange]:
 def of_log(log: Log, from_ledger: int = 0) -> list[LedgerRange]:
     """The ranges of a log that can be read now, from a ledger on, oldest first."""
     ranges = []
-    for record in log.chain.records:
+    for record in log.chain.records_from(from_ledger):
         count = log.chain.counts[record.ledger]
-        if count and record.ledger >= from_ledger:
+        if count:
             size = record.length or log.open_bytes  # the record of the open ledger says 0
             ranges.append(LedgerRange(record.ledger, 0, count - 1, record.first_index, size))
     return ranges

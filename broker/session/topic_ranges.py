@@ -51,23 +51,23 @@ class TopicRanges:
     async def find(self, broker: Broker, asked: pb.FindTopicsRequest) -> pb.FindTopicsReply:
         """See FindTopics. Raises InvalidTopicName, InvalidNamespaceName, NotAllowed, and what
         reading the metadata raises."""
-        _require_few("topics", len(asked.topics), TOPICS_MAX)
-        _require_few("namespaces", len(asked.namespaces), NAMESPACES_MAX)
+        require_few("topics", len(asked.topics), TOPICS_MAX)
+        require_few("namespaces", len(asked.namespaces), NAMESPACES_MAX)
         reply = pb.FindTopicsReply()
         for text in asked.topics:
-            name = _persistent(text)
+            name = stored_name(text)
             try:
                 count = await broker.partitions_of(name, create=False)
             except TopicNotFound:
                 reply.missing.append(text)
                 continue
-            _require_few("topics in the answer", len(reply.topics) + count, FOUND_MAX)
+            require_few("topics in the answer", len(reply.topics) + count, FOUND_MAX)
             parts = [name.with_partition(index) for index in range(count)] or [name]
             reply.topics.extend(map(str, parts))
             await asyncio.sleep(0)  # a topic may have thousands of partitions
         for text in asked.namespaces:
             found = await broker.topics_of(NamespaceName.parse(text))
-            _require_few("topics in the answer", len(reply.topics) + len(found), FOUND_MAX)
+            require_few("topics in the answer", len(reply.topics) + len(found), FOUND_MAX)
             reply.topics.extend(map(str, found))
         return reply
 
@@ -78,14 +78,14 @@ class TopicRanges:
             try:
                 return await self._plan_one(broker, topic)
             except OPERATING_ERRORS as error:
-                return pb.TopicPlan(error=_text(error))
+                return pb.TopicPlan(error=text_of(error))
 
-        _require_few("topics", len(asked.topics), TOPICS_MAX)
+        require_few("topics", len(asked.topics), TOPICS_MAX)
         return pb.PlanTopicsReply(topics=await _each(asked.topics, one))
 
     async def _plan_one(self, broker: Broker, asked: pb.TopicAsk) -> pb.TopicPlan:
-        name = _persistent(asked.topic)
-        if owner := await _other_owner(broker, name):
+        name = stored_name(asked.topic)
+        if owner := await other_owner(broker, name):
             return pb.TopicPlan(owner_url=owner)
         try:
             log = (await broker.stored_topic(name, create=False)).log
@@ -101,8 +101,8 @@ class TopicRanges:
     async def find_entry(self, broker: Broker, asked: pb.FindEntryRequest) -> pb.FindEntryReply:
         """See FindEntry. Raises NotOwner, NotAllowed, ReadFailed, and what opening a topic
         raises."""
-        name = _persistent(asked.topic)
-        if owner := await _other_owner(broker, name):
+        name = stored_name(asked.topic)
+        if owner := await other_owner(broker, name):
             return pb.FindEntryReply(owner_url=owner)
         try:
             log = (await broker.stored_topic(name, create=False)).log
@@ -131,11 +131,11 @@ class TopicRanges:
             try:
                 return await self._hold_one(broker, asked, topic)
             except OPERATING_ERRORS as error:
-                return pb.HeldTopic(error=_text(error))
+                return pb.HeldTopic(error=text_of(error))
 
-        _require_few("topics", len(asked.topics), TOPICS_MAX)
+        require_few("topics", len(asked.topics), TOPICS_MAX)
         for what, text in (("subscription", asked.subscription), ("query", asked.query)):
-            _require_few(f"characters of the {what}", len(text), NAME_CHARACTERS_MAX)
+            require_few(f"characters of the {what}", len(text), NAME_CHARACTERS_MAX)
         if not asked.subscription:
             raise NotAllowed("HoldTopics", "the subscription has no name")
         return pb.HoldTopicsReply(topics=await _each(asked.topics, one))
@@ -143,8 +143,8 @@ class TopicRanges:
     async def _hold_one(
         self, broker: Broker, asked: pb.HoldTopicsRequest, place: pb.TopicPlace
     ) -> pb.HeldTopic:
-        name = _persistent(place.topic)
-        if owner := await _other_owner(broker, name):
+        name = stored_name(place.topic)
+        if owner := await other_owner(broker, name):
             return pb.HeldTopic(owner_url=owner)
         topic = await broker.stored_topic(name, create=False)
         began_ms = min(asked.query_start_ms, broker.now_ms() + CLOCK_SKEW_MS_MAX)
@@ -193,7 +193,7 @@ async def _each(items: Sequence[Item], answer: Callable[[Item], Awaitable[Answer
     return [task.result() for task in tasks]
 
 
-async def _other_owner(broker: Broker, name: TopicName) -> str:
+async def other_owner(broker: Broker, name: TopicName) -> str:
     """URL of the topic's owner; "": this broker."""
     located = await broker.locate(name, authoritative=False)
     return "" if located.broker == broker.me else located.broker.grpc_url
@@ -210,17 +210,17 @@ def _position(place: pb.EntryPlace) -> Position:
     return Position(place.ledger, place.entry)
 
 
-def _persistent(text: str) -> TopicName:
+def stored_name(text: str) -> TopicName:
     name = TopicName.parse(text)
     if name.domain is not Domain.PERSISTENT:
         raise NotAllowed(str(name), "the messages of a non-persistent topic are not stored")
     return name
 
 
-def _require_few(what: str, count: int, limit: int) -> None:
+def require_few(what: str, count: int, limit: int) -> None:
     if count > limit:
         raise NotAllowed(what, f"there are {count}, more than {limit}")
 
 
-def _text(error: Exception) -> str:
+def text_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

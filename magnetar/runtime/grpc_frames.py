@@ -196,6 +196,29 @@ def gated_reply_handler(
     return grpc.stream_stream_rpc_method_handler(serve)
 
 
+def gated_push_handler(
+    handler: Callable[[bytes, Callable[[bytes], Awaitable[None]]], Awaitable[None]],
+    gate: RequestGate,
+) -> MethodHandler:
+    """One request, answered by messages for as long as the handler sends them. Handles errors like
+    `frame_stream_handler`, and cancels the handler when the client leaves.
+
+    The gate counts the request until it is read. The handler bounds what it keeps of it.
+    """
+
+    async def serve(_: object, context: Context) -> None:
+        try:
+            async with gate.hold(partial(_request_of, context)) as request:
+                pass
+            await handler(request, context.write)
+        except aio.BaseError:
+            return  # the client is gone
+        except Exception as error:
+            await _fail(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(serve)
+
+
 async def _request_of(context: Context) -> bytes:
     """The one message of the call; empty if the client sent none."""
     read: Callable[[], Awaitable[object]] = context.read

@@ -163,6 +163,11 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Move the subscription to `end`. Raises QueryFenced."""
         self._driver.commit(end)
 
+    def stop(self) -> None:
+        """End the planning. Spark 4.3 ends the process instead, which has the same effect."""
+        if self._planner is not None:
+            self._planner.close()
+
 
 def _read(
     options: ReadOptions, schema: StructType, partition: InputPartition

@@ -1,7 +1,8 @@
 """Plans the reads of one query on Spark's driver: a DataFrame once, a stream batch by batch.
 
-A stream asks the brokers for news at most once in `pollIntervalMs`, because Spark asks an idle
-source 100 times a second. A failed poll is no error until `readTimeoutMs` has passed.
+Spark asks an idle source 100 times a second for news. The owners of the topics push it
+(position_watch.py), so that costs no call. The driver polls topics of which no owner pushes news,
+at most once in `pollIntervalMs`. A failed poll is no error until `readTimeoutMs` has passed.
 
 With a subscription, the driver moves it to what Spark has committed: `latest` gets the end of the
 last committed batch as its start, `commit` gets an end. The first `latest` creates it where the
@@ -20,6 +21,7 @@ from magnetar.spark.errors import DataLost, ReadRefused, ReadStalled
 from magnetar.spark.offsets import Offsets, Place, parse_offsets, symbolic
 from magnetar.spark.source.options import MessagePlace
 from magnetar.spark.source.partition_reader import Retries
+from magnetar.spark.source.position_watch import PositionWatch
 from magnetar.spark.source.range_client import BrokerLost, BrokerRefused
 from magnetar.spark.source.tasks import tasks_between
 from magnetar.spark.source.topic_view import Clock, TopicView
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from magnetar.spark.source.options import Bounds, ReadOptions
+    from magnetar.spark.source.position_watch import Known
     from magnetar.spark.source.tasks import Task
     from magnetar.spark.topic_state import TopicState
 
@@ -50,12 +53,17 @@ def plan_frame(options: ReadOptions) -> list[Task]:
 class StreamDriver:
     """Plans the batches of one streaming query. For one thread."""
 
-    def __init__(self, options: ReadOptions, *, now_ms: int, query: str) -> None:
-        """`now_ms` is the start of the query, `query` its id: they fence older queries."""
+    def __init__(
+        self, options: ReadOptions, *, now_ms: int, query: str, watch: PositionWatch | None = None
+    ) -> None:
+        """`now_ms` is the start of the query, `query` its id: they fence older queries. `watch`
+        None: one with the default limits."""
         self._options = options
         self._view = TopicView(options)
+        self._watch = watch or PositionWatch()
         self._states: dict[str, TopicState | None] = {}
         self._from: dict[str, int] = {}  # topic -> the first ledger that its state has
+        self._pushed: Mapping[str, Known] = {}  # of which an owner pushes news now
         self._polled = Clock(options.poll_interval_s)  # with success
         self._tried = Clock(options.poll_interval_s)
         self._discovered = Clock(options.discovery_interval_s)
@@ -144,6 +152,10 @@ class StreamDriver:
         if offsets is not None:
             self._hold(offsets.places)
 
+    def close(self) -> None:
+        """The query has ended: nothing is pushed any more."""
+        self._watch.close()
+
     # Mechanics
 
     def _begin(self) -> dict[str, Place]:
@@ -161,8 +173,14 @@ class StreamDriver:
         return begins
 
     def _poll(self, places: Mapping[str, Place]) -> None:
-        """Bring the states up to date if it is time."""
-        if self._frozen or not (self._polled.is_due and self._tried.is_due):
+        """Bring the states up to date: by what was pushed, and by a poll if it is time."""
+        if self._frozen:
+            return
+        self._take_pushed(places)
+        unknown = any(topic not in self._pushed for topic in (*self._view.topics, *places))
+        if not unknown:
+            self._polled.reset()
+        if not (self._tried.is_due and (unknown or self._discovered.is_due)):
             return
         self._tried.reset()
         first = not self._states
@@ -170,9 +188,9 @@ class StreamDriver:
             if self._discovered.is_due:
                 self._view.discover(once=not first)
                 self._discovered.reset()
-            asks = {it: places[it].ledger if it in places else 0 for it in self._view.topics}
-            asks |= {topic: place.ledger for topic, place in places.items()}
-            self._ask_states(asks, once=not first)
+            asks = self._asks(places)
+            polled = {it: ledger for it, ledger in asks.items() if it not in self._pushed}
+            found = self._view.states(polled, once=not first) if polled else {}
         except BrokerLost as error:
             if self._polled.age_s >= self._options.read_timeout_s:
                 asked = self._options.asked
@@ -180,6 +198,34 @@ class StreamDriver:
             log.warning("a poll failed, the query goes on: %s", error)
         except BrokerRefused as error:
             raise ReadRefused(self._options.asked, -1, -1, str(error)) from error
+        else:
+            self._states = {it: self._states[it] for it in self._pushed if it in asks} | found
+            self._from = {it: self._from[it] for it in self._states if it not in found} | polled
+            self._polled.reset()
+            self._follow(asks)
+
+    def _asks(self, places: Mapping[str, Place]) -> dict[str, int]:
+        """The topics to know of, each with the first ledger of interest."""
+        asks = {it: places[it].ledger if it in places else 0 for it in self._view.topics}
+        return asks | {topic: place.ledger for topic, place in places.items()}
+
+    def _take_pushed(self, places: Mapping[str, Place]) -> None:
+        """Adopt what the owners have pushed."""
+        known, moved = self._watch.take()
+        for topic, owner in moved.items():
+            self._view.set_owner(topic, owner)
+        self._pushed = known
+        for topic, news in known.items():
+            ledger = max(places[topic].ledger if topic in places else 0, news.from_ledger)
+            self._states[topic] = news.state and news.state.from_ledger(ledger)
+            self._from[topic] = ledger
+
+    def _follow(self, asks: Mapping[str, int]) -> None:
+        """Have the owners push news of these topics from now on."""
+        owners = {topic: self._view.owner_of(topic) for topic in asks}
+        self._watch.follow(
+            {topic: (owner, asks[topic]) for topic, owner in owners.items() if owner is not None}
+        )
 
     def _add_unknown(self, places: Mapping[str, Place]) -> None:
         """Ask for topics of the checkpoint that `freeze` did not find: deleted ones, perhaps."""
@@ -188,8 +234,8 @@ class StreamDriver:
             self._states |= self._view.states(unknown)
             self._from |= unknown
 
-    def _ask_states(self, asks: Mapping[str, int], *, once: bool = False) -> None:
-        self._states = self._view.states(asks, once=once)
+    def _ask_states(self, asks: Mapping[str, int]) -> None:
+        self._states = self._view.states(asks)
         self._from = dict(asks)
         self._polled.reset()
 

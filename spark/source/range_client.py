@@ -23,7 +23,7 @@ from magnetar.runtime.grpc_frames import CHANNEL_OPTIONS, decode_frame
 from magnetar.spark.planner import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from google.protobuf.message import Message
 
@@ -36,14 +36,20 @@ SILENCE_S_MAX: Final = 10.0
 _SERVICE: Final = "/magnetar.broker.Broker/"
 _PLAN: Final = f"{_SERVICE}PlanRange"
 _READ: Final = f"{_SERVICE}ReadRange"
+_WATCH: Final = f"{_SERVICE}WatchPositions"
 
 Reply = TypeVar("Reply", bound="Message")
 
 
 class BrokerLost(Exception):
-    """The broker does not answer or does not own the topic. Find the owner and try again."""
+    """The broker does not answer or does not own the topic. Find the owner and try again. `name` is
+    the broker's name for the error, if it named one."""
 
     definite = False
+
+    def __init__(self, text: str, *, name: str = "") -> None:
+        super().__init__(text)
+        self.name = name
 
 
 class BrokerRefused(Exception):
@@ -93,6 +99,30 @@ def plan_topics(broker: str, topics: Mapping[str, int]) -> list[pb.TopicPlan]:
     request = pb.PlanTopicsRequest(topics=asks)
     reply = _ask(broker, f"{_SERVICE}PlanTopics", request, pb.PlanTopicsReply)
     return _as_many(broker, reply.topics, len(asks))
+
+
+def watch_positions(
+    broker: str, topics: Mapping[str, int]
+) -> tuple[Iterator[pb.PositionsUpdate], Callable[[], object]]:
+    """Ask a broker to push the states of topics: {topic: first ledger of interest}.
+
+    Returns the messages, for a thread of their own, and what ends them. The iterator raises
+    BrokerLost, BrokerRefused.
+    """
+    asks = [pb.TopicAsk(topic=topic, from_ledger=ledger) for topic, ledger in topics.items()]
+    ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = _channel(broker).unary_stream(_WATCH)
+    call = ask(pb.WatchPositionsRequest(topics=asks).SerializeToString())
+
+    def updates() -> Iterator[pb.PositionsUpdate]:
+        try:
+            for message in call:
+                yield pb.PositionsUpdate.FromString(message)
+        except grpc.RpcError as error:
+            raise _failure(error, broker) from None
+        except DecodeError as error:
+            raise BrokerLost(f"{broker}: {error}") from None
+
+    return updates(), call.cancel
 
 
 def find_entry(broker: str, request: pb.FindEntryRequest) -> pb.FindEntryReply:
@@ -230,7 +260,7 @@ def _failure(error: Any, broker: str) -> BrokerLost | BrokerRefused:
         name, _, reason = text.partition(": ")
         if name in PERMANENT:
             return BrokerRefused(name, reason)
-        return BrokerLost(f"{broker}: {text}")
+        return BrokerLost(f"{broker}: {text}", name=name)
     if code in _TEMPORARY_CODES:
         return BrokerLost(f"{broker}: {code.name}: {text}")
     return BrokerRefused("", f"{broker}: {code.name}: {text}")

@@ -134,6 +134,17 @@ class TopicView:
         else:
             self._retry(attempt)
 
+    def owner_of(self, topic: str) -> str | None:
+        """URL of the topic's owner; None: it is not known."""
+        return self._owners.get(topic)
+
+    def set_owner(self, topic: str, owner: str) -> None:
+        """A broker has named the owner; "": it does not know it."""
+        if owner:
+            self._owners[topic] = owner
+        else:
+            self._owners.pop(topic, None)
+
     def forget(self, topics: Mapping[str, object] | Sequence[str]) -> None:
         """The owner of these topics does not answer, or does not own them any more. Ask the next
         broker of the options."""
@@ -221,7 +232,7 @@ class TopicView:
                 raise_named(broker, plan.error)
             else:
                 self._owners[topic] = broker
-                found[topic] = _state(broker, plan) if plan.exists else None
+                found[topic] = state_of(broker, plan) if plan.exists else None
 
     def _entry(self, topic: str, request: pb.FindEntryRequest) -> Place:
         def attempt() -> Place:
@@ -283,6 +294,7 @@ def _chunks(items: Sequence[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-def _state(broker: str, plan: pb.TopicPlan) -> TopicState:
+def state_of(broker: str, plan: pb.TopicPlan) -> TopicState:
+    """The state that a broker's answer gives."""
     ledgers = (Ledger(it.ledger, it.last_entry, it.first_index, it.bytes) for it in plan.ledgers)
     return TopicState(broker, tuple(ledgers), plan.first_index, plan.next_index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -45,6 +46,10 @@ class RangeServer:
     missing: str = "RangeDeleted: there is no such entry"  # the error of a read beyond a ledger
     reads: list[tuple[int, int, int]] = field(default_factory=list)  # ledger, first, last
     plans: int = 0
+    finds: int = 0
+    watched: list[dict[str, int]] = field(default_factory=list)  # topics -> first ledger
+    # What a watch sends, one after the other; None ends it. No queue: it is an older broker.
+    pushes: queue.Queue[pb.PositionsUpdate | None] | None = None
     # Called before each frame of a read with the frames sent so far in it; may abort the call or
     # return another frame.
     before_frame: Callable[[int, grpc.ServicerContext, bytes], bytes] = lambda sent, call, frame: (
@@ -66,6 +71,7 @@ class RangeServer:
         return reply.SerializeToString()
 
     def find(self, request: bytes, call: grpc.ServicerContext) -> bytes:
+        self.finds += 1
         asked = pb.FindTopicsRequest.FromString(request)
         return pb.FindTopicsReply(topics=asked.topics).SerializeToString()
 
@@ -81,6 +87,36 @@ class RangeServer:
                 next_index=messages,
             )
         return reply.SerializeToString()
+
+    def push(self, place: int = 0, *, from_ledger: int = 0, first_ledger: int = 0) -> None:
+        """Push the state of the topic."""
+        call: Any = None
+        plan = pb.PlanTopicsReply.FromString(
+            self.plan_topics(pb.PlanTopicsRequest(topics=[pb.TopicAsk()]).SerializeToString(), call)
+        ).topics[0]
+        self.plans -= 1
+        kept = [ledger for ledger in plan.ledgers if ledger.ledger >= from_ledger]
+        plan.ClearField("ledgers")
+        plan.ledgers.extend(kept)
+        update = pb.TopicUpdate(
+            topic=place, plan=plan, from_ledger=from_ledger, first_ledger=first_ledger
+        )
+        assert self.pushes is not None
+        self.pushes.put(pb.PositionsUpdate(topics=[update]))
+
+    def watch(self, request: bytes, call: grpc.ServicerContext) -> Iterator[bytes]:
+        asked = pb.WatchPositionsRequest.FromString(request)
+        self.watched.append({it.topic: it.from_ledger for it in asked.topics})
+        if self.pushes is None:
+            call.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        while call.is_active():
+            try:
+                update = self.pushes.get(timeout=0.01)
+            except queue.Empty:
+                continue
+            if update is None:
+                return
+            yield update.SerializeToString()
 
     def read(self, request: bytes, call: grpc.ServicerContext) -> Iterator[bytes]:
         asked = pb.ReadRangeRequest.FromString(request)
@@ -108,6 +144,7 @@ def serving(server: RangeServer) -> Iterator[RangeServer]:
         "PlanRange": grpc.unary_unary_rpc_method_handler(server.plan),
         "FindTopics": grpc.unary_unary_rpc_method_handler(server.find),
         "PlanTopics": grpc.unary_unary_rpc_method_handler(server.plan_topics),
+        "WatchPositions": grpc.unary_stream_rpc_method_handler(server.watch),
         "ReadRange": grpc.unary_stream_rpc_method_handler(server.read),
     }
     handler = grpc.method_handlers_generic_handler("magnetar.broker.Broker", methods)

@@ -28,6 +28,7 @@ from magnetar.spark.offsets import parse_offsets
 from magnetar.spark.source.driver import StreamDriver, plan_frame
 from magnetar.spark.source.options import parse_options
 from magnetar.spark.source.partition_reader import TopicReader
+from magnetar.spark.source.position_watch import PositionWatch
 from magnetar.spark.source.schema import schema_of
 from magnetar.spark.source.task_reader import read_task
 
@@ -78,7 +79,14 @@ class Query:
 
     def _new_driver(self) -> StreamDriver:
         started_ms = next(_starts_ms)
-        return StreamDriver(self._options, now_ms=started_ms, query=f"query-{started_ms}")
+        # The driver polls: what was published is known at once. tests/integration/
+        # test_pushed_positions.py has the pushes.
+        return StreamDriver(
+            self._options,
+            now_ms=started_ms,
+            query=f"query-{started_ms}",
+            watch=PositionWatch(streams_max=0),
+        )
 
     def restart(self) -> None:
         self.driver = self._new_driver()
@@ -432,7 +440,12 @@ def test_a_query_goes_on_while_its_broker_is_away_and_fails_after_the_timeout(
     publish(client, topic, 1)
     nowhere = f"grpc://127.0.0.1:{free_port()}"
     given = {"service.url": nowhere, "topic": topic, "readTimeoutMs": "1"}
-    driver = StreamDriver(parse_options(given, streaming=True), now_ms=1, query="q")
+    driver = StreamDriver(
+        parse_options(given, streaming=True),
+        now_ms=1,
+        query="q",
+        watch=PositionWatch(streams_max=0),
+    )
     with pytest.raises(ReadStalled, match="no data for"):
         driver.latest(driver.initial(), rows_max=None, bytes_max=None)
 

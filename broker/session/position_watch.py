@@ -1,0 +1,239 @@
+"""Pushes the states of topics to a client (WatchPositions), so that an idle query asks nothing.
+
+A watch has one task, which sends one message after the other. What changes while a message is on
+its way is gathered into the next one, at most one in GATHER_S; so a slow client costs no queue. Of
+a topic only the ledgers from the last one on are sent that the client knows.
+
+A watch follows the log of each of its topics, and the broker's TopicChanges. A topic that is
+unloaded because it is idle stays watched, and is not opened for that: nothing is published to it
+before the broker opens it again. A topic that this broker does not own, or cannot open, is
+reported once. The client then looks for its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from magnetar.broker.errors import RequestRefused, TopicNotFound
+from magnetar.broker.log.position import EARLIEST
+from magnetar.broker.refusal import OPERATING_ERRORS
+from magnetar.broker.session import ranges
+from magnetar.broker.session.topic_ranges import (
+    CONCURRENT_MAX,
+    TOPICS_MAX,
+    ledger_range,
+    other_owner,
+    require_few,
+    stored_name,
+    text_of,
+)
+from magnetar.protos import broker_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from magnetar.broker.broker import Broker
+    from magnetar.broker.log.log import Log
+    from magnetar.protos.names import TopicName
+
+    Send = Callable[[bytes], Awaitable[None]]
+
+BEAT_S: Final = 2.0
+"""A client that hears nothing for three beats gives the broker up."""
+
+GATHER_S: Final = 0.01
+"""Between two messages. A topic with 50,000 messages/s then costs 100 messages/s for each watch."""
+
+WATCHES_MAX: Final = 256
+"""Of one broker. A query has one for each 1,000 of its topics."""
+
+WATCHED_MAX: Final = 50_000
+"""Topics of all watches of a broker, a topic of two watches twice: 1 KB each."""
+
+
+class PositionWatches:
+    """The watches of one broker."""
+
+    def __init__(self, *, watched_max: int = WATCHED_MAX) -> None:
+        self._watched_max = watched_max
+        self._running: dict[_Watch, int] = {}  # its number of topics
+
+    async def serve(self, broker: Broker, asked: pb.WatchPositionsRequest, send: Send) -> None:
+        """Push until the client leaves, or `end_all`. Raises NotAllowed, InvalidTopicName,
+        RequestRefused, what `send` raises."""
+        count = len(asked.topics)
+        require_few("topics", count, TOPICS_MAX)
+        if len(self._running) >= WATCHES_MAX:
+            raise RequestRefused(f"there are {WATCHES_MAX} watches, as many as there may be")
+        if sum(self._running.values()) + count > self._watched_max:
+            raise RequestRefused(f"more than {self._watched_max} topics would be watched")
+        watch = _Watch(broker, asked, send)
+        self._running[watch] = count
+        try:
+            await watch.run()
+        finally:
+            del self._running[watch]
+
+    def end_all(self) -> None:
+        """End every watch; the clients look for another broker."""
+        for watch in self._running:
+            watch.end()
+
+
+def _nothing() -> None:
+    """There is no watch to end."""
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """A topic of a watch."""
+
+    name: TopicName
+    from_ledger: int  # the client lacks news of the ledgers from this one on
+    log: Log | None = None  # None: it is not open here
+    seen: bool = False  # the client knows it, or that it does not exist
+    over: bool = False  # nothing more is said of it
+    unfollow: Callable[[], None] = _nothing  # ends the watch of `log`
+
+
+class _Watch:
+    def __init__(self, broker: Broker, asked: pb.WatchPositionsRequest, send: Send) -> None:
+        self._broker = broker
+        self._send = send
+        self._topics = [_Watched(stored_name(it.topic), it.from_ledger) for it in asked.topics]
+        # By place in the request:
+        self._changed: dict[int, None] = dict.fromkeys(range(len(self._topics)))
+        self._looks: dict[int, asyncio.Task[None]] = {}
+        self._found: dict[int, pb.TopicPlan] = {}  # to be sent; not of an open topic
+        self._woken = asyncio.Event()
+        self._ended = False
+
+    def end(self) -> None:
+        self._ended = True
+        self._woken.set()
+
+    async def run(self) -> None:
+        changes = self._broker.changes
+        unwatch = [
+            changes.watch(watched.name, partial(self._on_change, place))
+            for place, watched in enumerate(self._topics)
+        ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._push(group)
+                for task in self._looks.values():
+                    task.cancel()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            for end in (*unwatch, *(watched.unfollow for watched in self._topics)):
+                end()
+
+    async def _push(self, group: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        beat_at = loop.time() + BEAT_S
+        while not self._ended:
+            self._woken.clear()
+            self._begin_looks(group)
+            update = self._take_news()
+            if not update.topics and loop.time() < beat_at:
+                await self._wait_until(beat_at)
+                continue
+            await self._broker.standstill.wait_sure()
+            await self._send(update.SerializeToString())
+            beat_at = loop.time() + BEAT_S
+            await asyncio.sleep(GATHER_S)
+
+    async def _wait_until(self, time: float) -> None:
+        try:
+            async with asyncio.timeout_at(time):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+    def _on_change(self, place: int) -> None:
+        self._changed[place] = None
+        self._woken.set()
+
+    def _begin_looks(self, group: asyncio.TaskGroup) -> None:
+        """Find out about the changed topics whose logs are not open."""
+        for place in list(self._changed):
+            watched = self._topics[place]
+            if watched.over:
+                del self._changed[place]
+            elif watched.log is not None and not watched.log.has_ended:
+                continue  # `_take_news` has them
+            elif len(self._looks) >= CONCURRENT_MAX:
+                return
+            elif place not in self._looks:
+                del self._changed[place]
+                self._looks[place] = group.create_task(self._look(place))
+
+    async def _look(self, place: int) -> None:
+        watched = self._topics[place]
+        try:
+            found = await self._state_of(place, watched)
+        except OPERATING_ERRORS as error:
+            found = pb.TopicPlan(error=text_of(error))
+        del self._looks[place]
+        if found is not None:
+            self._found[place] = found
+        self._woken.set()
+
+    async def _state_of(self, place: int, watched: _Watched) -> pb.TopicPlan | None:
+        """What to say of a topic that has no open log here; None: nothing, or it has one now."""
+        if owner := await other_owner(self._broker, watched.name):
+            return pb.TopicPlan(owner_url=owner)
+        if watched.seen and not self._broker.is_open(watched.name):
+            exists = await self._broker.exists(watched.name)
+            return None if exists else pb.TopicPlan(exists=False)
+        try:
+            log = (await self._broker.stored_topic(watched.name, create=False)).log
+        except TopicNotFound:
+            return pb.TopicPlan(exists=False)
+        if not log.has_ended:  # otherwise the topic is about to leave, which is a change
+            watched.unfollow()
+            watched.log = log
+            watched.unfollow = log.watch(
+                partial(self._on_change, place), read_position=lambda: EARLIEST
+            )
+            self._changed[place] = None
+        return None
+
+    def _take_news(self) -> pb.PositionsUpdate:
+        update = pb.PositionsUpdate()
+        for place, found in self._found.items():
+            watched = self._topics[place]
+            watched.seen = True
+            watched.over = bool(found.owner_url or found.error)
+            update.topics.add(topic=place, plan=found)
+        self._found.clear()
+        for place in list(self._changed):
+            log = self._topics[place].log
+            if log is not None and not log.has_ended:
+                del self._changed[place]
+                update.topics.append(_news(place, self._topics[place], log))
+        return update
+
+
+def _news(place: int, watched: _Watched, log: Log) -> pb.TopicUpdate:
+    chain = log.chain
+    parts = ranges.of_log(log, watched.from_ledger)
+    update = pb.TopicUpdate(
+        topic=place,
+        plan=pb.TopicPlan(
+            exists=True,
+            ledgers=map(ledger_range, parts),
+            first_index=chain.first_index,
+            next_index=chain.next_index,
+        ),
+        from_ledger=watched.from_ledger,
+        first_ledger=chain.records[0].ledger if chain.records else chain.newest + 1,
+    )
+    if parts:
+        watched.from_ledger = parts[-1].ledger
+    watched.seen = True
+    return update

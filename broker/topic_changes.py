@@ -1,0 +1,44 @@
+"""Who wants to know that a topic of this broker opened or left.
+
+A watch of a topic outlives the open topic: an idle topic is unloaded and opened again later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from magnetar.protos.names import TopicName
+
+
+class TopicChanges:
+    """The broker calls `tell`; the callbacks run at once and do not fail."""
+
+    def __init__(self) -> None:
+        self._watchers: dict[TopicName, dict[object, Callable[[], None]]] = {}
+
+    def watch(self, name: TopicName, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Call back when the topic was opened here, was unloaded or deleted, or when this broker
+        lost its bundle. Returns the function that ends the watch."""
+        key = object()
+        self._watchers.setdefault(name, {})[key] = on_change
+
+        def unwatch() -> None:
+            callbacks = self._watchers.get(name, {})
+            callbacks.pop(key, None)
+            if not callbacks:
+                self._watchers.pop(name, None)
+
+        return unwatch
+
+    @property
+    def watched(self) -> list[TopicName]:
+        """The topics that are watched, open or not."""
+        return list(self._watchers)
+
+    def tell(self, name: TopicName) -> None:
+        """The topic was opened, has left, or its bundle was lost."""
+        for on_change in list(self._watchers.get(name, {}).values()):
+            on_change()

@@ -1,0 +1,189 @@
+"""The states of topics as their owners push them to Spark's driver.
+
+One thread for each stream receives the states; the driver's thread asks for them 100 times a
+second, and no call goes to a broker for that. A topic whose stream has ended, or is silent, is not
+in the answer: the driver then asks its owner, and `follow` begins a new stream.
+
+A broker that refuses a stream, or does not know the call, is left alone for a while. Its topics are
+polled as long as that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from magnetar.spark.source.range_client import BrokerLost, BrokerRefused, watch_positions
+from magnetar.spark.source.topic_view import TOPICS_PER_CALL, state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from magnetar.protos import broker_pb2 as pb
+    from magnetar.spark.topic_state import TopicState
+
+SILENCE_S_MAX: Final = 6.0
+"""Three beats of a broker."""
+
+STREAMS_MAX: Final = 32
+"""Of one query, each with a thread. The topics of further ones are polled."""
+
+STREAMS_SPARE: Final = 3
+"""Streams of one broker beyond those that its topics need. New topics get a stream of their own;
+beyond this number all topics of the broker are gathered in new streams."""
+
+RETRY_S: Final = 1.0
+"""Between the attempts to open a stream to a broker. A broker that dies is replaced in 3 s."""
+
+REFUSED_S: Final = 30.0
+"""The same after a refusal: the broker has too many watches, or is an older one."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a stream says of a topic."""
+
+    state: TopicState | None  # None: the topic does not exist
+    from_ledger: int  # the state has the ledgers from this one on
+
+
+class PositionWatch:
+    """For one thread, the driver's."""
+
+    def __init__(
+        self,
+        *,
+        streams_max: int = STREAMS_MAX,
+        silence_s_max: float = SILENCE_S_MAX,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._streams_max = streams_max
+        self._silence_s_max = silence_s_max
+        self._retry_s = retry_s
+        self._streams: list[_Stream] = []
+        self._not_before_s: dict[str, float] = {}  # owner -> when to open the next stream
+
+    def take(self) -> tuple[dict[str, Known], dict[str, str]]:
+        """What the streams know now: states by topic, and topics that their owners have lost, with
+        the new owner ("": not known)."""
+        known: dict[str, Known] = {}
+        moved: dict[str, str] = {}
+        for stream in list(self._streams):
+            stream.copy_to(known, moved)
+            if not stream.is_live:
+                self._drop(stream)
+        return known, moved
+
+    def follow(self, wanted: Mapping[str, tuple[str, int]]) -> None:
+        """Watch these topics: {topic: (URL of its owner, first ledger of interest)}."""
+        for stream in list(self._streams):
+            if not any(it in wanted and wanted[it][0] == stream.owner for it in stream.topics):
+                self._drop(stream)
+        covered = {(it, stream.owner) for stream in self._streams for it in stream.topics}
+        by_owner: dict[str, dict[str, int]] = {}
+        lacking: dict[str, dict[str, int]] = {}
+        for topic, (owner, ledger) in wanted.items():
+            by_owner.setdefault(owner, {})[topic] = ledger
+            if (topic, owner) not in covered:
+                lacking.setdefault(owner, {})[topic] = ledger
+        now_s = time.monotonic()
+        for owner, topics in lacking.items():
+            if now_s < self._not_before_s.get(owner, now_s):
+                continue
+            self._not_before_s[owner] = now_s + self._retry_s
+            present = [stream for stream in self._streams if stream.owner == owner]
+            needed = -(-len(by_owner[owner]) // TOPICS_PER_CALL)
+            if len(present) + 1 > needed + STREAMS_SPARE:
+                for stream in present:
+                    self._drop(stream)
+                topics = by_owner[owner]
+            self._open(owner, topics)
+
+    def close(self) -> None:
+        """End all streams."""
+        for stream in list(self._streams):
+            self._drop(stream)
+
+    def _open(self, owner: str, topics: Mapping[str, int]) -> None:
+        names = list(topics)
+        for at in range(0, len(names), TOPICS_PER_CALL):
+            if len(self._streams) >= self._streams_max:
+                log.info("%d topics are polled, all streams are in use", len(names) - at)
+                return
+            part = {name: topics[name] for name in names[at : at + TOPICS_PER_CALL]}
+            self._streams.append(_Stream(owner, part, self._silence_s_max))
+
+    def _drop(self, stream: _Stream) -> None:
+        stream.close()
+        self._streams.remove(stream)
+        if stream.refused:
+            self._not_before_s[stream.owner] = time.monotonic() + REFUSED_S
+
+
+class _Stream:
+    """One stream of a broker, and the thread that receives it."""
+
+    def __init__(self, owner: str, topics: Mapping[str, int], silence_s_max: float) -> None:
+        self.owner = owner
+        self.topics: frozenset[str] = frozenset(topics)
+        self.refused = False
+        self._silence_s_max = silence_s_max
+        self._names: Sequence[str] = list(topics)
+        self._lock = threading.Lock()
+        self._known: dict[str, Known] = {}
+        self._moved: dict[str, str] = {}
+        self._from = dict(topics)
+        self._heard_s = time.monotonic()
+        self._ended = False
+        updates, self.close = watch_positions(owner, topics)
+        receiver = threading.Thread(
+            target=self._receive, args=(updates,), name="magnetar-positions", daemon=True
+        )
+        receiver.start()
+
+    @property
+    def is_live(self) -> bool:
+        return not self._ended and time.monotonic() - self._heard_s < self._silence_s_max
+
+    def copy_to(self, known: dict[str, Known], moved: dict[str, str]) -> None:
+        """Add what the stream knows: nothing if it has ended."""
+        with self._lock:
+            moved |= self._moved
+            self._moved.clear()
+            if self.is_live:
+                known |= self._known
+
+    def _receive(self, updates: Iterator[pb.PositionsUpdate]) -> None:
+        try:
+            for update in updates:
+                with self._lock:
+                    for topic in update.topics:
+                        self._note(topic)
+                    self._heard_s = time.monotonic()
+        except BrokerRefused as error:
+            self.refused = True
+            log.warning("%s pushes no positions, the query asks instead: %s", self.owner, error)
+        except BrokerLost as error:
+            self.refused = error.name == "RequestRefused"
+            log.debug("a stream of positions has ended: %s", error)
+        self._ended = True
+
+    def _note(self, update: pb.TopicUpdate) -> None:
+        name, plan = self._names[update.topic], update.plan
+        if plan.owner_url or plan.error:
+            self._known.pop(name, None)
+            self._moved[name] = plan.owner_url
+            self.topics -= {name}
+            return
+        state = state_of(self.owner, plan) if plan.exists else None
+        before = self._known.get(name)
+        if state is not None and before is not None and before.state is not None:
+            state = before.state.updated(
+                state, from_ledger=update.from_ledger, first_ledger=update.first_ledger
+            )
+        self._known[name] = Known(state, self._from[name])

@@ -18,7 +18,7 @@ import base64
 import binascii
 import struct
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -28,7 +28,11 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.compression import decompress
+from magnetar.protos.compression import (
+    UNCOMPRESSED_BYTES_MAX,
+    UNCOMPRESSED_FACTOR,
+    decompress,
+)
 from magnetar.protos.entry import varint
 from magnetar.protos.errors import (
     BatchDeserializeError,
@@ -37,6 +41,7 @@ from magnetar.protos.errors import (
 )
 from magnetar.protos.message import ReceivedEntry, read_entry
 from magnetar.spark.batch_scan import MESSAGES_MIN, Scan, scan, slices
+from magnetar.spark.chunks import Chunks
 from magnetar.spark.errors import UnreadableEntry
 
 if TYPE_CHECKING:
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from magnetar.protos.names import TopicName
+    from magnetar.spark.chunks import Earlier
 
     Metadata = pb.MessageMetadata | pb.SingleMessageMetadata
 
@@ -58,7 +64,8 @@ class Rows:
     `schema` is the schema that Spark expects: names from COLUMNS, and Spark's Arrow types.
     """
 
-    def __init__(self, schema: pa.Schema, topic: TopicName) -> None:
+    def __init__(self, schema: pa.Schema, topic: TopicName, earlier: Earlier) -> None:
+        """`earlier`: the entries before the first one that is added."""
         self._schema = schema
         self._topic = str(topic)
         self._columns = [COLUMNS[name](topic) for name in schema.names]
@@ -67,6 +74,7 @@ class Rows:
         self._properties = "__messageProperties" in schema.names
         # (row, ledger, entry, batch index) of the first row of each entry, for errors
         self._starts: list[tuple[int, int, int, int]] = []
+        self._chunks = Chunks(earlier)
         self.rows = 0
         self.bytes = 0  # of the entries; with uncompressed payloads where the decoder opens them
 
@@ -81,7 +89,8 @@ class Rows:
     ) -> None:
         """Add the messages of one stored entry whose index is in [first_index, end_index).
 
-        None: all from `first_index` on. Raises UnreadableEntry, and then adds no row.
+        None: all from `first_index` on. A chunk adds a row if it is the last one of its message.
+        Raises UnreadableEntry, and what `earlier` raises; then it adds no row.
         """
         try:
             opened = self._open(ledger, entry, stored)
@@ -134,9 +143,10 @@ class Rows:
         size = self.bytes
         try:
             for ledger, entry, stored in entries:
-                opened = self._open_plain(ledger, entry, stored)
-                if opened is None or not opened.received.is_batch:
+                received = read_entry(stored)
+                if not received.is_batch or received.metadata.HasField("marker_type"):
                     return False
+                opened = self._opened(ledger, entry, received, len(stored))
                 size += opened.size
                 if size > bytes_max:
                     return False
@@ -192,9 +202,21 @@ class Rows:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _open(self, ledger: int, entry: int, stored: bytes | memoryview) -> Opened | None:
-        """Open a stored entry. Returns None for a marker, which holds no message of a user."""
-        opened = self._open_plain(ledger, entry, stored)
-        if opened is None or not self._messages:
+        """Open a stored entry. Returns None for a marker, which holds no message of a user, and for
+        a chunk that does not complete its message."""
+        received = read_entry(stored)
+        if received.metadata.HasField("marker_type"):
+            return None
+        first_chunk = None
+        if received.chunk is not None:
+            joined = self._chunks.on_chunk(ledger, entry, received)
+            if joined is None:
+                return None
+            received = replace(received, body=joined.payload, payload_at=0)
+            first_chunk = joined.first
+        opened = self._opened(ledger, entry, received, len(stored))
+        opened.first_chunk = first_chunk
+        if not self._messages:
             return opened
         if opened.received.is_batch:
             if opened.count >= MESSAGES_MIN and not self._properties:
@@ -205,15 +227,9 @@ class Rows:
             opened.metadata, opened.values = (opened.received.metadata,), (opened.plain,)
         return opened
 
-    def _open_plain(self, ledger: int, entry: int, stored: bytes | memoryview) -> Opened | None:
-        """Open an entry and uncompress its payload if a column needs it."""
-        received = read_entry(stored)
-        metadata: pb.MessageMetadata = received.metadata
-        if metadata.HasField("marker_type"):
-            return None
-        if received.chunk is not None:
-            raise MalformedEntry("the entry is a chunk of a large message: not supported yet")
-        opened = Opened(ledger, entry, received, received.num_messages, len(stored), (), ())
+    def _opened(self, ledger: int, entry: int, received: ReceivedEntry, size: int) -> Opened:
+        """Uncompress the payload if a column needs it. `size`: of the stored entry."""
+        opened = Opened(ledger, entry, received, received.num_messages, size, (), ())
         if self._messages and (received.is_batch or self._payload):
             opened.plain = _plain(received)
             opened.size += len(opened.plain) - len(received.payload)
@@ -235,6 +251,7 @@ class Opened:
     scan: Scan | None = None  # in place of metadata and values, if the scan found the messages
     skipped: int = 0  # messages of the entry before the first of `count`
     whole: int = 0  # messages of the entry; 0: `count`
+    first_chunk: tuple[int, int] | None = None  # ledger, entry; None: it was not sent in chunks
 
     @property
     def batch_size(self) -> int:
@@ -286,7 +303,9 @@ def _within(opened: Opened, first_index: int, end_index: int | None) -> Opened |
 
 
 def _plain(received: ReceivedEntry) -> bytes:
-    return decompress(received.compression, received.payload, received.uncompressed_size)
+    sent = received.payload
+    limit = max(UNCOMPRESSED_BYTES_MAX, UNCOMPRESSED_FACTOR * len(sent))  # of a chunked message
+    return decompress(received.compression, sent, received.uncompressed_size, bytes_max=limit)
 
 
 def _walk(payload: bytes, count: int) -> tuple[list[pb.SingleMessageMetadata], list[bytes]]:
@@ -524,10 +543,13 @@ class _MessageId:
         pass
 
     def add(self, opened: Opened) -> None:
-        entry = b"\x08" + varint(opened.ledger) + b"\x10" + varint(opened.entry) + self._partition
+        entry = _place(opened.ledger, opened.entry) + self._partition
         if opened.received.is_batch:
             places = _places(opened.batch_size)[opened.skipped : opened.skipped + opened.count]
             self._ids += [entry + place for place in places]
+        elif opened.first_chunk is not None:
+            first = _place(*opened.first_chunk) + self._partition
+            self._ids.append(entry + b"\x3a" + varint(len(first)) + first)
         else:
             self._ids.append(entry)
 
@@ -647,6 +669,11 @@ def _last_of_each(
         left[1].extend(properties.values())
         left[2].append(len(properties))
     return left
+
+
+def _place(ledger: int, entry: int) -> bytes:
+    """The first fields of MessageIdData."""
+    return b"\x08" + varint(ledger) + b"\x10" + varint(entry)
 
 
 @lru_cache(maxsize=64)  # batches of one producer tend to be of one size

@@ -10,6 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from magnetar.protos.names import TopicName
 from magnetar.spark.decode import Rows
 from magnetar.spark.errors import DataLost, EntriesDeleted
+from magnetar.spark.source.look_back import LookBack
 from magnetar.spark.source.partition_reader import TopicReader
 from magnetar.spark.source.value_stage import ValueStage
 
@@ -43,7 +44,8 @@ def read_task(options: ReadOptions, schema: StructType, task: Task) -> Iterator[
     """
     stage = ValueStage(options, to_arrow_schema(schema, timezone="UTC"))
     for topic, spans in _by_topic(task.spans):
-        rows = Rows(stage.stored, TopicName.parse(topic))
+        earlier = LookBack(options, topic, owner=task.owners[topic])
+        rows = Rows(stage.stored, TopicName.parse(topic), earlier)
         first, end = task.indexes[topic]
         reader = TopicReader(options, topic, owner=task.owners[topic])
         for span in spans:

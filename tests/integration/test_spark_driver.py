@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +27,7 @@ from magnetar.schema import (
 from magnetar.spark.errors import BadRecord, DataLost, QueryFenced, ReadStalled, TopicNotFound
 from magnetar.spark.offsets import parse_offsets
 from magnetar.spark.source.driver import StreamDriver, plan_frame
+from magnetar.spark.source.look_back import LookBack
 from magnetar.spark.source.options import parse_options
 from magnetar.spark.source.partition_reader import TopicReader
 from magnetar.spark.source.position_watch import PositionWatch
@@ -72,7 +74,7 @@ class Query:
 
     def __init__(self, service: Service, **given: str) -> None:
         every = {"service.url": service.grpc_url, "pollIntervalMs": "1", "discoveryIntervalMs": "1"}
-        self._options = parse_options(every | given, streaming=True)
+        self.options = parse_options(every | given, streaming=True)
         self.driver = self._new_driver()
         self.at: Json = self.driver.initial()
         self.committed = self.at
@@ -82,7 +84,7 @@ class Query:
         # The driver polls: what was published is known at once. tests/integration/
         # test_pushed_positions.py has the pushes.
         return StreamDriver(
-            self._options,
+            self.options,
             now_ms=started_ms,
             query=f"query-{started_ms}",
             watch=PositionWatch(streams_max=0),
@@ -523,6 +525,47 @@ def test_payloads_are_read_as_text_and_bad_avro_is_named(service: Service, fligh
     schema = '{"type":"array","items":"boolean"}'
     avro = {"valueFormat": "avro", "valueSchema": schema, "mode": "permissive"}
     assert all(row["__error"] for row in rows_of(service, flights, "__error", **avro))
+
+
+def test_a_chunked_message_is_a_row_of_the_batch_with_its_last_chunk(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    """Each task, and later each batch, has one entry."""
+    payloads = [b"a" * (11 << 20), b"b", b"c" * (6 << 20)]
+    producer = client.create_producer(topic, chunking_enabled=True)
+    for payload in payloads:
+        producer.send(payload)
+    producer.close()
+    rows = rows_of(service, topic, targetBytesPerTask="1", maxPartitions="100")
+    assert [row["value"] for row in rows] == payloads
+    assert [row["__index"] for row in rows] == [2, 3, 5]
+    query = Query(service, topic=topic, startingOffsets="earliest")
+    schema = schema_of(parse_options({"service.url": service.grpc_url, "topic": topic}))
+    read = []
+    for _ in range(6):
+        batches = [
+            batch
+            for task in query.plan(rows_max=1)
+            for batch in read_task(query.options, schema, task)
+        ]
+        read.append([row["value"] for batch in batches for row in batch.to_pylist()])
+    assert read == [[], [], payloads[:1], payloads[1:2], [], payloads[2:]]
+
+
+def test_a_chunked_message_that_was_deleted_in_part_is_lost(
+    service: Service, client: magnetar.Client, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = parse_options({"service.url": service.grpc_url, "topic": topic})
+    publish(client, topic, 1)
+    earlier = LookBack(options, topic, owner=None)
+    entries = [(ledger, entry) for ledger, entry, _ in earlier.before(1 << 40, 0)]
+    assert [entry for _, entry in entries] == [0]
+    assert list(earlier.before(entries[0][0], 0)) == []
+    with pytest.raises(DataLost, match="entry 7:5 is the last chunk of a message: 2 of 3 chunks"):
+        earlier.on_lost(7, 5, "2 of 3 chunks are missing")
+    allowed = replace(options, fail_on_data_loss=False)
+    LookBack(allowed, topic, owner=None).on_lost(7, 5, "2 of 3 chunks are missing")
+    assert "entry 7:5 is the last chunk" in caplog.text
 
 
 class Price(Record):

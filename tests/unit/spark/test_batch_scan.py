@@ -8,6 +8,7 @@ import struct
 
 import pyarrow as pa
 import pytest
+from fakes.earlier_entries import EarlierEntries
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from magnetar.protos import pulsar_pb2 as pb
@@ -66,7 +67,11 @@ def test_scanned_entries_have_the_rows_of_plain_ones(seed: int) -> None:
         (7, 1, entry_of(two[:9], len(one) + 8)),  # too few for a scan of its own
         (7, 2, entry_of(two, len(one) + 8 + len(two))),
     ]
-    together, single, unscanned = Rows(NAMES, TOPIC), Rows(NAMES, TOPIC), Rows(WHOLE, TOPIC)
+    together, single, unscanned = (
+        Rows(NAMES, TOPIC, EarlierEntries()),
+        Rows(NAMES, TOPIC, EarlierEntries()),
+        Rows(WHOLE, TOPIC, EarlierEntries()),
+    )
     for stored in entries:
         for rows in (single, unscanned):  # properties are never scanned
             rows.add(*stored, first_index=first, end_index=end or None)
@@ -85,7 +90,7 @@ def test_large_metadata_and_damage_are_left_to_the_plain_decoder() -> None:
     large = [*batch[:-1], OutgoingMessage(b"v", 1, partition_key="k" * 200)]
     payload = b"".join(encode_batch(batch, HEADER))
     assert scan(payload, MESSAGES_MIN) is None  # begins with the entry's header
-    rows = Rows(NAMES, TOPIC)
+    rows = Rows(NAMES, TOPIC, EarlierEntries())
     rows.add_all([(1, 0, entry_of(large, 300)), (1, 1, entry_of(large, 600))], bytes_max=1 << 30)
     assert rows.take().column("__key")[MESSAGES_MIN - 1].as_py() == b"k" * 200
     assert scan(b"", 1) is None
@@ -100,7 +105,7 @@ def test_entries_that_are_large_when_uncompressed_fill_a_batch_one_by_one() -> N
         (1, at, with_broker_metadata(parts, broker_timestamp_ms=5, index=255 + 256 * at))
         for at in range(8)
     ]
-    rows = Rows(NAMES, TOPIC)
+    rows = Rows(NAMES, TOPIC, EarlierEntries())
     assert rows.add_all(entries, bytes_max=6_000_000) == 3
     assert rows.rows == 3 * MESSAGES_MIN
     rows.take()
@@ -122,6 +127,6 @@ def test_a_key_of_a_wrong_type_is_no_key() -> None:
 @pytest.mark.parametrize("cut", [1, 5, 300])
 def test_a_damaged_entry_is_named_among_sound_ones(cut: int) -> None:
     sound = entry_of([OutgoingMessage(b"v", n) for n in range(MESSAGES_MIN)], 255)
-    rows = Rows(NAMES, TOPIC)
+    rows = Rows(NAMES, TOPIC, EarlierEntries())
     with pytest.raises(UnreadableEntry, match=r"entry 1:1:"):
         rows.add_all([(1, 0, sound), (1, 1, sound[:-cut]), (1, 2, sound)], bytes_max=1 << 30)

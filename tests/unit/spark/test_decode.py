@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from fakes.earlier_entries import EarlierEntries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -20,7 +21,6 @@ from magnetar.protos.message import (
     OutgoingMessage,
     decode_messages,
     encode_batch,
-    encode_chunks,
     encode_message,
     read_entry,
 )
@@ -46,7 +46,7 @@ def stored(parts: list[bytes], *, index: int = 0) -> bytes:
 def decoded(
     data: bytes, *names: str, ledger: int = 7, entry: int = 9, topic: TopicName = TOPIC
 ) -> pa.RecordBatch:
-    rows = Rows(only(*names) if names else ARROW, topic)
+    rows = Rows(only(*names) if names else ARROW, topic, EarlierEntries())
     rows.add(ledger, entry, data)
     return rows.take()
 
@@ -120,7 +120,7 @@ def entries(draw: st.DrawFn) -> bytes:
 @settings(deadline=None)
 @given(st.lists(entries(), max_size=5))
 def test_every_column_of_every_message(topic: list[bytes]) -> None:
-    rows = Rows(ARROW, TOPIC)
+    rows = Rows(ARROW, TOPIC, EarlierEntries())
     expected = []
     for entry, data in enumerate(topic):
         rows.add(7, entry, data)
@@ -192,7 +192,7 @@ def test_marker_is_not_a_row() -> None:
     parts = encode_message(OutgoingMessage(b"x", 1), HEADER)
     received = read_entry(b"".join(parts))
     received.metadata.marker_type = 1
-    rows = Rows(ARROW, TOPIC)
+    rows = Rows(ARROW, TOPIC, EarlierEntries())
     rows.add(7, 9, stored(_reassembled(received.metadata, parts[1])))
     assert rows.rows == 0
 
@@ -229,9 +229,8 @@ def _bad_property() -> bytes:
     return stored([len(encoded).to_bytes(4, "big"), encoded, b"x"])
 
 
-def _chunk() -> bytes:
-    first, *_ = encode_chunks(OutgoingMessage(b"xyz", 1), HEADER, uuid="u", chunk_bytes_max=2)
-    return stored(first)
+def _chunk(**fields: int) -> bytes:
+    return _with(b"xy", uuid="u", num_chunks_from_msg=2, total_chunk_msg_size=4, **fields)
 
 
 _GOOD = stored(encode_message(OutgoingMessage(b"x", 1), HEADER))
@@ -244,7 +243,7 @@ _GOOD = stored(encode_message(OutgoingMessage(b"x", 1), HEADER))
         (_GOOD[:9], "MalformedEntry"),
         (b"".join(encode_message(OutgoingMessage(b"x", 1), HEADER)), "index"),
         (_encrypted(), "EntryEncrypted"),
-        (_chunk(), "chunk"),
+        (_chunk(chunk_id=2), "chunk 2 of 2 is invalid"),
         (_with(event_time=TIME_MS_MAX + 1), "event time"),
         (_with(event_time=2**64 - 1), "event time"),
         (_with(publish_time=2**64 - 1), "publish time"),
@@ -260,7 +259,7 @@ _GOOD = stored(encode_message(OutgoingMessage(b"x", 1), HEADER))
     ],
 )
 def test_unreadable_entry_is_named_and_adds_no_row(data: bytes, reason: str) -> None:
-    rows = Rows(ARROW, TOPIC)
+    rows = Rows(ARROW, TOPIC, EarlierEntries())
     rows.add(7, 8, _GOOD)
     with pytest.raises(UnreadableEntry, match=reason) as caught:
         rows.add(7, 9, data)
@@ -285,7 +284,7 @@ def test_rows_know_how_many_bytes_they_hold(batched: bool, names: list[str]) -> 
         OutgoingMessage(b"", 2, properties={"name": "p" * 1_000}),
         OutgoingMessage(b"", 3, partition_key="k" * 1_000),
     ]
-    rows = Rows(only(*names), TOPIC)
+    rows = Rows(only(*names), TOPIC, EarlierEntries())
     if batched:
         header = EntryHeader("p", 5, Compression.LZ4)
         rows.add(7, 9, stored(encode_batch(each, header), index=9))

@@ -88,7 +88,7 @@ class Consumer:
                 self._subscriber.on_returned(messages)
                 raise
             messages.append(message)
-            size += len(message.data())
+            size += message.payload_bytes
         return [self._shown(message) for message in messages]
 
     async def acknowledge(
@@ -284,7 +284,7 @@ class LoopQueue:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._failure: PulsarException | None = None  # None: further messages may arrive
         self._errors: deque[PulsarException] = deque()
-        self.last_taken: MessageId | None = None
+        self._last_taken: Message | None = None
         self.generation = 0
         self._sources: Sources | None = None  # None: all messages are of one topic
 
@@ -327,8 +327,12 @@ class LoopQueue:
         self.generation += 1
         self._messages.clear()
         self._errors.clear()
-        taken, self.last_taken = self.last_taken, None
+        taken, self._last_taken = self.last_taken, None
         return taken
+
+    @property
+    def last_taken(self) -> MessageId | None:
+        return None if self._last_taken is None else self._last_taken.message_id()
 
     def fail(self, error: PulsarException) -> None:
         self._failure = self._failure or error
@@ -346,10 +350,9 @@ class LoopQueue:
             if self._errors:
                 raise self._errors.popleft()
             return None
-        message = self._messages.popleft()
-        self.last_taken = message.message_id()
+        message = self._last_taken = self._messages.popleft()
         if self._sources is not None:
-            self._sources.taken[message.delivery.topic] = message.message_id()
+            self._sources.on_taken(message)
         return message
 
     async def wait(self) -> None:
@@ -388,7 +391,7 @@ async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | No
                     message = queue.maybe_take()
         except TimeoutError:
             raise Timeout(f"no message within {timeout_s} s", topic=subscriber.topic) from None
-    subscriber.on_taken(message)
+    subscriber.on_taken(message.delivery, message.place, message.place + 1)
     decoder = subscriber.subscription.decoder
     if decoder is not None and not decoder.knows(message):
         try:
@@ -471,6 +474,8 @@ def acknowledge(core: ConsumerCore, message: Message | MessageId) -> None:
     """Acknowledge on the loop what `acknowledgeable` has checked."""
     if isinstance(message, MessageId):
         core.acknowledge(message)
+    elif message.was_delivered:
+        core.on_acknowledged(message.delivery, message.place, message.place + 1)
     elif message.is_of(core.cluster):
         core.acknowledge(message.message_id())
 
@@ -494,6 +499,8 @@ def acknowledgeable(message: Message | MessageId, core: ConsumerCore) -> Message
 
     Raises OperationNotSupported if its batch size is missing, or its topic with several topics.
     """
+    if isinstance(message, Message) and message.was_delivered:
+        return message
     known(message, core)
     message_id = message.message_id() if isinstance(message, Message) else message
     if message_id.batch_index() >= max(0, message_id.batch_size()):

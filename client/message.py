@@ -13,7 +13,7 @@ from magnetar.protos import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
     from magnetar.client.encryption import EncryptionContext
-    from magnetar.protos.batch import ReceivedMessage
+    from magnetar.protos.batch import Batch, ReceivedMessage
 
 _U64 = 0xFFFFFFFFFFFFFFFF  # ids are unsigned on the wire and signed in meaning
 
@@ -22,7 +22,8 @@ _U64 = 0xFFFFFFFFFFFFFFFF  # ids are unsigned on the wire and signed in meaning
 class Delivery:
     """What the messages of one delivered entry have in common.
 
-    A value that is never changed after its creation. It is not frozen, for speed.
+    A value that is never changed after the first of its messages was made. It is not frozen, for
+    speed.
     """
 
     topic: str
@@ -37,6 +38,23 @@ class Delivery:
     decoder: Decoder | None = None  # None: the consumer has no schema
     # How often the client had moved to another cluster. None: the program made the message.
     cluster: int | None = None
+    key: tuple[int, int] | None = None  # ledger and entry. None: the program made the message
+    batch: Batch | None = None  # None: the entry holds one message
+    payload_bytes: int = 0  # of the one message
+
+    @property
+    def batch_size(self) -> int:
+        """The number of messages in the batch; 0: the entry is none."""
+        return 0 if self.batch is None else len(self.batch)
+
+    def bytes_of(self, first: int, end: int) -> int:
+        """The size of the payloads of the messages from index `first` to before `end`."""
+        return self.payload_bytes if self.batch is None else self.batch.payload_bytes(first, end)
+
+    def id_of(self, index: int) -> MessageId:
+        """The id of a message; -1: the entry is no batch."""
+        assert self.key is not None
+        return MessageId(self.partition, *self.key, index, self.batch_size, self.topic)
 
 
 class Decoder(Protocol):
@@ -46,19 +64,33 @@ class Decoder(Protocol):
 
 
 class Message:
-    """A received message. Its methods are those of Apache's client: an absent text is ""."""
+    """A received message. Its methods are those of Apache's client: an absent text is "".
 
-    __slots__ = ("_delivery", "_message_id", "_received")
+    A message of a batch is decoded when the program asks for its content. Until the program drops
+    it, the whole batch stays in memory.
+    """
+
+    __slots__ = ("_delivery", "_index", "_message_id", "_received")
 
     def __init__(
-        self, received: ReceivedMessage, message_id: MessageId, delivery: Delivery
+        self,
+        received: ReceivedMessage | None,
+        message_id: MessageId | None,
+        delivery: Delivery,
+        index: int = -1,
     ) -> None:
+        """`index`: in the delivered batch; -1: in none. `received` and `message_id` None: made from
+        the delivery when they are asked for."""
         self._received = received
         self._message_id = message_id
         self._delivery = delivery
+        self._index = index
 
     def data(self) -> bytes:
         """Return the payload."""
+        if self._received is None:
+            assert self._delivery.batch is not None
+            return self._delivery.batch.payload(self._index)
         return self._received.payload
 
     def value(self) -> Any:
@@ -70,23 +102,25 @@ class Message:
         In the synchronous client the call may ask the broker for that version, once for each.
         """
         decoder = self._delivery.decoder
-        return self._received.payload if decoder is None else decoder.decode(self)
+        return self.data() if decoder is None else decoder.decode(self)
 
     def message_id(self) -> MessageId:
         """Return the id: where the message is stored, and what `acknowledge` accepts."""
+        if self._message_id is None:
+            self._message_id = self._delivery.id_of(self._index)
         return self._message_id
 
     def properties(self) -> dict[str, str]:
         """Return the properties that the producer's application attached."""
-        return dict(self._received.properties)
+        return dict(self.received.properties)
 
     def partition_key(self) -> str:
         """Return the key, in base64 if the producer's key was bytes."""
-        return self._received.partition_key or ""
+        return self.received.partition_key or ""
 
     def ordering_key(self) -> str:
         """Return the ordering key. A Key_Shared subscription uses it instead of `partition_key`."""
-        return (self._received.ordering_key or b"").decode("utf-8", "surrogateescape")
+        return (self.received.ordering_key or b"").decode("utf-8", "surrogateescape")
 
     def publish_timestamp(self) -> int:
         """Return when the producer sent the message, in milliseconds since 1970."""
@@ -94,7 +128,7 @@ class Message:
 
     def event_timestamp(self) -> int:
         """Return the application's event time in milliseconds since 1970, or 0 if it gave none."""
-        return self._received.event_time_ms
+        return self.received.event_time_ms
 
     def topic_name(self) -> str:
         """Return the full name of the topic."""
@@ -103,8 +137,9 @@ class Message:
     def index(self) -> int | None:
         """Return the message's number in its topic, from 0; None if the broker does not send it."""
         last = self._delivery.last_index
-        behind = self._message_id.batch_size() - 1 - self._message_id.batch_index()
-        return last if last is None or self._message_id.batch_index() < 0 else last - behind
+        message_id = self.message_id()
+        behind = message_id.batch_size() - 1 - message_id.batch_index()
+        return last if last is None or message_id.batch_index() < 0 else last - behind
 
     def redelivery_count(self) -> int:
         """Return how often the message was delivered before (Shared and Key_Shared only)."""
@@ -123,7 +158,7 @@ class Message:
 
     def has_null_value(self) -> bool:
         """Return whether the content was None. On a compacted topic this deletes the key."""
-        return self._received.null_value
+        return self.received.null_value
 
     def encryption_context(self) -> EncryptionContext | None:
         """Return how the message was encrypted. None: it was not."""
@@ -132,7 +167,27 @@ class Message:
     @property
     def received(self) -> ReceivedMessage:
         """The decoded message. Internal to the client."""
+        if self._received is None:
+            assert self._delivery.batch is not None
+            self._received = self._delivery.batch.message(self._index)
         return self._received
+
+    @property
+    def was_delivered(self) -> bool:
+        """Whether a consumer received it: else the program made it. Internal to the client."""
+        return self._delivery.key is not None
+
+    @property
+    def place(self) -> int:
+        """The index in the delivered batch; -1: in none. Internal to the client."""
+        return self._index
+
+    @property
+    def payload_bytes(self) -> int:
+        """The size of the payload. Internal to the client."""
+        if self._received is None:
+            return self._delivery.bytes_of(self._index, self._index + 1)
+        return len(self._received.payload)
 
     @property
     def delivery(self) -> Delivery:
@@ -145,7 +200,7 @@ class Message:
         return self._delivery.cluster is None or self._delivery.cluster == cluster
 
     def __repr__(self) -> str:
-        return f"Message({self._message_id}, {len(self._received.payload)} bytes)"
+        return f"Message({self.message_id()}, {self.payload_bytes} bytes)"
 
 
 @total_ordering

@@ -50,7 +50,7 @@ class Sources:
     """What a queue that several topics share knows about each of them."""
 
     def __init__(self) -> None:
-        self.taken: dict[str, MessageId] = {}  # topic -> the last message that the user took
+        self._taken: dict[str, Message] = {}  # topic -> the last message that the user took
         self._generations: dict[str, int] = {}  # topic -> how often its messages were dropped
 
     def generation(self, topic: str) -> int:
@@ -59,7 +59,17 @@ class Sources:
     def on_dropped(self, topic: str) -> MessageId | None:
         """Count that the topic's messages were dropped. Returns the last message taken, or None."""
         self._generations[topic] = self.generation(topic) + 1
-        return self.taken.pop(topic, None)
+        taken = self.last_taken(topic)
+        self._taken.pop(topic, None)
+        return taken
+
+    def on_taken(self, message: Message) -> None:
+        self._taken[message.delivery.topic] = message
+
+    def last_taken(self, topic: str) -> MessageId | None:
+        """The last message taken of a topic since its messages were dropped. None: none was."""
+        taken = self._taken.get(topic)
+        return None if taken is None else taken.message_id()
 
     def current(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages whose topic's messages were not dropped since."""
@@ -117,7 +127,7 @@ class SourceQueue:
 
     @property
     def last_taken(self) -> MessageId | None:
-        return self._sources.taken.get(self._topic)
+        return self._sources.last_taken(self._topic)
 
     def __len__(self) -> int:
         """Return the number of messages of all topics."""

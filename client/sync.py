@@ -30,6 +30,7 @@ from magnetar.client.consumer import (
 )
 from magnetar.client.consuming.listeners import Listener, ListenerThread
 from magnetar.client.consuming.retry import RetrySubscriber, not_enabled
+from magnetar.client.consuming.steps import Call, Steps
 from magnetar.client.environment import Environment
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 
     from magnetar.client.consuming.retry import ConsumerCore
     from magnetar.client.consuming.statistics import ConsumerStatistics
+    from magnetar.client.consuming.steps import Step
     from magnetar.client.producing.batching import Done
     from magnetar.client.producing.partitions import ProducerCore
     from magnetar.client.producing.statistics import ProducerStatistics
@@ -508,7 +510,7 @@ class Consumer:
                 left_s = None if end_at is None else max(end_at - monotonic(), 0)
                 message = self._inbox.take(left_s)
                 messages.append(message)
-                size += len(message.data())
+                size += message.payload_bytes
         except Timeout:
             pass
         except BaseException:
@@ -525,7 +527,9 @@ class Consumer:
         durable. The ids of a list travel in commands of at most 1,000; if one of them cannot be
         acknowledged, none is. Raises AlreadyClosed if the consumer is closed.
         """
-        if isinstance(message, (Message, MessageId)):
+        if isinstance(message, Message) and message.was_delivered:
+            self._inbox.acknowledge(message)
+        elif isinstance(message, (Message, MessageId)):
             self._inbox.do(self._acknowledge, acknowledgeable(message, self._subscriber))
         else:
             self._subscriber.check_open()
@@ -834,7 +838,7 @@ class _Inbox:
     def __init__(self, thread: LoopThread, mailbox: Mailbox, subscriber: ConsumerCore) -> None:
         self._thread = thread
         self._prefetches = subscriber.subscription.queue_messages_max > 0
-        self._bridge = thread.bridge(self._carry_out)
+        self._bridge = thread.add(Steps(thread.loop, self._carry_out))
         self.mailbox = mailbox
         self.mailbox.on_waiting = self._on_waiting
         self.subscriber = subscriber
@@ -853,28 +857,42 @@ class _Inbox:
         return message
 
     def was_taken(self, message: Message) -> None:
-        self._bridge.put((self.subscriber.on_taken, message))
+        self._bridge.on_taken(message)
+
+    def acknowledge(self, message: Message) -> None:
+        """Acknowledge a delivered message. Raises AlreadyClosed if the consumer is closed."""
+        self._thread.check_not_forked()
+        self.subscriber.check_open()
+        self._bridge.on_acknowledged(message)
 
     def put_back(self, messages: list[Message]) -> None:
         """Put messages that were taken back at the front of the queue."""
         self.mailbox.put_back(messages)
         with suppress(AlreadyClosed):
-            self._bridge.put((self.subscriber.on_returned, messages))
+            self._bridge.put(Call(self.subscriber.on_returned, messages))
 
     def do(self, function: Callable[[Any], None], argument: object) -> None:
         """Call `function(argument)` on the loop. Raises AlreadyClosed if the consumer is closed."""
         self._thread.check_not_forked()
         self.subscriber.check_open()
-        self._bridge.put((function, argument))
+        self._bridge.put(Call(function, argument))
 
     def _on_waiting(self) -> None:
         if not self._prefetches:
-            self._bridge.put((self.subscriber.on_waiting, None))
+            self._bridge.put(Call(self.subscriber.on_waiting, None))
 
-    def _carry_out(self, items: deque[tuple[Callable[[Any], None], Any]]) -> None:
-        if not self.subscriber.is_over:
-            for function, argument in items:
-                function(argument)
+    def _carry_out(self, steps: deque[Step]) -> None:
+        subscriber = self.subscriber
+        if subscriber.is_over:
+            return
+        for step in steps:
+            if isinstance(step, Call):
+                step.function(step.argument)
+                continue
+            if step.taken is not None:
+                subscriber.on_taken(step.taken, step.taken_first, step.taken_end)
+            if step.acked is not None:
+                subscriber.on_acknowledged(step.acked, step.acked_first, step.acked_end)
 
 
 async def _counted(publisher: ProducerCore) -> ProducerStatistics:

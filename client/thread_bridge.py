@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from magnetar.client.message import Message, MessageId
 
 T = TypeVar("T")
+Bridge = TypeVar("Bridge", bound="ThreadBridge[Any]")
 
 _CTRL_C = "Ctrl-C ended the wait"
 
@@ -93,7 +94,10 @@ class LoopThread:
 
     def bridge(self, take: Callable[[deque[T]], None]) -> ThreadBridge[T]:
         """Create a bridge to the loop. The bridge ends with the loop."""
-        bridge = ThreadBridge(self.loop, take)
+        return self.add(ThreadBridge(self.loop, take))
+
+    def add(self, bridge: Bridge) -> Bridge:
+        """Let a bridge to this loop end with the loop. Returns it."""
         self._bridges.add(bridge)
         return bridge
 
@@ -260,12 +264,13 @@ class Mailbox:
     def __init__(self, topic: str, on_waiting: Callable[[], None] = lambda: None) -> None:
         self._topic = topic
         self.on_waiting = on_waiting
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()  # a Condition costs three times as much
+        self._changed = threading.Condition(self._lock)
         self._messages: deque[Message] = deque()
         self._waiting = 0
         self._failure: PulsarException | None = None  # None: further messages may arrive
         self._errors: deque[PulsarException] = deque()
-        self._last_taken: MessageId | None = None
+        self._last_taken: Message | None = None
         self.generation = 0
         self._sources: Sources | None = None  # None: all messages are of one topic
         self.on_put: Callable[[], None] | None = None  # wakes a listener; None: there is none
@@ -303,7 +308,7 @@ class Mailbox:
             self.generation += 1
             self._messages.clear()
             self._errors.clear()
-            taken, self._last_taken = self._last_taken, None
+            taken, self._last_taken = self.last_taken, None
             return taken
 
     def remove(self, unwanted: Callable[[Message], bool]) -> list[Message]:
@@ -321,7 +326,8 @@ class Mailbox:
 
     @property
     def last_taken(self) -> MessageId | None:
-        return self._last_taken
+        taken = self._last_taken
+        return None if taken is None else taken.message_id()
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -344,10 +350,8 @@ class Mailbox:
 
     def maybe_take(self) -> Message | None:
         """Return the next message, or None if there is none."""
-        with self._changed:
-            if not self._messages:
-                return None
-            return self._next()
+        with self._lock:
+            return self._next() if self._messages else None
 
     def put_back(self, messages: Sequence[Message]) -> None:
         with self._changed:
@@ -360,10 +364,9 @@ class Mailbox:
                 self._changed.notify(len(fresh))
 
     def _next(self) -> Message:
-        message = self._messages.popleft()
-        self._last_taken = message.message_id()
+        message = self._last_taken = self._messages.popleft()
         if self._sources is not None:
-            self._sources.taken[message.delivery.topic] = self._last_taken
+            self._sources.on_taken(message)
         return message
 
     def _wait(self, timeout_s: float | None) -> None:

@@ -40,9 +40,10 @@ class Acknowledger:
         # they would acknowledge redelivered messages.
         self._held = False
 
-    def acknowledge(self, key: Key, batch_index: int, batch_size: int) -> bool:
-        """Acknowledge one message. Returns whether its whole entry is acknowledged now."""
-        complete = self._tracker.acknowledge(key, batch_index, batch_size, self._loop.time())
+    def acknowledge(self, key: Key, batch_index: int, batch_size: int, count: int = 1) -> bool:
+        """Acknowledge messages of one entry. Returns whether the whole entry is acknowledged."""
+        now = self._loop.time()
+        complete = self._tracker.acknowledge(key, batch_index, batch_size, now, count)
         self._after_ack()
         return complete
 

@@ -78,8 +78,11 @@ class AckTracker:
         self._not_before = 0.0  # loop time; later than now after a retriable refusal
         self._number = 0
 
-    def acknowledge(self, key: Key, batch_index: int, batch_size: int, now: float) -> bool:
-        """Acknowledge message `batch_index` of an entry (-1: the entry is not a batch).
+    def acknowledge(
+        self, key: Key, batch_index: int, batch_size: int, now: float, count: int = 1
+    ) -> bool:
+        """Acknowledge `count` messages of an entry, from `batch_index` on (-1: the entry is not a
+        batch).
 
         Returns whether the whole entry is acknowledged now.
         """
@@ -87,10 +90,11 @@ class AckTracker:
             self._partial.pop(key, None)
             unacked = 0
         else:
-            assert batch_index < batch_size
+            assert 0 < count <= batch_size - batch_index
             if key not in self._partial and self._is_done(key):
                 return True
-            unacked = self._partial.get(key, (1 << batch_size) - 1) & ~(1 << batch_index)
+            bits = (1 << count) - 1 << batch_index
+            unacked = self._partial.get(key, (1 << batch_size) - 1) & ~bits
             self._set_partial(key, unacked)
         if (unacked == 0 or self._batch_indexes) and not self._is_covered(key):
             self._pending[key] = unacked

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from magnetar.client.errors import ChecksumError, InvalidMessage, PulsarException
 from magnetar.client.ids import bits_of
-from magnetar.client.message import Delivery, Message, MessageId
+from magnetar.client.message import Delivery, Message
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.entry import parse_stored_entry, strip_broker_metadata
 from magnetar.protos.errors import (
@@ -20,28 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from magnetar.client.ids import Key
-    from magnetar.protos.batch import ReceivedMessage
 
 
-def messages_of(
-    key: Key, received: list[ReceivedMessage], wanted: int, delivery: Delivery
-) -> list[Message]:
-    """Return the messages of an entry whose bits in `wanted` are set."""
-    ledger, entry = key
-    partition, topic = delivery.partition, delivery.topic
-    size = len(received)
-    if size == 1:
-        if not wanted:
-            return []
-        index = received[0].batch_index
-        message_id = MessageId(partition, ledger, entry, index, 0 if index < 0 else 1, topic)
-        return [Message(received[0], message_id, delivery)]
-    everything = wanted == (1 << size) - 1
-    return [
-        Message(message, MessageId(partition, ledger, entry, index, size, topic), delivery)
-        for index, message in enumerate(received)
-        if everything or wanted >> index & 1
-    ]
+def messages_of(delivery: Delivery, wanted: int) -> list[Message]:
+    """Return the messages of a batch whose bits in `wanted` are set."""
+    size = delivery.batch_size
+    if wanted == (1 << size) - 1:
+        return [Message(None, None, delivery, index) for index in range(size)]
+    return [Message(None, None, delivery, index) for index in range(size) if wanted >> index & 1]
 
 
 def permits_of(entry: memoryview, ack_set: Sequence[int]) -> int:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from magnetar.client.consuming.sources import Source
     from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.environment import Parts
+    from magnetar.client.message import Delivery
     from magnetar.client.message_queue import SharedQueue
 
 log = get_logger(__name__)
@@ -150,10 +151,10 @@ class ManySubscriber:
 
     # Messages taken and acknowledged by the user
 
-    def on_taken(self, message: Message) -> None:
-        child = self._children.get(message.delivery.topic)
+    def on_taken(self, delivery: Delivery, first: int, end: int) -> None:
+        child = self._children.get(delivery.topic)
         if child is not None:  # None: the consumer has left the topic
-            child.on_taken(message)
+            child.on_taken(delivery, first, end)
 
     def on_returned(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -184,6 +185,11 @@ class ManySubscriber:
         child = self._child(message_id)
         if child is not None:
             child.acknowledge(message_id)
+
+    def on_acknowledged(self, delivery: Delivery, first: int, end: int) -> None:
+        child = self._children.get(delivery.topic)
+        if child is not None:
+            child.on_acknowledged(delivery, first, end)
 
     def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge a message and all before it in its topic or partition."""

@@ -56,12 +56,12 @@ class Permits:
             self._seen_bytes //= 2
         self._set_window()
 
-    def on_taken(self, message_bytes: int) -> bool:
-        """Count a message that the user took. Returns whether `grant` has permits to give."""
-        self._queued -= 1
+    def on_taken(self, messages: int, message_bytes: int) -> bool:
+        """Count messages that the user took. Returns whether `grant` has permits to give."""
+        self._queued -= messages
         self._queued_bytes -= message_bytes
         if self._returned:
-            self._returned -= 1
+            self._returned = max(0, self._returned - messages)
         return self._window - self._queued - self._granted >= max(1, self._window >> 1)
 
     def on_returned(self, message_bytes: int) -> None:

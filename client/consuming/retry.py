@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from magnetar.client.consuming.letter_producer import LetterProducer
     from magnetar.client.consuming.subscriber import Subscriber
     from magnetar.client.environment import Parts
-    from magnetar.client.message import MessageId
+    from magnetar.client.message import Delivery, MessageId
 
 
 class RetrySubscriber:
@@ -134,8 +134,8 @@ class RetrySubscriber:
     def check_open(self) -> None:
         self._main.check_open()
 
-    def on_taken(self, message: Message) -> None:
-        self._part_of(message.delivery.topic).on_taken(message)
+    def on_taken(self, delivery: Delivery, first: int, end: int) -> None:
+        self._part_of(delivery.topic).on_taken(delivery, first, end)
 
     def on_returned(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -159,6 +159,9 @@ class RetrySubscriber:
 
     def acknowledge(self, message_id: MessageId) -> None:
         self._part(message_id).acknowledge(message_id)
+
+    def on_acknowledged(self, delivery: Delivery, first: int, end: int) -> None:
+        self._part_of(delivery.topic).on_acknowledged(delivery, first, end)
 
     def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge a message and all before it in its topic or partition."""

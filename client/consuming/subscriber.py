@@ -53,6 +53,7 @@ from magnetar.protos.errors import EntryError
 from magnetar.protos.message import (
     ReceivedEntry,
     decode_messages,
+    open_messages,
     read_entry,
     undecoded_message,
 )
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from magnetar.client.environment import Parts
     from magnetar.client.ids import Key
     from magnetar.client.session.connection import Connection
+    from magnetar.protos.batch import Batch, ReceivedMessage
 
 log = get_logger(__name__)
 
@@ -191,26 +193,28 @@ class Subscriber:
 
     # Messages taken and acknowledged by the user
 
-    def on_taken(self, message: Message) -> None:
-        """Count a message that the user took out of the queue."""
-        if message.delivery.generation != self._generation:
+    def on_taken(self, delivery: Delivery, first: int, end: int) -> None:
+        """Count messages that the user took out of the queue: of one entry, those from index
+        `first` to before `end`. An entry that is no batch has one message, with the index -1."""
+        if delivery.generation != self._generation:
             return
-        self.stats.messages_received += 1
-        self.stats.bytes_received += len(message.data())
-        if self._permits.on_taken(len(message.data())):
+        messages, size = end - first, delivery.bytes_of(first, end)
+        self.stats.messages_received += messages
+        self.stats.bytes_received += size
+        if self._permits.on_taken(messages, size):
             self._grant()
+        assert delivery.key is not None
         if not self.subscription.is_durable:
-            self._forget_through(message.message_id())
+            if end == delivery.batch_size:  # acknowledge it, so that the broker can forget it
+                self._acks.acknowledge_cumulative(delivery.key, end - 1, end)
         elif self._unacked is not None:
-            self._unacked.add(
-                _key_of(message.message_id()), self._loop.time(), message.redelivery_count()
-            )
+            self._unacked.add(delivery.key, self._loop.time(), delivery.redelivery_count)
             self._arm()
 
     def on_returned(self, messages: Sequence[Message]) -> None:
         """Count messages that the user took and put back into the queue."""
         for message in of_generation(self._generation, messages):
-            self._permits.on_returned(len(message.data()))
+            self._permits.on_returned(message.payload_bytes)
             if self._unacked is not None:
                 self._unacked.discard(_key_of(message.message_id()))
 
@@ -233,11 +237,21 @@ class Subscriber:
 
     def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge a message. The client sends the acknowledgement within ACK_DELAY_S."""
-        key = _key_of(message_id)
-        self.stats.acknowledged += 1
+        index = message_id.batch_index()
+        self._acknowledge(_key_of(message_id), index, index + 1, message_id.batch_size())
+
+    def on_acknowledged(self, delivery: Delivery, first: int, end: int) -> None:
+        """Acknowledge messages of one delivered entry, as `on_taken` has them; no effect if they
+        came from another cluster."""
+        if delivery.cluster is None or delivery.cluster == self.cluster:
+            assert delivery.key is not None
+            self._acknowledge(delivery.key, first, end, delivery.batch_size)
+
+    def _acknowledge(self, key: Key, first: int, end: int, batch_size: int) -> None:
+        self.stats.acknowledged += end - first
         for chunk in self._chunked.pop(key, ()):
             self._acks.acknowledge(chunk, -1, 0)
-        if self._acks.acknowledge(key, message_id.batch_index(), message_id.batch_size()):
+        if self._acks.acknowledge(key, first, batch_size, end - first):
             self._nacks.discard(key)
             if self._unacked is not None:
                 self._unacked.discard(key)
@@ -549,17 +563,20 @@ class Subscriber:
 
     def on_message(self, command: pb.CommandMessage, entry: memoryview) -> None:
         key = key_of(command.message_id)
+        # The entry is one of these, or a chunk.
+        batch: Batch | None = None
+        single: ReceivedMessage | None = None
         try:
             received = read_entry(entry, encrypted_too=True)
             encryption = None
             if received.is_encrypted:
                 received, encryption = self._decrypted(received)
             if encryption is not None and encryption.is_decryption_failed():
-                messages = [undecoded_message(received)]
-            else:
-                limit = self._uncompressed_bytes_max
-                whole = received.chunk is None
-                messages = decode_messages(received, bytes_max=limit) if whole else []
+                single = undecoded_message(received)
+            elif received.is_batch:
+                batch = open_messages(received, bytes_max=self._uncompressed_bytes_max)
+            elif received.chunk is None:
+                (single,) = decode_messages(received, bytes_max=self._uncompressed_bytes_max)
         except CryptoError as error:
             self._refuse_undecryptable(key, error, permits_of(entry, command.ack_set))
             return
@@ -569,16 +586,25 @@ class Subscriber:
         sent, wanted = self._wanted(key, received, command.ack_set)
         if command.consumer_epoch < self._epoch:  # absent: from before the first request
             wanted = 0
-        delivery = self._delivery(received, command.redelivery_count, encryption)
-        if messages:
-            shown = messages_of(key, messages, wanted, delivery)
+        delivery = self._delivery(key, received, command.redelivery_count, encryption)
+        if batch is not None:
+            delivery.batch = batch
+            shown = messages_of(delivery, wanted)
+        elif not wanted:
+            shown = []
+        elif single is not None:
+            delivery.payload_bytes = len(single.payload)
+            shown = [Message(single, None, delivery)]
         else:
-            shown = self._assembled(key, received, delivery) if wanted else []
+            shown = self._assembled(key, received, delivery)
         if self._dead_letters is not None and not self._dead_letters.on_delivered(
             key, command.redelivery_count, shown
         ):
             shown = []
-        shown_bytes = sum([len(message.data()) for message in shown])
+        if batch is not None and len(shown) == len(batch):
+            shown_bytes = batch.payload_bytes(0, len(batch))
+        else:
+            shown_bytes = sum([message.payload_bytes for message in shown])
         self._permits.on_delivered(sent.bit_count(), len(shown), shown_bytes)
         self._burst += shown
         if self._order and self._connection is not None:  # some keys are guarded
@@ -627,6 +653,7 @@ class Subscriber:
 
     def _delivery(
         self,
+        key: Key,
         received: ReceivedEntry,
         redelivery_count: int,
         encryption: EncryptionContext | None,
@@ -643,6 +670,7 @@ class Subscriber:
             encryption,
             decoder=self.subscription.decoder,
             cluster=self.cluster,
+            key=key,
         )
 
     def on_active_changed(self, *, active: bool) -> None:
@@ -742,6 +770,7 @@ class Subscriber:
                 continue
             last = self._message_id(key)
             message_id = ChunkedMessageId(self._message_id(outcome.first), last)
+            delivery.payload_bytes = len(whole[0].payload)
             self._chunked.pop(key, None)
             self._chunked[key] = outcome.keys[:-1]
             if len(self._chunked) > CHUNKED_UNACKED_MAX:
@@ -818,7 +847,7 @@ class Subscriber:
         """Return messages that the user has not seen. `nacked`: entries that the client requests
         again later. `done` is called when the broker withholds the later ones."""
         for message in late:
-            self._permits.on_taken(len(message.data()))
+            self._permits.on_taken(1, message.payload_bytes)
         whole, rest = entries_of(late)
         now = self._loop.time()
         for key in rest:  # the user has seen a part of the batch
@@ -882,12 +911,6 @@ class Subscriber:
         self._nacks.clear()
         if self._unacked is not None:
             self._unacked.clear()
-
-    def _forget_through(self, message_id: MessageId) -> None:
-        """Acknowledge what a reader has read, so that the broker can forget it."""
-        index, size = message_id.batch_index(), message_id.batch_size()
-        if index in (-1, size - 1):
-            self._acks.acknowledge_cumulative(_key_of(message_id), index, size)
 
     # Attaching
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from magnetar.client.consuming.delivery import messages_of
 from magnetar.client.errors import InvalidMessage
-from magnetar.client.message import Delivery, MessageId
-from magnetar.protos.batch import ReceivedMessage
+from magnetar.client.message import Delivery, Message, MessageId
+from magnetar.protos.batch import ReceivedMessage, open_batch
+from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_batch
 
 NUMBER = st.integers(-1, 2**63 - 1)
 SMALL = st.integers(-1, 3)
@@ -60,12 +61,13 @@ def test_garbage_is_refused(garbage: bytes) -> None:
 
 def test_the_index_counts_back_from_the_last_message_of_the_entry() -> None:
     def indexes(last: int | None, size: int, *, batch: bool) -> list[int | None]:
-        received = [
-            ReceivedMessage(b"", {}, None, False, None, 0, n, False, n if batch else -1)
-            for n in range(size)
-        ]
-        delivery = Delivery("t", -1, "p", 1, b"", 0, last, 0)
-        return [m.index() for m in messages_of((1, 2), received, (1 << size) - 1, delivery)]
+        delivery = Delivery("t", -1, "p", 1, b"", 0, last, 0, key=(1, 2))
+        if not batch:
+            received = ReceivedMessage(b"", {}, None, False, None, 0, 0, False, -1)
+            return [Message(received, None, delivery).index()]
+        payload = encode_batch([OutgoingMessage(b"", n) for n in range(size)], EntryHeader("p", 1))
+        delivery.batch = open_batch(payload[1], 0, size, sequence_id=0)
+        return [m.index() for m in messages_of(delivery, (1 << size) - 1)]
 
     assert indexes(9, 1, batch=False) == [9]
     assert indexes(9, 1, batch=True) == [9]

@@ -370,7 +370,7 @@ def test_a_batch_receive_that_is_interrupted_loses_nothing() -> None:
         taken = consumer._inbox.mailbox
         main = threading.get_ident()
         interrupt = once(
-            lambda: str(taken._last_taken) == "(1,6,-1,-1)" and taken._waiting,
+            lambda: str(taken.last_taken) == "(1,6,-1,-1)" and taken._waiting,
             lambda: signal.pthread_kill(main, signal.SIGINT),
         )
         with pytest.raises(magnetar.Interrupted):

@@ -39,11 +39,12 @@ class AckTrackerRig:
         self.durable: set[Message] = set()
         self.flying: list[AckGroup] = []
 
-    def acknowledge(self, entry: int, index: int) -> None:
+    def acknowledge(self, entry: int, index: int, count: int = 1) -> None:
         index %= size_of(entry)
-        self.acked.add((entry, index))
+        count = min(count, size_of(entry) - index)
+        self.acked |= {(entry, index + at) for at in range(count)}
         place = (index, size_of(entry)) if is_batch(entry) else (-1, 0)
-        complete = self.tracker.acknowledge((1, entry), *place, self.now)
+        complete = self.tracker.acknowledge((1, entry), *place, self.now, count)
         if complete:
             assert self.whole(entry)
 
@@ -113,7 +114,7 @@ class AckTrackerRig:
 ENTRY_INDEX = st.tuples(st.integers(0, ENTRIES - 1), st.integers(0, 2))
 STEP = st.one_of(
     st.tuples(st.just("ack"), ENTRY_INDEX),
-    st.tuples(st.just("ack"), ENTRY_INDEX),
+    st.tuples(st.just("run"), ENTRY_INDEX),
     st.tuples(st.just("cumulative"), ENTRY_INDEX),
     st.tuples(st.just("take"), st.booleans()),
     st.tuples(st.just("answer"), st.none()),
@@ -132,6 +133,8 @@ def test_settled_acknowledgements_equal_the_given_ones(
         match step:
             case "ack", (entry, index):
                 rig.acknowledge(entry, index)
+            case "run", (entry, index):
+                rig.acknowledge(entry, index, 3)
             case "cumulative", (entry, index):
                 rig.acknowledge_cumulative(entry, index)
             case "take", bool(hurry):

@@ -23,8 +23,9 @@ def test_the_queue_never_overflows_and_never_starves(queue_max: int, data: st.Da
             granted -= batch
             queued += shown
         elif queued and data.draw(st.booleans()):
-            permits.on_taken(10)
-            queued -= 1
+            taken = data.draw(st.integers(1, queued))
+            permits.on_taken(taken, taken * 10)
+            queued -= taken
         else:
             for _ in range(data.draw(st.integers(0, 3))):
                 permits.on_returned(10)
@@ -43,9 +44,9 @@ def test_grants_come_by_the_half() -> None:
     assert permits.grant(waiting=False) == 1000
     permits.on_delivered(1000, 1000, 1000)
     for _ in range(499):
-        permits.on_taken(1)
+        permits.on_taken(1, 1)
         assert permits.grant(waiting=False) == 0
-    permits.on_taken(1)
+    permits.on_taken(1, 1)
     assert permits.grant(waiting=False) == 500
 
 
@@ -58,7 +59,7 @@ def test_queue_size_zero_grants_one_permit_per_waiting_receive() -> None:
     permits.on_delivered(3, 3, 30)
     assert permits.grant(waiting=True) == 0
     for _ in range(3):
-        permits.on_taken(10)
+        permits.on_taken(1, 10)
     assert permits.grant(waiting=False) == 0
     assert permits.grant(waiting=True) == 3  # two of them pay for the rest of the batch
 
@@ -71,7 +72,7 @@ def test_large_messages_are_granted_by_bytes() -> None:
     permits.on_delivered(1000, 1000, 1000 * size)
     window = QUEUE_BYTES_MAX // size
     for taken in range(1, 1001):
-        permits.on_taken(size)
+        permits.on_taken(1, size)
         granted = permits.grant(waiting=False)
         left = 1000 - taken
         if left > window // 2:
@@ -98,14 +99,14 @@ def test_returned_message_taken_again_is_not_counted() -> None:
     permits.grant(waiting=False)
     permits.on_delivered(10, 10, 10)
     for _ in range(8):
-        permits.on_taken(1)
+        permits.on_taken(1, 1)
     assert permits.grant(waiting=False) == 8
     for _ in range(8):
         permits.on_returned(1)
     permits.check()
     permits.on_delivered(8, 8, 8)
     for _ in range(18):
-        permits.on_taken(1)
+        permits.on_taken(1, 1)
         permits.check()
     assert permits.grant(waiting=False) == 10
 
@@ -117,9 +118,9 @@ def test_resized_queue_grants_by_its_new_size() -> None:
     assert permits.grant(waiting=False) == 10
     permits.on_delivered(10, 10, 10)
     for _ in range(5):
-        permits.on_taken(1)
+        permits.on_taken(1, 1)
     permits.resize(4, 1000)  # five wait: more than the new size
     assert permits.grant(waiting=False) == 0
     for _ in range(5):
-        permits.on_taken(1)
+        permits.on_taken(1, 1)
     assert permits.grant(waiting=False) == 4

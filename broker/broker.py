@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from magnetar.broker.balance import BALANCE_DEFAULTS
 from magnetar.broker.catalog.catalog import NAMES_PER_TURN, Catalog
 from magnetar.broker.catalog.reserved import is_system
 from magnetar.broker.catalog.watching import WatchedLists
@@ -46,6 +47,7 @@ from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.latency import LatencyHistogram
 from magnetar.broker.log.sweep import OrphanSweep
 from magnetar.broker.log.topic_deletion import TopicDeletions
+from magnetar.broker.ownership.balancer import Balancer
 from magnetar.broker.ownership.brokers import BrokerDirectory
 from magnetar.broker.ownership.liveness import SILENCE_S, Liveness
 from magnetar.broker.ownership.owners import Owners
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
+    from magnetar.broker.balance import BalanceRules
     from magnetar.broker.errors import BrokerError
     from magnetar.broker.key_shared_settings import KeySharedSettings
     from magnetar.broker.life import LifeConfig
@@ -166,6 +169,7 @@ class Broker:
         key_shared: KeySharedSettings | None = None,
         publish_rate: Rate = UNLIMITED_RATE,
         silence_s: float = SILENCE_S,
+        balance: BalanceRules = BALANCE_DEFAULTS,
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
         periodic work on the open topics, besides that of `life`. `message_bytes_max`: of a payload
@@ -211,6 +215,15 @@ class Broker:
         self._owners = Owners(
             store, self._brokers, me, liveness=self.liveness, on_lost=self._unload
         )
+        self.balancer = Balancer(
+            store,
+            self._brokers,
+            self._owners,
+            me,
+            liveness=self.liveness,
+            unload=self._unload,
+            rules=balance,
+        )
         self.standstill = Standstill(self._owners.verify)
         self._deletions = TopicDeletions(store, ledgers, clock)
         self._loads = TopicLoads(loads_max=life.loads_max, timeout_s=life.load_timeout_s)
@@ -247,6 +260,11 @@ class Broker:
         return self._store
 
     @property
+    def bundles(self) -> int:
+        """How many bundles this broker owns."""
+        return len(self._owners.held)
+
+    @property
     def served(self) -> list[ServedTopic]:
         """The open topics."""
         return [
@@ -270,6 +288,7 @@ class Broker:
                 self._tasks.create_task(self._supervise("policies", self.policies.run)),
                 self._tasks.create_task(self._supervise("brokers", self._brokers.run)),
                 self._tasks.create_task(self._supervise("owners", self._owners.run)),
+                self._tasks.create_task(self._supervise("balancer", self.balancer.run)),
                 self._tasks.create_task(self._supervise("standstill", self.standstill.run)),
                 self._tasks.create_task(self._supervise("chores", self._chores.run)),
                 self._tasks.create_task(self._supervise("deleted topics", self._sweep_deleted)),
@@ -774,6 +793,7 @@ class Broker:
             async with asyncio.timeout(RELEASE_TIMEOUT_S), asyncio.TaskGroup() as group:
                 for bundle in self._owners.held:
                     group.create_task(self._owners.release(bundle, self._unload))
+                group.create_task(self._owners.wait_released())
         except TimeoutError:
             log.error(
                 "bundles were not handed over in time", left=[str(b) for b in self._owners.held]

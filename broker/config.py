@@ -6,6 +6,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from magnetar.broker.balance import BalanceRules
 from magnetar.broker.settings import BrokerSettings
 
 
@@ -29,6 +30,16 @@ class BrokerConfig(BrokerSettings):
         description="this broker takes the bundles of a broker that does not answer it and that "
         "no bookie has heard for this long; 0: it waits until that broker's session has expired",
     )
+    load_balancer_shedding_enabled: bool = Field(
+        default=True,
+        description="this broker hands bundles over to brokers that own fewer",
+    )
+    load_balancer_shedding_interval_minutes: float = Field(
+        default=1.0, gt=0, description="how often it looks for such brokers"
+    )
+    load_balancer_shedding_grace_period_minutes: float = Field(
+        default=30.0, ge=0, description="time before it hands the same bundle over again"
+    )
     ensemble_size: int = Field(default=3, ge=1, description="bookies of a ledger (E)")
     write_quorum: int = Field(default=3, ge=1, description="copies of each entry (Qw)")
     ack_quorum: int = Field(
@@ -39,6 +50,14 @@ class BrokerConfig(BrokerSettings):
         ge=0,
         description="how long the broker waits for a bookie that is gone before it replaces it",
     )
+
+    @property
+    def balance(self) -> BalanceRules:
+        return BalanceRules(
+            enabled=self.load_balancer_shedding_enabled,
+            period_s=60.0 * self.load_balancer_shedding_interval_minutes,
+            grace_s=60.0 * self.load_balancer_shedding_grace_period_minutes,
+        )
 
     def survives(self, error: BaseException) -> bool:
         """A client must not be able to end a broker, which has no data that a bug could damage."""

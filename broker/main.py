@@ -261,6 +261,18 @@ class BrokerProcess:
             "How often this broker found a registered broker to be silent, and its bundles free.",
             lambda: broker.liveness.found_silent,
         )
+        gauge(
+            self._registry,
+            "magnetar_bundles",
+            "Bundles that this broker owns.",
+            lambda: broker.bundles,
+        )
+        counter(
+            self._registry,
+            "magnetar_bundles_moved_total",
+            "Bundles that this broker handed over to a broker that owned fewer.",
+            lambda: broker.balancer.moved,
+        )
         counter(
             self._registry,
             "magnetar_standstills_total",
@@ -349,6 +361,7 @@ class BrokerProcess:
             ledgers=ledgers,
             witnesses=witnesses,
             silence_s=self._config.broker_silence_in_seconds,
+            balance=self._config.balance,
             cache=cache,
             log_config=log_config_of(self._config),
             names=ProducerNames(f"{self._config.id}-{self._incarnation[:8]}"),

@@ -69,7 +69,9 @@ class LocalCluster:
         bookies: int = 3,
         brokers: int = 2,
         autorecoveries: int = 1,
+        broker_settings: Mapping[str, str] | None = None,
     ) -> None:
+        """`broker_settings`: further lines of the configuration of all brokers."""
         assert zookeepers >= 1, zookeepers
         assert bookies >= 1, bookies
         assert brokers >= 1, brokers
@@ -77,6 +79,7 @@ class LocalCluster:
         self.directory = directory.absolute()
         self.processes: tuple[LocalProcess, ...] = ()  # once entered
         self.zookeeper = ""  # "host:port,..."
+        self._broker_settings = broker_settings or {}
         self._counts = (zookeepers, bookies, brokers, autorecoveries)
         self._stack = AsyncExitStack()
 
@@ -264,12 +267,13 @@ class LocalCluster:
         return self._server("bookie", name, ports.of(name, "data", "grpc", "http"), settings)
 
     def _broker(self, name: str, ports: _Ports, copies: int) -> LocalProcess:
-        quorums = {
+        settings = {
             "ensemble_size": copies,
             "write_quorum": copies,
             "ack_quorum": copies // 2 + 1,
+            **self._broker_settings,
         }
-        return self._server("broker", name, ports.of(name, "grpc", "pulsar", "http"), quorums)
+        return self._server("broker", name, ports.of(name, "grpc", "pulsar", "http"), settings)
 
     def _autorecovery(self, name: str, ports: _Ports, copies: int) -> LocalProcess:
         return self._server("autorecovery", name, ports.of(name, "http"), {"write_quorum": copies})

@@ -1,4 +1,4 @@
-"""Which bundle a topic belongs to, and which live broker a free bundle should go to. Pure.
+"""Which bundle a topic belongs to, and which broker a bundle prefers. Pure.
 
 A bundle is a range of its namespace's hash space. The namespace's record says the ranges
 (metadata.model.NamespaceBundles). A bundle moves between brokers as a whole, so that ownership
@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import mmh3
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from magnetar.metadata.model import BrokerId, NamespaceBundles
     from magnetar.protos.names import TopicName
 
@@ -37,14 +35,10 @@ def bundle_in(topic: TopicName, bundles: NamespaceBundles) -> Bundle:
     return Bundle(topic.tenant, topic.namespace, bundles.bundle_of(topic.bundle_hash))
 
 
-def by_preference(bundle: Bundle, brokers: Iterable[BrokerId]) -> list[BrokerId]:
-    """The brokers in the order in which a free bundle should go to them.
+def preference(bundle: Bundle, broker: BrokerId) -> int:
+    """How much a bundle prefers a broker, where the number of bundles does not decide.
 
-    Rendezvous hashing: every broker computes the same order without talking to the others, and when
-    one leaves only its own bundles move.
+    Rendezvous hashing: every broker computes the same without talking to the others, so that
+    brokers that are asked at the same time choose alike, and different bundles choose differently.
     """
-    return sorted(brokers, key=lambda broker: (-_weight(bundle, broker), broker))
-
-
-def _weight(bundle: Bundle, broker: BrokerId) -> int:
     return mmh3.hash(f"{bundle}\0{broker}", signed=False)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.errors import BundleUnavailable
-from magnetar.broker.ownership.bundle import by_preference
+from magnetar.broker.ownership.census import Census, owner_of
 from magnetar.metadata import codec, paths
 from magnetar.metadata.errors import BadVersion, MetadataError, OutcomeUnknown
 from magnetar.metadata.model import BrokerRegistration, Ownership
@@ -26,11 +26,13 @@ from magnetar.metadata.store import ABSENT, SessionState
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from magnetar.broker.ownership.brokers import BrokerDirectory
     from magnetar.broker.ownership.bundle import Bundle
+    from magnetar.broker.ownership.census import Owner
     from magnetar.broker.ownership.liveness import Liveness
+    from magnetar.metadata.model import BrokerId
     from magnetar.metadata.store import MetadataStore, Versioned
 
 RACES_MAX: Final = 10  # compare-and-set rounds of one lookup; then the client retries
@@ -58,6 +60,7 @@ class Owners:
         liveness: Liveness,
         on_lost: Callable[[Bundle], Awaitable[None]],
     ) -> None:
+        self.census = Census()  # may be a minute old
         self._store = store
         self._brokers = brokers
         self._me = me
@@ -65,6 +68,7 @@ class Owners:
         self._on_lost = on_lost
         self._held: dict[Bundle, Callable[[], None]] = {}  # bundle -> ends the watch on its record
         self._releasing: dict[Bundle, BrokerRegistration | None] = {}  # bundle -> its next owner
+        self._released = asyncio.Event()  # set when `_releasing` becomes empty
         self._suspects: set[Bundle] = set()  # held bundles whose record changed
         self._suspected = asyncio.Event()
         self._settled = asyncio.Event()  # there are no suspects
@@ -146,22 +150,42 @@ class Owners:
         """The next owner of a bundle that is being released; None: it is not, or there is none."""
         return self._releasing.get(bundle)
 
-    async def release(self, bundle: Bundle, unload: Callable[[Bundle], Awaitable[None]]) -> None:
+    def recount(self, owners: Mapping[Bundle, Owner]) -> None:
+        """The owners of all bundles were read."""
+        self.census.replace(owners)
+        for bundle in self.held:
+            self.census.note(bundle, owner_of(self._me))
+
+    async def wait_released(self) -> None:
+        """Return when no bundle is being released."""
+        while self._releasing:
+            self._released.clear()
+            await self._released.wait()
+
+    async def release(
+        self,
+        bundle: Bundle,
+        unload: Callable[[Bundle], Awaitable[None]],
+        *,
+        to: BrokerRegistration | None = None,
+    ) -> None:
         """Hand a bundle over: choose its next owner, unload, write the owner into the record.
 
-        Without the metadata store the bundle is only unloaded; another broker takes it over when
-        this broker is gone.
+        `to`: the next owner; None: the live broker with the fewest bundles. Without the metadata
+        store the bundle is only unloaded; another broker takes it over when this broker is gone.
         """
         if not self.holds(bundle):
             return
         self._releasing[bundle] = None
         try:
-            next_owner = await self._choose_next_owner(bundle)
+            next_owner = to or await self._choose_next_owner(bundle)
             self._releasing[bundle] = next_owner
             await unload(bundle)
             await self._give(bundle, next_owner)
         finally:
             del self._releasing[bundle]
+            if not self._releasing:
+                self._released.set()
             self._forget(bundle)
 
     def _require_known(self, bundle: Bundle) -> None:
@@ -189,6 +213,7 @@ class Owners:
             if owner is not None and owner.incarnation != record.incarnation:
                 owner = None  # another incarnation of that broker: the one that owned is gone
             if owner is not None and not await self._liveness.is_gone(owner):
+                self.census.note(bundle, owner_of(owner))
                 return Located(owner, serves=True)
         if not authoritative:
             chosen = await self._choose(bundle)
@@ -197,15 +222,15 @@ class Owners:
         return await self._take(bundle, stored, record)
 
     async def _choose(self, bundle: Bundle) -> BrokerRegistration:
-        """The first broker in the bundle's order of preference whose port answers."""
+        """The broker with the fewest bundles whose port answers."""
         await self._brokers.refresh()
         live = {**self._brokers.live}
         if not self._stopping:
             live[self._me.broker] = self._me
-        for broker in by_preference(bundle, live):
-            if broker == self._me.broker or await self._liveness.responds(live[broker]):
-                return live[broker]
-        raise BundleUnavailable(str(bundle), "no broker can take it")
+        chosen = await self._choose_among(bundle, live)
+        if chosen is None:
+            raise BundleUnavailable(str(bundle), "no broker can take it")
+        return chosen
 
     async def _choose_next_owner(self, bundle: Bundle) -> BrokerRegistration | None:
         """The broker that gets it next; None: there is none, or it cannot be found out."""
@@ -215,9 +240,19 @@ class Owners:
             log.warning("no next owner was found", bundle=str(bundle), error=str(error))
             return None
         others = {id_: it for id_, it in self._brokers.live.items() if id_ != self._me.broker}
-        for broker in by_preference(bundle, others):
-            if await self._liveness.responds(others[broker]):
-                return others[broker]
+        return await self._choose_among(bundle, others)
+
+    async def _choose_among(
+        self, bundle: Bundle, brokers: Mapping[BrokerId, BrokerRegistration]
+    ) -> BrokerRegistration | None:
+        """The choice is counted before the port answers: choices that begin meanwhile see it."""
+        left = dict(brokers)
+        while left:
+            chosen = left.pop(self.census.order(bundle, left)[0])
+            self.census.note(bundle, owner_of(chosen))
+            if chosen == self._me or await self._liveness.responds(chosen):
+                return chosen
+        self.census.note(bundle, None)
         return None
 
     async def _take(
@@ -272,6 +307,7 @@ class Owners:
         return record.owner == self._me.broker and record.incarnation == self._me.incarnation
 
     def _hold(self, bundle: Bundle) -> Located:
+        self.census.note(bundle, owner_of(self._me))
         if bundle not in self._held:
             self._held[bundle] = self._store.watch(_path(bundle), lambda: self._suspect(bundle))
             self._suspect(bundle)  # it may have changed between the read and the watch

@@ -43,6 +43,12 @@ def local_cluster(
             " 3 times in 10 minutes",
         ),
     ] = False,
+    broker_setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="a setting of all brokers; give the option once for each"
+        ),
+    ] = None,
 ) -> None:
     """Run a cluster on this machine: ZooKeepers (Java), bookies, brokers and autorecovery
     processes.
@@ -59,6 +65,7 @@ def local_cluster(
         bookies=bookies,
         brokers=brokers,
         autorecoveries=autorecoveries,
+        broker_settings=dict(map(_parse_setting, broker_setting or [])),
     )
 
     def on_ready() -> None:
@@ -74,6 +81,13 @@ def local_cluster(
         )
 
     raise typer.Exit(run_process(run))
+
+
+def _parse_setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--broker-setting")
+    return name, value
 
 
 def print_table(cluster: LocalCluster, directory: Path, console: Console) -> None:

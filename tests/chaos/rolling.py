@@ -186,8 +186,9 @@ async def run_rolling(
     """
     result = Result(rounds)
     begun = time.monotonic()
-    counts = {"zookeepers": zookeepers, "bookies": bookies, "brokers": 2}
-    async with LocalCluster(directory, **counts) as cluster:
+    async with LocalCluster(
+        directory, zookeepers=zookeepers, bookies=bookies, brokers=2
+    ) as cluster:
 
         def prepare() -> None:
             admin(cluster, "POST", "namespaces/public/default/deduplication", True)

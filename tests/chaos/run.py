@@ -92,12 +92,9 @@ class Run:
 async def run_chaos(setting: Setting, seed: int, directory: Path) -> Run:
     """Raises only when the cluster does not come up; all else is in what it gives."""
     run = Run(setting, seed, History(), [], [])
-    counts = {
-        "zookeepers": setting.zookeepers,
-        "bookies": setting.bookies,
-        "brokers": 2,
-    }
-    async with LocalCluster(directory, **counts) as cluster:
+    async with LocalCluster(
+        directory, zookeepers=setting.zookeepers, bookies=setting.bookies, brokers=2
+    ) as cluster:
         await asyncio.to_thread(keep_everything, cluster)
         store = await ZooKeeperStore.connect(cluster.zookeeper)
         client = Client(cluster.service_url)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fakes.ledgers import FakeLedgers
 from fakes.witnesses import FakeWitnesses
 
+from magnetar.broker.balance import BALANCE_DEFAULTS, BalanceRules
 from magnetar.broker.broker import Broker
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
@@ -74,6 +75,7 @@ async def running_broker(
     log_config: LogConfig | None = None,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     limits: ConnectionLimits | None = None,
+    balance: BalanceRules = BALANCE_DEFAULTS,
 ) -> AsyncIterator[RunningBroker]:
     """One broker; leaving stops it cleanly, unless it was killed."""
     store = cluster.store()
@@ -101,6 +103,7 @@ async def running_broker(
             clock=SystemClock(),
             random=random.Random(number),
             message_bytes_max=message_bytes_max,
+            balance=balance,
         )
         endpoint = Endpoint(broker, limits=limits or ConnectionLimits())
 

@@ -16,18 +16,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SERVED_S = 60.0
+BALANCING = "load_balancer_shedding_interval_minutes=0.01"
+STAYING = "load_balancer_shedding_enabled=false"
 
 
 class ClusterProcess:
     """`magnetar local-cluster`, which starts a process again when it was killed."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, balances: bool = False) -> None:
+        """`balances`: bundles move to the broker that owns fewer, within some seconds. Otherwise
+        they stay, so that a test knows where they are."""
         self.directory = directory / "cluster"
         command = [sys.executable, "-m", "magnetar.cli.main", "local-cluster", "--restart"]
-        counts = ["--zookeepers", "1", "--bookies", "3", "--brokers", "2"]
+        command += ["--zookeepers", "1", "--bookies", "3", "--brokers", "2"]
+        command += ["--broker-setting", BALANCING if balances else STAYING]
         with (directory / "launcher.log").open("w") as log:
             self._process = subprocess.Popen(
-                [*command, "--dir", str(self.directory), *counts],
+                [*command, "--dir", str(self.directory)],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -19,7 +19,9 @@ from fakes.wire import TRANSPORTS, wire_to
 from support import wait_until
 
 import magnetar.asyncio as magnetar
-from magnetar.broker.ownership.bundle import bundle_in, by_preference
+from magnetar.broker.balance import BalanceRules
+from magnetar.broker.ownership.bundle import bundle_in
+from magnetar.broker.ownership.census import Census
 from magnetar.client.message import MessageId
 from magnetar.client.options import InitialPosition
 from magnetar.metadata.model import NamespaceBundles
@@ -48,14 +50,12 @@ async def pair() -> AsyncIterator[list[RunningBroker]]:
 
 
 def topic_of(owner: RunningBroker, brokers: list[RunningBroker]) -> str:
-    """A topic that prefers this broker."""
-    ids = [it.registration.broker for it in brokers]
+    """A topic that prefers this broker, while both own as many bundles."""
+    live = {it.registration.broker: it.registration for it in brokers}
     for namespace in SPREAD:
         name = f"persistent://{namespace}/t"
-        if (
-            by_preference(bundle_in(TopicName.parse(name), NamespaceBundles()), ids)[0]
-            == owner.registration.broker
-        ):
+        bundle = bundle_in(TopicName.parse(name), NamespaceBundles())
+        if Census().order(bundle, live)[0] == owner.registration.broker:
             return name
     raise AssertionError("no topic prefers this broker")
 
@@ -150,6 +150,42 @@ async def test_a_stop_hands_over_at_once() -> None:
             check(workload, numbers)
             assert len(numbers) == len(set(numbers)), "a clean handover sends nothing twice"
             assert workload.gap_s < HANDOVER_S
+
+
+async def test_a_broker_that_joins_gets_a_topic_and_its_clients_move_at_once() -> None:
+    cluster = ClusterState()
+    await create_namespaces(cluster.store(), "public/n0")
+    balance = BalanceRules(period_s=0.1)
+    async with (
+        running_broker(cluster, 0, balance=balance) as first,
+        magnetar.Client(first.grpc_url) as client,
+    ):
+        names = (f"persistent://public/n0/t{number}" for number in range(20))
+        by_bundle = {bundle_in(TopicName.parse(each), NamespaceBundles()): each for each in names}
+        topics = list(by_bundle.values())
+        workloads = [Workload(client, topic) for topic in topics]
+        async with asyncio.TaskGroup() as group:
+            for workload in workloads:
+                group.create_task(workload.run())
+            for workload in workloads:
+                await after(workload, 20)
+            assert first.broker.bundles == 4
+            async with running_broker(cluster, 1, balance=balance) as second:
+                await wait_until(lambda: second.broker.bundles == 2)
+                for workload in workloads:
+                    await after(workload, 40)
+                assert first.broker.bundles == 2
+                assert first.broker.balancer.moved == 2
+                moved = [topic for topic in topics if serves(second, topic)]
+                assert len(moved) == 2
+                assert not [topic for topic in moved if serves(first, topic)]
+                assert max(workload.gap_s for workload in workloads) < HANDOVER_S
+                for workload in workloads:
+                    workload.done.set()
+        for workload in workloads:
+            numbers = await stored(client, workload.topic)
+            check(workload, numbers)
+            assert len(numbers) == len(set(numbers)), "a clean move sends nothing twice"
 
 
 @pytest.mark.parametrize("registered", [True, False], ids=["port refuses", "session gone"])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mutants import (
+    balances,
     bookies,
     ledgers,
     lives,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 FIRST_SEED = 0
 __all__ = [
     "Verdict",
+    "balances",
     "bookies",
     "hunt",
     "ledgers",

@@ -22,6 +22,7 @@ FIRST, SEEDS = 0, 300  # 90 s of one core
 # What a run of this length must have met; each was met some dozens of times when this was written.
 FAULTS = (
     "add refused by a nearly full disk",
+    "bundle moved to another broker",
     "call twice",
     "clock jumps",
     "conflicting add refused",
@@ -157,6 +158,7 @@ def test_what_failed_once_holds_now(scenario: str, seed: int) -> None:
         "T50",
         "life",
         "silent",
+        "balance",
         "scrub",
         "failover",
         "key_shared",

@@ -91,7 +91,7 @@ class SilentOwner(Owner):
             services.directory, services.pool, broker=name, incarnation=incarnation, random=random
         )
         brokers = BrokerDirectory(store)
-        liveness = _ToldLiveness(self._cluster, presence, self.client)
+        liveness = ToldLiveness(self._cluster, presence, self.client)
         owners = Owners(store, brokers, me, liveness=liveness, on_lost=self._on_lost)
         lease = Lease(
             store,
@@ -124,7 +124,7 @@ class SilentOwner(Owner):
         self._trace.note(self.client.name, "was replaced")
 
 
-class _ToldLiveness(Liveness):
+class ToldLiveness(Liveness):
     """Notes who is replaced, and in which state."""
 
     def __init__(self, cluster: Cluster, presence: Presence, client: ClientNode) -> None:

@@ -15,7 +15,8 @@ from magnetar.bookie.contract import LastHeard
 from magnetar.broker.errors import BundleUnavailable
 from magnetar.broker.ownership import liveness as module
 from magnetar.broker.ownership.brokers import BrokerDirectory
-from magnetar.broker.ownership.bundle import Bundle, bundle_in, by_preference
+from magnetar.broker.ownership.bundle import Bundle, bundle_in
+from magnetar.broker.ownership.census import Census, owner_of, read_owners
 from magnetar.broker.ownership.liveness import Liveness
 from magnetar.broker.ownership.owners import Owners
 from magnetar.metadata import codec, paths
@@ -110,11 +111,11 @@ def bundle_of(name: TopicName) -> Bundle:
 
 
 def topic_of(peer: Peer, peers: list[Peer]) -> TopicName:
-    """A topic whose free bundle prefers `peer`."""
-    ids = [one.me.broker for one in peers]
+    """A topic whose free bundle prefers `peer`, while all own as many bundles."""
+    live = {one.me.broker: one.me for one in peers}
     for number in range(1_000):
         name = TopicName.parse(f"public/n{number}/t")
-        if by_preference(bundle_of(name), ids)[0] == peer.me.broker:
+        if Census().order(bundle_of(name), live)[0] == peer.me.broker:
             return name
     raise AssertionError("no topic prefers this broker")
 
@@ -373,7 +374,7 @@ async def test_a_broker_that_is_gone_is_no_heir() -> None:
         name = topic_of(peers[0], peers)
         bundle = bundle_of(name)
         await peers[0].owners.locate(bundle_of(name), authoritative=False)
-        order = by_preference(bundle, [peer.me.broker for peer in peers[1:]])
+        order = Census().order(bundle, {peer.me.broker: peer.me for peer in peers[1:]})
         first, second = (next(it for it in peers if it.me.broker == id_) for id_ in order)
         first.close_port()  # it is registered until its session expires
         seen: list[object] = []
@@ -536,15 +537,67 @@ async def test_the_last_broker_leaves_its_bundle_free() -> None:
             await peers[0].owners.locate(bundle_of(name), authoritative=True)
 
 
-def test_every_broker_computes_the_same_preference_and_only_the_bundles_of_a_leaver_move() -> None:
-    ids = [BrokerId(f"b{number}") for number in range(5)]
-    bundles = [Bundle("t", f"n{number}", "0x00000000_0x40000000") for number in range(200)]
-    first = {bundle: by_preference(bundle, ids)[0] for bundle in bundles}
-    assert first == {bundle: by_preference(bundle, reversed(ids))[0] for bundle in bundles}
-    after = {bundle: by_preference(bundle, ids[1:])[0] for bundle in bundles}
-    moved = {bundle for bundle in bundles if first[bundle] != after[bundle]}
-    assert moved == {bundle for bundle in bundles if first[bundle] == ids[0]}
-    assert set(first.values()) == set(ids), "every broker gets some"
+def quarters() -> list[Bundle]:
+    ranges = ("0x00000000_0x40000000", "0x40000000_0x80000000")
+    ranges += ("0x80000000_0xc0000000", "0xc0000000_0xffffffff")
+    return [Bundle("public", "default", part) for part in ranges]
+
+
+async def test_the_bundles_of_a_namespace_are_spread_although_one_broker_is_asked() -> None:
+    async with brokers(2) as peers:
+        for bundle in quarters():
+            located = await peers[0].owners.locate(bundle, authoritative=False)
+            target = next(peer for peer in peers if peer.me == located.broker)
+            await target.owners.locate(bundle, authoritative=not located.serves)
+        assert [len(peer.owners.held) for peer in peers] == [2, 2]
+
+
+async def test_the_bundles_of_a_dead_owner_are_spread_over_the_others() -> None:
+    async with brokers(3) as peers:
+        bundles = quarters()
+        for bundle in bundles:
+            await peers[0].owners.locate(bundle, authoritative=True)
+        peers[0].store.expire()
+        peers[0].close_port()
+        found = [await peers[1].owners.locate(each, authoritative=False) for each in bundles]
+        chosen = [located.broker.broker for located in found]
+        assert sorted(chosen.count(peer.me.broker) for peer in peers) == [0, 2, 2]
+
+
+async def test_a_broker_that_stops_spreads_its_bundles() -> None:
+    async with brokers(3) as peers:
+        for bundle in quarters():
+            await peers[0].owners.locate(bundle, authoritative=True)
+
+        async def unload(_: Bundle) -> None:
+            await settle()
+
+        peers[0].owners.begin_stop()
+        async with asyncio.TaskGroup() as group:
+            for bundle in peers[0].owners.held:
+                group.create_task(peers[0].owners.release(bundle, unload))
+            group.create_task(peers[0].owners.wait_released())
+        for peer in peers[1:]:
+            peer.owners.recount(await read_owners(peer.store))
+            for other in peers[1:]:
+                assert peer.owners.census.count(owner_of(other.me)) == 2
+
+
+async def test_a_bundle_is_handed_to_the_named_broker() -> None:
+    async with brokers(3) as peers:
+        bundle = quarters()[0]
+        await peers[0].owners.locate(bundle, authoritative=True)
+        for peer in peers[1:]:
+            seen: list[object] = []
+
+            async def unload(unloading: Bundle, seen: list[object] = seen) -> None:
+                seen.append(peers[0].owners.next_owner_of(unloading))
+
+            await peers[0].owners.release(bundle, unload, to=peer.me)
+            assert seen == [peer.me]
+            assert (await peer.owners.locate(bundle, authoritative=False)).broker == peer.me
+            await peer.owners.release(bundle, unload, to=peers[0].me)
+            assert (await peers[0].owners.locate(bundle, authoritative=False)).serves
 
 
 async def test_verifying_gives_up_what_was_taken_before_it_returns() -> None:

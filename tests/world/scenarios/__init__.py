@@ -2,6 +2,7 @@
 
 from world.scenario import SCENARIOS
 from world.scenarios import (
+    balancing,
     changing,
     cluster,
     disks,
@@ -21,6 +22,7 @@ from world.scenarios import (
 
 __all__ = [
     "SCENARIOS",
+    "balancing",
     "changing",
     "cluster",
     "disks",

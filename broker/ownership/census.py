@@ -1,0 +1,134 @@
+"""Which broker owns each bundle, as far as this broker knows, and how bundles are spread by their
+number. Pure, but for `read_owners`.
+
+A free bundle goes to the live broker that owns the fewest bundles. Bundles move from brokers that
+own too many to those that own too few (balancer.py). What a broker knows may be a minute old: a
+wrong guess leaves the bundles spread unevenly until the next round, and harms nothing.
+
+The rule for moves takes no leader. Every broker computes the same moves from the same counts, and
+makes those that begin at itself. No bundle moves between brokers whose numbers differ by one, so no
+move makes another one necessary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, TypeAlias
+
+from magnetar.broker.ownership.bundle import Bundle, preference
+from magnetar.metadata import codec, paths
+from magnetar.metadata.model import BrokerId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from magnetar.metadata.model import BrokerRegistration
+    from magnetar.metadata.store import MetadataStore
+
+Owner: TypeAlias = tuple[BrokerId, str]
+"""A broker's name, and the incarnation of its process."""
+
+
+class Census:
+    """The owner of each bundle. `replace` sets all; `note` what this broker learns meanwhile."""
+
+    def __init__(self) -> None:
+        self._owners: dict[Bundle, Owner] = {}
+        self._counts: Counter[Owner] = Counter()
+        self._in_namespace: Counter[tuple[Owner, str, str]] = Counter()
+
+    def replace(self, owners: Mapping[Bundle, Owner]) -> None:
+        """Forget everything else."""
+        self._owners.clear()
+        self._counts.clear()
+        self._in_namespace.clear()
+        for bundle, owner in owners.items():
+            self.note(bundle, owner)
+
+    def note(self, bundle: Bundle, owner: Owner | None) -> None:
+        """`bundle` belongs to `owner`, or soon will. None: it is free."""
+        self._add(bundle, self._owners.pop(bundle, None), -1)
+        self._add(bundle, owner, 1)
+        if owner is not None:
+            self._owners[bundle] = owner
+
+    def count(self, owner: Owner) -> int:
+        """How many bundles it owns."""
+        return self._counts[owner]
+
+    def count_in(self, bundle: Bundle, owner: Owner) -> int:
+        """How many bundles of this bundle's namespace it owns."""
+        return self._in_namespace[owner, bundle.tenant, bundle.namespace]
+
+    def order(
+        self, bundle: Bundle, brokers: Mapping[BrokerId, BrokerRegistration]
+    ) -> list[BrokerId]:
+        """The brokers in the order in which a free bundle should go to them: those with the fewest
+        bundles first, of these the ones with the fewest of its namespace, and then by preference.
+        """
+
+        def rank(broker: BrokerId) -> tuple[int, int, int, BrokerId]:
+            owner = owner_of(brokers[broker])
+            count, in_namespace = self.count(owner), self.count_in(bundle, owner)
+            return count, in_namespace, -preference(bundle, broker), broker
+
+        return sorted(brokers, key=rank)
+
+    def choose(self, movable: Iterable[Bundle], source: Owner, target: Owner) -> Bundle | None:
+        """The bundle that should move from `source` to `target`: of the namespace that is spread
+        the least evenly over the two. None: there is none to choose from."""
+
+        def rank(bundle: Bundle) -> tuple[int, int, str]:
+            more = self.count_in(bundle, source) - self.count_in(bundle, target)
+            return more, preference(bundle, target[0]), str(bundle)
+
+        return max(movable, key=rank, default=None)
+
+    def _add(self, bundle: Bundle, owner: Owner | None, number: int) -> None:
+        if owner is None:
+            return
+        of_namespace = (owner, bundle.tenant, bundle.namespace)
+        self._counts[owner] += number
+        self._in_namespace[of_namespace] += number
+        if not self._counts[owner]:
+            del self._counts[owner]
+        if not self._in_namespace[of_namespace]:
+            del self._in_namespace[of_namespace]
+
+
+def owner_of(broker: BrokerRegistration) -> Owner:
+    return broker.broker, broker.incarnation
+
+
+def targets_of(source: Owner, counts: Mapping[Owner, int]) -> list[Owner]:
+    """The brokers that should get a bundle from `source`, one place in the list for each bundle.
+
+    `counts` has the number of bundles of every live broker, also of those without any. Afterwards
+    every broker has the same number, or one more: the brokers with the most keep one more.
+    """
+    share, extra = divmod(sum(counts.values()), len(counts))
+    ranked = sorted(counts, key=lambda owner: (-counts[owner], owner))
+    sources: list[Owner] = []
+    targets: list[Owner] = []
+    for place, owner in enumerate(ranked):
+        too_many = counts[owner] - share - (place < extra)
+        sources += [owner] * too_many
+        targets += [owner] * -too_many
+    targets.reverse()  # the broker with the fewest first
+    assert len(sources) == len(targets), counts
+    return [target for it, target in zip(sources, targets, strict=True) if it == source]
+
+
+async def read_owners(store: MetadataStore) -> dict[Bundle, Owner]:
+    """Read all ownership records, one after the other. Raises MetadataError."""
+    found: dict[Bundle, Owner] = {}
+    for tenant in await store.children(paths.OWNERSHIP):
+        for namespace in await store.children(f"{paths.OWNERSHIP}/{tenant}"):
+            folder = f"{paths.OWNERSHIP}/{tenant}/{namespace}"
+            for part in await store.children(folder):
+                stored = await store.get(f"{folder}/{part}")
+                if stored is not None:
+                    record = codec.decode_ownership(stored.value)
+                    bundle = Bundle(*map(paths.unquoted, (tenant, namespace, part)))
+                    found[bundle] = record.owner, record.incarnation
+    return found

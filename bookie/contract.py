@@ -19,9 +19,9 @@ STRIDE_MAX: Final = 32
 """The largest ensemble."""
 
 BEAT_S: Final = 0.5
-"""Between two beats of a broker to each bookie. A beat and its answer cost 0.02 ms at each end, and
-less than 0.1 in a process that has to wake up for it: 0.06 % of a core at a broker with three
-bookies."""
+"""The time between two beats of a broker to each bookie. A beat and its answer cost 0.02 ms at each
+end, and less than 0.1 in a process that has to wake up for it: 0.06 % of a core at a broker with
+three bookies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +58,8 @@ class LastConfirmedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastConfirmed:
-    """With a code other than OK the numbers are -1, -1, 0 and mean nothing. The same holds for an
-    OK to a fence when the last entry cannot be read."""
+    """The answer of `last_confirmed`. With a code other than OK the numbers are -1, -1, 0 and mean
+    nothing. The same holds for an OK to a fence when the last entry cannot be read."""
 
     code: BookieCode
     confirmed: int = -1  # from the envelope of the last stored entry; -1: none
@@ -98,7 +98,7 @@ class LastHeard:
 
     @property
     def silent_s(self) -> float:
-        """For at least so long the broker has sent nothing to this bookie."""
+        """The time in which the broker has certainly sent nothing to this bookie."""
         return min(self.heard_s, self.listening_s)
 
 

@@ -219,7 +219,7 @@ class Scrub:
             log.warning("damage not reported", ledger=ledger, first=first, error=str(error))
 
     async def _list(self, read: Callable[[], T]) -> T | None:
-        """For lists of ledgers. None: they cannot be read; the failure is logged."""
+        """Read a list of ledgers. None: it cannot be read; the failure is logged."""
         try:
             return await self._on_thread(read)
         except StorageFailed as error:

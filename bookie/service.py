@@ -344,7 +344,7 @@ class BookieService:
     async def _read_striped(
         self, request: ReadRequest, source: _Source
     ) -> AsyncGenerator[Sequence[Buffer], None]:
-        """As `read`, but continues across gaps."""
+        """Like `read`, but continues across gaps."""
         bytes_left = min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX)
         entries_left = min(request.entries_max or READ_ENTRIES_MAX, READ_ENTRIES_MAX)
         at, why = request.first, None
@@ -394,8 +394,8 @@ class BookieService:
     def _run(
         self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
     ) -> tuple[list[bytes], BookieCode]:
-        """As `Storage.run`, which fails as a whole, but returns the entries before one that cannot
-        be read; and the code to answer if they are too few."""
+        """Like `Storage.run`, but does not fail as a whole: returns the entries before one that
+        cannot be read; and the code to answer if they are too few."""
         run, absent = self._storage.run, BookieCode.NO_SUCH_ENTRY
         with suppress(StorageFailed):
             return run(ledger, first, last, bytes_max=bytes_max, entries_max=entries_max), absent
@@ -413,7 +413,7 @@ class BookieService:
     def _run_of_former(
         self, request: ReadRequest, first: int, last: int, *, bytes_max: int, entries_max: int
     ) -> tuple[list[bytes], BookieCode]:
-        """As `_run`, from the store of a former incarnation."""
+        """Like `_run`, from the store of a former incarnation."""
         found = self._damaged_store.run(
             request.incarnation,
             request.ledger,

@@ -98,13 +98,14 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 RELEASE_TIMEOUT_S: Final = 30.0
-"""For all bundles on a clean stop. Other brokers take over the bundles that are left."""
+"""Time limit for the release of all bundles on a clean stop. Other brokers take over the bundles
+that are left."""
 
 ORPHAN_GRACE_S: Final = 24 * 3600.0
 """Before it a ledger of no topic is kept, whatever the records say."""
 
 SWEEP_PERIOD_S: Final = 60.0
-"""Between two looks for deletions that were begun and not finished, and for old tombstones."""
+"""The pause between two searches for unfinished deletions and old tombstones."""
 
 UNLOAD_PERIOD_S_MAX: Final = 60.0
 
@@ -256,7 +257,7 @@ class Broker:
 
     @property
     def metadata(self) -> MetadataStore:
-        """For operations of administrators."""
+        """The metadata store, for operations of administrators."""
         return self._store
 
     @property
@@ -362,7 +363,8 @@ class Broker:
             return topic
 
     async def stored_topic(self, name: TopicName, *, create: bool = True) -> PersistentTopic:
-        """As `topic`, for what needs stored messages. Raises NotAllowed: there are none."""
+        """Like `topic`, for operations that need stored messages. Raises NotAllowed for a
+        non-persistent topic."""
         if name.domain is not Domain.PERSISTENT:
             raise NotAllowed(str(name), "the messages of a non-persistent topic are not stored")
         topic = await self.topic(name, create=create)
@@ -493,8 +495,8 @@ class Broker:
     async def create_partitioned_topic(
         self, name: TopicName, partitions: int, properties: Mapping[str, str]
     ) -> None:
-        """By an administrator's request. Raises InvalidPartitionCount, ReservedName, TopicExists,
-        PoliciesUnavailable, NamespaceNotFound, MetadataError."""
+        """Called for an administrator's request. Raises InvalidPartitionCount, ReservedName,
+        TopicExists, PoliciesUnavailable, NamespaceNotFound, MetadataError."""
         await self._bundle_of(name)
         if is_system(name):
             raise ReservedName(str(name), "the name is reserved for the system")
@@ -520,7 +522,7 @@ class Broker:
         return found
 
     async def close_non_persistent(self, name: TopicName, *, force: bool) -> None:
-        """By an administrator's request. Raises TopicNotFound, NonPersistentInUse."""
+        """Called for an administrator's request. Raises TopicNotFound, NonPersistentInUse."""
         served = self._topics.get(name)
         if served is None:
             raise TopicNotFound(str(name))

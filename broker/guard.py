@@ -33,7 +33,7 @@ PAUSE_S_FIRST: Final = 30.0
 """Clients look a topic up again after at most a minute."""
 PAUSE_S_MAX: Final = 600.0
 FORGET_S: Final = 3600.0
-"""After an hour without a failure a topic begins anew."""
+"""After this time without a failure, the earlier failures of a topic are forgotten."""
 TOPICS_MAX: Final = 10_000
 """Remembered with their failures, the latest ones."""
 
@@ -100,7 +100,7 @@ class Guard:
 
 @dataclass(slots=True)
 class _Record:
-    """Of one topic."""
+    """The failures of one topic."""
 
     times: deque[float] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))
     reason: str = ""

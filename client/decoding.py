@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from magnetar.client.schema.schema import Schema, SchemaInfo
 
 VERSIONS_MAX: Final = 1_000
-"""Of all topics of a consumer; beyond it the decoder forgets the oldest one."""
+"""Schema versions of all topics of a consumer; beyond it the decoder forgets the oldest one."""
 
 log = get_logger(__name__)
 

@@ -291,7 +291,7 @@ ACK_TIMEOUT_TICK_MS_MIN: Final = 100
 """Apache's lower limit."""
 
 PRIORITY_LEVEL_MAX: Final = (1 << 31) - 1
-"""Of the protocol."""
+"""The maximum of the protocol."""
 
 UNACKED_TIMEOUT_MS_MIN: Final = 10_000
 """Apache's lower limit. Below it, messages that are still being processed would be redelivered."""

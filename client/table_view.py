@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 Changed = Callable[[str, Any], object]
-"""Called as `callback(key, value)`: what the schema makes of it; without one, the payload."""
+"""Called as `callback(key, value)`. The value is decoded by the schema; without a schema it is the
+payload."""
 
 
 class TableRows:
@@ -84,7 +85,8 @@ class TableRows:
         return f"TableView(topic={self._options.topic}{more})"
 
     async def _follow(self) -> None:
-        """Read until the view is closed. An error before that concerns one message, or passes."""
+        """Read until the view is closed. An error before that concerns one message or is temporary:
+        log it and go on."""
         topic = self._subscriber.topic
         while True:
             try:

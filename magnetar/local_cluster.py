@@ -93,7 +93,7 @@ class LocalCluster:
 
     @property
     def admin_url(self) -> str:
-        """Of all brokers: each one redirects to the broker that serves a topic."""
+        """The addresses of all brokers: each broker redirects to the one that serves a topic."""
         return self._url("http", "http")
 
     @property

@@ -65,7 +65,7 @@ class StandaloneConfig(BrokerSettings):
     )
 
     def survives(self, error: BaseException) -> bool:
-        """As a broker, but a bug of the bookie ends the process before it damages data."""
+        """Like a broker, but a bug in the bookie ends the process before it damages data."""
         frames = traceback.extract_tb(error.__traceback__)
         return not any(
             BOOKIE in frame.filename and LEDGER not in frame.filename for frame in frames

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CHECK_S: Final = 0.5
-"""Between two checks, and the time limit of one. A check costs the server about 1 ms."""
+"""The time between two checks, and the time limit of one check. A check costs the server about 1
+ms."""
 
 SILENCE_S: Final = 2.0
 KILLS_MAX: Final = 3

@@ -156,7 +156,7 @@ class DiskNodes:
         self._files.pwrite(self._watermark, record, 0)
 
     def _names(self, path: str) -> Iterator[str]:
-        """Of the children; one may come twice."""
+        """The names of the children; a name may appear twice."""
         removed = {changed for changed, node in self._changed.items() if node is None}
         prefix = _key("" if path == "/" else path, name="")
         for key in self._db.keys(from_key=prefix):
@@ -187,7 +187,8 @@ def _door(directory: Path, call: Callable[[], T]) -> T:
 
 
 def _key(path: str, name: str | None = None) -> bytes:
-    """Of a node; or, with a name, of that child of `path` ("": where its children begin)."""
+    """The key of a node; with a name, the key of that child of `path` ("": where its children
+    begin)."""
     parent = path
     if name is None:
         parent, _, name = path.rpartition("/")

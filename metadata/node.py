@@ -6,7 +6,7 @@ from typing import Final
 from magnetar.metadata.errors import ValueTooLarge
 
 ABSENT: Final = -1
-"""As `expected`: the node must not exist."""
+"""A value of `expected`: the node must not exist."""
 
 VALUE_BYTES_MAX: Final = 1_000 * 1024
 """ZooKeeper refuses packets over 0xfffff bytes; this leaves 24,575 for the path and the headers."""

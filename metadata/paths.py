@@ -126,7 +126,8 @@ def topic(tenant: str, namespace: str, domain: str, name: str) -> str:
 
 
 def deleted_topic(full_name: str) -> str:
-    """In one folder for all topics, so that the sweeper lists them with one request."""
+    """The path of a topic's tombstone. All tombstones are in one folder, so that the sweeper lists
+    them with one request."""
     return f"{DELETED_TOPICS}/{quoted(full_name)}"
 
 

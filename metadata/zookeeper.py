@@ -71,7 +71,7 @@ _CLOSE_S: Final = 5.0
 """To end a session. After that the ensemble ends it when its timeout passes."""
 
 _RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
-"""Between rounds over the hosts. kazoo's own default would back off up to an hour."""
+"""The pauses between rounds over the hosts. By default, kazoo would wait up to an hour."""
 
 _AGAIN_S: Final = 1.0
 """Pause before a watch is armed again, or a stopped kazoo is started again."""
@@ -291,7 +291,8 @@ class ZooKeeperStore:
                 raise _Disconnected(reason, hosts=self._hosts) from error
 
     async def _make_root(self) -> None:
-        """As soon as there is a session. The connection may break before it is done."""
+        """Make the root as soon as there is a session. The connection may break before that is
+        done."""
         while True:
             await self._connected()
             try:

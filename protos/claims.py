@@ -29,10 +29,10 @@ LZ4: a length byte stands for 255. ZLIB: 258 bytes by two bits. SNAPPY: a copy o
 """
 
 EXPANSION_SPARE_BYTES: Final = 64
-"""For the first bytes of a compressed payload, which a small one consists of."""
+"""Added to the bound for the first bytes of a compressed payload: a small one has few others."""
 
 UUID_CHARACTERS_MAX: Final = 2_048
-"""Of a chunked message. Apache's clients make it of the producer's name and a number."""
+"""The uuid of a chunked message. Apache's clients make it from the producer's name and a number."""
 
 _INT64: Final = 1 << 63
 

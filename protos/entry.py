@@ -108,7 +108,7 @@ def parse_stored_entry(data: bytes | memoryview) -> EntryView:
 def parse_sent_entry(
     data: bytes, check: Callable[[pb.MessageMetadata, EntryView], None]
 ) -> EntryView:
-    """As `parse_stored_entry`, for an entry that arrives. `check` sees all of its metadata, and
+    """Like `parse_stored_entry`, for an entry that arrives. `check` sees all of its metadata, and
     raises what is wrong with it; plain metadata has nothing to check."""
     head = _head(data)
     plain = _plain_view(data, head)

@@ -223,7 +223,7 @@ def decode_envelope(envelope: Buffer) -> Envelope:
 
 
 def decode_envelope_of(ledger: int, entry: int, envelope: Buffer) -> Envelope:
-    """As `decode_envelope`. Another entry's envelope is damage too, even if it is sound."""
+    """Like `decode_envelope`. Another entry's envelope is damage too, even if it is sound."""
     decoded = decode_envelope(envelope)
     if (decoded.ledger, decoded.entry) != (ledger, entry):
         raise EnvelopeDamaged(f"it is entry {decoded.ledger}:{decoded.entry}")

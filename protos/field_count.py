@@ -50,8 +50,8 @@ def _count(data: bytes | memoryview, at: int, end: int, kind: Descriptor, limit:
 
 
 def _varint(data: bytes | memoryview, at: int, end: int) -> tuple[int, int]:
-    """As `read_varint` of entry.py, but within a part of the data, and malformed bytes end the part
-    without an error: the parser refuses them."""
+    """Like `read_varint` of entry.py, but within a part of the data. Malformed bytes end the part
+    without an error, because the parser refuses them."""
     value = shift = 0
     while at < end:
         byte = data[at]

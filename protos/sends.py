@@ -65,10 +65,10 @@ class SendRun:
 
 
 RUN_ENTRIES_MAX: Final = 250
-"""Of a run, which is published in one step of the loop: 5 ms, 15 on a busy machine."""
+"""The entries of a run, which is published in one step of the loop: 5 ms, 15 on a busy machine."""
 
 RUN_PARSED_BYTES_MAX: Final = 128 << 10
-"""Of the SENDs in a run that are not plain: their metadata may take 0.1 us a byte."""
+"""The bytes of the SENDs in a run that are not plain: their metadata may take 0.1 us a byte."""
 
 
 def read_sends(buffer: memoryview, at: int) -> SendRun | None:
@@ -216,7 +216,8 @@ def _add(run: SendRun | None, command: Command) -> SendRun | None:
 
 
 def _ids_of(producer_id: int) -> bytes:
-    """As `_are_ids` accepts them; what fits nothing for a producer whose id takes more bytes."""
+    """The bytes that `_are_ids` accepts. For a producer whose id takes more bytes: bytes that match
+    no command."""
     return bytes([8, producer_id, 0x10]) if 0 <= producer_id < 0x80 else b"none"
 
 

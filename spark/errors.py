@@ -121,7 +121,7 @@ class OutOfOrder(ReadRefused):
 
 
 class ReadStalled(SparkError):
-    """For the time `readTimeoutMs`, no broker was reachable, or no broker served the topic."""
+    """No broker was reachable or served the topic within `readTimeoutMs`."""
 
     definite = False
 
@@ -179,7 +179,7 @@ class RowsChanged(WriteRefused):
 
 
 class WriteStalled(SparkError):
-    """For the time `sendTimeoutMs`, no broker confirmed a message."""
+    """No broker confirmed a message within `sendTimeoutMs`."""
 
     definite = False
 

@@ -36,8 +36,9 @@ HOLD_BYTES: Final = 16 << 10
 in any case. At 1,000 single messages per second of 1 KB the frames, syncs and acks halve."""
 
 GONE_PAUSE_S: Final = 60.0
-"""Between attempts while another incarnation answers at the address. This incarnation is gone,
-unless it is listed again, which triggers an attempt at once. An idle ledger may wait for days."""
+"""The pause between attempts while another incarnation answers at the address. The wanted
+incarnation is gone, unless it is listed again, which triggers an attempt at once. An idle ledger
+may wait for days."""
 
 
 class AddSink(Protocol):

@@ -189,7 +189,7 @@ class LedgerAppender:
 
     @property
     def trouble(self) -> str:
-        """For logs: the failed members and their last answers. "": none."""
+        """The failed members and their last answers, for logs. "": there are none."""
         failed = [self._writer.ensemble[seat] for seat in seat_numbers(self._writer.failed)]
         said = {
             member: self._refusals[member].name if member in self._refusals else "SILENT"
@@ -217,7 +217,7 @@ class LedgerAppender:
     # -- reading, closing ------------------------------------------------------------------------
 
     async def read(self, first: int, last: int, *, bytes_max: int) -> list[LedgerEntry]:
-        """As `LedgerReader.read`. `last` must be confirmed."""
+        """Like `LedgerReader.read`. `last` must be confirmed."""
         assert last <= self._writer.confirmed, f"entry {last} is not confirmed"
         if self._reader.metadata.last_segment != self.metadata.last_segment:
             self._reader.metadata = self.metadata

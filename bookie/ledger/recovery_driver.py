@@ -109,7 +109,8 @@ class _Recoverer:
             stream.detach(self._metadata.ledger)
 
     def await_late_acks(self) -> None:
-        """For members that were sent the last entries but have not acknowledged them yet."""
+        """Attach LateAcks for the members that were sent the last entries but have not acknowledged
+        them yet."""
         for member, entries in self.machine.owed.items():
             stream = self._streams[member]
             if stream not in self._held:

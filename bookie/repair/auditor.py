@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 RETRY_S: Final = 2.0
-"""After an error of the metadata store."""
+"""The pause after an error of the metadata store."""
 
 PROGRESS_S: Final = 60.0
 """How often the position in the rotation is stored. A new auditor repeats the work since then."""

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LOOK_S: Final = 2.0
-"""Between looks at the remaining ledgers, and after an error of the metadata store."""
+"""The pause between checks of the remaining ledgers, and after an error of the metadata store."""
 
 CHANGE_S: Final = 10.0
-"""For one change of metadata."""
+"""Time limit of one change of metadata."""
 
 
 class Stage(Enum):

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 RETRY_S: Final = 0.5
-"""After a failed read. The store also calls back when it is reachable again."""
+"""The pause after a failed read. The store also calls back when it is reachable again."""
 
 CHANGE_S: Final = 10.0
-"""For one change of metadata."""
+"""Time limit of one change of metadata."""
 
 
 async def pause(store: MetadataStore, clock: Clock, *, reason: str) -> None:

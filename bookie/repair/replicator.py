@@ -63,8 +63,8 @@ SAMPLE_MAX: Final = 10_000
 """
 
 TROUBLES_MAX: Final = 100_000
-"""Ledgers with a remembered retry time or wait for their writers: 20 MB. At the limit the oldest is
-forgotten, and tried again at once."""
+"""Ledgers whose retry time, or whose wait for their writer, is remembered: 20 MB. At the limit the
+oldest is forgotten, and tried again at once."""
 
 RETRY_S_FIRST: Final = 5.0
 RETRY_S_MAX: Final = 300.0

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 ASK_S: Final = 3.0
-"""For one answer of a bookie."""
+"""Time limit of one answer of a bookie."""
 
 SCAN_LEDGERS_PER_S: Final = 2_000
 """Fast, because an operator waits; surveys are rare."""
@@ -236,7 +236,8 @@ async def survey_ledger(
 async def _held(
     metadata: LedgerMetadata, cluster: Cluster, open_peer: OpenPeer
 ) -> dict[Member, tuple[list[range] | None, str]]:
-    """By member: the runs of entries it stores, or None and why that is not known."""
+    """For each member, the runs of entries that it stores, or None and the reason why they are not
+    known."""
     members = {member for part in metadata.segments for member in part.members}
     addresses: dict[Member, BookieAddress] = {}
     for registration in cluster.listed.values():

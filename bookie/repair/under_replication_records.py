@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 TIMEOUT_S: Final = 10.0
-"""For one change, including lost races and a short failure of the store."""
+"""Time limit of one change, including lost races and a short failure of the store."""
 
 UNLOCK_S: Final = 2.0
 """A cancelled task waits at most this long to release a lock. Its process is ending, and its

@@ -77,7 +77,8 @@ def move_to_former(path: Path, incarnation: str) -> None:
 
 
 async def open_formers(path: Path, *, deadline_s: float) -> dict[str, RocksStorage | None]:
-    """By incarnation. None: the store cannot be read, or not within the shorter deadline."""
+    """Open the stores of former incarnations; returns them by incarnation. None: the store cannot
+    be read, or not within the shorter deadline."""
     deadline_s = min(deadline_s, OPEN_DEADLINE_S)
     formers: dict[str, RocksStorage | None] = {}
     for incarnation in former_incarnations(path):

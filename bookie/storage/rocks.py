@@ -346,7 +346,7 @@ class _Door:
 
 
 def _options(*, create: bool) -> Options:
-    """The log is never recycled or switched off, and writes stay in order."""
+    """The options of the store. RocksDB never recycles its log, and keeps writes in order."""
     options, _ = Options.load_latest(str(_OPTIONS_FOLDER))  # raw: keys and values are bytes
     options.create_if_missing(create)
     options.set_paranoid_checks(True)

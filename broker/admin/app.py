@@ -37,16 +37,17 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
 
 BODY_BYTES_MAX: Final = 64 << 10
-"""Of a request. A new namespace with its policies takes some 2 KB. To refuse so much takes 10 ms of
-the loop: each wrong value is reported."""
+"""The largest body of a request. A new namespace with its policies takes some 2 KB. The broker
+refuses a body of this size in 10 ms of the loop, because it reports each wrong value."""
 
 SCHEMA_BODY_BYTES_MAX: Final = 320 << 10
-"""Of a request about schemas: a definition of 128 KiB whose quotes are escaped."""
+"""The largest body of a request about schemas: a definition of 128 KiB whose quotes are escaped."""
 
 SCHEMAS: Final = "/admin/v2/schemas/"
 
 REQUEST_TIMEOUT_S: Final = 60.0
-"""As of a request in Pulsar's protocol: the time in which a broker opens a topic, or gives up."""
+"""Time limit of a request, the same as in Pulsar's protocol: within it a broker opens a topic, or
+gives up."""
 
 
 ROUTERS: Final = (
@@ -62,8 +63,8 @@ ROUTERS: Final = (
     delivery_router,
     subscriptions_router,
 )
-"""Of two routes that match a request, the first one answers it. A subscription's name may contain
-slashes, so that the subscriptions come last."""
+"""The first route that matches a request answers it. A subscription's name may contain slashes, so
+the routes of subscriptions come last."""
 
 
 def admin_app(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> App:
@@ -211,7 +212,7 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
 
 
 def _name_of(status: int) -> str:
-    """As the kinds of other failures are named, for example NotFound."""
+    """The name of a status in the form of the other errors, for example NotFound."""
     return HTTPStatus(status).phrase.title().replace(" ", "")
 
 

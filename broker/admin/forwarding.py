@@ -33,13 +33,15 @@ _THREADS: Final = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="forward")
 from the schemas of clients and from the metrics until the requests time out."""
 
 FORWARD_TIMEOUT_S: Final = 30.0
-"""For one request. The administrator's own has 60 s for all of them."""
+"""Time limit of one forwarded request. The administrator's request, which may need several, has 60
+s."""
 
 LISTS_MAX: Final = CALLS_MAX // 2
-"""Of one request, under way at once: a broker that hangs leaves threads for other requests."""
+"""Lists of one request that are fetched at once: a broker that hangs leaves threads for other
+requests."""
 
 LISTS_TIMEOUT_S: Final = 20.0
-"""For all lists of one request together."""
+"""Time limit of all lists of one request together."""
 
 LIST_BYTES_MAX: Final = 16 << 20
 """Some 100,000 names of topics."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from magnetar.runtime.http import App, Message
 
 CALL_TIMEOUT_S: Final = 20.0
-"""For one partition at another broker."""
+"""Time limit of a request about one partition to another broker."""
 
 ANSWER_BYTES_MAX: Final = 16 << 20
 """Statistics of one partition with thousands of consumers."""

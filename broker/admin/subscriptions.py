@@ -102,7 +102,7 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
 
     @router.post("/all_subscription/expireMessages/{seconds}", status_code=204)
     async def expire_all(tenant: str, namespace: str, topic: str, seconds: _Age) -> None:
-        """As for one subscription, in all of them."""
+        """Expire the messages of all subscriptions of the topic."""
         name = topic_name(tenant, namespace, topic)
         await subscriptions.expire(broker, name, None, seconds)
 

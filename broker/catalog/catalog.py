@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 NAMES_PER_TURN: Final = 1_000
-"""Of topics, that one step of the loop makes: 3 ms."""
+"""Topic names that are made in one step of the loop: 3 ms."""
 
 
 class Catalog:

@@ -37,7 +37,7 @@ async def texts_of(names: Sequence[TopicName], turns: Turns) -> list[str]:
 
 
 async def visible_of(names: Sequence[TopicName], turns: Turns) -> list[TopicName]:
-    """As `visible`, in slices."""
+    """Like `visible`, in slices."""
     found: list[TopicName] = []
     for start in range(0, len(names), NAMES_PER_TURN):
         await turns.take()

@@ -52,7 +52,7 @@ PARTITIONS_MAX: Final = 10_000
 partitions take 10 s with ZooKeeper."""
 
 METADATA_TIMEOUT_S: Final = 10.0
-"""For one record, while the metadata store does not answer."""
+"""Time limit of one access to a record while the metadata store does not answer."""
 
 WRITES_MAX: Final = 32
 """Records of partitions that are written at the same time."""
@@ -74,7 +74,7 @@ class PartitionedTopics:
         return None if found is None else codec.decode_partitioned_topic(found.value)
 
     async def find_fresh(self, name: TopicName) -> PartitionedTopic | None:
-        """As `find`, with every change that was made before this call, at any broker."""
+        """Like `find`, but sees every change that any broker made before this call."""
         await self._store.sync(_path(name))
         return await self.find(name)
 

@@ -22,8 +22,8 @@ from magnetar.broker.errors import UnsupportedPattern
 
 PATTERN_CHARACTERS_MAX: Final = 1_024
 STATES_MAX: Final = 1_000
-"""Of one automaton: `.{250}` fits, `.{500}` does not. To make one takes up to 10 ms. The first
-step from a set of states by a character costs up to 2 us for each state."""
+"""The states of one automaton: `.{250}` fits, `.{500}` does not. Making an automaton takes up to 10
+ms. The first step from a set of states by a character costs up to 2 us for each state."""
 
 KEPT_MAX: Final = 50_000
 """The sum of the members of all kept sets and of the steps kept for them: some 64 bytes each, 3 MB

@@ -109,7 +109,8 @@ class AckState:
                 yield AckedRange(ledger, first, last)
 
     def bitmap_slices(self) -> Iterator[tuple[int, int, bytes]]:
-        """As `ranges`, as (ledger, first entry, bits): one for each ledger with such entries."""
+        """Like `ranges`, but in the form (ledger, first entry, bits): one for each ledger with such
+        entries."""
         for ledger in sorted(self._bitmaps):
             after = self._entry if ledger == self._ledger else -1
             first, bits = self._bitmaps[ledger].slice_after(after)

@@ -52,7 +52,7 @@ class CursorReplay:
         }
 
     def sequences(self, number: int) -> SequenceState:
-        """As `state`, of the producers' sequence ids."""
+        """Like `state`, for the producers' sequence ids."""
         return self._sequences[number]
 
     def _on_record(self, record: records.Record) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def selector_of(
     policy: KeySharedPolicy, settings: KeySharedSettings, subscription: str
 ) -> Selector:
-    """For the first consumer of a subscription. Raises ConsumerRefused: Key_Shared is disabled."""
+    """The selector of a subscription, as its first consumer wants it. Raises ConsumerRefused:
+    Key_Shared is disabled."""
     if not settings.enabled:
         what = f"subscription {subscription!r}"
         why = "the broker's setting subscription_key_shared_enable is off"

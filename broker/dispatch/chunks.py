@@ -50,7 +50,7 @@ class _Message:
 
 
 class ChunkRoutes:
-    """Of one subscription."""
+    """The chunk routes of one subscription."""
 
     def __init__(self) -> None:
         self._messages: dict[str, _Message] = {}  # by uuid, oldest first

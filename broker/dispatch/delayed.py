@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from magnetar.broker.log.position import Position
 
 INDEX_ENTRIES_MAX: Final = 2_000_000
-"""Of one subscription: 40 MB. At the limit the dispatcher reads nothing new until entries are due
-or acknowledged."""
+"""Delayed entries of one subscription: 40 MB. At the limit the dispatcher reads nothing new until
+entries are due or acknowledged."""
 
 CLOCK_LOOK_S: Final = 60.0
 """How late an entry is at most when the wall clock jumps forwards."""
@@ -46,13 +46,14 @@ _JUMPS_MAX: Final = 64
 more than they save, and its entries that are indexed are dropped."""
 
 _ROUNDS_MAX: Final = 10
-"""Of `take_due`. After it, the entries that are due and were not read yet leave the index with the
-next events: a million of them must not stop the loop."""
+"""The rounds of one `take_due`. After them, the entries that are due and were not read yet leave
+the index with the next events: a million of them must not stop the loop."""
 
 
 @dataclass(slots=True)
 class DelayPolicy:
-    """Of one topic. It follows the topic's policies while the topic is open."""
+    """The delayed-delivery policy of one topic. It follows the topic's policies while the topic is
+    open."""
 
     enabled: bool = True  # False: every entry is due at once
     tick_ms: int = 1_000

@@ -394,7 +394,8 @@ class KeyShared:
         return self._target(slot), None if draining is None else draining.consumer
 
     def describe(self, consumers: Mapping[Consumer, Mapping[str, object]]) -> dict[str, object]:
-        """Of the subscription; Pulsar's names. `consumers`: see `describe_consumers`."""
+        """The statistics of the subscription, under Pulsar's names. `consumers`: see
+        `describe_consumers`."""
         sums = {
             name: sum(cast("int", stats[name]) for stats in consumers.values())
             for name in (
@@ -411,8 +412,9 @@ class KeyShared:
         }
 
     def describe_consumers(self) -> Iterator[tuple[Consumer, dict[str, object]]]:
-        """Of each consumer; the names in Pulsar's ConsumerStats. The caller may let other events
-        come in between: each consumer may have 50,000 pending entries."""
+        """The statistics of each consumer, under the names of Pulsar's ConsumerStats. The caller
+        may handle other events between two consumers: each consumer may have 50,000 pending
+        entries."""
         draining = self._draining.by_consumer()
         for consumer in tuple(self._consumers):
             if consumer in self._consumers:  # else it has left in between
@@ -608,7 +610,7 @@ class KeyShared:
         return slot
 
     def _take_off(self, slot: int, count: int) -> None:
-        """So many entries of the slot are not pending any more."""
+        """`count` entries of the slot are not pending any more."""
         left = self._per_slot[slot] - count
         if left:
             self._per_slot[slot] = left

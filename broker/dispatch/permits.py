@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 UNLIMITED: Final = 1 << 62
-"""Of unacknowledged messages: more than there can be."""
+"""A limit of unacknowledged messages that no consumer reaches."""
 
 
 @dataclass(slots=True)

@@ -211,7 +211,7 @@ class Shared:
         return self.advance(now)
 
     def describe(self) -> dict[str, object]:
-        """Of the subscription; Pulsar's names."""
+        """The statistics of the subscription, under Pulsar's names."""
         in_flight = len(self._reading.positions) if isinstance(self._reading, Replay) else 0
         return {"msgInReplay": len(self._replay) + in_flight}
 
@@ -287,7 +287,7 @@ class Shared:
         return list(deliveries.values())
 
     def _give_with_chunks(self) -> list[Action]:
-        """As `_give`, where some of the held entries are chunks."""
+        """Like `_give`, where some of the held entries are chunks."""
         acks = self._acks
         held = [entry for entry in self._held if not acks.is_acked(entry.position)]
         deliveries: dict[Consumer, Deliver] = {}

@@ -184,7 +184,7 @@ class SingleActive:
         return [Deliver(consumer, held, {}, messages)]
 
     def _give_unacked(self, consumer: Consumer) -> list[Action]:
-        """As `_give`, where some of the held entries may be acknowledged."""
+        """Like `_give`, where some of the held entries may be acknowledged."""
         given: list[StoredEntry] = []
         details: dict[int, EntryDetail] = {}
         messages = end = 0

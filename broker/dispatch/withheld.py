@@ -89,7 +89,7 @@ class Withheld:
         return slot
 
     def on_acked_through(self, position: Position) -> set[int]:
-        """As `on_acked`, for every entry up to this one. Returns the slots."""
+        """Like `on_acked`, for every entry up to this one. Returns the slots."""
         last = _packed(position)
         gone = [packed for packed in self._slots if packed <= last]
         return {self.on_acked(Position(at >> _ENTRY_BITS, at & _ENTRY_MASK)) for at in gone}

@@ -108,7 +108,7 @@ class PublishBudget:
         return within and self.used + size <= self.bytes_max // 2
 
     def hold_ahead(self, size: int) -> None:
-        """So many bytes more, or less, are or will be read ahead."""
+        """`size` bytes more, or less, are or will be read ahead."""
         self.ahead += size
 
     def turn(self) -> Turn | None:

@@ -101,7 +101,8 @@ QUEUE_RUN_ENTRIES: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """In a topic that has many ledgers their bounds are larger: record_limits.py."""
+    """The settings of a log. In a topic with many ledgers, their limits are larger: see
+    record_limits.py."""
 
     ledger_entries_max: int = 50_000
     ledger_bytes_max: int = 2 << 30
@@ -124,7 +125,8 @@ class LogConfig:
     back."""
     retry_s_first: float = 0.05
     retry_s_max: float = 5.0
-    """Between attempts to close or create a ledger. Attempts go on: appends wait, in order."""
+    """The longest pause between attempts to close or create a ledger. Attempts go on; appends wait
+    in order."""
 
 
 ENTRY_BYTES: Final = 256
@@ -697,8 +699,8 @@ class Log:
 
     @property
     def stored_bytes(self) -> int:
-        """In all its ledgers: of the closed ones as recorded, of the open one what was sent to
-        it."""
+        """The bytes in all ledgers: the recorded length of closed ledgers, and the bytes sent to
+        the open one."""
         return sum(part.length for part in self.chain.records) + self.open_bytes
 
     def ledger_sizes(self) -> list[tuple[int, int, int]]:
@@ -712,7 +714,7 @@ class Log:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """Of the topic's record."""
+        """The properties in the topic's record."""
         return self.owned_record.record.properties
 
     async def set_property(self, key: str, value: str) -> None:
@@ -780,11 +782,11 @@ class Log:
 
     @property
     def trouble(self) -> str:
-        """For people: what fails and is tried again. "": nothing."""
+        """A text for people: what fails and is tried again. "": nothing fails."""
         return self._rolling.trouble or (self._writing.trouble if self._writing else "")
 
     def describe(self) -> dict[str, object]:
-        """For people."""
+        """The state of the log, for people."""
         return {
             "state": self.state.value,
             "epoch": self.owned_record.epoch,

@@ -51,7 +51,7 @@ class Origin:
 
 
 def custom_of(topic: str, *, kind: str, epoch: int) -> dict[str, bytes]:
-    """For the metadata of a new ledger."""
+    """The custom metadata of a new ledger."""
     return {"topic": topic.encode(), "kind": kind.encode(), "epoch": str(epoch).encode()}
 
 

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from magnetar.protos.names import TopicName
 
 METADATA_TIMEOUT_S: Final = 10.0
-"""For one change: as long as a session may be away by default. Callers decide whether to go on."""
+"""Time limit of one change: as long as a session may be away by default. Callers decide whether to
+go on."""
 
 
 def _always() -> bool:

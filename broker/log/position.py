@@ -21,7 +21,7 @@ EARLIEST: Final = Position(-1, -1)
 """Before every entry there is or was. On the wire both ids are 2^64 - 1."""
 
 LATEST: Final = Position((1 << 63) - 1, (1 << 63) - 1)
-"""After every entry there will ever be."""
+"""A position after every entry."""
 
 
 def run_of_positions(ledger: int, first: int, last: int) -> list[Position]:

@@ -34,7 +34,7 @@ SUBSCRIPTIONS_BYTES_MAX: Final = 300 << 10
 `DELETING_MAX` and `CursorConfig.inline_bytes_max` it is 980 KiB."""
 
 LEDGERS_PER_STEP: Final = 500
-"""For each this many ledgers in its record, the next ledgers of a topic may be larger."""
+"""With each step of so many ledgers in its record, the next ledgers of a topic may be larger."""
 
 
 def ledger_size_factor(ledgers: int) -> int:

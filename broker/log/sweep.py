@@ -38,7 +38,8 @@ LEDGERS_PER_PAGE: Final = 1_000
 """Some seconds: a request of an administrator gets its answer in time."""
 
 PAUSE_S: Final = 0.002
-"""After each ledger: at most 500 reads a second, a small part of what the metadata store takes."""
+"""The pause after each ledger: at most 500 reads a second, a small part of what the metadata store
+takes."""
 
 RECORDS_MAX: Final = 100
 """Records of topics at hand during a page: at most 100 MB, usually 100 KB."""

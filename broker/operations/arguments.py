@@ -12,14 +12,15 @@ from magnetar.broker.operations.errors import InvalidArgument
 from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, NamespaceName, TopicName
 
 SUBSCRIPTION_NAME_BYTES_MAX: Final = 1024
-"""As of a topic's name. It is a part of paths, of labels and of the topic's record."""
+"""The same limit as for a topic's name. A subscription's name is a part of paths, of labels and of
+the topic's record."""
 
 INT32_MAX: Final = (1 << 31) - 1
 INT64_MAX: Final = (1 << 63) - 1
 
 
 NAMESPACE_NAME_BYTES_MAX: Final = 512
-"""Of tenant/namespace. It leaves half of a topic's full name for the topic."""
+"""The limit of tenant/namespace. It leaves half of a topic's full name for the topic."""
 
 
 def topic_name(

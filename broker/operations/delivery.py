@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 OLDEST_SHOWN: Final = 10
 
 KEY_BYTES_MAX: Final = 4_096
-"""Of a key that is asked for. It is a part of the request's line."""
+"""The limit of a key in a request. The key is a part of the request line."""
 
 __all__ = ["KEY_BYTES_MAX", "PAGE_ENTRIES_MAX", "explanation", "key_holder", "pending"]
 

@@ -196,7 +196,7 @@ OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
 )
 SHOWN_NAMES_MAX: Final = 5
 SHOWN_CHARACTERS_MAX: Final = 200
-"""Of a value that the request contains: a hostile one may be megabytes long."""
+"""Characters of a request's value that an error shows: a hostile value may be megabytes long."""
 
 
 def outcome_of(error: Exception) -> Outcome:

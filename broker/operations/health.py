@@ -76,7 +76,7 @@ class _Ends:
         """Ignored: the producer does not wait for exclusive access."""
 
     def refused(self, error: Exception) -> None:
-        """As `ready`."""
+        """Ignored: only a producer that waits for exclusive access can be refused later."""
 
     def active_changed(self, active: bool) -> None:
         """Ignored: there is only one consumer."""

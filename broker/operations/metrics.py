@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.subscription import Subscription
 
 SERIES_MAX: Final = 10_000
-"""Of topics and subscriptions together: 450 topics with a subscription each. Prometheus stores and
-indexes each series."""
+"""Series of topics and subscriptions together: 450 topics with a subscription each. Prometheus
+stores and indexes each series."""
 
 SLICE_S: Final = 0.002
-"""Of the loop's time at once: 100 topics with a subscription each, at 20 us."""
+"""The loop's time for one slice: 100 topics with a subscription each, at 20 us."""
 
 # metric, what it says
 _GAUGES: Final = (
@@ -241,7 +241,7 @@ class _Reading(Collector):
             yield counter
 
     def _drops(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
-        """Of non-persistent topics."""
+        """The dropped messages of non-persistent topics."""
         labels = ("cluster", "namespace", "topic")
         dropped = CounterMetricFamily(
             "magnetar_dropped_messages",
@@ -380,7 +380,7 @@ def _gauges_of(subscription: Subscription, now: float) -> tuple[float, ...]:
 
 
 def _sums(figures: Sequence[_Figures]) -> list[float]:
-    """Of all topics, in the order of `_GAUGES`."""
+    """The sums of all topics, in the order of `_GAUGES`."""
     if not figures:
         return [0.0] * len(_GAUGES)
     return [sum(column) for column in zip(*[each.gauges for each in figures], strict=True)]

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from magnetar.metadata.store import Verdict
 
 WRITE_TIMEOUT_S: Final = 10.0
-"""For a change by compare-and-set, with its retries."""
+"""Time limit of a change by compare-and-set, with its retries."""
 
 RACES_MAX: Final = 20
 """Lost races before an operation over several records gives up."""
 
 BUNDLES_MAX: Final = 128
-"""Of a namespace; as `default_number_of_namespace_bundles` has at most."""
+"""The most bundles of a namespace; also the maximum of `default_number_of_namespace_bundles`."""
 
 
 # ---- tenants -------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ async def delete_tenant(broker: Broker, tenant: str) -> None:
 
 
 async def list_namespaces(broker: Broker, tenant: str) -> list[str]:
-    """As tenant/namespace, sorted. Raises TenantNotFound."""
+    """The namespaces of a tenant as tenant/namespace, sorted. Raises TenantNotFound."""
     await tenant_record(broker, tenant)
     return [str(NamespaceName(tenant, name)) for name in await _namespaces_of(broker, tenant)]
 

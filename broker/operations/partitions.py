@@ -247,7 +247,8 @@ async def _require_unused(names: Sequence[TopicName], ask: Ask) -> None:
 async def _ask_all(
     names: Iterable[TopicName], method: str, rest: str, ask: Ask
 ) -> list[tuple[TopicName, int, Any]]:
-    """In the order of the names; at most ASKED_MAX at a time."""
+    """Ask about each partition, at most ASKED_MAX at a time; returns the answers in the order of
+    the names."""
     slots = asyncio.Semaphore(ASKED_MAX)
 
     async def one(name: TopicName) -> tuple[TopicName, int, Any]:

@@ -35,7 +35,7 @@ QUORUM_MAX: Final = 5
 """Bookies of a ledger. Pulsar has the same limit."""
 
 PARTITIONS_MAX: Final = 10_000
-"""Of a topic that is created automatically: each costs a record."""
+"""Partitions of a topic that is created automatically: each partition costs a record."""
 
 MB: Final = 1 << 20
 SIZE_MB_MAX: Final = INT32_MAX

@@ -32,10 +32,11 @@ PEEK_POSITION_MAX: Final = 10_000
 """How far into a backlog an administrator can look: 1.2 us a position, so 12 ms at most."""
 
 AGE_S_MAX: Final = 1 << 40
-"""Of messages to expire: 34,000 years, far from the limits of 64-bit milliseconds."""
+"""The largest age of messages to expire: 34,000 years, far from the limits of 64-bit
+milliseconds."""
 
 PEEK_BYTES_MAX: Final = 16 << 20
-"""Of an entry without its compression. A larger one is listed without its payload."""
+"""The size of an uncompressed entry. A larger entry is listed without its payload."""
 
 
 async def list_subscriptions(broker: Broker, name: TopicName) -> list[str]:
@@ -181,7 +182,7 @@ def _opened(entry: StoredEntry, left: tuple[int, ...] | None) -> list[PeekedMess
 
 
 def _is_set(words: tuple[int, ...], bit: int) -> bool:
-    """Of a set whose last words may be left out, as they are 0."""
+    """Whether a bit is set. The last words of the set may be left out if they are 0."""
     word = bit // 64
     return word < len(words) and bool(words[word] >> bit % 64 & 1)
 
@@ -203,7 +204,7 @@ def _shown(entry: StoredEntry, received: ReceivedEntry, message: ReceivedMessage
 
 
 def _closed(entry: StoredEntry, problem: str) -> PeekedMessage:
-    """Of an entry that cannot be opened: what the broker knows of it."""
+    """What the broker knows of an entry that it cannot open."""
     view = entry.view
     return PeekedMessage(
         message_id=str(entry.position),

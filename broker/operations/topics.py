@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from magnetar.protos.names import NamespaceName, TopicName
 
 RANGES_SHOWN_MAX: Final = 1_000
-"""Of acknowledged ranges for one cursor: a subscription may have a million holes."""
+"""Acknowledged ranges that are shown for one cursor: a subscription may have a million holes."""
 
 
 async def list_topics(
@@ -39,8 +39,8 @@ async def list_topics(
     *,
     include_system: bool = False,
 ) -> list[str]:
-    """Full names of the namespace's topics of one domain, sorted, partitions included. Those that
-    the system itself uses only with `include_system`. Raises NamespaceNotFound, MetadataError."""
+    """Full names of the namespace's topics of one domain, sorted, partitions included. System
+    topics are included only with `include_system`. Raises NamespaceNotFound, MetadataError."""
     await namespace_record(broker, namespace)
     found = await broker.topics_of(namespace, (domain,))
     if not include_system:

@@ -44,8 +44,8 @@ that hears nothing for 2 s asks another broker, and would have to wait for a lon
 REFUSALS: Final = 3  # in a row, before an owner counts as dead
 REFUSAL_PAUSE_S: Final = 0.1  # between refusals: a broker may be restarting its listener
 PING_S: Final = 0.25
-"""For the answer to a PING, and for the connection. A broker that is only busy answers later; then
-the bookies say that it lives."""
+"""Time limit of the connection and of the answer to a PING. A broker that is only busy answers
+later; then the bookies say that they hear it."""
 
 ANSWER_FRESH_S: Final = 1.0  # a port that has answered is not asked again for this long
 SILENCE_FRESH_S: Final = 0.25  # nor one that was silent

@@ -51,7 +51,8 @@ RETRY_S: Final = 0.2
 """Before a read that failed on a live connection is made again."""
 
 CREATE_TIMEOUT_S: Final = 5.0
-"""For the creation of a namespace's record; the request that needs it has its own deadline."""
+"""Time limit of the creation of a namespace's record; the request that needs it has its own
+deadline."""
 
 NOTIFY_BATCH: Final = 256
 """Subscribers that are called in one step of the loop; ten thousand would hold it for long."""

@@ -105,7 +105,7 @@ class NamespaceView:
         return self.policies_shared()
 
     def policies_shared(self) -> EffectivePolicies:
-        """Of all topics that set no policies."""
+        """The policies of all topics that set none of their own."""
         if self.record.value is None:
             raise PoliciesUnavailable(str(self.name), "it was not read yet")
         if self._shared is None:
@@ -160,7 +160,7 @@ class NamespaceView:
             self._followed[topic_key(subscription.topic)].subscriptions.remove(subscription)
 
     def own_part(self, topic: TopicName) -> Part[Policies]:
-        """Of a followed topic that sets policies."""
+        """The own policies of a followed topic."""
         own = self._followed[topic_key(topic)].own
         assert own is not None
         return own

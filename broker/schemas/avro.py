@@ -21,12 +21,13 @@ DEPTH_MAX: Final = 60
 """Types within types: the recursion here stays far from Python's limit."""
 
 NAME_CHARS_MAX: Final = 512
-"""Of a name with its namespace. The canonical form has it at each use of the type: 5 MB at most."""
+"""The limit of a name with its namespace. The canonical form repeats the name at each use of the
+type: 5 MB at most."""
 
 STEPS_MAX: Final = 100_000
-"""Of one comparison: pairs of types, fields and their aliases, symbols; 0.1 s of CPU. A record with
-2,000 fields, each a union with null, takes 12,000; two unions of 2,000 records would take
-millions."""
+"""The steps of one comparison: pairs of types, fields and their aliases, symbols; 0.1 s of CPU. A
+record with 2,000 fields, each a union with null, takes 12,000; two unions of 2,000 records would
+take millions."""
 
 _PRIMITIVES: Final = frozenset(
     ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
@@ -40,7 +41,7 @@ _PROMOTIONS: Final = {  # of the writer's type: what reads it, besides itself
 }
 _NAMED: Final = ("record", "error", "enum", "fixed")
 _NAME: Final = re.compile(r"(?:[^\W\d]|\$)[\w$]*").fullmatch
-"""As in Pulsar: Java's nested classes have "$" in their names."""
+"""The same pattern as in Pulsar: Java's nested classes have "$" in their names."""
 _NAMESPACE: Final = re.compile(r"[\w$.-]*").fullmatch
 _FIXED_BYTES_MAX: Final = 2**31 - 1
 _IGNORED: Final = frozenset(("doc", "aliases", "namespace"))

@@ -25,11 +25,12 @@ MESSAGES_MAX: Final = 2_000
 """Messages that a definition holds, those within others and those of its imports included."""
 
 NAME_CHARS_MAX: Final = 512
-"""Of a message with its package. The name of a nested message contains that of the outer one."""
+"""The limit of a message's name with its package. The name of a nested message contains that of the
+outer one."""
 
 STEPS_MAX: Final = 20_000
-"""Of one comparison: pairs of messages, and their fields; 20 ms of CPU. Messages that refer to each
-other in two cycles of 2,000 and 1,999 make 4 million pairs."""
+"""The steps of one comparison: pairs of messages, and their fields; 20 ms of CPU. Messages that
+refer to each other in two cycles of 2,000 and 1,999 make 4 million pairs."""
 
 _Type = FieldDescriptorProto
 _SAME: Final = (  # types with one encoding: either reads the other

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 VERSIONS_MAX: Final = 1_000
-"""Of one topic, deleted ones included."""
+"""The versions of one topic, deleted ones included."""
 
 RECORD_BYTES_MAX: Final = VALUE_BYTES_MAX - 1_024
-"""Of one topic's versions together."""
+"""The size of one topic's record, which holds all its versions."""
 
 LOST_RACES_MAX: Final = 20
 """Versions that others added while one was compared, before the registry gives up."""
@@ -48,7 +48,7 @@ INLINE_BYTES_MAX: Final = 4 << 10
 128 KiB take 40 ms, hostile ones up to 200 ms."""
 
 METADATA_TIMEOUT_S: Final = 10.0
-"""For one change, while the metadata store does not answer."""
+"""Time limit of one change while the metadata store does not answer."""
 
 RECORDS_MAX: Final = 16
 """Read or written at the same time; further calls wait. A record has up to 1,000 KiB, and a client

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import SchemaVersion
 
 SCHEMA_BYTES_MAX: Final = 128 << 10
-"""Of a definition, with its name and properties. All versions of a schema share one record of
-1,000 KiB."""
+"""The limit of a definition with its name and properties. All versions of a schema share one record
+of 1,000 KiB."""
 
 PROPERTIES_MAX: Final = 256
 """Each takes some microseconds whenever the record is read."""

@@ -75,7 +75,7 @@ class Asking(Protocol):
 
 
 class Answers:
-    """Of one broker."""
+    """The answers of one broker."""
 
     def __init__(self, bytes_max: int = ANSWER_BYTES_MAX) -> None:
         self.held_bytes = 0

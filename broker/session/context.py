@@ -108,7 +108,7 @@ class Context:
         return True
 
     def add_consumer(self, consumer_id: int, handle: ConsumerHandle) -> bool:
-        """As `add_producer`."""
+        """Like `add_producer`."""
         if self.over or not self.session.on_consumer_opened(consumer_id):
             handle.close_nowait()
             return False

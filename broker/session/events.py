@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from magnetar.protos.names import TopicName
 
 END_OF_TOPIC_SINCE: Final = 9
-"""Of Pulsar's protocol versions: older clients do not know the command."""
+"""The first of Pulsar's protocol versions with this command: older clients do not know it."""
 
 CPP_CLIENT: Final = "Pulsar-CPP"
 """How the version of Apache's C++ client begins, also inside other languages' clients.

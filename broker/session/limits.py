@@ -2,11 +2,11 @@
 
 A refused connection gets an ERROR that says which limit it met, and is closed.
 
-Before CONNECT a client is unknown, so what it sends is bounded: HANDSHAKE_BYTES_MAX for a frame.
-gRPC gives a message only when it is whole, so there the size is known too late: at most
-HANDSHAKES_MAX streams are read before CONNECT. The others wait in FIFO order. While some wait, a
-stream that takes longer than HANDSHAKE_FAIR_S is closed. The requests of other calls pass a gate of
-the same kind, which also bounds the bytes of those that are being answered.
+Before CONNECT a client is unknown, so what it sends is bounded: a frame has at most
+HANDSHAKE_BYTES_MAX. gRPC delivers only whole messages, so over gRPC the broker learns the size too
+late. Therefore it reads at most HANDSHAKES_MAX streams before CONNECT; the others wait in FIFO
+order. While others wait, a stream that takes longer than HANDSHAKE_FAIR_S is closed. `Requests`
+limits the requests of other gRPC calls in the same way, and also their bytes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ REQUEST_BYTES_MAX: Final = 2 << 20
 """A thousand topics with their longest names. gRPC alone would take the largest frame."""
 
 REQUESTS_BYTES_MAX: Final = 64 << 20
-"""Of all requests that are being answered. Beyond it further ones are refused; honest ones have
-some kilobytes."""
+"""All requests that are being answered have at most so many bytes; beyond it the broker refuses
+requests. The request of an honest client has some kilobytes."""
 
 
 class ConnectionLimits:
@@ -55,11 +55,11 @@ class ConnectionLimits:
         address = address_of(peer)
         refusal = None
         if 0 < self._connections_max <= self.connections:
-            refusal = f"the broker has {self._connections_max} connections, as many as it may have"
+            refusal = f"the broker has {self._connections_max} connections, which is its limit"
         elif 0 < self._per_address_max <= self._by_address[address]:
             refusal = (
-                f"there are {self._per_address_max} connections from {address}, as many as there "
-                "may be from one address"
+                f"the broker has {self._per_address_max} connections from {address}, which is its "
+                "limit for one address"
             )
         if refusal is not None:
             self.refused += 1
@@ -125,8 +125,8 @@ class Handshakes:
 
 
 class Requests:
-    """The requests of gRPC calls other than sessions: HANDSHAKES_MAX are read at once, and
-    REQUESTS_BYTES_MAX are being answered."""
+    """The requests of gRPC calls other than sessions. The broker reads at most HANDSHAKES_MAX at
+    once, and answers requests of at most REQUESTS_BYTES_MAX at once."""
 
     def __init__(self) -> None:
         self._reading = Handshakes()

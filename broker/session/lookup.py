@@ -45,8 +45,8 @@ async def lookup(context: Context, body: pb.CommandLookupTopic) -> bytes:
 
 
 async def topics_of_namespace(context: Context, body: pb.CommandGetTopicsOfNamespace) -> bytes:
-    """With a pattern that the broker understands, those that match. Otherwise all: clients apply
-    their pattern themselves to an answer that is not filtered."""
+    """List the topics that match the pattern, if the broker understands it; otherwise list all
+    topics. Clients apply their pattern to an answer that is not filtered."""
     namespace = NamespaceName.parse(body.namespace)
     turns = context.broker.turns
     found = await visible_of(await context.broker.topics_of(namespace, _DOMAINS[body.mode]), turns)

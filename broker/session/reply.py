@@ -140,7 +140,7 @@ def schema(request_id: int, stored: SchemaVersion) -> bytes:
 
 
 def encoded_version(version: int | None) -> bytes:
-    """As messages carry it; None: b""."""
+    """A schema version in the form that messages carry. b"" for None."""
     return b"" if version is None else version.to_bytes(8, signed=True)
 
 

@@ -68,8 +68,8 @@ REQUESTS_MAX: Final = (
 )
 PRODUCERS_MAX: Final = 50_000
 CONSUMERS_MAX: Final = 50_000
-"""Of one connection, opening or open. An open topic costs its broker more than either. A client
-that needs more opens another connection."""
+"""The consumers of one connection that are opening or open. An open topic costs its broker more
+than either. A client that needs more opens another connection."""
 
 CLOSED_PRODUCERS_MAX: Final = PRODUCERS_MAX
 """Remembered, so that SENDs under way to them are recognised: the broker may unload all producers
@@ -79,7 +79,7 @@ Type = pb.BaseCommand.Type
 
 
 class Phase(Enum):
-    """Of the connection."""
+    """The phase of a connection."""
 
     CONNECTING = "connecting"  # CONNECT has not come
     AUTHENTICATING = "authenticating"  # a challenge is not answered yet
@@ -87,7 +87,7 @@ class Phase(Enum):
 
 
 class ResourceState(Enum):
-    """Of a producer or consumer id."""
+    """The state of a producer or consumer id."""
 
     OPENING = "opening"
     OPEN = "open"
@@ -294,7 +294,7 @@ class Session:
         return self._opened(self.producers, producer_id)
 
     def on_consumer_opened(self, consumer_id: int) -> bool:
-        """As `on_producer_opened`."""
+        """Like `on_producer_opened`."""
         return self._opened(self.consumers, consumer_id)
 
     def on_producer_closed(self, producer_id: int) -> None:

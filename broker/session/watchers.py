@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from magnetar.protos import pulsar_pb2 as pb
 
 WATCHERS_MAX: Final = 100
-"""Of one connection. Each keeps the set of the names that match: 0.5 MB for 10,000."""
+"""The watchers of one connection. Each keeps the set of the names that match: 0.5 MB for 10,000."""
 
 LIST_BYTES_MAX: Final = 4 << 20
-"""Of the names in one command, in UTF-8: a frame has at most 5 MB."""
+"""The bytes of the names in one command, in UTF-8: a frame has at most 5 MB."""
 
 
 class _Watcher:

@@ -25,12 +25,12 @@ SIZES_MAX: Final = 20_000
 4 MB. Pulsar's default of 1,000 messages in a receiver's queue is 1,000 batches at most."""
 
 UNKNOWN_WORDS_MAX: Final = 1_024
-"""Of one ack set whose batch is not known: 65,536 messages. Pulsar's clients close a batch at 1,000
-messages by default."""
+"""The words of one ack set whose batch is not known: 65,536 messages. Pulsar's clients close a
+batch at 1,000 messages by default."""
 
 UNKNOWN_WORDS_TOTAL_MAX: Final = 1 << 18
-"""Of all such sets of a subscription that are still in its cursor: 2 MB. Enough for 100,000 sets of
-two words, or 16,000 of 1,000 messages."""
+"""The words of all such sets that are still in the cursor of a subscription: 2 MB. Enough for
+100,000 sets of two words, or 16,000 of 1,000 messages."""
 
 
 class AckSets:

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 
 @dataclass(slots=True)
 class Activity:
-    """Of one consumer, or of all that a subscription has had on this broker."""
+    """The activity of one consumer, or of all consumers that a subscription has had on this
+    broker."""
 
     first_sent_ms: int = 0
     first_flow_ms: int = 0

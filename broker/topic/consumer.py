@@ -31,7 +31,8 @@ NEGATIVE_ACKS_MAX: Final = 10_000
 """Ids of one command: about 10 ms."""
 
 PERMITS_MAX: Final = (1 << 31) - 1
-"""Of one consumer, as in Pulsar, which counts in 32 bits. More are dropped."""
+"""The permits of one consumer, as in Pulsar, which counts in 32 bits. Permits above this limit are
+dropped."""
 
 
 class ConsumerHandle:
@@ -139,9 +140,10 @@ class ConsumerHandle:
             self.subscription.on_redeliver(self, positions)
 
     def negative_ack(self, positions: Sequence[Position], returned: Sequence[Position]) -> None:
-        """Of a Key_Shared subscription with `ordered_nacks`: withhold the later entries of the keys
-        of `positions`, and take `returned` back. Closes the consumer if the subscription withholds
-        too many. Raises NotAllowed: another subscription, or more than NEGATIVE_ACKS_MAX ids."""
+        """For a Key_Shared subscription with `ordered_nacks`: withhold the later entries of the
+        keys of `positions`, and take `returned` back. Closes the consumer if the subscription
+        withholds too many. Raises NotAllowed: another subscription, or more than NEGATIVE_ACKS_MAX
+        ids."""
         if len(positions) + len(returned) > NEGATIVE_ACKS_MAX:
             why = f"it names more than {NEGATIVE_ACKS_MAX} message ids"
             raise NotAllowed("an ordered negative acknowledgement", why)

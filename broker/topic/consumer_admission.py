@@ -61,7 +61,7 @@ class Joined(Protocol):
 
 
 class ConsumerAdmission:
-    """Of one topic."""
+    """Admits the consumers of one topic."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic

@@ -28,7 +28,7 @@ class SubscriptionType(IntEnum):
 
     @property
     def title(self) -> str:
-        """As Pulsar's tools print it."""
+        """The name that Pulsar's tools print."""
         return {0: "Exclusive", 1: "Shared", 2: "Failover", 3: "Key_Shared"}[self]
 
 
@@ -49,7 +49,7 @@ class AccessMode(IntEnum):
 
     @property
     def title(self) -> str:
-        """As Pulsar's tools print it."""
+        """The name that Pulsar's tools print."""
         return {0: "Shared", 1: "Exclusive", 2: "WaitForExclusive", 3: "ExclusiveWithFencing"}[self]
 
 

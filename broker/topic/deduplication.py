@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 REPLAY_ENTRIES_MAX: Final = 1_000
 REPLAY_BYTES_MAX: Final = 4 << 20
-"""Of one read while a topic opens."""
+"""The bytes of one read while a topic opens."""
 
 SNAPSHOT_BYTES: Final = 64 << 20
 """Published since the last snapshot: the next one is due, so that no recovery reads much more."""

@@ -48,17 +48,17 @@ if TYPE_CHECKING:
     from magnetar.runtime.on_demand import Spawn
 
 READ_BYTES_MAX: Final = 4 << 20
-"""Of a delayed ledger at once: 250 segments of 1,024 entries."""
+"""The bytes of one read of a delayed ledger: 250 segments of 1,024 entries."""
 
 WRITE_SEGMENTS_MAX: Final = 32
 """Segments in flight: about 400 KB."""
 
 LEDGERS_MAX: Final = 4
-"""Of one topic. Each owner begins one of its own; at this number the live segments are written into
-one."""
+"""The delayed ledgers of one topic. Each owner begins a ledger of its own; at this number the live
+segments are written into one ledger."""
 
 RESTORE_TIMEOUT_S: Final = 20.0
-"""For reading the delayed ledgers. After that the topic opens without them."""
+"""Time limit for reading the delayed ledgers. After it the topic opens without them."""
 
 log = get_logger(__name__)
 
@@ -66,7 +66,7 @@ log = get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class DelayedStoreConfig:
     run_entries: int = RUN_ENTRIES
-    """Of a segment."""
+    """The entries of a segment."""
 
     garbage_bytes_min: int = 1 << 20
     """Fewer dead bytes are not worth a new ledger."""
@@ -89,7 +89,7 @@ class _Stored:
 
 
 class DelayedStore:
-    """Of one topic. Made by `open`, then started. Close it before the log."""
+    """The stored index of one topic. `open` makes it; then start it. Close it before the log."""
 
     __slots__ = (
         "_appender",

@@ -89,7 +89,7 @@ class DispatchRate:
         )
 
     def take(self, messages: int, size: int, now: float) -> None:
-        """So much was read."""
+        """Count the messages and bytes that were read."""
         if self._messages is not None:
             self._messages.take(messages, now)
         if self._bytes is not None:

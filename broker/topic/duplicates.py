@@ -197,7 +197,7 @@ class _Decision:
         return Append(1)
 
     def _wait(self) -> Wait:
-        """Until everything that the producer has on its way is known."""
+        """The wait until the outcome of all publishes of the producer in flight is known."""
         return Wait(None if self._appended else self._progress.passed[-1][1])
 
     def _add(self, answer: Answer) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     CallSoon = Callable[[Callable[[], None]], object]
 
 POSITION: Final = Position(0, 0)
-"""Of every message, as in Pulsar: it cannot be read again."""
+"""The position of every message, as in Pulsar: the message cannot be read again."""
 
 log = get_logger(__name__)
 

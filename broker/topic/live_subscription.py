@@ -188,7 +188,7 @@ class LiveSubscription:
     def acknowledge_cumulative(
         self, position: Position, ack_set: Sequence[int], done: Done | None
     ) -> None:
-        """As `acknowledge`."""
+        """Like `acknowledge`."""
         if done is not None:
             done(None)
 

@@ -52,7 +52,7 @@ class Meter:
         )
 
     def describe(self, direction: str, now: float) -> dict[str, float]:
-        """As Pulsar names them; `direction` is In or Out."""
+        """The rates and counts under Pulsar's names; `direction` is In or Out."""
         rates = self.rates(now)
         return {
             f"msgRate{direction}": rates.messages,

@@ -46,7 +46,7 @@ class OldestUnacked:
         return known
 
     async def find(self) -> Oldest | None:
-        """As `known`, with one read if it is necessary. None: every entry is acknowledged. Raises
+        """Like `known`, with one read if it is necessary. None: every entry is acknowledged. Raises
         ReadFailed."""
         position = self._cursor.first_unacked(EARLIEST)
         if position > self._log.confirmed:

@@ -33,8 +33,8 @@ WAIT_S_MIN: Final = 0.001
 
 
 class PausingRate:
-    """Of a non-persistent topic, or of all topics of a broker. It is a stage, too, which lets
-    everything through."""
+    """The publish rate of a non-persistent topic, or of all topics of a broker. It is also a stage
+    that lets everything through."""
 
     __slots__ = ("_bytes", "_messages", "_rate")
 
@@ -44,7 +44,7 @@ class PausingRate:
         self._bytes: Bucket | None = None
 
     def set_rate(self, rate: Rate, now: float) -> None:
-        """From now on."""
+        """Use this rate from now on."""
         if rate == self._rate:
             return
         self._rate = rate

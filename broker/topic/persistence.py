@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def quorum_of(policies: PolicySource) -> Quorum | None:
-    """None: the policies are unknown, and the process's own quorums count. A policy may be wider
-    than a ledger can be; it is cut to that."""
+    """The quorum of the policy, limited to ENSEMBLE_SIZE_MAX. None: the policies are unknown, and
+    the quorums of the broker's configuration apply."""
     try:
         wanted = policies.effective.persistence
     except PoliciesUnavailable:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.pipeline import Pipeline
 
 EPOCH_PROPERTY: Final = "topic-epoch"
-"""Of the topic's record: the epoch of the last exclusive producer."""
+"""The property of the topic's record with the epoch of the last exclusive producer."""
 
 BROUGHT_EPOCH_MAX: Final = 1 << 62
 """A producer may bring an epoch beyond the topic's own, as in Pulsar: the record may be an old copy
@@ -96,7 +96,7 @@ class ProducerAdmission:
 
     @property
     def epoch(self) -> int:
-        """Of the last exclusive producer; -1: there was none."""
+        """The epoch of the last exclusive producer; -1: there was none."""
         return int(self._log.properties.get(EPOCH_PROPERTY, "-1"))
 
     async def add(self, request: ProducerRequest, events: ProducerEvents) -> ProducerHandle:

@@ -134,7 +134,7 @@ class Topic(ServedTopic, Protocol):
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
-        """By name. A name means the durable subscription if there is one."""
+        """The subscriptions by name. A name means the durable subscription if there is one."""
 
     @property
     def backlog_age_s(self) -> int:
@@ -175,7 +175,7 @@ class Topic(ServedTopic, Protocol):
         them. Raises TopicInUse (unless `force`), TopicClosing."""
 
     async def wait_released(self) -> None:
-        """After `begin_deletion`: nothing holds the topic any more."""
+        """Call it after `begin_deletion`. Returns when nothing holds the topic any more."""
 
     @property
     def idle_since(self) -> float | None:
@@ -183,5 +183,5 @@ class Topic(ServedTopic, Protocol):
         some."""
 
     def end_deletion(self) -> None:
-        """After `begin_deletion`: the topic is deleted, or the broker does not know whether it
-        is."""
+        """Call it after `begin_deletion`: the topic is deleted, or the broker does not know whether
+        it is."""

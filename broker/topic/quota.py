@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 EVICTION_TARGET: Final = 0.9
-"""Of the size: Pulsar's figure. Evicting to the limit itself would evict again at each check."""
+"""The share of the size limit that remains after an eviction: Pulsar's figure. Evicting to the
+limit itself would evict again at each check."""
 
 log = get_logger(__name__)
 
@@ -105,7 +106,7 @@ class BacklogQuotas:
         return min((cursor.mark_delete for cursor in durable), default=None)
 
     async def _age_s(self, mark: Position) -> float:
-        """Of the oldest entry after the mark; 0: there is none."""
+        """The age of the oldest entry after the mark; 0: there is none."""
         chain = self._log.chain
         entries = await self._log.read(chain.next_position(mark), entries_max=1, bytes_max=1)
         if not entries:

@@ -33,7 +33,7 @@ end of the log reads from the cache."""
 
 
 class ReadAhead:
-    """Of one subscription. Called by one task."""
+    """Reads ahead for one subscription. One task calls it."""
 
     __slots__ = ("_entries", "_entries_min", "_first", "_held", "_log", "_spawn", "_task")
 
@@ -49,7 +49,7 @@ class ReadAhead:
         self._task: asyncio.Task[None] | None = None  # None: no read is in flight
 
     async def read(self, first: Position, *, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """As Log.read. Raises what it raises."""
+        """Like Log.read, with the same errors."""
         if first == self._first and self._task is not None:
             await asyncio.wait({self._task})
         if first == self._first and self._entries:
@@ -71,7 +71,7 @@ class ReadAhead:
 
     @property
     def held_bytes(self) -> int:
-        """Of what is read ahead, or may be by the read in flight."""
+        """The bytes that were read ahead, or that the read in flight may return."""
         return self._held
 
     def _take(self, entries_max: int, bytes_max: int) -> list[StoredEntry]:

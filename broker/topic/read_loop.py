@@ -176,7 +176,7 @@ class ReadLoop:
 
     @property
     def retry_in_s(self) -> float:
-        """Until the next attempt after a failure; 0: it is under way."""
+        """The time until the next attempt after a failure; 0: the attempt is under way."""
         return max(0.0, self._retry_at - _now())
 
     @property

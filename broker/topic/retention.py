@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Trimmer:
-    """Of one topic. Call `end` when the topic closes."""
+    """Trims the log of one topic. Call `end` when the topic closes."""
 
     __slots__ = ("_clock", "_cursors", "_log", "_policies", "end")
 

@@ -417,8 +417,8 @@ class Subscription:
             self._end_seek()
 
     async def seek_to_time(self, publish_time_ms: int) -> None:
-        """As `seek`, to the first entry that was published at this time or later. The binary search
-        is approximate where publish times do not ascend. Raises ReadFailed, too."""
+        """Like `seek`, to the first entry that was published at this time or later. The binary
+        search is approximate where publish times do not ascend. Raises ReadFailed, too."""
         self._begin_seek()
         try:
             await self.cursor.reset(
@@ -573,8 +573,8 @@ class Subscription:
         return self._dispatcher
 
     def delivered_to_active(self) -> tuple[str, Position, Position] | None:
-        """Of a single-active type: the active consumer, and the positions between which its entries
-        are, both excluded. None: another type, or no consumer is active."""
+        """For a type with a single active consumer: the active consumer, and the positions between
+        which its entries are, both excluded. None: another type, or no consumer is active."""
         machine = self._dispatcher
         if isinstance(machine, Exclusive | Failover) and self.active_name:
             return self.active_name, self.cursor.mark_delete, machine.delivered_end
@@ -686,7 +686,8 @@ class Subscription:
         }
 
     async def _keyed_stats(self) -> dict[Consumer, dict[str, object]]:
-        """Of each consumer, if the type is Key_Shared; one in each turn of the loop."""
+        """The statistics of each consumer, if the type is Key_Shared; one consumer in each
+        iteration of the loop."""
         machine, found = self._dispatcher, {}
         if isinstance(machine, KeyShared):
             for consumer, stats in machine.describe_consumers():

@@ -58,7 +58,7 @@ class Bucket:
 
 
 def buckets_of(rate: Rate, now: float) -> tuple[Bucket | None, Bucket | None]:
-    """Of messages and of bytes. None: there is no limit, for neither."""
+    """The buckets of messages and of bytes. None: there is no limit for either."""
     if not (rate.messages_max or rate.bytes_max):
         return None, None
     return (
@@ -85,7 +85,7 @@ class RateStage:
         self._gate: Gate | None = None  # None: open
 
     def set_rate(self, rate: Rate, now: float) -> None:
-        """From now on. What is held is decided on anew."""
+        """Use this rate from now on, also for the publishes that are held."""
         if rate == self._rate:
             return
         self._rate = rate

@@ -94,11 +94,13 @@ CLOSE_TIMEOUT_S: Final = 5.0
 is left to the recovery by the next owner."""
 
 DELAYED_TIMEOUT_S: Final = 1.0
-"""Of that, for the index of delayed messages. It saves the next owner reads; a data ledger that is
-not closed costs it a recovery, and the clients wait for that."""
+"""The part of that time for the index of delayed messages. The stored index saves the next owner
+reads. A data ledger that is not closed costs the next owner a recovery, for which the clients
+wait."""
 
 _Key = tuple[str, bool]
-"""Of a subscription: its name, and whether it is durable. Both may exist beside each other."""
+"""The key of a subscription: its name, and whether it is durable. A durable and a non-durable
+subscription may have the same name."""
 
 _log = get_logger(__name__)
 
@@ -383,7 +385,7 @@ class PersistentTopic:
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
-        """By name. A name means the durable subscription if there is one."""
+        """The subscriptions by name. A name means the durable subscription if there is one."""
         found: dict[str, Subscription] = {}
         for (name, durable), subscription in self._subscriptions.items():
             if durable or name not in found:
@@ -700,7 +702,8 @@ class PersistentTopic:
         return max(self._clock.now_ms() - oldest.appended_ms, 0) // 1_000
 
     def _oldest_backlog(self) -> dict[str, Any]:
-        """Of the durable subscription with the oldest backlog, after each was described."""
+        """The figures of the durable subscription with the oldest backlog, after each was
+        described."""
         found = self._oldest_known()
         return {
             "earliestMsgPublishTimeInBacklogs": 0 if found is None else found[1].published_ms,
@@ -753,14 +756,14 @@ class PersistentTopic:
                 self._released.set()
 
     async def wait_released(self) -> None:
-        """After `begin_deletion`: nothing holds the topic any more."""
+        """Call it after `begin_deletion`. Returns when nothing holds the topic any more."""
         while self._holds:
             self._released.clear()
             await self._released.wait()
 
     def end_deletion(self) -> None:
-        """After `begin_deletion`: the topic is deleted, or the broker does not know whether it
-        is."""
+        """Call it after `begin_deletion`: the topic is deleted, or the broker does not know whether
+        it is."""
         self.cursors.abandon()
         self.delayed.abandon()
         self.log.abandon()

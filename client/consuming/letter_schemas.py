@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from magnetar.protos import pulsar_pb2 as pb
 
 VERSIONS_MAX: Final = 1_000
-"""Of the originals of one consumer; beyond it the oldest one is forgotten, and asked for again."""
+"""Schema versions of the originals of one consumer; beyond it the client forgets the oldest one,
+and asks for it again."""
 
 log = get_logger(__name__)
 

@@ -293,7 +293,7 @@ class ManySubscriber:
         self.shut_down(AlreadyClosed("the consumer was unsubscribed", topic=self.topic))
 
     async def drain(self) -> None:
-        """As Subscriber.drain, for all topics at the same time."""
+        """Like Subscriber.drain, for all topics at the same time."""
         await together(child.drain() for child in self.cores)
 
     async def close(self) -> None:

@@ -128,7 +128,7 @@ class RetrySubscriber:
         return self.stats
 
     async def drain(self) -> None:
-        """As Subscriber.drain, for all topics at the same time."""
+        """Like Subscriber.drain, for all topics at the same time."""
         await together(part.drain() for part in self._parts_of_both)
 
     def check_open(self) -> None:

@@ -104,7 +104,7 @@ class PartitionedPublisher:
         await together(publisher.flush() for publisher in self._begun())
 
     async def schema_version_of(self, schema: pb.Schema) -> bytes:
-        """As Publisher.schema_version_of: the partitions share their versions."""
+        """Like Publisher.schema_version_of: the partitions share their versions."""
         return await self._begun()[0].schema_version_of(schema)
 
     async def close(self) -> None:

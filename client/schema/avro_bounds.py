@@ -27,7 +27,7 @@ DEPTH_MAX: Final = 256
 """Values within values. fastavro takes some 1.6 KB of the stack for each."""
 
 DECIMAL_BYTES_MAX: Final = 1_024
-"""Of a decimal: some 2,400 digits."""
+"""The bytes of a decimal: some 2,400 digits."""
 
 STEPS_FREE: Final = 10_000
 STEPS_PER_BYTE: Final = 4

@@ -337,7 +337,7 @@ class Record(metaclass=_RecordMeta):
         return type(self)
 
     def validate_type(self, name: str, val: Any) -> Any:
-        """As that of a field: a record is the field of another one."""
+        """Like `validate_type` of a field: a record can be the field of another record."""
         if val is None and not self._required:
             return self.default()
         if not isinstance(val, type(self)):

@@ -116,7 +116,7 @@ class Schema:
         return None
 
     def message_decoder_of(self, writer: SchemaInfo) -> Callable[[Any], Any] | None:
-        """As `decoder_of`, for messages: the value may depend on the message's key."""
+        """Like `decoder_of`, for messages: the value may depend on the message's key."""
         decode = self.decoder_of(writer)
         if decode is None:
             return None

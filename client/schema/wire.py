@@ -21,8 +21,8 @@ _WITH_DEFINITION: Final = frozenset(
 )
 
 VERSION_BYTES: Final = 8
-"""Of the version that a message carries. A producer can write other bytes, and the broker refuses a
-question about them: the message would be asked for again and again."""
+"""The size of the version that a message carries. A producer can write other bytes. The broker
+refuses to look such a version up, so the client would ask again and again."""
 
 
 AUTO_CONSUME_SINCE: Final = pb.v21

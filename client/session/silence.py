@@ -65,7 +65,7 @@ class Silence:
         return self._timer_at
 
     def silent_s(self, now: float) -> float:
-        """For how long the broker has sent nothing that was awaited."""
+        """The time for which the broker has sent nothing that was awaited."""
         return now - self._heard_at
 
     def on_heard(self, now: float) -> None:

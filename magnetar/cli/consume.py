@@ -153,7 +153,8 @@ def describe_json(message: magnetar.Message) -> str:
 
 
 def id_of(message: magnetar.Message) -> str:
-    """In the form that `topics peek` prints and `subscriptions reset --to` reads."""
+    """The id of a message, in the form that `topics peek` prints and `subscriptions reset --to`
+    reads."""
     found = message.message_id()
     batch = f":{found.batch_index()}" if found.batch_index() >= 0 else ""
     return f"{found.ledger_id()}:{found.entry_id()}{batch}"

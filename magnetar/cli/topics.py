@@ -238,7 +238,8 @@ def peek(
 
 
 def describe(message: dict[str, Any]) -> str:
-    """As `magnetar consume` prints it; bytes that are no UTF-8 as escapes."""
+    """Describe a message in the form of `magnetar consume`; bytes that are not UTF-8 appear as
+    escapes."""
     properties = ", ".join(f"{name}={value}" for name, value in message["properties"].items())
     if message["payload"] is None:
         content = f"not shown: {message['problem']}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """Of one carrier."""
+    """The delays of one carrier."""
 
     flights: int
     departed: int
@@ -30,7 +30,7 @@ class Delays:
 
 
 def delays_in_file(flights: pa.Table) -> dict[str, Delays]:
-    """By carrier, directly from the table: without JSON, topic and Spark."""
+    """The delays by carrier, computed directly from the table: without JSON, topic and Spark."""
     grouped = flights.group_by("carrier").aggregate(
         [([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum")]
     )

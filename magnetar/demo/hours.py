@@ -32,7 +32,7 @@ YEAR_DAYS: Final = 365
 ADMIN_S: Final = 30.0
 
 Hours = dict[tuple[str, int], Delays]
-"""By carrier and begin of the hour (seconds since 1970)."""
+"""Delays by carrier and by the beginning of the hour (seconds since 1970)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _results(spark: SparkSession, service_url: str) -> Streamed:
 
 
 def hours_in_file(flights: pa.Table) -> Hours:
-    """By carrier and scheduled hour, directly from the table."""
+    """The delays by carrier and scheduled hour, computed directly from the table."""
     grouped = flights.group_by(["carrier", "time_hour"]).aggregate(
         [([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum")]
     )

@@ -148,8 +148,8 @@ def _field_of(key: str, config_class: type[RoleConfig]) -> str | None:
 def _renamed(
     config_class: type[RoleConfig], given: Mapping[str, Any], place: str
 ) -> dict[str, Any]:
-    """With the names of settings instead of keys in camelCase. Raises ConfigError for a setting
-    that is given under both names."""
+    """Replace keys in camelCase by the names of settings. Raises ConfigError for a setting that is
+    given under both names."""
     found: dict[str, Any] = {}
     for key, value in given.items():
         name = _field_of(key, config_class) or key

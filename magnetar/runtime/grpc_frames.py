@@ -162,7 +162,7 @@ class RequestGate(Protocol):
 def gated_unary_handler(
     handler: Callable[[bytes], Awaitable[bytes]], gate: RequestGate
 ) -> MethodHandler:
-    """As `unary_handler`, for clients that are not trusted. On the wire it is the same call; gRPC
+    """Like `unary_handler`, for clients that are not trusted. On the wire it is the same call; gRPC
     gathers a request's bytes, beyond a first window, when the gate lets it be read."""
 
     async def serve(_: object, context: Context) -> bytes:
@@ -178,7 +178,7 @@ def gated_unary_handler(
 def gated_reply_handler(
     handler: Callable[[bytes], AsyncIterator[Sequence[Buffer]]], gate: RequestGate
 ) -> MethodHandler:
-    """As `frame_reply_handler`, for clients that are not trusted."""
+    """Like `frame_reply_handler`, for clients that are not trusted."""
 
     async def serve(_: object, context: Context) -> None:
         try:

@@ -31,8 +31,8 @@ STOP_S = 1
 seconds only."""
 
 REQUEST_S = 10.0
-"""For a whole request, from its first byte, or from the beginning of the connection, to its last. A
-client that sends half a request is disconnected."""
+"""Time limit of a whole request, from its first byte, or from the beginning of the connection, to
+its last byte. A client that sends half a request is disconnected."""
 
 Message = MutableMapping[str, Any]
 App = Callable[

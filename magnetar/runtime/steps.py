@@ -34,7 +34,7 @@ SHORT_S: Final = 0.0005
 """Steps up to this are the first bucket of the histograms."""
 
 LOG_PAUSE_S: Final = 10.0
-"""Between two log lines on slow steps of one kind."""
+"""The pause between two log lines on slow steps of one kind."""
 
 BOUNDS_S: Final = (SHORT_S, 0.001, 0.0025, 0.005, 0.01, 0.025, STEP_CPU_S_MAX, 0.1, 0.25, 1.0)
 
@@ -45,7 +45,8 @@ log = get_logger(__name__)
 
 
 class StepMeter:
-    """For the loop's thread: `began = meter.begin()`, the step, `meter.end(kind, began)`."""
+    """Measures steps on the loop's thread: `began = meter.begin()`, the step, `meter.end(kind,
+    began)`."""
 
     def __init__(self) -> None:
         self.kinds: dict[str, _Kind] = {}
@@ -74,7 +75,7 @@ class StepMeter:
 
     @property
     def cpu_s_max(self) -> float:
-        """Of the longest step of all kinds."""
+        """The CPU time of the longest step of all kinds."""
         return max([figures.cpu.most for figures in self.kinds.values()], default=0.0)
 
     @staticmethod

@@ -368,7 +368,7 @@ class TcpFrameStream(asyncio.Protocol):
         self._resume_reading()
 
     def _stop(self, reason: str, *, clean: bool) -> None:
-        """From now on nothing is sent or taken. The first end counts."""
+        """Stop sending and receiving. Only the first call counts."""
         if self._end is not None:
             return
         self._end = reason, clean

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from magnetar.bookie.contract import may_read
 from magnetar.bookie.errors import StorageFailed
 from magnetar.bookie.storage.format import FormatDamaged, decode_ledger_record
 from magnetar.protos.envelope import BookieCode, EnvelopeDamaged, decode_envelope
@@ -67,7 +68,9 @@ def _may_read(storage: Storage, ledger: int, master_key: int) -> bool:
     reads for a repair."""
     try:
         value = storage.ledger_record(ledger)
-        return value is None or decode_ledger_record(value).master_key == master_key
+        if value is None:
+            return True
+        return may_read(decode_ledger_record(value).master_key, ledger, master_key)
     except (StorageFailed, FormatDamaged):
         return True
 

@@ -32,6 +32,7 @@ from magnetar.bookie.contract import (
     LastConfirmedRequest,
     LedgerPage,
     ReadRequest,
+    may_read,
 )
 from magnetar.bookie.damaged_store import FormerStores
 from magnetar.bookie.errors import ReadsOverloaded, StorageFailed
@@ -526,7 +527,12 @@ class BookieService:
         record = state.record
         if record is None:
             return _absent(state)
-        return BookieCode.OK if record.master_key == request.master_key else BookieCode.UNAUTHORIZED
+        reads = isinstance(request, ReadRequest)
+        if record.master_key == request.master_key or (
+            reads and may_read(record.master_key, request.ledger, request.master_key)
+        ):
+            return BookieCode.OK
+        return BookieCode.UNAUTHORIZED
 
     async def _fence(self, ledger: int, master_key: int) -> BookieCode:
         code = self._admission.fence(ledger, master_key)

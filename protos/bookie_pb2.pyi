@@ -52,6 +52,7 @@ class ReadRequest(google.protobuf.message.Message):
     """32 hex digits"""
     ledger: builtins.int
     master_key: builtins.int
+    """without `fence` the ledger's read key will do: see bookie/contract.py"""
     first: builtins.int
     """first entry wanted, >= 0"""
     last: builtins.int

@@ -16,8 +16,7 @@ from magnetar.bookie.ledger.errors import (
 )
 from magnetar.bookie.ledger.handle import LedgerReader
 from magnetar.bookie.ledger.late_acks import LateAcks
-from magnetar.bookie.ledger.quorum import seat_numbers, seats
-from magnetar.bookie.ledger.services import quorum_of
+from magnetar.bookie.ledger.quorum import quorum_of, seat_numbers, seats
 from magnetar.bookie.ledger.verdict import ADD_VERDICTS, AddVerdict
 from magnetar.bookie.ledger.writer import (
     Confirm,

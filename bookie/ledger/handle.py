@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from magnetar.bookie.contract import ReadRequest
 from magnetar.bookie.ledger.bad_copies import is_bad_copy
 from magnetar.bookie.ledger.errors import BookieUnavailable, EntryUnreadable
-from magnetar.bookie.ledger.quorum import seats
+from magnetar.bookie.ledger.quorum import quorum_of, seats
 from magnetar.bookie.ledger.reader import (
     NEGATIVE,
     Ask,
@@ -25,7 +25,6 @@ from magnetar.bookie.ledger.reader import (
     standing,
     windows,
 )
-from magnetar.bookie.ledger.services import quorum_of
 from magnetar.metadata.errors import InvalidRecord, OutcomeUnknown, Unavailable
 from magnetar.metadata.model import EntryId, LedgerId, LedgerState
 from magnetar.protos.envelope import ENVELOPE, BookieCode, FrameDamaged
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from magnetar.bookie.ledger.reader import Action
-    from magnetar.bookie.ledger.services import Services
+    from magnetar.bookie.ledger.reading import ReadServices
     from magnetar.metadata.model import LedgerMetadata, Member
     from magnetar.runtime.frames import Buffer
 
@@ -56,12 +55,18 @@ class LedgerReader:
     """Several reads may run at a time. The caller ensures that it reads confirmed entries only."""
 
     def __init__(
-        self, metadata: LedgerMetadata, services: Services, *, fence: bool = False
+        self,
+        metadata: LedgerMetadata,
+        services: ReadServices,
+        *,
+        fence: bool = False,
+        favourite: Member | None = None,
     ) -> None:
+        """`favourite`: the replica to ask first among those that are as good. None: any."""
         self.metadata = metadata  # replaced when replicas have moved
         self._services = services
         self._fence = fence  # (recovery fences with every read)
-        self._favourite: Member | None = None  # the last one that answered: it has read ahead
+        self._favourite = favourite  # then the last one that answered: it has read ahead
         self._entry_bytes = _mean_entry_bytes(metadata)  # an estimate
 
     async def read(self, first: int, last: int, *, bytes_max: int) -> list[LedgerEntry]:

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from magnetar.metadata.model import LedgerMetadata
+
 ENSEMBLE_SIZE_MAX = 32
 """Wide ensembles have no known use: E beyond Qw only spreads one ledger's load."""
 
@@ -131,3 +133,13 @@ class Quorum:
             return range(entry, entry + lag + 1)
         begin = entry + lag - self.write_quorum + 1
         return range(begin, begin + self.write_quorum)
+
+
+def quorum_of(metadata: LedgerMetadata) -> Quorum:
+    """The quorums of a ledger."""
+    return _quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+
+
+@cache  # a process has one or two
+def _quorum(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Quorum:
+    return Quorum(ensemble_size, write_quorum, ack_quorum)

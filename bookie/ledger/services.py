@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from magnetar.bookie.ledger.quorum import Quorum
 from magnetar.bookie.ledger.writer import WriterLimits
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.health import BookieHealth
     from magnetar.bookie.ledger.pool import PeerPool
     from magnetar.bookie.ledger.records import LedgerRecords
-    from magnetar.metadata.model import LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +42,3 @@ class Services:
             changes_max=self.config.ensemble_changes_max,
             change_delay_s=self.config.ensemble_change_delay_s,
         )
-
-
-def quorum_of(metadata: LedgerMetadata) -> Quorum:
-    return _quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-
-
-@cache  # a process has one or two
-def _quorum(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Quorum:
-    return Quorum(ensemble_size, write_quorum, ack_quorum)

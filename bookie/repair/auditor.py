@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.errors import BookieUnavailable
-from magnetar.bookie.ledger.services import quorum_of
+from magnetar.bookie.ledger.quorum import quorum_of
 from magnetar.bookie.repair.census import all_ledgers, read_ledgers
 from magnetar.bookie.repair.lost_bookies import LostBookies, Presence
 from magnetar.bookie.repair.pace import Pace

@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from magnetar.bookie.ledger.handle import LedgerReader
-from magnetar.bookie.ledger.services import quorum_of
+from magnetar.bookie.ledger.quorum import quorum_of
 from magnetar.bookie.repair.errors import CopyFailed
 from magnetar.protos.envelope import ADD, COPY, BookieCode
 

@@ -1,22 +1,27 @@
-"""Measures a consumer that joins a Key_Shared subscription with many pending entries.
+"""Measures consumers that join and leave a Key_Shared subscription with many pending entries.
 
 Nothing else runs on the broker's loop while the dispatcher finds the pending entries of the slots
 that move, and registers them as draining. CPU time of the dispatcher alone, with one entry for each
-key: `python -m benchmarks.key_shared_join`.
+key: `python -m benchmarks.key_shared_join`. No step should take more than 20 ms.
+
+It also prints what the tracker of draining hashes costs while nothing drains: the dispatcher with
+it and one with an empty tuple in its place take turns. It should be 2 % at most.
 """
 
 from __future__ import annotations
 
+import gc
 import time
 import tracemalloc
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from magnetar.broker.cursor.redeliveries import Redeliveries
 from magnetar.broker.dispatch.delayed import DelayPolicy, Delays
 from magnetar.broker.dispatch.dispatcher import Environment, Read
 from magnetar.broker.dispatch.draining import DrainingHashes
 from magnetar.broker.dispatch.key_shared import KeyShared
 from magnetar.broker.dispatch.permits import UNLIMITED, Consumer, Limits
-from magnetar.broker.dispatch.positions import PositionMap
 from magnetar.broker.dispatch.sticky_hash import SLOTS
 from magnetar.broker.log.entry import StoredEntry
 from magnetar.broker.log.position import EARLIEST, Position
@@ -52,14 +57,19 @@ class _NothingAcked:
         return position
 
 
+class _NoTracker:
+    references = ()
+
+    def __bool__(self) -> bool:
+        return False
+
+
 def dispatcher() -> KeyShared:
     limits = Limits(unacked_per_consumer=UNLIMITED, unacked_per_subscription=UNLIMITED)
-    delays = Delays(DelayPolicy(), lambda _: 0)
+    delays, redeliveries = Delays(DelayPolicy(), lambda _: 0), Redeliveries(lambda: None)
     last = Position(1 << 40, 0)
     acks = cast("Any", _NothingAcked())
-    return KeyShared(
-        Environment("s", acks, lambda: last, limits, cast("Any", PositionMap()), delays)
-    )
+    return KeyShared(Environment("s", acks, lambda: last, limits, redeliveries, delays))
 
 
 def join(machine: KeyShared, number: int) -> float:
@@ -102,14 +112,59 @@ def measure(pending: int, consumers: int) -> None:
     fill_us = fill(machine, pending)
     joins = [join(machine, number) for number in range(consumers, consumers + 3)]
     draining = len(machine._draining)
-    leaver = machine._consumers[0]
-    began_s = time.thread_time()
-    machine.remove_consumer(leaver, 0.0)
-    leave_s = time.thread_time() - began_s
+    steps = leave(machine)
     shown = ", ".join(f"{step_s * 1e3:.1f}" for step_s in joins)
     print(
-        f"{pending} pending, {consumers} consumers: joins {shown} ms, leave {leave_s * 1e3:.1f} ms,"
-        f" dispatch {fill_us:.2f} us an entry; {draining} hashes drain"
+        f"{pending} pending, {consumers} consumers: joins {shown} ms, longest of {len(steps)} steps"
+        f" of a leave {max(steps) * 1e3:.1f} ms (together {sum(steps) * 1e3:.0f} ms), dispatch"
+        f" {fill_us:.2f} us an entry; {draining} hashes drain"
+    )
+
+
+def leave(machine: KeyShared) -> list[float]:
+    """The first consumer leaves. Returns the seconds of each step until its entries are back."""
+    leaver, now = machine._consumers[0], 0.0
+    began_s = time.thread_time()
+    machine.remove_consumer(leaver, now)
+    steps = [time.thread_time() - began_s]
+    while machine._departed:
+        now = machine.next_timer() or now
+        began_s = time.thread_time()
+        machine.on_timer(now)
+        steps.append(time.thread_time() - began_s)
+    return steps
+
+
+def cycle(machine: KeyShared, entries: list[StoredEntry]) -> float:
+    """Dispatch the entries and acknowledge each alone. Returns the seconds."""
+    [consumer] = machine._consumers
+    began_s = time.thread_time()
+    for first in range(0, len(entries), LIST):
+        machine.on_entries(entries[first : first + LIST], 0.0)
+        for entry in entries[first : first + LIST]:
+            machine.on_acked(consumer, [entry.position], 0.0)
+    return time.thread_time() - began_s
+
+
+def measure_empty_tracker() -> None:
+    with_it, without = dispatcher(), dispatcher()
+    without._draining = cast("Any", _NoTracker())
+    for machine in (with_it, without):
+        join(machine, 0)
+    gc.disable()
+    ratios = []
+    for number in range(60):
+        entries = [
+            StoredEntry(Position(number, at), at, 0, cast("Any", _View(at))) for at in range(20_000)
+        ]
+        order = (with_it, without) if number % 2 else (without, with_it)
+        spent_s = {machine: cycle(machine, entries) for machine in order}
+        ratios.append(spent_s[with_it] / spent_s[without])
+    gc.enable()
+    print(
+        f"an empty tracker: {100 * (median(ratios) - 1):+.1f} % of the CPU of a delivery and its"
+        f" acknowledgement (quartiles {100 * (sorted(ratios)[15] - 1):+.1f} and"
+        f" {100 * (sorted(ratios)[45] - 1):+.1f} %)"
     )
 
 
@@ -130,6 +185,7 @@ def main() -> None:
         for consumers in (1, 10, 100):
             measure(pending, consumers)
     measure_memory()
+    measure_empty_tracker()
 
 
 if __name__ == "__main__":

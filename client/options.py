@@ -155,11 +155,12 @@ class ConsumerKeySharedPolicy:
     """How a KeyShared consumer gets its keys. All consumers of a subscription use one mode.
 
     `sticky_ranges` are pairs of a first and a last hash, both included: the hash of a key is the
-    remainder of its Murmur3 hash by 65536. With `allow_out_of_order_delivery` a new consumer gets
-    its keys at once, although another consumer has unacknowledged messages of these keys. With
-    `ordered_negative_acks` (Magnetar only) the later messages of a key wait until a negatively
-    acknowledged one is acknowledged. All consumers of a subscription must use the same values of
-    both parameters. Raises InvalidConfiguration.
+    remainder of its Murmur3 hash by 65536. If all consumers of a subscription have
+    `allow_out_of_order_delivery`, a new one gets its keys at once, although messages of them are
+    unacknowledged at another consumer; as long as one does not have it, the order of keys is kept.
+    With `ordered_negative_acks` (Magnetar only) the later messages of a key wait until a negatively
+    acknowledged one is acknowledged; all consumers of a subscription agree on that. Raises
+    InvalidConfiguration.
     """
 
     def __init__(

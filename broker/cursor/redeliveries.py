@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from magnetar.broker.log.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
 COUNTS_MAX: Final = 400_000
 """Entries with a count in one subscription: 40 MB. Further entries have no count; twice the default
@@ -52,10 +52,17 @@ class Redeliveries:
         counts = self._counts.get(position[0])
         return 0 if counts is None else counts.get(position[1], 0)
 
-    def count_again(self, ledger: int, entries: Iterable[int]) -> None:
-        """These entries will be redelivered once more."""
+    def count_again(self, ledger: int, entries: Collection[int]) -> None:
+        """These entries, of which none comes twice, will be redelivered once more. Hot: a consumer
+        that leaves may have 50,000."""
         counts = self._counts.setdefault(ledger, {})
         unstored = self._unstored.setdefault(ledger, set())
+        new = not counts or counts.keys().isdisjoint(entries)
+        if new and self._size + len(entries) <= COUNTS_MAX:
+            counts.update(dict.fromkeys(entries, 1))
+            unstored.update(entries)
+            self._size += len(entries)
+            entries = ()
         for entry in entries:
             before = counts.get(entry, 0)
             if before == 0:

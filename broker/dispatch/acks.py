@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
@@ -48,8 +48,8 @@ class Redeliveries(Protocol):
     def get(self, position: Position) -> int:
         """0: the entry was not redelivered."""
 
-    def count_again(self, ledger: int, entries: Iterable[int]) -> None:
-        """These entries will be redelivered once more."""
+    def count_again(self, ledger: int, entries: Collection[int]) -> None:
+        """These entries will be redelivered once more. None comes twice."""
 
 
 def unacked_messages(entry: StoredEntry, acks: Acks) -> tuple[int, tuple[int, ...]]:

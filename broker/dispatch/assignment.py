@@ -32,7 +32,8 @@ def selector_of(
 
 
 def require_same(policy: KeySharedPolicy, connected: KeySharedPolicy, subscription: str) -> None:
-    """All consumers of a subscription have one policy. Raises ConsumerRefused."""
-    if policy != connected:
+    """All consumers of a subscription have one mode, and one order after negative acknowledgements.
+    Raises ConsumerRefused."""
+    if not policy.agrees(connected):
         why = f"its consumers use the Key_Shared policy {connected}, not {policy}"
         raise ConsumerRefused(ConsumerBusy(subscription, why))

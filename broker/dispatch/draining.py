@@ -7,12 +7,16 @@ entry of the slot. So the entries of a key are unacknowledged at one consumer at
 The dispatcher registers the pending entries of the slots that moved. It reports each entry that is
 no longer pending. While nothing drains, this holds nothing, and the dispatcher does not ask it.
 
+A slot can drain at *several* consumers: the subscription delivered out of order before (`None` is
+their owner here). Then no consumer gets an entry of it until none is pending.
+
 The state is integers in a dict and in two arrays with an element for each slot, 3 MB for 65,535
 hashes. The arrays exist while something drains. An object for each hash would take 8 MB, and the
 time to make them would stop the other keys when a consumer joins.
 
 Invariants (`check`):
-    1. `references` is the number of pending entries of the slot at the draining consumer, above 0.
+    1. `references` is the number of pending entries of the slot at the draining consumer, or at all
+       consumers if several drain it; above 0.
     2. The counts by consumer are those of its slots.
 """
 
@@ -35,7 +39,7 @@ _NONE: Final = array("I")
 
 @dataclass(frozen=True, slots=True)
 class DrainingHash:
-    consumer: Consumer  # has the pending entries
+    consumer: Consumer | None  # has the pending entries. None: several may have some
     references: int
     blocked_attempts: int  # deliveries of the slot that had to wait
 
@@ -49,52 +53,52 @@ class DrainingHashes:
         "_next_number",
         "_numbers",
         "_owners",
-        "_references",
         "blocked_attempts",
+        "references",
     )
 
     def __init__(self) -> None:
-        self._references: dict[int, int] = {}  # by slot; no zero
+        self.references: dict[int, int] = {}  # by slot; no zero
         self._blocked = self._owners = _NONE  # by slot; empty while nothing drains
-        self._consumers: dict[int, Consumer] = {}  # by the number in `_owners`
-        self._numbers: dict[Consumer, int] = {}
+        self._consumers: dict[int, Consumer | None] = {}  # by the number in `_owners`
+        self._numbers: dict[Consumer | None, int] = {}
         self._next_number = 0
-        self._counts: dict[Consumer, int] = {}  # how many slots each drains, above 0
+        self._counts: dict[Consumer | None, int] = {}  # how many slots each drains, above 0
         self._cleared: dict[Consumer, int] = {}  # slots that have drained, by connected consumer
         self.blocked_attempts = 0  # of all slots, also those that have drained
 
     def __bool__(self) -> bool:
-        return bool(self._references)
+        return bool(self.references)
 
     def __len__(self) -> int:
-        return len(self._references)
+        return len(self.references)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._references)
+        return iter(self.references)
 
     def get(self, slot: int) -> DrainingHash | None:
-        references = self._references.get(slot)
+        references = self.references.get(slot)
         if references is None:
             return None
         consumer = self._consumers[self._owners[slot]]
         return DrainingHash(consumer, references, self._blocked[slot])
 
-    def of(self, consumer: Consumer) -> dict[int, DrainingHash]:
-        """What drains at a consumer, by slot."""
+    def of(self, consumer: Consumer | None) -> dict[int, DrainingHash]:
+        """What drains at a consumer alone, by slot. None: at several."""
         if consumer not in self._counts:
             return {}
         number = self._numbers[consumer]
         return {
             slot: DrainingHash(consumer, references, self._blocked[slot])
-            for slot, references in self._references.items()
+            for slot, references in self.references.items()
             if self._owners[slot] == number
         }
 
-    def by_consumer(self) -> dict[Consumer, dict[int, int]]:
-        """The blocked attempts of each slot, by the consumer that drains it."""
-        found: dict[Consumer, dict[int, int]] = {consumer: {} for consumer in self._counts}
+    def by_consumer(self) -> dict[Consumer | None, dict[int, int]]:
+        """The blocked attempts of each slot, by the consumer that drains it. None: several do."""
+        found: dict[Consumer | None, dict[int, int]] = {owner: {} for owner in self._counts}
         of_number = {self._numbers[consumer]: slots for consumer, slots in found.items()}
-        for slot in self._references:
+        for slot in self.references:
             of_number[self._owners[slot]][slot] = self._blocked[slot]
         return found
 
@@ -102,19 +106,20 @@ class DrainingHashes:
         """Slots that have drained at the consumer since it connected."""
         return self._cleared.get(consumer, 0)
 
-    def register(self, consumer: Consumer, references: Mapping[int, int]) -> None:
+    def register(self, consumer: Consumer | None, references: Mapping[int, int]) -> None:
         """These slots moved away from the consumer. So many entries of each are pending, at the
-        consumer or at the one that drains the slot already. Hot: a join registers 30,000 slots."""
+        consumer or at the one that drains the slot already. None: at several consumers. Hot: a join
+        registers 30,000 slots."""
         if not references:
             return
-        if not self._references:
+        if not self.references:
             self._blocked, self._owners = array("I", _ZEROS), array("I", _ZEROS)
         number = self._numbers.get(consumer)
         if number is None:
             number = self._numbers[consumer] = self._next_number
             self._consumers[number] = consumer
             self._next_number += 1
-        known, owners = self._references, self._owners
+        known, owners = self.references, self._owners
         if known and not known.keys().isdisjoint(references):
             both = [slot for slot in references if slot in known]
             assert all(known[slot] == references[slot] for slot in both), "not the pending entries"
@@ -128,35 +133,45 @@ class DrainingHashes:
     def blocks(self, slot: int, consumer: Consumer | None) -> bool:
         """Whether the consumer that has the slot now must wait. If it is the draining one again,
         the slot does not drain any more."""
-        if slot not in self._references:
+        if slot not in self.references:
             return False
-        if self._consumers[self._owners[slot]] is consumer:
+        owner = self._consumers[self._owners[slot]]
+        if owner is not None and owner is consumer:
             self._end(slot)
             return False
         self._blocked[slot] += 1
         self.blocked_attempts += 1
         return True
 
-    def on_gone(self, slot: int, consumer: Consumer) -> bool:
-        """One entry of the slot is no longer pending at the consumer. Returns whether it was the
-        last one: deliveries of the slot may go on."""
-        if slot not in self._references:
+    def on_gone(self, slot: int, consumer: Consumer, count: int = 1) -> bool:
+        """So many entries of the slot are no longer pending at the consumer. Returns whether they
+        were the last ones: deliveries of the slot may go on."""
+        references = self.references.get(slot)
+        if references is None:
             return False
-        if self._consumers[self._owners[slot]] is not consumer:
+        owner = self._consumers[self._owners[slot]]
+        if owner is not None and owner is not consumer:
             return False
-        if self._references[slot] > 1:
-            self._references[slot] -= 1
+        if references > count:
+            self.references[slot] = references - count
             return False
+        assert references == count, "not the pending entries"
         self._end(slot)
         self._cleared[consumer] = self._cleared.get(consumer, 0) + 1
         return True
 
+    def clear(self) -> None:
+        """Nothing has to wait any more: entries may be delivered out of order."""
+        self._forget()
+        self._counts = {}
+
     def on_left(self, consumer: Consumer) -> list[int]:
-        """The consumer has left, and nothing is pending at it. Returns the slots it drained."""
+        """The consumer has left, and nothing is pending at it. Returns the slots that it drained
+        alone."""
         slots: list[int] = []
         if consumer in self._counts:
             number = self._numbers[consumer]
-            slots = [slot for slot in self._references if self._owners[slot] == number]
+            slots = [slot for slot in self.references if self._owners[slot] == number]
         for slot in slots:
             self._end(slot)
         if (left := self._numbers.pop(consumer, None)) is not None:
@@ -172,12 +187,16 @@ class DrainingHashes:
     def _end(self, slot: int) -> None:
         """The slot drains no more. With the last one the arrays go."""
         consumer = self._consumers[self._owners[slot]]
-        del self._references[slot]
+        del self.references[slot]
         self._blocked[slot] = 0
         self._counts[consumer] -= 1
         if not self._counts[consumer]:
             del self._counts[consumer]
-        if not self._references:
-            self._references = {}  # the memory, too
-            self._blocked = self._owners = _NONE
-            self._consumers, self._numbers, self._next_number = {}, {}, 0
+        if not self.references:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Nothing drains: give the memory back."""
+        self.references = {}
+        self._blocked = self._owners = _NONE
+        self._consumers, self._numbers, self._next_number = {}, {}, 0

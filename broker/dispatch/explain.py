@@ -33,6 +33,7 @@ class Why(StrEnum):
     WITHHELD = "withheld"
     DELAYED = "delayed"
     LEAVING = "leaving"
+    RETURNING = "returning"
     READING = "reading"
     DISPATCH_RATE = "dispatch_rate"
     READ_FAILED = "read_failed"

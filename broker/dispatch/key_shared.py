@@ -5,7 +5,8 @@ Theory of operation. The hash of the key of an entry is its *slot*. A selector (
 sticky_ranges.py) says which consumer has the slot. From its read until its acknowledgement an entry
 is in exactly one place:
 
-    pending    delivered to one consumer, which has not acknowledged it
+    pending    delivered to one consumer, which has not acknowledged it, or which has left and whose
+               entries go to the waiting ones in parts
     waiting    read before, and its consumer cannot take it now, or it is to be delivered again
     in flight  the dispatcher reads it a second time, from the waiting or the delayed ones
     delayed    its delivery time has not come; `Delays` keeps it
@@ -33,13 +34,20 @@ Without this, the consumer would wait for the last chunk, and the last chunk for
 With `ordered_nacks` (a policy of the consumers), an entry that is later than a negatively
 acknowledged one of its slot waits as well, at gates 2 and 3 (withheld.py).
 
-`allow_out_of_order` (a policy of the consumers) leaves out the draining and gate 1.
+`allow_out_of_order` (a policy of each consumer) leaves out the draining and gate 1 while all
+connected consumers have it. When a consumer without it joins, a slot may have pending entries at
+several consumers. From then on every slot with pending entries drains at all of them, once.
+
+A consumer that leaves may have 50,000 pending entries. The dispatcher returns them in parts, so
+that other keys go on: the consumer is *departed* until the last of them is returned, and its slots
+drain there. No acknowledgement is needed: the next part follows RETURN_STEP_S later.
 
 Invariants (see `check`):
     1. An entry is in at most one of the five places, and pending at most one consumer.
     2. An entry that was never delivered is at or after `read_position`, or waiting, in flight,
        delayed or due.
-    3. Ordered: the pending entries of a slot are at one consumer.
+    3. Ordered: the pending entries of a slot are at one consumer, unless it drains at several, or a
+       chunked message pinned it when the consumers began to keep the order.
     4. Ordered: a slot with pending entries at a consumer that does not have the slot drains, and
        its references are these entries.
     5. A waiting slot is queued for its consumer, unless it drains at another one, is about to be
@@ -51,7 +59,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from dataclasses import replace
 from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, cast
 
 from magnetar.broker.dispatch.acks import unacked_in, unacked_messages
@@ -80,6 +90,9 @@ if TYPE_CHECKING:
 
 _UNKNOWN: Final = 0  # no slot has this number: the slot of a delayed entry before its read
 
+RETURN_STEP_S: Final = 0.001
+"""Between two parts of the entries of a departed consumer. The event loop serves others."""
+
 EXPLAINED_MAX: Final = 10
 """Draining hashes that `explain` names; it counts the others."""
 
@@ -104,6 +117,9 @@ class KeyShared:
         self._per_slot: dict[int, int] = {}  # how many of them; no zero
         self._replay = KeyedReplay()  # the waiting entries
         self._draining = DrainingHashes()
+        self._departed: list[Consumer] = []  # they have left, and their entries are still pending
+        self._return_at = 0.0  # the next part of them; valid while `_departed` is not empty
+        self._unsettled: set[int] = set()  # pinned when the order began: maybe at several consumers
         self._unblocked: set[int] = set()  # drained slots with waiting entries, until the timer
         self._unblock_at = 0.0  # valid while `_unblocked` is not empty
         self._reading: Read | Replay | None = None  # None: no read is outstanding
@@ -141,6 +157,11 @@ class KeyShared:
 
     # ---- consumers -------------------------------------------------------------------------------
 
+    def can_serve(self, policy: KeySharedPolicy | None) -> bool:
+        """False: no consumer is connected, and the next one brings another mode. It needs a new
+        dispatcher, because the entries that wait in this one have the slots of the former mode."""
+        return bool(self._consumers) or (policy or KeySharedPolicy()).mode is self.policy.mode
+
     def add_consumer(self, consumer: Consumer, now: float) -> list[Action]:
         policy = (consumer.key_shared or KeySharedPolicy()).of_all
         selector = self._selector
@@ -149,30 +170,29 @@ class KeyShared:
         else:
             require_same(policy, self.policy, self._subscription)
         moved = selector.add(consumer)
-        self._selector, self.policy = selector, policy
+        self._selector = selector
+        self.policy = replace(policy, allow_out_of_order=self.policy.allow_out_of_order)
         self._consumers.append(consumer)
+        self._decide_order()
         self._on_moved(moved)
         return self.advance(now)  # the look-ahead may be larger
 
     def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
         self._consumers.remove(consumer)
-        consumer.on_unacked(-consumer.unacked)
         moved = self._selector.remove(consumer)
+        self._departed.append(consumer)
         self._chunks.on_left(consumer)
-        self._refresh_pins()
         self._replay.on_left(consumer)
-        ready = set(self._draining.on_left(consumer))
-        for ledger, entries in consumer.pending.drain().items():
-            self._redeliveries.count_again(ledger, entries)
-            slots = self.slots.pop_entries(ledger, entries)
-            for slot, count in Counter(slots).items():
-                self._take_off(slot, count)
-            ready |= self._replay.add_all(ledger, zip(entries, slots, strict=True))
-        self._returned |= ready
-        if not self._consumers:
+        if self._consumers:
+            self._decide_order()
+        else:
             self._withheld.clear()
+        self._refresh_pins()
         self._on_moved(moved)
-        self._queue(ready)
+        if len(consumer.pending) <= self._settings.return_entries:
+            self._return_some(now)
+        else:
+            self._return_at = now + RETURN_STEP_S  # this step has been long enough
         return self.advance(now)
 
     def on_leaving(self, consumer: Consumer, now: float) -> list[Action]:
@@ -235,7 +255,7 @@ class KeyShared:
         before = consumer.unacked
         for position in positions:
             if not self._forget(position, consumer, now):
-                for other in self._consumers:
+                for other in self._holders():
                     if self._forget(position, other, now):
                         break
             if self._chunks:
@@ -250,7 +270,7 @@ class KeyShared:
         if self._acks.is_acked(position):
             return self.on_acked(consumer, [position], now)
         ack_set = self._acks.batch_ack_set(position)
-        owners = [it for it in (consumer, *self._consumers) if it.pending.get(position)]
+        owners = [it for it in (consumer, *self._holders()) if it.pending.get(position)]
         if owners and ack_set is not None:
             # Acknowledging adds no message, whatever the bits beyond the batch say.
             owner, before = owners[0], owners[0].pending.get(position)
@@ -265,14 +285,14 @@ class KeyShared:
         next."""
         for position in positions:
             if self.slots.get(position):
-                any(self._forget(position, consumer, now) for consumer in self._consumers)
+                any(self._forget(position, consumer, now) for consumer in self._holders())
             self._chunks.on_gone(position)
         if self._withheld:
             self._queue({self._withheld.on_acked(position) for position in positions})
         self._refresh_pins()
 
     def on_acked_through(self, position: Position, now: float) -> list[Action]:
-        for consumer in self._consumers:
+        for consumer in self._holders():
             for gone in [it for it in consumer.pending if it <= position]:
                 self._forget(gone, consumer, now)
                 self._chunks.on_gone(gone)
@@ -341,6 +361,8 @@ class KeyShared:
 
     def next_timer(self) -> float | None:
         times = [self._unblock_at] if self._unblocked else []
+        if self._departed:
+            times.append(self._return_at)
         if self._wake_s is not None:
             times.append(self._wake_s)
         return min(times, default=None)
@@ -349,6 +371,8 @@ class KeyShared:
         if self._unblocked and now >= self._unblock_at:
             ready, self._unblocked = self._unblocked, set()
             self._queue(ready)
+        if self._departed and now >= self._return_at:
+            self._return_some(now)
         return self.advance(now)
 
     # ---- asking ----------------------------------------------------------------------------------
@@ -356,12 +380,12 @@ class KeyShared:
     def explain(self, now: float) -> list[Reason]:
         if not self._consumers:
             none = Reason(Why.NO_CONSUMERS, "no consumer is connected")
-            return [none, *self._delays.explain(now)]
+            return [none, *self._explain_departed(now), *self._delays.explain(now)]
         reasons = [reason for consumer in self._consumers for reason in consumer.explain()]
         if self._reading is not None:
             what = "new entries" if isinstance(self._reading, Read) else "waiting entries"
             reasons.append(Reason(Why.READING, f"the broker is reading {what}"))
-        reasons += self._explain_waiting(now)
+        reasons += self._explain_departed(now) + self._explain_waiting(now)
         if self._is_full():
             reasons.append(unacked_by_subscription(self.unacked, self._limits))
         elif self._look_ahead_room() <= 0:
@@ -389,7 +413,8 @@ class KeyShared:
         return self._selector.slot_of(hash_of(key))
 
     def holder(self, slot: int) -> tuple[Consumer | None, Consumer | None]:
-        """The consumer that gets new entries of the slot, and the one that drains it."""
+        """The consumer that gets new entries of the slot, and the one that drains it. None: no
+        consumer; or, of the second, several."""
         draining = self._draining.get(slot)
         return self._target(slot), None if draining is None else draining.consumer
 
@@ -416,40 +441,40 @@ class KeyShared:
         may handle other events between two consumers: each consumer may have 50,000 pending
         entries."""
         draining = self._draining.by_consumer()
+        at_several = draining.get(None, {})
         for consumer in tuple(self._consumers):
             if consumer in self._consumers:  # else it has left in between
-                spans = self._selector.ranges(consumer)
+                spans, mine = self._selector.ranges(consumer), draining.get(consumer, {})
                 yield (
                     consumer,
                     {
-                        **self._describe_draining(consumer, draining.get(consumer, {})),
+                        **self._describe_draining(consumer, mine, at_several),
                         "keyHashRangeArrays": [[span.first, span.last] for span in spans],
                     },
                 )
 
     def _describe_draining(
-        self, consumer: Consumer, blocked_attempts: Mapping[int, int]
+        self, consumer: Consumer, mine: Mapping[int, int], at_several: Mapping[int, int]
     ) -> dict[str, object]:
-        """`blocked_attempts`: by slot that the consumer drains."""
+        """The blocked attempts by slot: of those that the consumer drains alone, and of those that
+        several consumers drain."""
+        attempts = {**mine, **at_several}
         messages = Counter[int]()
-        if blocked_attempts:
+        if attempts:
             slots = self.slots.ledgers()
             for ledger, entries in consumer.pending.ledgers().items():
                 slot_of = slots[ledger]
                 for entry, count in entries.items():
-                    if (slot := slot_of[entry]) in blocked_attempts:
+                    if (slot := slot_of[entry]) in attempts:
                         messages[slot] += count
+        found = sorted(slot for slot in attempts if slot in mine or slot in messages)
         return {
-            "drainingHashesCount": len(blocked_attempts),
+            "drainingHashesCount": len(found),
             "drainingHashesClearedTotal": self._draining.cleared(consumer),
             "drainingHashesUnackedMessages": messages.total(),
             "drainingHashes": [
-                {
-                    "hash": slot,
-                    "unackMsgs": messages[slot],
-                    "blockedAttempts": blocked_attempts[slot],
-                }
-                for slot in sorted(blocked_attempts)
+                {"hash": slot, "unackMsgs": messages[slot], "blockedAttempts": attempts[slot]}
+                for slot in found
             ],
         }
 
@@ -467,27 +492,35 @@ class KeyShared:
         ordered = not self.policy.allow_out_of_order
         holders: dict[int, Consumer] = {}
         astray: Counter[tuple[int, Consumer]] = Counter()
-        for consumer in self._consumers:
+        several = set(self._draining.of(None)) | self._unsettled
+        assert not set(self._consumers) & set(self._departed)
+        for consumer in self._holders():
             consumer.check()
             places += consumer.pending
             for position in consumer.pending:
                 slot = self.slots.get(position)
                 assert slot, "a pending entry without a slot"
                 if ordered:
-                    assert holders.setdefault(slot, consumer) is consumer, "3"
+                    assert holders.setdefault(slot, consumer) is consumer or slot in several, "3"
                 if self._target(slot) is not consumer:
                     astray[slot, consumer] += 1
-        assert len(self.slots) == sum(len(it.pending) for it in self._consumers)
+        assert len(self.slots) == sum(len(it.pending) for it in self._holders())
         if ordered:
             for (slot, consumer), count in astray.items():
+                if slot in several:
+                    continue
                 draining = self._draining.get(slot)
                 assert draining is not None, "4: it does not drain"
                 assert draining.consumer is consumer, "4: it drains elsewhere"
                 assert draining.references == count, "4: the references"
             for slot in self._draining:
                 assert holders.get(slot) is not None, "4: it drains without pending entries"
+            for slot, at_several in self._draining.of(None).items():
+                assert at_several.references == self._per_slot[slot], "4: at several"
+            assert self._unsettled <= self._pins.keys(), "3: pinned no more"
         else:
             assert not self._draining
+            assert not self._unsettled
         for slot in self._replay.slots():
             target = self._target(slot)
             lowest = self._replay.lowest(slot)
@@ -516,6 +549,7 @@ class KeyShared:
         deliveries: dict[Consumer, Deliver] = {}
         rooms: dict[Consumer, int] = {}
         held: set[int] = set()
+        drains = bool(draining)  # asked once: only the end of a chunked message lets a slot drain
         ack_set: tuple[int, ...] = ()
         for entry, slot in zip(entries, slots, strict=True):
             position = entry.position
@@ -528,7 +562,7 @@ class KeyShared:
                     continue
             consumer = self._target(slot)
             waits = slot in held or slot in blocked
-            if draining and draining.blocks(slot, consumer):
+            if drains and draining.blocks(slot, consumer):
                 waits = True
             if withheld and withheld.withholds(slot, position):
                 waits = True
@@ -556,6 +590,7 @@ class KeyShared:
             per_slot[slot] = per_slot.get(slot, 0) + 1
             if entry.view.chunk is not None:
                 self._on_chunk(entry, slot, consumer)
+                drains = bool(draining)
         for consumer, delivery in deliveries.items():
             consumer.on_given(len(delivery.entries), delivery.messages)
             consumer.on_unacked(delivery.messages)
@@ -603,7 +638,8 @@ class KeyShared:
         consumer.on_unacked(-messages)
         slot = self.slots.pop(position)
         self._take_off(slot, 1)
-        if self._draining and self._draining.on_gone(slot, consumer) and slot in self._replay:
+        draining = self._draining
+        if draining.references and draining.on_gone(slot, consumer) and slot in self._replay:
             if not self._unblocked:
                 self._unblock_at = now + self._settings.unblocking_interval_s
             self._unblocked.add(slot)
@@ -617,7 +653,60 @@ class KeyShared:
         else:
             del self._per_slot[slot]
 
+    # ---- departed consumers ----------------------------------------------------------------------
+
+    def _holders(self) -> Iterator[Consumer]:
+        """The consumers that may have pending entries."""
+        return chain(self._consumers, self._departed)
+
+    def on_dropped(self) -> None:
+        """Another dispatcher takes over: count the redeliveries that are still to come."""
+        for consumer in self._departed:
+            for ledger, entries in consumer.pending.ledgers().items():
+                self._redeliveries.count_again(ledger, entries)
+
+    def _return_some(self, now: float) -> None:
+        """Return the next part of the entries of departed consumers."""
+        left, ready = self._settings.return_entries, set[int]()
+        while self._departed and left:
+            consumer = self._departed[0]
+            for ledger in islice(consumer.pending.ledgers(), 1):
+                entries = list(islice(consumer.pending.ledgers()[ledger], left))
+                self._redeliveries.count_again(ledger, entries)
+                consumer.on_unacked(-sum(consumer.pending.pop_entries(ledger, entries)))
+                slots = self.slots.pop_entries(ledger, entries)
+                for slot, count in Counter(slots).items():
+                    self._take_off(slot, count)
+                    if self._draining and self._draining.on_gone(slot, consumer, count):
+                        ready.add(slot)
+                ready |= self._replay.add_all(ledger, zip(entries, slots, strict=True))
+                left -= len(entries)
+            if not consumer.pending:
+                drained = self._draining.on_left(consumer)
+                assert not drained, "a slot drains without pending entries"
+                del self._departed[0]
+        self._returned |= ready
+        self._queue(ready)
+        self._return_at = now + RETURN_STEP_S
+
     # ---- slots -----------------------------------------------------------------------------------
+
+    def _decide_order(self) -> None:
+        """Entries may be delivered out of order while every consumer allows it."""
+        relaxed = all(
+            it.key_shared is not None and it.key_shared.allow_out_of_order for it in self._consumers
+        )
+        if relaxed == self.policy.allow_out_of_order:
+            return
+        self.policy = replace(self.policy, allow_out_of_order=relaxed)
+        if relaxed:
+            self._draining.clear()
+            self._unblocked.clear()
+            self._unsettled.clear()
+            self._queue(list(self._replay.slots()))
+        else:
+            self._unsettled = {slot for slot in self._pins if slot in self._per_slot}
+            self._draining.register(None, self._astray(dict(self._per_slot)))
 
     def _target(self, slot: int) -> Consumer | None:
         """The consumer that gets the entries of the slot."""
@@ -627,8 +716,10 @@ class KeyShared:
 
     def _drains(self, slot: int) -> bool:
         """Whether another consumer than its own drains the slot."""
-        draining = self._draining.get(slot)
-        return draining is not None and draining.consumer is not self._target(slot)
+        draining = self._draining.get(slot) if self._draining else None
+        if draining is None:
+            return False
+        return draining.consumer is None or draining.consumer is not self._target(slot)
 
     def _on_moved(self, moved: list[Moved]) -> None:
         """These slots have other consumers now. However many consumers lose some, it takes one pass
@@ -643,14 +734,14 @@ class KeyShared:
             for slot in filter(by_slot.__getitem__, self._per_slot):
                 counts[by_slot[slot]][slot] = self._per_slot[slot]
             for source in losers:
-                self._draining.register(source, self._astray(source, counts[numbers[source]]))
+                self._draining.register(source, self._astray(counts[numbers[source]]))
         if self._replay:
             self._queue([slot for slot in self._replay.slots() if by_slot[slot]])
 
-    def _astray(self, consumer: Consumer, counts: dict[int, int]) -> dict[int, int]:
-        """Of the pending entries of slots that moved away from the consumer, counted by slot, those
-        whose slot is not pinned: a pinned one has not moved. Another consumer may drain some of the
-        slots already."""
+    def _astray(self, counts: dict[int, int]) -> dict[int, int]:
+        """Of the pending entries of slots that have moved away, counted by slot, those whose slot
+        is not pinned: a pinned one has not moved. Another consumer may drain some of the slots
+        already."""
         for slot in self._pins:
             counts.pop(slot, None)
         return counts
@@ -678,11 +769,13 @@ class KeyShared:
         pinned = set(self._unfinished.values())
         for slot in [it for it in self._pins if it not in pinned]:
             consumer = self._pins.pop(slot)
-            moved = self._selector.select(slot) is not consumer and slot in self._per_slot
+            moved = self._selector.select(slot) is not consumer
+            at_several = slot in self._unsettled
+            self._unsettled.discard(slot)
             ordered = not self.policy.allow_out_of_order
-            if moved and ordered and consumer in self._consumers:
+            if slot in self._per_slot and ordered and (moved or at_several):
                 counts = {slot: self._per_slot[slot]}
-                self._draining.register(consumer, self._astray(consumer, counts))
+                self._draining.register(None if at_several else consumer, counts)
             self._queue((slot,))
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -800,19 +893,30 @@ class KeyShared:
             reasons.append(Reason(Why.UNASSIGNED, detail, facts=facts))
         return reasons
 
+    def _explain_departed(self, now: float) -> list[Reason]:
+        if not self._departed:
+            return []
+        count = sum(len(it.pending) for it in self._departed)
+        detail = (
+            f"{count} entries of consumers that have left are being returned, to be redelivered"
+        )
+        facts = {"entries": count, "consumers": len(self._departed)}
+        return [Reason(Why.RETURNING, detail, "", facts, max(0.0, self._return_at - now))]
+
     def _explain_draining(self, slot: int) -> Reason:
         draining = self._draining.get(slot)
         assert draining is not None
         target, waiting = self._target(slot), self._replay.waiting(slot)
+        owner = draining.consumer
         detail = (
-            f"hash {slot} drains: {draining.references} entries are pending at consumer "
-            f"{draining.consumer.name!r}; {waiting} entries wait for "
-            f"{'a consumer' if target is None else repr(target.name)}"
+            f"hash {slot} drains: {draining.references} entries are pending at "
+            f"{'several consumers' if owner is None else f'consumer {owner.name!r}'}; "
+            f"{waiting} entries wait for {'a consumer' if target is None else repr(target.name)}"
         )
         facts: dict[str, object] = {
             "hash": slot,
             "pending": draining.references,
-            "pendingAt": draining.consumer.name,
+            "pendingAt": None if owner is None else owner.name,
             "waiting": waiting,
             "blockedAttempts": draining.blocked_attempts,
         }

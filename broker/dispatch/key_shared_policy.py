@@ -33,8 +33,13 @@ class KeySharedPolicy:
 
     @property
     def of_all(self) -> KeySharedPolicy:
-        """The part that all consumers of a subscription have in common."""
+        """Without what belongs to one consumer: its ranges."""
         return KeySharedPolicy(self.mode, (), self.allow_out_of_order, self.ordered_nacks)
+
+    def agrees(self, other: KeySharedPolicy) -> bool:
+        """Whether two consumers can be in one subscription. They may differ in their ranges and in
+        `allow_out_of_order`."""
+        return (self.mode, self.ordered_nacks) == (other.mode, other.ordered_nacks)
 
     def __str__(self) -> str:
         order = "out of order allowed" if self.allow_out_of_order else "ordered by key"

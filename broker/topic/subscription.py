@@ -200,7 +200,7 @@ class Subscription:
         """
         self._require_open()
         assert request.durable == self.cursor.durable
-        dispatcher = self._dispatcher_for(request.type)
+        dispatcher = self._dispatcher_for(request)
         now = self._loop.time()
         handle = ConsumerHandle(
             self,
@@ -704,14 +704,17 @@ class Subscription:
 
     # ---- the shell of the dispatcher -------------------------------------------------------------
 
-    def _dispatcher_for(self, kind: SubscriptionType) -> Dispatcher:
-        """The present dispatcher, or a new one if there is none of this type. Raises
-        ConsumerBusy."""
+    def _dispatcher_for(self, request: SubscribeRequest) -> Dispatcher:
+        """The present dispatcher, or a new one if there is none for this type and Key_Shared mode.
+        Raises ConsumerBusy."""
+        kind, machine = request.type, self._dispatcher
         if self.consumers and kind is not self._type:
             raise ConsumerBusy(self.name, f"its consumers use type {self._type.title}")
-        if self._dispatcher is not None and kind is self._type:
-            return self._dispatcher
-        return self._dispatchers[kind](self._environment())
+        if machine is None or kind is not self._type:
+            return self._dispatchers[kind](self._environment())
+        if isinstance(machine, KeyShared) and not machine.can_serve(request.key_shared):
+            return self._dispatchers[kind](self._environment())
+        return machine
 
     def _environment(self) -> Environment:
         return Environment(
@@ -802,6 +805,8 @@ class Subscription:
     def _drop_dispatcher(self) -> None:
         """Stop dispatching. The next consumer gets a new dispatcher."""
         self._read_loop.stop()
+        if isinstance(self._dispatcher, KeyShared):
+            self._dispatcher.on_dropped()
         self._dispatcher = None
         self._set_timer()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from histories.model import Kind
@@ -106,6 +107,43 @@ class LosesTheLastAck(KeyShared):
 
     def next_timer(self) -> None:
         return None
+
+
+class RelaxesForOne(KeyShared):
+    """One consumer that allows another order decides for all."""
+
+    def _decide_order(self) -> None:
+        super()._decide_order()
+        if any(it.key_shared and it.key_shared.allow_out_of_order for it in self._consumers):
+            self._draining.clear()
+            self._unsettled.clear()
+            self.policy = replace(self.policy, allow_out_of_order=True)
+
+
+class ForgetsWhatWasRelaxed(KeyShared):
+    """Entries at several consumers, from before the order began, hold nothing back."""
+
+    def _decide_order(self) -> None:
+        draining, self._draining = self._draining, DrainingHashes()
+        try:
+            super()._decide_order()
+        finally:
+            self._draining = draining
+
+
+class ForgetsADepartedConsumer(KeyShared):
+    """Returns only the first part of its entries."""
+
+    def _return_some(self, now: float) -> None:
+        super()._return_some(now)
+        self._departed.clear()
+
+
+class LetsADepartedConsumerBe(KeyShared):
+    """Does not wait for the entries that are still to be returned."""
+
+    def _on_moved(self, moved: Any) -> None:
+        super()._on_moved([it for it in moved if it.source not in self._departed])
 
 
 class ForgetsToRegister(KeyShared):
@@ -252,6 +290,10 @@ BUGS: Final[Mapping[Callable[[Environment], Dispatcher], Kind]] = {
     UnblocksEarly: Kind.KEY_SHARED,
     LosesTheLastAck: Kind.KEY_SHARED,
     ForgetsToRegister: Kind.KEY_SHARED,
+    RelaxesForOne: Kind.KEY_SHARED,
+    ForgetsWhatWasRelaxed: Kind.KEY_SHARED,
+    ForgetsADepartedConsumer: Kind.KEY_SHARED,
+    LetsADepartedConsumerBe: Kind.KEY_SHARED,
     ForgetsTheWaitingOnMove: Kind.KEY_SHARED,
     KeepsThePins: Kind.KEY_SHARED,
     LosesWhatALeaverHad: Kind.KEY_SHARED,

@@ -8,7 +8,8 @@ type promises. It is told of the events and of the actions, never of the dispatc
     Failover     one; in order and without gaps since it became active or asked for redelivery
     Shared       the consumers may not acknowledge cumulatively
     Key_Shared   the entries of a key are unacknowledged at one consumer at a time; their first
-                 deliveries come in order, and none while an earlier one of the key waits
+                 deliveries come in order, and none while an earlier one of the key waits; unless
+                 all consumers allow delivery out of order
     ordered      as Key_Shared; nothing overtakes a negatively acknowledged entry of its key
 
 Entries with a delivery time are not part of the order of their key.
@@ -81,17 +82,17 @@ class Model(DispatcherRig):
         self.next = BEGIN  # single-active: earlier entries were delivered, or are acknowledged
         self.told: tuple[Member, int] | None = None  # the active one, and what it was told so far
         self.delivered: set[Position] = set()
+        self.loose: set[Position] = set()  # delivered while the order was not kept
         self.nacked: set[Position] = set()  # in order, and not acknowledged
         self.of_partition = rng.choice((None, 0, 1, 5)) if kind is Kind.FAILOVER else None
-        self.policy = KeySharedPolicy(
-            allow_out_of_order=kind is Kind.KEY_SHARED and rng.random() < 0.1,
-            ordered_nacks=kind is Kind.ORDERED,
-        )
+        # The share of the consumers that allow delivery out of order.
+        self.relaxed_share = rng.choice((0, 0, 0, 0, 0.5, 0.8, 1)) if kind is Kind.KEY_SHARED else 0
         settings = KeySharedSettings(
             ring_points=rng.choice((0, 1, 3, 10)),
             look_ahead_per_consumer=rng.choice((3, 100)),
             look_ahead_per_subscription=rng.choice((7, 1_000)),
             withheld_max=WITHHELD_MAX,
+            return_entries=rng.choice((1, 3, 2_000)),
         )
         super().__init__(
             make or DISPATCHERS[kind],
@@ -107,6 +108,19 @@ class Model(DispatcherRig):
             delay=DelayPolicy(strict=rng.random() < 0.5),
             delayed_max=rng.choice((12, 1_000)),
         )
+
+    def draw_policy(self, rng: Random) -> KeySharedPolicy:
+        """Of the next consumer."""
+        return KeySharedPolicy(
+            allow_out_of_order=rng.random() < self.relaxed_share,
+            ordered_nacks=self.kind is Kind.ORDERED,
+        )
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether entries may be delivered out of order."""
+        policies = [member.machine.key_shared for member in self.members]
+        return all(policy is not None and policy.allow_out_of_order for policy in policies)
 
     # ---- events ----------------------------------------------------------------------------------
 
@@ -128,6 +142,7 @@ class Model(DispatcherRig):
         self.met["seeks"] += 1
         self.next, self.told = BEGIN, None
         self.delivered.clear()
+        self.loose.clear()
         self.nacked.clear()
         self.delays.on_acked_through(target)
         super().seek(target)
@@ -164,9 +179,15 @@ class Model(DispatcherRig):
         self.met["redeliveries"] += sum(it.redelivery_count > 0 for it in action.details.values())
         if self.kind.single_active:
             self._judge_active(member, action.entries)
-        elif self.kind.keyed and not self.policy.allow_out_of_order:
+        elif self.kind.keyed and not self.relaxed:
+            self.met["deliveries in order beside a relaxed consumer"] += any(
+                it.machine.key_shared is not None and it.machine.key_shared.allow_out_of_order
+                for it in self.members
+            )
             for entry in action.entries:
                 self._judge_key(member, entry, action.entries)
+        elif self.kind.keyed:
+            self.loose.update(entry.position for entry in action.entries)
         super()._deliver(action)
 
     # ---- one active consumer ---------------------------------------------------------------------
@@ -205,14 +226,24 @@ class Model(DispatcherRig):
             if other.view.partition_key != key or at == position or at in self.acks.acked:
                 continue
             owner = self.owner.get(at)
-            assert owner in (None, member), f"{key}: unacknowledged at two consumers"
+            alone = owner in (None, member) or (self.relaxed_share and self._is_chunked(key))
+            assert alone, f"{key}: unacknowledged at two consumers"
             overtakes = at < position and at in self.nacked
             assert not overtakes, f"{key}: {position} overtakes {at}, which is to come again"
             if entry.view.deliver_at_ms is not None or other.view.deliver_at_ms is not None:
                 continue
-            if at < position and position not in self.delivered:
+            is_first = position not in self.delivered and position not in self.loose
+            if at < position and is_first:
                 here = owner is member or any(one.position == at for one in together)
                 assert here, f"{key}: an earlier entry waits"
-            if at > position and position not in self.delivered:
+            if at > position and is_first:
                 assert at not in self.delivered, f"{key}: first deliveries out of order"
         self.delivered.add(position)
+
+    def _is_chunked(self, key: str | None) -> bool:
+        """Whether a chunked message of the key is not acknowledged. Its chunks go to one consumer,
+        also if others got messages of the key when order was not kept."""
+        return any(
+            it.view.partition_key == key and it.view.chunk and it.position not in self.acks.acked
+            for it in self.log
+        )

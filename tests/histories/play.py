@@ -92,7 +92,7 @@ class Player:
         for member in [each for each in it.members if each.machine.leaving]:
             it.leave(member)
         if not it.members:
-            it.join(policy=it.policy)
+            it.join(policy=it.draw_policy(self.rng))
         for member in it.members:
             it.set_writable(member, writable=True)
         for _ in range(300):
@@ -138,7 +138,8 @@ class Player:
         it.met["joins"] += 1
         it.met["joins under load"] += bool(it.owner)
         try:
-            it.join(priority=rng.choice((0, 0, 1)), name=f"c{rng.randrange(4)}", policy=it.policy)
+            policy = it.draw_policy(rng)
+            it.join(priority=rng.choice((0, 0, 1)), name=f"c{rng.randrange(4)}", policy=policy)
         except ConsumerRefused:
             assert self.kind is Kind.EXCLUSIVE
             assert len(it.members) == 1

@@ -166,7 +166,7 @@ async def test_another_type_than_the_connected_consumers_is_refused(
 
 POLICIES = {
     "ordered": pb.KeySharedMeta(keySharedMode=pb.AUTO_SPLIT),
-    "out of order": pb.KeySharedMeta(keySharedMode=pb.AUTO_SPLIT, allowOutOfOrderDelivery=True),
+    "ordered nacks": pb.KeySharedMeta(keySharedMode=pb.AUTO_SPLIT, ordered_negative_acks=True),
     "sticky": sticky((0, 65_535)),
 }
 

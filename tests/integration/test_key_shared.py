@@ -248,6 +248,44 @@ def test_out_of_order_delivery_takes_keys_at_once(api: Api, topic: str) -> None:
     producer.close()
 
 
+def test_order_is_kept_until_every_consumer_allows_another_one(api: Api, topic: str) -> None:
+    relaxed = api.module.ConsumerKeySharedPolicy(allow_out_of_order_delivery=True)
+    producer = api.client.create_producer(topic, batching_enabled=False)
+
+    def send_round(number: int) -> None:
+        for key in range(30):
+            producer.send(b"%d" % number, partition_key=f"key-{key}")
+
+    first = api.subscribe(topic, "c1")
+    send_round(0)
+    held = api.drain(first)
+    assert len(held) == 30
+    second = api.subscribe(topic, "c2", key_shared_policy=relaxed)
+    send_round(1)
+    assert api.drain(second) == [], "the first consumer wants the order, and acknowledges nothing"
+    assert api.stats(topic)["allowOutOfOrderDelivery"] is False
+    third = api.subscribe(topic, "c3", key_shared_policy=relaxed)
+    first.close()
+    wait_for(lambda: api.stats(topic)["allowOutOfOrderDelivery"] is True)
+    got = {consumer: api.drain(consumer) for consumer in (second, third)}
+    assert sorted(it.data() for each in got.values() for it in each) == [b"0"] * 30 + [b"1"] * 30
+    # Another one that wants the order waits for all that was delivered without it.
+    last = api.subscribe(topic, "c4")
+    assert api.stats(topic)["allowOutOfOrderDelivery"] is False
+    send_round(2)
+    assert api.drain(last) == []
+    reasons = [it for it in api.stats(topic)["waitingFor"] if it.startswith("draining")]
+    assert "pending at several consumers" in str(reasons)
+    for consumer, messages in got.items():
+        for message in messages:
+            consumer.acknowledge(message)
+    rest = [it for consumer in (second, third, last) for it in api.drain(consumer)]
+    assert [message.data() for message in rest] == [b"2"] * 30
+    for consumer in (second, third, last):
+        consumer.close()
+    producer.close()
+
+
 def test_cumulative_acknowledgement_is_refused(api: Api, topic: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
     consumer = api.subscribe(topic, "c1")

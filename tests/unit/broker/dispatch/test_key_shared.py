@@ -5,7 +5,7 @@ from fakes.dispatch_rig import DispatcherRig, Member
 
 from magnetar.broker.dispatch.dispatcher import ConsumerRefused, Read
 from magnetar.broker.dispatch.explain import Why
-from magnetar.broker.dispatch.key_shared import KeyShared
+from magnetar.broker.dispatch.key_shared import RETURN_STEP_S, KeyShared
 from magnetar.broker.dispatch.key_shared_policy import (
     HashRange,
     KeySharedMode,
@@ -18,6 +18,7 @@ from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.position import Position
 from magnetar.protos.entry import Chunk
 
+RELAXED = KeySharedPolicy(allow_out_of_order=True)
 LARGE = Limits(unacked_per_consumer=1_000, unacked_per_subscription=10_000, read_entries=100)
 
 
@@ -240,13 +241,14 @@ def test_other_policy_than_the_connected_consumers_is_refused() -> None:
     first = it.join()
     for policy in (
         KeySharedPolicy(KeySharedMode.STICKY, (HashRange(0, 10),)),
-        KeySharedPolicy(allow_out_of_order=True),
+        KeySharedPolicy(ordered_nacks=True),
     ):
         with pytest.raises(ConsumerRefused) as refused:
             it.join(policy=policy)
         assert isinstance(refused.value.error, ConsumerBusy)
     it.leave(first)
-    it.join(policy=KeySharedPolicy(KeySharedMode.STICKY, (HashRange(0, 10),)))
+    assert it.machine.can_serve(None)
+    assert not it.machine.can_serve(KeySharedPolicy(KeySharedMode.STICKY, (HashRange(0, 10),)))
 
 
 def test_out_of_order_delivery_does_not_drain() -> None:
@@ -262,6 +264,140 @@ def test_out_of_order_delivery_does_not_drain() -> None:
     it.append(key=key)
     it.settle()
     assert second.inbox == [Position(0, 1)]
+
+
+def test_order_is_kept_while_one_consumer_wants_it() -> None:
+    it = world()
+    first = it.join(name="first")
+    it.flow(first, 100)
+    key = it.moving_key(first, "second")
+    it.append(key=key)
+    it.settle()
+    second = it.join(name="second", policy=RELAXED)
+    it.flow(second, 100)
+    assert it.machine.policy.allow_out_of_order is False
+    it.append(key=key)
+    it.settle()
+    assert second.inbox == [], "it waits for the consumer that wants the order"
+    assert Why.DRAINING in it.whys()
+    third = it.join(name="third", policy=RELAXED)
+    it.leave(first)
+    it.settle()
+    assert it.machine.policy.allow_out_of_order is True
+    assert Why.DRAINING not in it.whys()
+    it.flow(third, 100)
+    it.settle()
+    assert sorted(second.inbox + third.inbox) == [Position(0, 0), Position(0, 1)]
+
+
+def test_slots_drain_at_several_consumers_when_the_order_begins() -> None:
+    it = world()
+    first = it.join(name="first", policy=RELAXED)
+    it.flow(first, 100)
+    key = it.moving_key(first, "second")
+    it.append(key=key)
+    it.settle()
+    second = it.join(name="second", policy=RELAXED)
+    it.flow(second, 100)
+    it.append(key=key)
+    it.settle()
+    assert (first.inbox, second.inbox) == ([Position(0, 0)], [Position(0, 1)])
+    third = it.join(name="third")
+    it.flow(third, 100)
+    it.append(key=key)
+    it.settle()
+    slot = it.machine.slot_of_key(key.encode())
+    assert it.machine.holder(slot)[1] is None, "two consumers have pending entries of it"
+    [reason] = [it for it in it.machine.explain(it.now) if it.why is Why.DRAINING]
+    assert "2 entries are pending at several consumers; 1 entries wait for" in reason.detail
+    assert (reason.facts["pending"], reason.facts["pendingAt"]) == (2, None)
+    for member in (first, second):
+        assert it.draining_of(member) == {
+            "drainingHashesCount": 1,
+            "drainingHashesClearedTotal": 0,
+            "drainingHashesUnackedMessages": 1,
+            "drainingHashes": [{"hash": slot, "unackMsgs": 1, "blockedAttempts": 1}],
+        }
+    assert it.draining_of(third)["drainingHashesCount"] == 0
+    it.leave(first)
+    it.settle()
+    assert len(third.inbox + second.inbox) == 1, "the second one still has an entry"
+    it.ack(second, Position(0, 1))
+    it.fire_timer()
+    it.settle()
+    assert sorted(third.inbox + second.inbox) == [Position(0, number) for number in range(3)]
+
+
+def test_order_that_begins_amid_a_chunked_message_waits_for_its_end() -> None:
+    it = world()
+    first = it.join(name="first", policy=RELAXED)
+    it.flow(first, 100)
+    key = it.moving_key(first, "second")
+    it.append(key=key)
+    it.settle()
+    second = it.join(name="second", policy=RELAXED)
+    it.flow(second, 100)
+    it.append(key=key, chunk=Chunk("u", 0, 2, 30))
+    it.settle()
+    assert second.inbox == [Position(0, 1)], "it pins the slot"
+    it.flow(it.join(name="third"), 100)
+    it.append(key=key, chunk=Chunk("u", 1, 2, 30))
+    it.append(key=key)
+    it.settle()
+    assert second.inbox == [Position(0, 1), Position(0, 2)], "the last chunk does not wait"
+    it.ack(second, *second.inbox)
+    assert it.machine.waiting == 1, "the first consumer still has an entry"
+    it.ack(first, Position(0, 0))
+    it.fire_timer()
+    it.settle()
+    assert it.machine.waiting == 0
+
+
+def test_entries_of_a_departed_consumer_return_in_parts() -> None:
+    it = world(settings=KeySharedSettings(return_entries=10))
+    first = it.join(name="first")
+    it.flow(first, 1_000)
+    for number in range(35):
+        it.append(key=f"key-{number}")
+    it.settle()
+    second = it.join(name="second")
+    it.flow(second, 1_000)
+    it.leave(first)
+    it.settle()
+    assert second.inbox == []
+    [returning] = [it for it in it.machine.explain(it.now) if it.why is Why.RETURNING]
+    assert returning.facts == {"entries": 35, "consumers": 1}
+    assert returning.detail.startswith("35 entries of consumers that have left")
+    assert returning.next_s == pytest.approx(RETURN_STEP_S, abs=0.001)
+    it.append(key="key-34")
+    it.settle()
+    assert Position(0, 35) not in second.inbox, "an earlier entry of its key is to come"
+    it.acks.acknowledge(Position(0, 33))  # late
+    it.carry_out(it.machine.on_acked(second.machine, [Position(0, 33)], it.tick()))
+    it.fire_timer()
+    it.settle()
+    assert len(second.inbox) == 10
+    it.wait(4 * RETURN_STEP_S)
+    assert Why.RETURNING not in it.whys()
+    wanted = [Position(0, number) for number in range(36) if number != 33]
+    assert second.inbox == wanted
+    assert second.counts == [1] * 34 + [0]
+
+
+def test_entries_of_the_last_consumer_are_there_for_the_next_one() -> None:
+    it = world(settings=KeySharedSettings(return_entries=10))
+    first = it.join(name="first")
+    it.flow(first, 1_000)
+    for number in range(35):
+        it.append(key=f"key-{number}")
+    it.settle()
+    it.leave(first)
+    assert it.whys() == {Why.NO_CONSUMERS, Why.RETURNING}
+    second = it.join(name="second")
+    it.flow(second, 1_000)
+    it.settle()
+    it.wait(1)
+    assert second.inbox == first.inbox
 
 
 def test_entries_without_a_key_are_spread_or_go_to_one_consumer() -> None:

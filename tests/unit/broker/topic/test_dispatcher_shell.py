@@ -11,16 +11,20 @@ import pytest
 from fakes.cluster_state import ClusterState
 from fakes.loops import loop_of
 from fakes.sessions import FakeConsumerSession
-from fakes.topics import CLIENT, opened_topic
+from fakes.topics import CLIENT, opened_topic, publish
 from support import settle, wait_until
 
 from magnetar.broker.dispatch.dispatcher import Activate, ConsumerRefused, Deliver, EntryDetail
+from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.dispatch.key_shared_policy import HashRange, KeySharedMode, KeySharedPolicy
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.errors import ConsumerBusy, NotAllowed
+from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.position import EARLIEST, Position
 from magnetar.broker.topic.contract import CloseReason, SubscribeRequest, SubscriptionType
 from magnetar.broker.topic.subscription import Subscription
+from magnetar.protos.entry import parse_entry
+from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_message
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.consumer import ConsumerHandle
 
 EXCLUSIVE, SHARED = SubscriptionType.EXCLUSIVE, SubscriptionType.SHARED
+KEY_SHARED = SubscriptionType.KEY_SHARED
+HEADER = EntryHeader("p", 1_700_000_000_000)
 REQUEST = SubscribeRequest(1, "s", EXCLUSIVE, CLIENT, consumer_name="c", durable=False)
 
 
@@ -192,6 +198,45 @@ async def test_actions_are_executed_in_the_order_of_the_list() -> None:
         ]
         handle.flow(1)
         assert session.told == ["active True", "0 entries", "active False"]
+
+
+async def test_another_key_shared_mode_begins_with_new_slots() -> None:
+    """The entries that waited under the former mode follow the ranges of the new one."""
+    async with opened_topic(ClusterState()) as rig:
+        producer, receipts = await rig.produce("p")
+        view = parse_entry(
+            b"".join(encode_message(OutgoingMessage(b"x", 0, partition_key="a"), HEADER))
+        )
+        first, _ = await rig.subscribe(kind=KEY_SHARED)
+        publish(producer, view, first=0)  # "a" has slot 42456 on the ring, and 27058 of the ranges
+        await wait_until(lambda: first.machine.unacked == 1, what="a delivery")
+        first.close_nowait()
+        sticky = [
+            KeySharedPolicy(KeySharedMode.STICKY, (HashRange(*span),))
+            for span in ((0, 30_000), (30_001, 65_535))
+        ]
+        (low, at_low), (_, at_high) = [
+            await rig.subscribe(kind=KEY_SHARED, policy=policy) for policy in sticky
+        ]
+        publish(producer, view, first=1)
+        await wait_until(lambda: len(receipts.answers) == 2, what="receipts")
+        await settle()
+        assert at_high.positions == []
+        assert len(at_low.positions) == 2
+        assert low.machine.unacked == 2
+
+
+async def test_another_type_amid_the_return_of_entries_keeps_their_redelivery_counts() -> None:
+    settings = KeySharedSettings(return_entries=2)
+    async with opened_topic(ClusterState(), key_shared=settings) as rig:
+        await rig.publish(*"abcdefg")
+        first, _ = await rig.subscribe(kind=KEY_SHARED)
+        await wait_until(lambda: first.machine.unacked == 7, what="deliveries")
+        first.close_nowait()
+        assert Why.RETURNING in {reason.why for reason in rig.topic.explain("s")}
+        _, session = await rig.subscribe(kind=SHARED)
+        await wait_until(lambda: len(session.positions) == 7, what="redeliveries")
+        assert list(session.counts) == [1] * 7
 
 
 async def test_every_event_carries_the_time_of_the_loop() -> None:

@@ -158,6 +158,6 @@ class FirstAddCheck:
             return BookieCode.FENCED
         if self._member in metadata.last_segment.members:
             return BookieCode.OK
-        # The writer replaced this bookie while the add was on its way, and may choose it again
+        # The writer replaced this bookie while the add was in flight, and may choose it again
         # later. So the answer must not end the ledger.
         return BookieCode.OVERLOADED

@@ -82,7 +82,8 @@ log = get_logger(__name__)
 async def run_broker(config: BrokerConfig, stop: asyncio.Event) -> None:
     """A broker of a cluster, until `stop` is set and everything is handed over.
 
-    What only a broker of a cluster needs is imported here: standalone does without.
+    The imports that only a broker of a cluster needs are here; a standalone server does not need
+    them.
     """
     from magnetar.bookie.ledger.config import LedgerConfig
     from magnetar.bookie.ledger.connection import RemoteBookiePeer
@@ -122,7 +123,7 @@ def log_config_of(config: BrokerConfig) -> LogConfig:
 
 
 async def trim(topic: Topic) -> None:
-    """The chore that notices that retention has run out."""
+    """A periodic chore: drop the ledgers whose retention time is over."""
     topic.trim()
 
 
@@ -446,7 +447,7 @@ class BrokerProcess:
             self._store,
             paths.LEDGER_SWEEPER,
             self._incarnation.encode(),
-            on_change=lambda is_leader: log.info("sweeper of ledgers", leader=is_leader),
+            on_change=lambda is_leader: log.info("ledger sweeper changed", leader=is_leader),
         )
         period_s = 60.0 * self._config.orphaned_ledger_check_interval_in_minutes
         async with asyncio.TaskGroup() as group:
@@ -454,7 +455,7 @@ class BrokerProcess:
             group.create_task(broker.orphans.run(period_s, is_chosen=lambda: election.is_leader))
 
     def _on_registration(self, held: bool) -> None:
-        log.info("registration", broker=self.registration.broker, held=held)
+        log.info("registration changed", broker=self.registration.broker, held=held)
         if held:
             self._registered.set()
         else:
@@ -486,8 +487,8 @@ class BrokerProcess:
         self.ready.set()
 
     def _is_leftover(self, value: bytes) -> bool:
-        """Whether an earlier run under this name left it, on the same ports: then it is dead, since
-        the ports are bound here."""
+        """Whether an earlier process of this broker left this registration, with the same ports.
+        That process is dead, because the ports are bound here."""
         try:
             stored = codec.decode_broker_registration(value)
         except InvalidRecord:

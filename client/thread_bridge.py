@@ -1,6 +1,6 @@
 """Passes items between user threads and the event loop, with one wake-up per burst.
 
-To wake a thread costs about 20 microseconds, ten times the other cost of a message. So the items of
+Waking a thread costs about 20 microseconds, ten times the other cost of a message. So the items of
 a user thread gather while the loop is busy, and the loop takes all of them at once. In the other
 direction, the loop puts messages into the mailbox before it wakes a waiting thread.
 """
@@ -122,7 +122,8 @@ class LoopThread:
             raise AlreadyClosed("the client was closed")
 
     def check_not_forked(self) -> None:
-        """Raise OperationNotSupported after a fork: what is passed on would reach nothing."""
+        """Raise OperationNotSupported after a fork: the new process has no loop that would take
+        items."""
         if self._is_forked:
             raise OperationNotSupported("the process was forked; create a client in the new one")
 

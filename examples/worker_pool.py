@@ -24,7 +24,7 @@ JOBS = 40
 async def submit(client: magnetar.asyncio.Client) -> None:
     # A batch goes to one worker as a whole, so jobs that are to be shared travel one by one.
     producer = await client.create_producer(TOPIC, batching_enabled=False)
-    async with asyncio.TaskGroup() as group:  # all on their way at once
+    async with asyncio.TaskGroup() as group:  # send all jobs at once
         for number in range(JOBS):
             group.create_task(producer.send(str(number).encode()))
     await producer.close()

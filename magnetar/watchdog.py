@@ -4,8 +4,9 @@
 
 It runs COMMAND and asks http://127.0.0.1:HTTP_PORT/health every CHECK_S. When the server has
 answered once and then answers nothing for `--silence` seconds, the watchdog sends it SIGKILL and
-ends with its status; systemd or Docker starts both again, as often as they are told to. SIGTERM and
-SIGINT are passed on. `magnetar local-cluster --watchdog` does the same for all its servers.
+exits with the server's exit status. systemd or Docker then restarts the watchdog and the server, by
+its own restart policy. The watchdog passes SIGTERM and SIGINT on to the server. `magnetar
+local-cluster --watchdog` watches all its servers in the same way.
 
 Other brokers replace a broker that stands still, and Magnetar's client goes on there. Apache's
 client stays on an open connection until its keep-alive gives up after 30 to 60 s; a process that is

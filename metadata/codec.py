@@ -271,7 +271,7 @@ _BAD_COPY: Final = _Table(
 )
 
 _UNDER_REPLICATION: Final = _Table(
-    "under-replication mark",
+    "under-replication record",
     pb.UnderReplication,
     UnderReplication,
     _Field("lost", _members_to_wire, _members_from_wire),

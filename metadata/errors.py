@@ -102,7 +102,7 @@ class OutcomeUnknown(MetadataError):
 
 
 class SessionLost(OutcomeUnknown):
-    """The session ended while the request was on its way; its ephemeral nodes are gone."""
+    """The session ended while the request was in flight; its ephemeral nodes are gone."""
 
     def __init__(self, path: str, session_id: int) -> None:
         super().__init__(path, f"session {session_id:#x} was lost")

@@ -1,4 +1,4 @@
-"""Under-replication records: the copies of one ledger that need repair. Values only, as `model.py`.
+"""Under-replication records: the copies of one ledger that need repair. Values, like `model.py`.
 
 A process that detects a fault adds to the record. The process that repairs deletes the record, but
 only in the version that it read when the work began: later additions survive. A record is a hint:
@@ -43,7 +43,8 @@ class UnderReplication:
 
     created_ms: int  # when the ledger was first marked
     lost: frozenset[Member] = frozenset()  # to be replaced
-    bad: tuple[BadCopy, ...] = ()  # sorted by member and entry; of one member they do not touch
+    # Sorted by member and entry. The ranges of one member neither overlap nor touch.
+    bad: tuple[BadCopy, ...] = ()
     narrow: bool = False  # made with fewer copies than wanted
     failure: str = ""  # why the last attempt to repair it failed; "": it did not
     failed_ms: int = 0
@@ -51,7 +52,7 @@ class UnderReplication:
 
     def __post_init__(self) -> None:
         if self.created_ms < 0 or self.failed_ms < 0:
-            raise InvalidRecord("under-replication mark", "a negative time")
+            raise InvalidRecord("under-replication record", "a negative time")
 
     def merged(self, other: "UnderReplication") -> "UnderReplication":
         """The faults of both records; creation time and last failure are this record's."""
@@ -123,8 +124,8 @@ def joined(copies: Iterable[BadCopy]) -> tuple[BadCopy, ...]:
 
 
 def _joined_closest(runs: list[BadCopy]) -> list[BadCopy]:
-    """What is left when only the widest gaps are kept, and those between two members: there are
-    fewer bookies in any cluster than there may be ranges."""
+    """Join ranges across the narrowest gaps until BAD_COPIES_MAX are left. Ranges of two members
+    are never joined: a cluster has fewer bookies than BAD_COPIES_MAX."""
 
     def gap(at: int) -> float:
         before, after = runs[at - 1], runs[at]

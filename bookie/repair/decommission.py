@@ -95,7 +95,7 @@ async def decommission(
     """Move all ledgers away from the bookie and remove it from the cluster.
 
     `on_progress` is called after each change. Raises StillNeeded after `timeout_s`; the bookie is
-    still being emptied then. Raises as `drain` before the work begins.
+    still being emptied then. Raises the errors of `drain` before the work begins.
     """
     await drain(store, clock, bookie, decommission=True)
     leaving = _Leaving(store, UnderReplicationRecords(store, clock), bookie, on_progress)

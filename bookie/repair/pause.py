@@ -52,13 +52,13 @@ async def pause(store: MetadataStore, clock: Clock, *, reason: str) -> None:
 
 
 async def resume(store: MetadataStore) -> None:
-    """End the pause. Raises as `pause`."""
+    """End the pause. Raises the errors of `pause`."""
     await read_cluster(store)
     await update(store, paths.REPAIR_PAUSED, lambda _: DELETE, deadline=_deadline())
 
 
 async def paused(store: MetadataStore) -> RepairPause | None:
-    """None: repair is not paused. Raises as `pause`."""
+    """None: repair is not paused. Raises the errors of `pause`."""
     await read_cluster(store)
     stored = await store.get(paths.REPAIR_PAUSED)
     return None if stored is None else decode_repair_pause(stored.value)

@@ -296,7 +296,7 @@ class Replicator:
         )
 
     async def _widen(self, metadata: LedgerMetadata, locked: Callable[[], bool]) -> None:
-        """Raises as `_move`."""
+        """Raises the errors of `_move`."""
         copies = metadata.write_quorum + 1
         quorum = Quorum(copies, copies, metadata.ack_quorum)
         added = []

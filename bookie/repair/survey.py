@@ -137,7 +137,7 @@ async def read_cluster(store: MetadataStore) -> Cluster:
 
 async def survey_bookies(store: MetadataStore, open_peer: OpenPeer) -> list[BookieRow]:
     """All bookies that have a cookie, are listed, or are named by a ledger, sorted by name; with
-    their disk usage and the number of their ledgers. Raises as `read_cluster`."""
+    their disk usage and the number of their ledgers. Raises the errors of `read_cluster`."""
     cluster = await read_cluster(store)
     ledgers: Counter[Member] = Counter()
     still_open: Counter[Member] = Counter()
@@ -199,7 +199,7 @@ async def survey_ledger(
 ) -> LedgerView:
     """A ledger's metadata, its under-replication record, and the entries that each member holds.
 
-    Raises LedgerNotFound, and as `read_cluster`.
+    Raises LedgerNotFound and the errors of `read_cluster`.
     """
     cluster = await read_cluster(store)
     await store.sync(paths.ledger(ledger))

@@ -110,7 +110,7 @@ class GroupCommit:
                 begin, size = end, 0
 
     def delete_ledger(self, ledger: int, tombstone: bytes | None) -> None:
-        """See Storage. Deleted at once, durable later. Raises as `write` does."""
+        """See Storage. Deleted at once, durable later. Raises the errors of `write`."""
         self._do(partial(self._storage.delete_ledger, ledger, tombstone), DELETION_BYTES)
 
     def delete_tombstones(self, ledgers: Sequence[int]) -> None:

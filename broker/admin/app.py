@@ -93,7 +93,8 @@ def admin_api(
     settings: "Mapping[str, str] | None" = None,
     calls: PartitionCalls | None = None,
 ) -> FastAPI:
-    """The API without its bounds. `calls` asks single partitions; None: of its own."""
+    """The API without limits of requests. `calls` asks single partitions; None: a new
+    PartitionCalls."""
     api = FastAPIOffline(
         docs_url="/docs",
         redoc_url=None,
@@ -127,7 +128,8 @@ def _resolve_routes(api: FastAPI) -> None:
 
 
 def _document(api: FastAPI) -> dict[str, Any]:
-    """Without FastAPI's status of invalid requests: they are answered with 400."""
+    """The OpenAPI document without FastAPI's status 422: the broker answers invalid requests with
+    400."""
     if api.openapi_schema is None:
         document = FastAPI.openapi(api)
         for operations in document["paths"].values():
@@ -184,7 +186,7 @@ async def _respond(scope: Any, receive: Any, send: Any, status: int, reason: str
 async def _answer_failure(request: Request, error: Exception) -> Response:
     outcome = outcome_of(error)
     if isinstance(error, ServedElsewhere):
-        # The path as it came: of a topic's name, "?", "#" and "%" mean something else in a URL.
+        # The encoded path: "?", "#" and "%" in a topic's name mean something else in a URL.
         path, query = request.scope["raw_path"].decode(), request.url.query
         location = f"{error.owner.http_url}{path}{'?' if query else ''}{query}"
         return Response(status_code=outcome.status, headers={"location": location})

@@ -1,8 +1,8 @@
 """Which topics exist, and which may be created.
 
 A topic exists if it has a record. A partition of a partitioned topic exists also without one: its
-first use creates the record. Non-persistent topics have no records; those exist that are open, and
-the partitions of the partitioned ones.
+first use creates the record. Non-persistent topics have no records: a non-persistent topic exists
+if it is open or is a partition of a partitioned topic.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Catalog:
         return found is not None and not decode_topic(found.value).deleted
 
     async def names(self, namespace: NamespaceName, domain: Domain) -> list[TopicName]:
-        """The topics of a namespace that have a record, or would have one if the domain had
-        records: of non-persistent topics, the partitions."""
+        """The persistent topics of a namespace, which have records; or, for the non-persistent
+        domain, the partitions of its partitioned topics."""
         tenant, part = namespace.tenant, namespace.namespace
         names: list[TopicName] = []
         if domain is Domain.PERSISTENT:
@@ -63,8 +63,8 @@ class Catalog:
         return names
 
     async def require_creatable(self, name: TopicName, *, by_user: bool) -> None:
-        """A topic that does not exist may be created: by an administrator's request (`by_user`), or
-        by its first use. The namespace must be known.
+        """Check that a topic that does not exist may be created: by an administrator's request
+        (`by_user`), or by its first use. The namespace must be known.
 
         Raises ReservedName, IsPartitioned, TopicNotFound, PoliciesUnavailable, MetadataError.
         """
@@ -85,8 +85,8 @@ class Catalog:
             raise TopicNotFound(str(name))
 
     async def partitions_of(self, name: TopicName, *, create: bool) -> int:
-        """How many partitions the topic has; 0: it is not partitioned. With `create`, a topic that
-        does not exist is created by the first use if the policies allow it: a partitioned one here.
+        """How many partitions the topic has; 0: it is not partitioned. If the topic does not exist,
+        the policies allow its creation with partitions, and `create` is true, create it here.
 
         Raises TopicNotFound, and what `require_creatable` raises.
         """

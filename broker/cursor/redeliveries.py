@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
 COUNTS_MAX: Final = 400_000
-"""Entries with a count in one subscription: 40 MB. Further entries have no count; twice the default
-limit of unacknowledged messages of a subscription."""
+"""Entries with a count in one subscription: 40 MB. Further entries are not counted. The limit is
+twice the default limit of unacknowledged messages of a subscription."""
 
 COUNT_MAX: Final = (1 << 32) - 1
 """Stored in four bytes. A count that reaches it no longer grows."""

@@ -10,7 +10,8 @@ BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 class LatencyHistogram:
-    """Observed once for each run of entries that is confirmed together, by a broker's topics.
+    """A histogram that all topics of a broker share, with one observation for each run of entries
+    that is confirmed together.
 
     An observation costs a quarter of one by a metric of prometheus-client.
     """

@@ -7,8 +7,8 @@ to it.
 So a roll is a short queue, not a pause. The log closes a ledger that failed before it does anything
 else. Then the end of that ledger is known: its entries are appended, and the rest goes into the
 next ledger, in the same order, neither lost nor twice. The record lists a ledger before the first
-entry is in it. Another owner's epoch in the record ends the log; the outcome of what is outstanding
-is unknown then. A fence on a ledger is the reason to read the record.
+entry is in it. When a ledger is fenced, the log reads the record. Another owner's epoch in the
+record ends the log; the outcome of the outstanding entries is then unknown.
 
 Ledgers at the head are dropped when the caller says so (`drop_through`). `_settle` first lists them
 in the topic's record as being deleted, then takes them out of the log. Then deletion.py deletes
@@ -83,7 +83,8 @@ def _not_set(*_: object) -> None:
 
 
 def _ignore() -> None:
-    """Progress of a ledger that the log has let go; an event that no owner of the log follows."""
+    """Does nothing: for the progress of a ledger that the log has abandoned, and for events without
+    a listener."""
 
 
 def _as_configured() -> None:
@@ -116,8 +117,8 @@ class LogConfig:
     """Before it a degraded ledger is not rolled: a bookie that is listed and does not answer would
     otherwise cost a ledger at each look."""
     pending_bytes_max: int = 16 << 20
-    """Queued and in flight, beyond which `wait_room` waits: 160 ms of 100 MB/s, which is longer
-    than a roll; three entries of the largest size."""
+    """While more bytes are queued and in flight, `wait_room` waits: 160 ms of 100 MB/s, which is
+    longer than a roll; three entries of the largest size."""
     auto_skip_non_recoverable_data: bool = False
     """Whether subscriptions skip entries that are lost at all bookies. Otherwise they wait."""
     check_interval_s: float = 10.0
@@ -130,8 +131,8 @@ class LogConfig:
 
 
 ENTRY_BYTES: Final = 256
-"""What an entry that is outstanding takes in Python beside its bytes: objects for the entry, its
-prefix and its envelope, and its places in lists."""
+"""The memory of an outstanding entry beside its bytes: Python objects for the entry, its prefix and
+its envelope, and its places in lists."""
 
 
 class LogState(StrEnum):
@@ -271,8 +272,8 @@ class Log:
         version_min: int = -1,
         holds: Callable[[], bool] = lambda: True,
     ) -> Log:
-        """Take the topic over: bump the epoch, then fence and close its last ledger. See
-        OwnedRecord.take for the last five.
+        """Take the topic over: raise the epoch, then fence and close its last ledger. See
+        OwnedRecord.take for `incarnation`, `create`, `epoch_min`, `version_min` and `holds`.
 
         No ledger is created before the first append. Raises LogFenced (another broker took it
         meanwhile), LogUnavailable, LogDamaged, TopicFull, TopicDeleted, TopicNotFound.

@@ -45,7 +45,7 @@ def ledger_size_factor(ledgers: int) -> int:
 def require_ledger_capacity(name: TopicName, ledgers: int) -> None:
     """Raises TopicFull if the record may not list one more."""
     if ledgers >= LEDGERS_MAX:
-        raise TopicFull(str(name), f"it has {ledgers} ledgers, as many as it may")
+        raise TopicFull(str(name), f"it has {ledgers} ledgers, which is the limit")
 
 
 def with_subscription(

@@ -32,7 +32,7 @@ take millions."""
 _PRIMITIVES: Final = frozenset(
     ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 )
-_PROMOTIONS: Final = {  # of the writer's type: what reads it, besides itself
+_PROMOTIONS: Final = {  # writer's type -> the reader's types that can read it, besides itself
     "int": frozenset(("long", "float", "double")),
     "long": frozenset(("float", "double")),
     "float": frozenset(("double",)),
@@ -98,7 +98,7 @@ def unreadable(reader: AvroSchema, writer: AvroSchema) -> str:
     try:
         return _Resolution().problem(reader.root, writer.root, 0)
     except _TooManySteps:
-        return f"to compare it takes more than {STEPS_MAX} steps"
+        return f"the comparison takes more than {STEPS_MAX} steps"
 
 
 class _Parser:
@@ -200,7 +200,7 @@ class _Parser:
                 raise NotAvro(f"a field of {_shown(made.name)} has no type")
             name = item.get("name")
             if not _is_name(name) or name in made.fields:
-                raise NotAvro(f"{_shown(name)} is not a name of a field, or the name of two")
+                raise NotAvro(f"{_shown(name)} is not a valid field name, or names two fields")
             kind, canonical = self.type(item["type"], namespace, depth + 1)
             names = (name, *sorted(set(self._aliases(item))))
             made.fields[name] = Field(name, kind, "default" in item, names)

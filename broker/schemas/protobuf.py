@@ -98,7 +98,7 @@ def unreadable(reader: ProtobufSchema, writer: ProtobufSchema) -> str:
         seen.add(pair)
         steps += 1 + len(wanted)
         if steps > STEPS_MAX:
-            return f"to compare it takes more than {STEPS_MAX} steps"
+            return f"the comparison takes more than {STEPS_MAX} steps"
         for number, field in wanted.items():
             source = written.get(number)
             if source is None:

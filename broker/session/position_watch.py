@@ -67,7 +67,7 @@ class PositionWatches:
         count = len(asked.topics)
         require_few("topics", count, TOPICS_MAX)
         if len(self._running) >= WATCHES_MAX:
-            raise RequestRefused(f"there are {WATCHES_MAX} watches, as many as there may be")
+            raise RequestRefused(f"the broker has {WATCHES_MAX} watches, which is the limit")
         if sum(self._running.values()) + count > self._watched_max:
             raise RequestRefused(f"more than {self._watched_max} topics would be watched")
         watch = _Watch(broker, asked, send)

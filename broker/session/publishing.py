@@ -1,7 +1,7 @@
 """SENDs: from the connection's reader task to the producer, in runs.
 
-This is the only way of a SEND: the machine admits the run, then its producer publishes it. A bad
-entry costs its client an error in the order of its SENDs, not the connection.
+Every SEND takes this path: the session machine admits the run, then its producer publishes it. For
+a bad entry the client gets an error in the order of its SENDs; the connection stays open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ must be parsed."""
 
 
 def publish_run(context: Context, run: SendRun, now: float) -> None:
-    """A run of SENDs; the topic's stages check the entries."""
+    """Publish a run of SENDs; the topic's stages check the entries."""
     producer_id = run.producer_id
     admitted = context.session.on_sends(producer_id, now)
     if admitted is Sends.PUBLISH:
@@ -34,5 +34,5 @@ def publish_run(context: Context, run: SendRun, now: float) -> None:
 
 
 def publish_parsed(context: Context, command: Command, now: float) -> None:
-    """One SEND in a form that `read_run` leaves to the parser."""
+    """Publish one SEND in a form that `read_run` leaves to the parser."""
     publish_run(context, run_of(command), now)

@@ -402,7 +402,7 @@ class Session:
     def _open_producer(self, command: Command) -> Action:
         producer_id = _id(command, "producer_id")
         state = self.producers.get(producer_id)
-        if state is ResourceState.OPEN:  # the client missed the answer, and Go asks until it comes
+        if state is ResourceState.OPEN:  # it missed the answer; the Go client asks again
             return Confirm(command)
         if state is not None:
             return _not_ready(command, f"producer {producer_id}", state)
@@ -469,7 +469,7 @@ def _not_ready(command: Command, what: str, state: ResourceState) -> Decline:
 
 
 def _too_many(command: Command, what: str) -> Decline:
-    text = f"there are {what} on this connection, as many as it may have"
+    text = f"this connection has {what}, which is the limit"
     return Decline(command, pb.NotAllowedError, text)
 
 

@@ -30,7 +30,7 @@ class Activity:
         self.first_flow_ms = self.first_flow_ms or now_ms
 
     def latest(self, other: Activity) -> Activity:
-        """The later time of each kind; of the first ones the earlier."""
+        """The later of the two times of each kind; for the first times, the earlier of the two."""
         return Activity(
             _earlier(self.first_sent_ms, other.first_sent_ms),
             _earlier(self.first_flow_ms, other.first_flow_ms),
@@ -40,7 +40,7 @@ class Activity:
         )
 
     def describe(self) -> dict[str, int]:
-        """What consumers and subscriptions have."""
+        """The times that the statistics of consumers and of subscriptions have in common."""
         return {
             "lastAckedTimestamp": self.acked_ms,
             "lastConsumedTimestamp": self.sent_ms,

@@ -1,7 +1,7 @@
 """Whether a consumer may join: the limits of a topic's policies. Pure.
 
-The limits are asked at each SUBSCRIBE, so a changed policy counts for the next one. Consumers that
-are connected stay.
+The limits are checked at each SUBSCRIBE, so a changed policy applies to the next one. Consumers
+that are connected stay.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ConsumerAdmission:
         present: Collection[Joined],
         policies: EffectivePolicies,
     ) -> None:
-        """One more consumer may join. Raises ConsumerBusy."""
+        """Raise ConsumerBusy unless one more consumer may join."""
         limit = policies.consumers_per_subscription_max
         if limit and len(subscription.consumers) >= limit:
             raise ConsumerBusy(subscription.name, f"it has {limit} consumers, as many as allowed")
@@ -105,7 +105,7 @@ class ConsumerAdmission:
             raise ConsumerBusy(subscription.name, why)
 
     def require_new(self, name: str, present: int, policies: EffectivePolicies) -> None:
-        """There are so many subscriptions, and one more may be created. Raises NotAllowed."""
+        """Raise NotAllowed unless one more subscription may be created beside `present` others."""
         limit = policies.subscriptions_max
         if limit and present >= limit:
             raise NotAllowed(
@@ -114,7 +114,7 @@ class ConsumerAdmission:
             )
 
     def require_auto_creation(self, request: SubscribeRequest, policies: EffectivePolicies) -> None:
-        """A consumer may create the durable subscription that it names. Raises
-        SubscriptionNotFound."""
+        """Raise SubscriptionNotFound unless a consumer may create the durable subscription that it
+        names."""
         if request.durable and not policies.auto_subscription_creation:
             raise SubscriptionNotFound(request.subscription)

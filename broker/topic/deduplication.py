@@ -1,13 +1,13 @@
-"""Deduplication of one topic: on and off by policy, restored at the open, journaled now and then.
+"""Deduplication of one topic: switched by policy, restored at the open, journaled periodically.
 
-While the policy is on, the stage (duplicates.py) drops what is stored already, and the sequence ids
-of what becomes durable are noted in memory. They are journaled beside the cursors each
-`entries_interval` entries and each `interval_s`, and at a clean close. A new owner reads the
-journaled sequence ids and then the log's entries from there on. So a message with a receipt is
-recognised also if the owner died before it journaled anything.
+While the policy is on, the stage (duplicates.py) drops entries that are stored already. The
+sequence ids of durable entries are kept in memory, and journaled beside the cursors every
+`entries_interval` entries, every `interval_s`, and at a clean close. A new owner reads the
+journaled sequence ids and then the later entries of the log. So it recognises a message with a
+receipt also if the former owner died before it journaled anything.
 
-Switching deduplication on begins with the entries that are confirmed after that moment: of a
-producer that sent nothing since, nothing is known. Switching it off forgets all sequence ids.
+After deduplication is switched on, only entries that are confirmed from then on are known; earlier
+sequence ids of a producer are not. Switching it off forgets all sequence ids.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REPLAY_BYTES_MAX: Final = 4 << 20
 """The bytes of one read while a topic opens."""
 
 SNAPSHOT_BYTES: Final = 64 << 20
-"""Published since the last snapshot: the next one is due, so that no recovery reads much more."""
+"""After so many published bytes the next snapshot is due, so that a recovery reads little more."""
 
 log = get_logger(__name__)
 
@@ -117,7 +117,7 @@ class Deduplication:
                     return
 
     def last_sequence_id(self, producer: str) -> int:
-        """The highest stored one; -1: deduplication is off, or nothing is known."""
+        """The highest stored sequence id; -1: deduplication is off, or no sequence id is known."""
         sequences = self.stage.sequences
         return -1 if sequences is None else sequences.get(producer)
 
@@ -139,7 +139,8 @@ class Deduplication:
         self._cursors.note_sequences()
 
     async def visit(self, connected: Collection[str]) -> None:
-        """Now and then: journal what is due, forget producers that left long ago."""
+        """Called periodically: journal sequence ids if that is due, and forget producers that left
+        long ago."""
         if not self.is_settled:
             await self.follow()
         sequences = self.stage.sequences

@@ -12,7 +12,8 @@ appended. A batch of which a part is stored is refused: the broker does not cut 
 The chunks of a large message share one sequence id, which is stored with the last chunk. Until
 then a chunk is told from another by the message's uuid and the number of the chunk.
 
-The stage must be the last one, because it takes what it lets through as on its way into the log.
+The stage must be the last one, because it counts every entry that it lets through as in flight to
+the log.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class _ChunkedMessage:
 
 @dataclass(slots=True)
 class _Progress:
-    """What a producer has on its way into the log."""
+    """The entries of a producer that are in flight to the log."""
 
     name_field: bytes  # of the producer, as in the metadata of its entries
     # What was let through, wholly or in part: its highest sequence id, and the publish.
@@ -63,7 +64,8 @@ class _Progress:
     chunked: _ChunkedMessage | None = None
 
     def prune(self) -> None:
-        """Drop what has its outcome. Afterwards the last one, if any, has none."""
+        """Drop the publishes whose outcome is known. Afterwards the outcome of the last one, if
+        any, is not known."""
         passed = self.passed
         while passed and passed[0][1].unknown == 0:
             passed.popleft()
@@ -119,7 +121,7 @@ class DuplicatesStage:
             progress.prune()
 
     def forget_idle(self) -> None:
-        """Drop what is kept of producers that have nothing on its way."""
+        """Drop the progress of producers that have nothing in flight."""
         for name, progress in list(self._progress.items()):
             progress.prune()
             if not progress.passed and progress.chunked is None:

@@ -66,7 +66,7 @@ class Publisher(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Publish:
-    """A run of entries of one producer, on its way into the log."""
+    """A run of entries of one producer that passes through the stages into the log."""
 
     publisher: Publisher
     sends: SendRun

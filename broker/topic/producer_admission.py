@@ -100,7 +100,7 @@ class ProducerAdmission:
         return int(self._log.properties.get(EPOCH_PROPERTY, "-1"))
 
     async def add(self, request: ProducerRequest, events: ProducerEvents) -> ProducerHandle:
-        """Let a producer in, or into the queue. Raises as `Topic.add_producer`."""
+        """Let a producer in, or into the queue. Raises the errors of `Topic.add_producer`."""
         while True:
             self._require_open()
             self._log.require_capacity()

@@ -50,7 +50,8 @@ class LetterProducer:
     async def send(self, letter: OutgoingMessage, original: Message) -> None:
         """Publish a letter and wait until it is stored. It carries the schema of its original.
 
-        Raises as `Producer.send`, and IncompatibleSchema if the topic does not admit the schema.
+        Raises the errors of `Producer.send`, and IncompatibleSchema if the topic does not admit the
+        schema.
         """
         async with self._turn:
             self._check_open()

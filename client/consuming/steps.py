@@ -1,4 +1,4 @@
-"""What the threads of a program do with a consumer's messages, on its way to the loop, in runs.
+"""Passes the calls of user threads on a consumer's messages to the event loop, in runs.
 
 A thread that takes and acknowledges a batch message by message adds one step for the batch, not one
 for each message and each acknowledgement: while a step waits for the loop, it grows.

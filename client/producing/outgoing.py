@@ -117,7 +117,8 @@ def _separated_message(
 ) -> tuple[OutgoingMessage, int]:
     """Return the message for a KeyValue whose key is the message's.
 
-    Raises InvalidMessage for another `partition_key`, and as `outgoing_message` and the schema.
+    Raises InvalidMessage for another `partition_key`, and the errors of `outgoing_message` and of
+    the schema.
     """
     if partition_key is not None:
         raise InvalidMessage("partition_key: with SEPARATED, the key of the KeyValue is the key")

@@ -261,7 +261,7 @@ class PulsarStream(asyncio.Protocol):
         wake(self._sender)
 
     def _abort(self, reason: str) -> None:
-        """Reset the connection at once. Frames on their way may be lost."""
+        """Reset the connection at once. Frames in flight may be lost."""
         self._stop(reason, clean=False)
         if self._transport is not None:
             with suppress(*HANDLE_ERRORS):

@@ -16,7 +16,7 @@ Anything else is malformed and ends the stream before memory is allocated for it
 How a stream ends. `close` sends goodbye after the frames that were sent, shuts down its sending
 side, and drops what still arrives, until the peer has closed too. It must not close the socket
 earlier: a socket that is closed with unread bytes resets the connection, and the reset can destroy
-the last frames on their way to the peer. After `close_s` it resets the connection in any case. An
+the last frames in flight to the peer. After `close_s` it resets the connection in any case. An
 end of the connection without goodbye is unclean.
 
 Half-open connections. Each end sends a beat when it has sent nothing for `beat_s`, and ends the
@@ -206,7 +206,7 @@ class TcpFrameStream(asyncio.Protocol):
         self._leave(reason, clean=False, kind=_Kind.BROKEN, content=text)
 
     def abort(self, reason: str) -> None:
-        """Reset the connection at once. Frames on their way may be lost."""
+        """Reset the connection at once. Frames in flight may be lost."""
         self._stop(reason, clean=False)
         self._frames.clear()
         if self._transport is not None:

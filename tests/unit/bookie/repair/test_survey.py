@@ -133,7 +133,7 @@ async def test_a_ledger_shows_which_copies_are_there() -> None:
         (record, working), (other, _) = await survey_under_replication(nodes.store, SystemClock())
         assert (record, working) == (view.record, False)
         assert other.ledger == 99
-        assert "invalid under-replication mark" in other.faults.failure
+        assert "invalid under-replication record" in other.faults.failure
 
 
 async def test_an_open_ledger_is_looked_at_and_left_alone() -> None:
@@ -157,7 +157,7 @@ async def test_an_open_ledger_is_looked_at_and_left_alone() -> None:
             appender.ledger,
         )
         assert view.record is not None, "a record that cannot be read hides no ledger"
-        assert "invalid under-replication mark" in view.record.faults.failure
+        assert "invalid under-replication record" in view.record.faults.failure
         appender.append_nowait([[b"x"]])
         assert (await appender.close()).last_entry == 1
 

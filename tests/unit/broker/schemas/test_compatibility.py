@@ -186,7 +186,7 @@ def test_a_consumer_must_read_the_newest_version() -> None:
         (SchemaType.PROTOBUF_NATIVE, b"[]", {}, "no PROTOBUF_NATIVE schema"),
         (SchemaType.KEY_VALUE, b"\0", {}, "ends early"),
         (SchemaType.KEY_VALUE, bytes(8), {}, "key.schema.type is missing"),
-        (SchemaType.KEY_VALUE, bytes(9), {}, "1 bytes behind"),
+        (SchemaType.KEY_VALUE, bytes(9), {}, "1 bytes after"),
         (SchemaType.STRING, bytes(SCHEMA_BYTES_MAX + 1), {}, f"limit is {SCHEMA_BYTES_MAX}"),
         (
             SchemaType.STRING,

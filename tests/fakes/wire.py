@@ -185,6 +185,18 @@ class WireClient:
 
 
 @asynccontextmanager
+async def pulsar_wire(address: str) -> AsyncIterator[WireClient]:
+    """A connection to host:port over Pulsar's TCP protocol; leaving breaks it off."""
+    host, _, port = address.rpartition(":")
+    client = WireClient(_Tcp(*await asyncio.open_connection(host, int(port))))
+    try:
+        await client.connect()
+        yield client
+    finally:
+        await client.wire.break_off()
+
+
+@asynccontextmanager
 async def wire_to(
     broker: RunningBroker, transport: str, *, connected: bool = True
 ) -> AsyncIterator[WireClient]:

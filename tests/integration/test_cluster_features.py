@@ -1,4 +1,4 @@
-"""Messaging features against a cluster of processes: Apache's client, and ours on both transports.
+"""Messaging features against a cluster of processes: Apache's client, and ours with both faces.
 
 The cases of one feature are in the module of that feature; here each has its plain form.
 """
@@ -13,13 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import pulsar
 import pytest
+from fakes.blocking import blocking_client
 from fakes.cluster_process import ClusterProcess
+from fakes.promises import (
+    OUR_PROMISES,
+    PROMISES,
+    Pair,
+    unacknowledged_messages_come_again_after_the_ack_timeout,
+)
 from support import skip_without_zookeeper, wait_for
 
 import magnetar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.zookeeper, pytest.mark.real_loop]
 
@@ -57,17 +64,81 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess
     cluster.end()
 
 
-@pytest.fixture(scope="module", params=["apache", "ours over gRPC", "ours over Pulsar's TCP"])
-def api(request: pytest.FixtureRequest, cluster: ClusterProcess) -> Iterator[Api]:
-    if request.param == "apache":
-        logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
-        client = pulsar.Client(cluster.pulsar_url, operation_timeout_seconds=30, logger=logger)
-        yield Api(pulsar, client)
-        client.close()
-        return
-    url = cluster.service_url if request.param == "ours over gRPC" else cluster.pulsar_url
-    with magnetar.Client(url, operation_timeout_seconds=30) as client:
+@pytest.fixture(scope="module")
+def apache(cluster: ClusterProcess) -> Iterator[Api]:
+    logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
+    client = pulsar.Client(cluster.pulsar_url, operation_timeout_seconds=30, logger=logger)
+    yield Api(pulsar, client)
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def over_tcp(cluster: ClusterProcess) -> Iterator[Api]:
+    with magnetar.Client(cluster.pulsar_url, operation_timeout_seconds=30) as client:
         yield Api(magnetar, client)
+
+
+@pytest.fixture(scope="module")
+def over_grpc(cluster: ClusterProcess) -> Iterator[Api]:
+    """The asyncio client."""
+    with blocking_client(cluster.service_url, operation_timeout_seconds=30) as client:
+        yield Api(magnetar, client)
+
+
+APIS = {"apache": "apache", "ours over TCP": "over_tcp", "asyncio over gRPC": "over_grpc"}
+
+
+@pytest.fixture(scope="module", params=APIS)
+def api(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(APIS[request.param])
+
+
+PAIRS = {
+    "ours over TCP": ("over_tcp", "over_tcp"),
+    "asyncio over gRPC": ("over_grpc", "over_grpc"),
+    "apache to ours": ("apache", "over_tcp"),
+    "ours to apache": ("over_grpc", "apache"),
+}
+CASES = [
+    pytest.param(pair, promise, id=f"{pair}: {promise.__name__}")
+    for pair in PAIRS
+    for promise in [*PROMISES, *([] if "apache" in pair else OUR_PROMISES)]
+]
+
+
+def pair_of(request: pytest.FixtureRequest, pair: str) -> Pair:
+    sends, consumes = (request.getfixturevalue(name) for name in PAIRS[pair])
+    cluster: ClusterProcess = request.getfixturevalue("cluster")
+
+    def owner_url(name: str) -> str:
+        path = name.replace("://", "/")
+        return str(cluster.ask(0, "GET", f"/lookup/v2/topic/{path}").json()["brokerUrl"])
+
+    return Pair(
+        sends.module,
+        sends.client,
+        consumes.module,
+        consumes.client,
+        f"persistent://public/rows/t{next(NUMBERS)}",
+        cluster.admin,
+        owner_url,
+    )
+
+
+@pytest.mark.parametrize(("pair", "promise"), CASES)
+def test_client_keeps_its_promises(
+    request: pytest.FixtureRequest, pair: str, promise: Callable[[Pair], None]
+) -> None:
+    promise(pair_of(request, pair))
+
+
+def test_unacknowledged_messages_come_again_after_the_ack_timeout(
+    request: pytest.FixtureRequest,
+) -> None:
+    """All pairs at the same time: ten seconds are the shortest ack timeout."""
+    pairs = [pair_of(request, pair) for pair in PAIRS]
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        list(pool.map(unacknowledged_messages_come_again_after_the_ack_timeout, pairs))
 
 
 @pytest.fixture

@@ -159,6 +159,7 @@ class Broker:
         chores: Sequence[Chore] = (),
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         strict_delays: bool = False,
+        fixed_delay_look_ahead: int = 0,
         publish_budget: PublishBudget | None = None,
         cluster: str = "magnetar",
         life: LifeConfig = LIFE_DEFAULTS,
@@ -174,8 +175,8 @@ class Broker:
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
         periodic work on the open topics, besides that of `life`. `message_bytes_max`: of a payload
-        as sent. `strict_delays`: see DelayPolicy. `cluster`: its name for administrators.
-        `partitions_max`: see PartitionedTopics.
+        as sent. `strict_delays`, `fixed_delay_look_ahead`: see DelayPolicy. `cluster`: its name
+        for administrators. `partitions_max`: see PartitionedTopics.
         `non_persistent`: whether there are non-persistent topics; each connection may have
         `non_persistent_per_connection` of their messages under way. `publish_rate`: of all topics
         together. `silence_s`: see Liveness."""
@@ -202,6 +203,7 @@ class Broker:
         self.message_bytes_max = message_bytes_max
         self._failover = failover
         self._strict_delays = strict_delays
+        self._fixed_delay_look_ahead = fixed_delay_look_ahead
         self._me = me
         self._store = store
         self._ledgers = ledgers
@@ -679,6 +681,7 @@ class Broker:
             on_failed=self._on_failed,
             message_bytes_max=self.message_bytes_max,
             strict_delays=self._strict_delays,
+            fixed_delay_look_ahead=self._fixed_delay_look_ahead,
             latency=self.publish_latency,
             budget=self.publish_budget,
             deduplication=self._deduplication,

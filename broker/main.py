@@ -372,6 +372,7 @@ class BrokerProcess:
             default_policies=self._default_policies(),
             message_bytes_max=self._config.max_message_size,
             strict_delays=self._config.is_delayed_delivery_deliver_at_time_strict,
+            fixed_delay_look_ahead=self._config.delayed_delivery_fixed_delay_detection_lookahead,
             publish_budget=budget,
             orphan_grace_s=60.0 * self._config.orphaned_ledger_grace_period_in_minutes,
             chores=self._chores(),

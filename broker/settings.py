@@ -74,6 +74,15 @@ class BrokerSettings(PolicySettings):
         default=False,
         description="never deliver a delayed message early, but up to a tick late instead",
     )
+    # Pulsar's default is 50,000. Off here: an undelayed message would wait behind the delayed ones,
+    # and an entry of the index takes 19 bytes.
+    delayed_delivery_fixed_delay_detection_lookahead: int = Field(
+        default=0,
+        ge=0,
+        le=2_000_000,  # INDEX_ENTRIES_MAX: more are not kept
+        description="delayed messages, all with the same delay, after which a subscription reads "
+        "on when the first one is due; 0: it always reads on",
+    )
     message_expiry_check_interval_in_minutes: float = Field(
         default=5.0, gt=0, description="how often messages are checked against their time to live"
     )

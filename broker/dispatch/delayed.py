@@ -14,6 +14,11 @@ subscription type changes. Exclusive and Failover subscriptions deliver at once 
 share one timer. By default an entry is delivered up to one tick early. With `strict` it is never
 early, and up to one tick late.
 
+*Fixed delays*: if every message of a topic has the same delay, the first ones are due first, and
+reading on finds nothing to deliver. With `fixed_look_ahead` the dispatcher stops reading when the
+index has so many entries, all of which were read with ascending delivery times and no undelayed
+entry among them, and none is due. An undelayed message that is published behind them waits, too.
+
 The clock of a dispatcher is the time of the event loop; delivery times are wall time. `wall_ms`
 translates. The wall clock may jump: a timer looks at it again after CLOCK_LOOK_S.
 """
@@ -58,6 +63,7 @@ class DelayPolicy:
     enabled: bool = True  # False: every entry is due at once
     tick_ms: int = 1_000
     strict: bool = False  # True: never early
+    fixed_look_ahead: int = 0  # entries of the index from which fixed delays count; 0: never
 
 
 class Delays:
@@ -79,25 +85,43 @@ class Delays:
         self._entries_max = entries_max
         self._wake_ms = -1  # what `wake_s` has translated last
         self._wake_s = 0.0
+        self._is_fixed = not self.index  # every entry of it was added in the order of the times
+        self._highest_ms = 0  # of these times
 
     @property
     def is_full(self) -> bool:
         """Whether the dispatcher must read no new entries."""
         return len(self.index) >= self._entries_max
 
+    def pauses(self, now: float) -> bool:
+        """Whether reading new entries would find only later ones: the delays are fixed."""
+        look_ahead = self._policy.fixed_look_ahead
+        if not look_ahead or not self._is_fixed or len(self.index) < look_ahead:
+            return False
+        due_ms = self.index.next_due_ms
+        return due_ms is not None and due_ms > self._until_ms(now)
+
     def hold_back(self, entries: list[StoredEntry], acks: Acks, now: float) -> list[StoredEntry]:
         """Put the entries that are neither due nor acknowledged into the index. Returns the others,
         perhaps with acknowledged ones."""
         if not any(entry.view.deliver_at_ms is not None for entry in entries):
+            self._is_fixed = False
             return entries
         index, until_ms = self.index, self._until_ms(now)
+        if not index:
+            self._is_fixed, self._highest_ms = True, 0
         due: list[StoredEntry] = []
         for entry in entries:
             deliver_at_ms = entry.view.deliver_at_ms
             if deliver_at_ms is not None and deliver_at_ms > until_ms:
                 if not acks.is_acked(entry.position):
                     index.add(entry.position, deliver_at_ms)
+                    if deliver_at_ms < self._highest_ms - self._policy.tick_ms:
+                        self._is_fixed = False
+                    self._highest_ms = max(self._highest_ms, deliver_at_ms)
             else:
+                if deliver_at_ms is None:
+                    self._is_fixed = False
                 due.append(entry)
                 if index and deliver_at_ms is not None:
                     index.discard(entry.position)
@@ -171,6 +195,8 @@ class Delays:
         )
         if self.is_full:
             detail += "; the broker reads no new entries, because it keeps no more delayed ones"
+        elif self.pauses(now):
+            detail += "; the broker reads no new entries until then, because all have one delay"
         facts = {"delayed": len(self.index), "nextDueMs": due_ms}
         return [Reason(Why.DELAYED, detail, "", facts, in_s)]
 

@@ -350,7 +350,7 @@ class KeyShared:
     def advance(self, now: float) -> list[Action]:
         self._wake_s = None
         if self._reading is None and self._consumers:
-            self._reading = self._next_replay() or self._next_due(now) or self._next_read()
+            self._reading = self._next_replay() or self._next_due(now) or self._next_read(now)
             if self._reading is not None:
                 return [self._reading]
             if self._delays.index and self._new_room() > 0:
@@ -825,9 +825,9 @@ class KeyShared:
         self._returned = set()
         return Replay(positions)
 
-    def _next_read(self) -> Read | None:
+    def _next_read(self, now: float) -> Read | None:
         entries_max = self._new_room()
-        if entries_max <= 0 or self._delays.is_full:
+        if entries_max <= 0 or self._delays.is_full or self._delays.pauses(now):
             return None
         self.read_position = self._delays.first_new(self.read_position, self._acks)
         confirmed = self._confirmed()

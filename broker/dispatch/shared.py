@@ -413,7 +413,7 @@ class Shared:
         if due:
             self._reading = Replay(due)
             return [self._reading]
-        if self._delays.is_full:
+        if self._delays.is_full or self._delays.pauses(now):
             return []
         first, confirmed = self._delays.first_new(self.read_position, self._acks), self._confirmed()
         self.read_position = first

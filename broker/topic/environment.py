@@ -40,6 +40,7 @@ class TopicEnvironment:
     limits: Limits | None = None  # None: each topic has those of its policies
     message_bytes_max: int = MESSAGE_BYTES_MAX
     strict_delays: bool = False
+    fixed_delay_look_ahead: int = 0  # see DelayPolicy
     latency: LatencyHistogram | None = None  # how long publishes wait; None: of each topic
     budget: PublishBudget | None = None  # of bytes held for producers; None: of each topic
     deduplication: DeduplicationConfig | None = None

@@ -211,7 +211,9 @@ class PersistentTopic:
         self._publish_rate = RateStage(self._wake_at, may_hold=lambda: log.budget.may_hold)
         self._rate_timer: asyncio.TimerHandle | None = None  # None: none was ever set
         self._delay_stage = DelayStage(clock.now_ms)
-        self._delay_policy = DelayPolicy(strict=environment.strict_delays)
+        self._delay_policy = DelayPolicy(
+            strict=environment.strict_delays, fixed_look_ahead=environment.fixed_delay_look_ahead
+        )
         self.pipeline = Pipeline(
             [
                 SizeStage(environment.message_bytes_max),

@@ -464,7 +464,7 @@ class DispatcherRig:
         if self.outstanding is None and Why.UNACKED_BY_SUBSCRIPTION not in general and self.shared:
             waiting = [it.position for it in self.log if it.position not in self.acks.acked]
             delayed = {position for position, _ in self.delays.index}
-            if len(delayed) >= self.delayed_max:
+            if len(delayed) >= self.delayed_max or self.delays.pauses(self.now):
                 assert Why.DELAYED in general
                 return
             assert (Why.DELAYED in general) == bool(delayed)

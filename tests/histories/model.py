@@ -105,7 +105,7 @@ class Model(DispatcherRig):
             ),
             partition=self.of_partition,
             key_shared=settings if kind.keyed else None,
-            delay=DelayPolicy(strict=rng.random() < 0.5),
+            delay=DelayPolicy(strict=rng.random() < 0.5, fixed_look_ahead=rng.choice((0, 0, 2))),
             delayed_max=rng.choice((12, 1_000)),
         )
 

@@ -8,6 +8,7 @@ import pytest
 from fakes.dispatch_rig import DispatcherRig
 
 from magnetar.broker.dispatch.delayed import CLOCK_LOOK_S, DelayPolicy, Delays
+from magnetar.broker.dispatch.delayed_index import DelayedIndex
 from magnetar.broker.dispatch.explain import Why
 from magnetar.broker.dispatch.key_shared import KeyShared
 from magnetar.broker.dispatch.permits import Limits
@@ -25,9 +26,12 @@ def world(
     limits: Limits = LARGE,
     tick_ms: int = 1_000,
     delayed_max: int = 1_000,
+    fixed_look_ahead: int = 0,
     make: type[Shared | KeyShared] = Shared,
 ) -> DispatcherRig:
-    delay = DelayPolicy(enabled=enabled, strict=strict, tick_ms=tick_ms)
+    delay = DelayPolicy(
+        enabled=enabled, strict=strict, tick_ms=tick_ms, fixed_look_ahead=fixed_look_ahead
+    )
     return DispatcherRig(
         make,
         shared=True,
@@ -207,6 +211,63 @@ def test_full_index_stops_reading_until_entries_leave() -> None:
     assert entries(member.inbox) == [8]
 
 
+@pytest.mark.parametrize("make", [Shared, KeyShared])
+def test_fixed_delays_stop_reading_until_the_first_one_is_due(
+    make: type[Shared | KeyShared],
+) -> None:
+    it = world(make=make, fixed_look_ahead=4)
+    member = it.join()
+    it.flow(member, 100)
+    for _ in range(8):
+        it.append(delay_ms=20_000)
+        it.settle()
+    it.append()
+    it.settle()
+    assert len(it.delays.index) == 4
+    assert it.machine.read_position == Position(0, 4)
+    [reason] = [each for each in it.machine.explain(it.now) if each.why is Why.DELAYED]
+    assert reason.detail.endswith("reads no new entries until then, because all have one delay")
+    it.wait(18)
+    assert member.inbox == []
+    it.wait(3)
+    assert sorted(entries(member.inbox)) == list(range(9))
+
+
+@pytest.mark.parametrize("second_ms", [None, 15_000], ids=["undelayed", "shorter"])
+@pytest.mark.parametrize("make", [Shared, KeyShared])
+def test_other_delays_do_not_stop_reading(
+    make: type[Shared | KeyShared], second_ms: int | None
+) -> None:
+    it = world(make=make, fixed_look_ahead=4)
+    member = it.join()
+    it.flow(member, 100)
+    it.append(delay_ms=20_000)
+    it.append(delay_ms=second_ms)
+    for _ in range(8):
+        it.append(delay_ms=20_000)
+    it.append()
+    it.settle()
+    assert 10 in entries(member.inbox)
+    # When the index is empty, fixed delays count again.
+    it.wait(30)
+    assert len(member.inbox) == 11
+    for _ in range(8):
+        it.append(delay_ms=20_000)
+    it.settle()
+    assert len(it.delays.index) == 8, "one read took them all"
+    it.append()
+    it.settle()
+    assert len(member.inbox) == 11
+
+
+def test_index_of_a_former_owner_is_not_taken_for_fixed_delays() -> None:
+    index = DelayedIndex()
+    for number in range(8):
+        index.add(Position(0, number), 50_000)
+    policy = DelayPolicy(fixed_look_ahead=4)
+    assert not Delays(policy, lambda _: 0, index=index).pauses(0.0)
+
+
 def test_permits_bound_what_becomes_due() -> None:
     it = world()
     member = it.join()
@@ -326,7 +387,12 @@ def test_random_histories_deliver_every_entry_in_time(
     """The rig checks after every event that nothing is early, late, lost or delivered twice."""
     for seed in range(block * 10, block * 10 + 10):
         chance = random.Random(seed)
-        it = world(strict=strict, delayed_max=12 if seed % 3 == 0 else 1_000, make=make)
+        it = world(
+            strict=strict,
+            delayed_max=12 if seed % 3 == 0 else 1_000,
+            fixed_look_ahead=2 if seed % 4 == 0 else 0,
+            make=make,
+        )
         for _ in range(100):
             step(it, chance.choice(KINDS), chance.randrange(10), chance.randrange(10))
         finish(it)

@@ -64,8 +64,16 @@ class Rows:
     `schema` is the schema that Spark expects: names from COLUMNS, and Spark's Arrow types.
     """
 
-    def __init__(self, schema: pa.Schema, topic: TopicName, earlier: Earlier) -> None:
-        """`earlier`: the entries before the first one that is added."""
+    def __init__(
+        self,
+        schema: pa.Schema,
+        topic: TopicName,
+        earlier: Earlier,
+        *,
+        publish_ms: tuple[int, int] | None = None,
+    ) -> None:
+        """`earlier`: the entries before the first one that is added. `publish_ms`: first and last
+        publish time of entries that add rows; None: all do."""
         self._schema = schema
         self._topic = str(topic)
         self._columns = [COLUMNS[name](topic) for name in schema.names]
@@ -75,6 +83,7 @@ class Rows:
         # (row, ledger, entry, batch index) of the first row of each entry, for errors
         self._starts: list[tuple[int, int, int, int]] = []
         self._chunks = Chunks(earlier)
+        self._publish_ms = publish_ms
         self.rows = 0
         self.bytes = 0  # of the entries; with uncompressed payloads where the decoder opens them
 
@@ -144,7 +153,11 @@ class Rows:
         try:
             for ledger, entry, stored in entries:
                 received = read_entry(stored)
-                if not received.is_batch or received.metadata.HasField("marker_type"):
+                if (
+                    not received.is_batch
+                    or received.metadata.HasField("marker_type")
+                    or self._is_outside(received)
+                ):
                     return False
                 opened = self._opened(ledger, entry, received, len(stored))
                 size += opened.size
@@ -202,8 +215,8 @@ class Rows:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _open(self, ledger: int, entry: int, stored: bytes | memoryview) -> Opened | None:
-        """Open a stored entry. Returns None for a marker, which holds no message of a user, and for
-        a chunk that does not complete its message."""
+        """Open a stored entry. Returns None if it adds no row: a marker, which holds no message of
+        a user, a chunk that does not complete its message, or an entry of another time."""
         received = read_entry(stored)
         if received.metadata.HasField("marker_type"):
             return None
@@ -214,6 +227,8 @@ class Rows:
                 return None
             received = replace(received, body=joined.payload, payload_at=0)
             first_chunk = joined.first
+        if self._is_outside(received):
+            return None
         opened = self._opened(ledger, entry, received, len(stored))
         opened.first_chunk = first_chunk
         if not self._messages:
@@ -226,6 +241,12 @@ class Rows:
         else:
             opened.metadata, opened.values = (opened.received.metadata,), (opened.plain,)
         return opened
+
+    def _is_outside(self, received: ReceivedEntry) -> bool:
+        if self._publish_ms is None:
+            return False
+        first, last = self._publish_ms
+        return not first <= received.publish_time_ms <= last
 
     def _opened(self, ledger: int, entry: int, received: ReceivedEntry, size: int) -> Opened:
         """Uncompress the payload if a column needs it. `size`: of the stored entry."""

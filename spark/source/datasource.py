@@ -14,6 +14,7 @@ every session, so it imports little: the first plan loads grpc, the first read l
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
-    from pyspark.sql.datasource import InputPartition
+    from pyspark.sql.datasource import Filter, InputPartition
     from pyspark.sql.types import StructType
 
     from magnetar.spark.source.driver import StreamDriver
@@ -60,7 +61,8 @@ class MagnetarDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = parse_options(self.options)
         check_schema(schema, schema_of(options))
-        return TopicScan(options, schema)
+        scan = FilteredScan if options.takes_filters else TopicScan
+        return scan(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = parse_options(self.options, streaming=True)
@@ -87,6 +89,19 @@ class TopicScan(DataSourceReader):
         Raises DataLost, UnreadableEntry, OutOfOrder, ReadStalled.
         """
         yield from _read(self._options, self._schema, partition)
+
+
+class FilteredScan(TopicScan):
+    """A scan that takes filters. Spark refuses it unless its own setting
+    `spark.sql.python.filterPushdown.enabled` is on, so it exists with the option `filterPushdown`
+    only."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        """Keep the filters that save something. Spark evaluates all of them again."""
+        from magnetar.spark.source.filters import pushed
+
+        self._options = replace(self._options, pushed=pushed(filters))
+        yield from filters
 
 
 class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -41,11 +41,15 @@ def plan_frame(options: ReadOptions) -> list[Task]:
     """The tasks of a DataFrame. Raises TopicNotFound, ReadRefused, ReadStalled."""
     view = TopicView(options)
     view.discover()
-    states = _existing(view.states(dict.fromkeys(view.topics, 0)))
+    pushed = options.pushed
+    topics = [it for it in view.topics if pushed is None or pushed.keeps_topic(TopicName.parse(it))]
+    states = _existing(view.states(dict.fromkeys(topics, 0)))
     starts, ends = {}, {}
     for topic, state in states.items():
         starts[topic] = _start(view, topic, options.start, state)
         end = _end(view, topic, options.end, state)
+        if pushed is not None:
+            starts[topic], end = _narrowed(view, topic, starts[topic], end, pushed.index_bounds())
         ends[topic] = replace(end, bytes=state.bytes_between(starts[topic], end))
     return tasks_between(options, starts, ends, states)
 
@@ -352,6 +356,23 @@ def _end(view: TopicView, topic: str, bounds: Bounds, state: TopicState) -> Plac
     if isinstance(bound, MessagePlace) and bound.batch_index:
         return replace(place, entry=place.entry + 1)
     return place
+
+
+def _narrowed(
+    view: TopicView, topic: str, start: Place, end: Place, indexes: tuple[int, int | None]
+) -> tuple[Place, Place]:
+    """The part of [start, end) whose messages have an index in [first, behind)."""
+    first, behind = indexes
+    if first >= end.index or (behind is not None and behind <= start.index):
+        return start, start
+    if first > start.index:
+        start = replace(view.entry_of_index(topic, first), index=first)
+    if behind is not None and behind < end.index:
+        place = view.entry_of_index(topic, behind)
+        # An end in the middle of an entry includes the entry; the index says where it ends.
+        entry = place.entry + 1 if place.index < behind else place.entry
+        end = replace(place, entry=entry, index=behind)
+    return start, end
 
 
 def _existing(states: Mapping[str, TopicState | None]) -> dict[str, TopicState]:

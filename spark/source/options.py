@@ -17,6 +17,8 @@ from magnetar.spark.service_url import brokers_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from magnetar.spark.source.filters import Pushed
+
 COMMON: Final = (
     "service.url",
     "admin.url",
@@ -36,7 +38,7 @@ COMMON: Final = (
     "maxPartitions",
     "readTimeoutMs",
 )
-ONLY_BATCH: Final = ("endingOffsets", "endingTime")
+ONLY_BATCH: Final = ("endingOffsets", "endingTime", "filterPushdown")
 ONLY_STREAM: Final = (
     "subscription",
     "maxRowsPerTrigger",
@@ -165,6 +167,8 @@ class ReadOptions:
     bytes_max: int | None = None
     poll_interval_s: float = POLL_INTERVAL_MS / 1_000
     discovery_interval_s: float = DISCOVERY_INTERVAL_MS / 1_000
+    takes_filters: bool = False  # of a batch read
+    pushed: Pushed | None = None  # the filters that Spark gave; None: it gave none
 
     @property
     def decodes(self) -> bool:
@@ -210,6 +214,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = False) -
         bytes_max=_limit(values, "maxBytesPerTrigger"),
         poll_interval_s=_number(values, "pollIntervalMs", POLL_INTERVAL_MS) / 1_000,
         discovery_interval_s=_number(values, "discoveryIntervalMs", DISCOVERY_INTERVAL_MS) / 1_000,
+        takes_filters=_flag(values, "filterPushdown", default=False),
     )
 
 

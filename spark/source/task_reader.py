@@ -42,10 +42,12 @@ def read_task(options: ReadOptions, schema: StructType, task: Task) -> Iterator[
 
     Raises DataLost, BadRecord, UnreadableEntry, OutOfOrder, ReadRefused, ReadStalled.
     """
+    pushed = options.pushed
+    publish_ms = None if pushed is None else pushed.publish_ms_bounds()
     stage = ValueStage(options, to_arrow_schema(schema, timezone="UTC"))
     for topic, spans in _by_topic(task.spans):
         earlier = LookBack(options, topic, owner=task.owners[topic])
-        rows = Rows(stage.stored, TopicName.parse(topic), earlier)
+        rows = Rows(stage.stored, TopicName.parse(topic), earlier, publish_ms=publish_ms)
         first, end = task.indexes[topic]
         reader = TopicReader(options, topic, owner=task.owners[topic])
         for span in spans:

@@ -46,6 +46,7 @@ class ValueStage:
         """`schema` is what Spark expects."""
         self._schema = schema
         self._mode = options.mode
+        self._pushed = options.pushed
         names = schema.names
         every = CORRUPT in names or ERROR in names  # all parts are decoded to find the bad ones
         wanted = [name for name in ("value", "key") if every or name in names]
@@ -66,11 +67,17 @@ class ValueStage:
             self.stored = pa.schema([*fields, *(pa.field(name, pa.binary()) for name in added)])
 
     def take(self, rows: Rows, topic: str) -> pa.RecordBatch:
-        """Return the rows as Spark expects them. Raises BadRecord."""
-        if not self._parts:
-            return rows.take()
+        """Return the rows as Spark expects them, without those that a pushed filter excludes.
+        Raises BadRecord."""
         place_of = rows.places()
         batch = rows.take()
+        mask = None if self._pushed is None else self._pushed.mask(batch)
+        if mask is not None:
+            kept = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
+            place_of = _of_kept(place_of, kept.tolist())
+            batch = batch.filter(mask)
+        if not self._parts:
+            return batch
         columns = {name: batch.column(name) for name in batch.schema.names}
         decoded, bad = self._decoded(columns)
         if bad and self._mode is Mode.FAILFAST:
@@ -118,6 +125,12 @@ class ValueStage:
                 bad = {row: where + reason for row, reason in reasons.items()} | bad
             decoded[part.column] = found
         return decoded, bad
+
+
+def _of_kept(
+    place_of: Callable[[int], tuple[int, int, int]], kept: list[int]
+) -> Callable[[int], tuple[int, int, int]]:
+    return lambda row: place_of(kept[row])
 
 
 def _parts(options: ReadOptions, wanted: list[str]) -> list[_Part]:

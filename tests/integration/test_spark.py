@@ -159,6 +159,32 @@ def test_actions_of_a_frame_read_the_same_whatever_is_published_meanwhile(
     assert reader(spark, service.grpc_url, topic).load().count() == 20
 
 
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def test_filters_that_are_pushed_down_save_reading(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 3_000)
+    source = reader(spark, service.grpc_url, topic).option("filterPushdown", "true")
+    source = source.option("maxPartitions", "100").option("targetBytesPerTask", "1")
+    with pytest.raises(Exception, match="filterPushdown"):  # Spark's own setting is off
+        source.load().count()
+    spark.conf.set(PUSHDOWN, "true")
+    try:
+        frame = source.load().where(
+            "__index between 990 and 1019 and __eventTime < timestamp'2013-01-02'"
+            " and __publishTime > timestamp'2013-01-02' and __key = X'5541' and __partition in (-1)"
+            " and cast(value as string) < 'value 994'"  # no filter that the source can use
+        )
+        found = values(frame)
+        tasks = frame.rdd.getNumPartitions()
+    finally:
+        spark.conf.unset(PUSHDOWN)
+    assert found == [b"value 991"] + [b"value %d" % it for it in range(1_000, 1_020, 3)]
+    assert tasks < 10
+
+
 def test_a_topic_that_was_only_subscribed_is_empty(
     spark: SparkSession, service: Service, client: magnetar.Client, topic: str
 ) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.services import Service, brokers_in_thread
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThan
 from pyspark.sql.types import StructType
 from support import free_port
 
@@ -27,6 +29,7 @@ from magnetar.schema import (
 from magnetar.spark.errors import BadRecord, DataLost, QueryFenced, ReadStalled, TopicNotFound
 from magnetar.spark.offsets import parse_offsets
 from magnetar.spark.source.driver import StreamDriver, plan_frame
+from magnetar.spark.source.filters import pushed
 from magnetar.spark.source.look_back import LookBack
 from magnetar.spark.source.options import parse_options
 from magnetar.spark.source.partition_reader import TopicReader
@@ -525,6 +528,38 @@ def test_payloads_are_read_as_text_and_bad_avro_is_named(service: Service, fligh
     schema = '{"type":"array","items":"boolean"}'
     avro = {"valueFormat": "avro", "valueSchema": schema, "mode": "permissive"}
     assert all(row["__error"] for row in rows_of(service, flights, "__error", **avro))
+
+
+def test_filters_leave_topics_entries_and_rows_out(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    topics = [f"{topic}-a", f"{topic}-b"]
+    for name in topics:
+        publish(client, name, 100, batch=10)
+    given = {"service.url": service.grpc_url, "topics": ",".join(topics), "valueFormat": "json"}
+    options = parse_options(given | {"valueSchema": "a int"})  # no payload is JSON of this schema
+    schema = schema_of(options)
+    one, some = EqualTo(("__topic",), topics[1]), In(("__index",), (25, 31, 32))
+    within = LessThan(("__index",), 32)
+
+    def read(*filters: Filter) -> list[Task]:
+        nonlocal narrowed
+        narrowed = replace(options, pushed=pushed(filters))
+        return plan_frame(narrowed)
+
+    narrowed = options
+    tasks = read(one, some, within)
+    assert [span.topic for task in tasks for span in task.spans] == [topics[1]]
+    assert sum(span.entries for task in tasks for span in task.spans) == 2
+    with pytest.raises(BadRecord, match="message 5 of the entry"):
+        list(read_task(narrowed, schema, tasks[0]))
+    nothing = GreaterThan(("__publishTime",), datetime(9000, 1, 1, tzinfo=UTC))
+    for filters in ([one, nothing], [one, EqualTo(("__key",), b"k")]):
+        [task] = read(*filters)
+        assert sum(batch.num_rows for batch in read_task(narrowed, schema, task)) == 0
+    assert read(GreaterThan(("__index",), 99)) == []
+    assert read(LessThan(("__index",), 0)) == []
+    assert read(EqualTo(("__partition",), 0)) == []
 
 
 def test_a_chunked_message_is_a_row_of_the_batch_with_its_last_chunk(

@@ -210,16 +210,20 @@ class KeyShared:
     ) -> list[Action]:
         if positions is None:
             positions = list(consumer.pending)
-        if self._chunks:
-            mine = [position for position in positions if consumer.pending.get(position)]
-            positions = self._chunks.with_whole_messages(mine)
-        for position in positions:
+        for position in self._with_chunks(consumer, positions):
             slot = self._forget(position, consumer, now)
             if slot:
                 self._redeliveries.count_again(position.ledger, (position.entry,))
                 self._wait(position, slot)
         self._refresh_pins()
         return self.advance(now)
+
+    def _with_chunks(self, consumer: Consumer, positions: Sequence[Position]) -> Sequence[Position]:
+        """What a consumer gives back: with a chunk, all chunks of its message."""
+        if not self._chunks:
+            return positions
+        mine = [position for position in positions if consumer.pending.get(position)]
+        return self._chunks.with_whole_messages(mine)
 
     def takes_negative_acks(self, consumer: Consumer, positions: Sequence[Position]) -> bool:
         """Whether `on_negative_acks` stays within the limit of withheld entries."""
@@ -242,7 +246,7 @@ class KeyShared:
             slot = self.slots.get(position)
             if slot and consumer.pending.get(position):
                 self._withheld.add(position, slot)
-        for position in returned:
+        for position in self._with_chunks(consumer, returned):
             slot = self._forget(position, consumer, now)
             if slot:
                 self._wait(position, slot)

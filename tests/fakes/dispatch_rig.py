@@ -311,24 +311,25 @@ class DispatcherRig:
         self.carry_out(self.machine.on_partly_acked(member.machine, entry.position, self.tick()))
 
     def redeliver(self, member: Member, positions: Sequence[Position] | None = None) -> None:
-        mine = [it for it, owner in self.owner.items() if owner is member]
-        wanted = mine if positions is None else list(positions)
-        uuids = {self._uuid(it) for it in wanted if self.owner.get(it) is member} - {""}
-        wanted += [it for it in mine if self._uuid(it) in uuids and it not in wanted]
-        for position in wanted:
-            if self.owner.get(position) is member:
-                self._give_back(position)
+        for position in self._with_chunks(member, positions):
+            self._give_back(position)
         self.carry_out(self.machine.on_redeliver(member.machine, positions, self.tick()))
 
     def negative_ack(
         self, member: Member, positions: Sequence[Position], returned: Sequence[Position]
     ) -> None:
         """Of a Key_Shared subscription with `ordered_nacks`. What is returned is no redelivery."""
-        for position in returned:
-            if self.owner.get(position) is member:
-                del self.owner[position]
+        for position in self._with_chunks(member, returned):
+            del self.owner[position]
         machine: Any = self.machine
         self.carry_out(machine.on_negative_acks(member.machine, positions, returned, self.tick()))
+
+    def _with_chunks(self, member: Member, positions: Sequence[Position] | None) -> list[Position]:
+        """Of these (None: of all) what the member has, and the other chunks of their messages."""
+        mine = [it for it, owner in self.owner.items() if owner is member]
+        wanted = mine if positions is None else [it for it in positions if it in mine]
+        uuids = {self._uuid(it) for it in wanted} - {""}
+        return [it for it in mine if it in wanted or self._uuid(it) in uuids]
 
     def _uuid(self, position: Position) -> str:
         """Of the chunked message; "": the entry is no chunk."""

@@ -17,6 +17,7 @@ from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.dispatch.withheld import Withheld
 from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.position import Position
+from magnetar.protos.entry import Chunk
 
 ORDERED = KeySharedPolicy(ordered_nacks=True)
 LIMITS = Limits(unacked_per_consumer=9, unacked_per_subscription=16, read_entries=5)
@@ -85,6 +86,24 @@ def test_later_entries_wait_and_say_so_until_the_acknowledgement() -> None:
     it.settle()
     assert member.inbox[-2:] == [third, Position(third.ledger, third.entry + 1)]
     assert member.counts[-3:] == [1, 0, 0], "a returned entry is not redelivered"
+
+
+def test_returned_chunk_brings_all_chunks_of_its_message_again() -> None:
+    """Found by `make histories` (ordered 18409): the broker still took the other chunks for the
+    consumer's, so the returned one could not go to another consumer."""
+    it = Rig()
+    member = it.join(policy=ORDERED)
+    it.flow(member, 9)
+    it.append(key="a")
+    for index in range(3):
+        it.append(key="a", chunk=Chunk("u", index, 3, 30))
+    it.settle()
+    first, *chunks = member.inbox
+    it.negative_ack(member, [first], chunks[2:])
+    assert member.machine.unacked == 1
+    it.ack(member, first)
+    it.settle()
+    assert member.inbox[-3:] == chunks
 
 
 def test_skipping_a_lost_entry_releases_the_later_entries_of_its_hash() -> None:

@@ -14,7 +14,7 @@ import uvloop
 from magnetar.runtime.process import settle_gc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,6 +46,36 @@ def resident_mb(pid: int) -> float:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024 / 1e6
     raise AssertionError("no VmRSS in /proc")
+
+
+def together_mb(pids: Sequence[int]) -> float:
+    """Return the resident memory of several processes together in megabytes.
+
+    The pages of a file that several of them map are one copy in memory, so each file counts once,
+    with the process that has most of it. The sum of `resident_mb` counts it for every process.
+    """
+    anonymous_kb, files_kb = 0, dict[str, int]()
+    for pid in pids:
+        mapped_kb, own_kb = _mapped_kb(pid)
+        anonymous_kb += own_kb
+        for file, size_kb in mapped_kb.items():
+            files_kb[file] = max(files_kb.get(file, 0), size_kb)
+    return (anonymous_kb + sum(files_kb.values())) * 1024 / 1e6
+
+
+def _mapped_kb(pid: int) -> tuple[dict[str, int], int]:
+    """The resident pages of each file that a process maps, and its anonymous pages."""
+    mapped_kb, anonymous_kb, file = dict[str, int](), 0, ""
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, *fields = line.split()
+        if not name.endswith(":"):  # address permissions offset device inode [path]
+            file = " ".join(fields[4:])
+        elif name == "Rss:":
+            mapped_kb[file] = mapped_kb.get(file, 0) + int(fields[0])
+        elif name == "Anonymous:":
+            mapped_kb[file] -= int(fields[0])
+            anonymous_kb += int(fields[0])
+    return mapped_kb, anonymous_kb
 
 
 def own_peak_mb() -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.peers.pulsar import loads, perf
-from benchmarks.processes import alone, resident_mb
+from benchmarks.processes import alone, together_mb
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,9 +58,9 @@ def of_pulsar(name: str) -> str:
 
 
 def idle(target: Target) -> Figures:
-    """The memory of all processes, before any load."""
+    """The memory of all processes together, before any load."""
     time.sleep(SETTLE_S)
-    return {"idle memory, MB": sum(resident_mb(pid) for pid in target.servers)}
+    return {"idle memory, MB": together_mb(target.servers)}
 
 
 def perf_unbatched(target: Target) -> Figures:

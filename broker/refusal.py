@@ -1,7 +1,7 @@
 """Which of Pulsar's error codes a client sees for each operating error.
 
 The C++ client, which Apache's Python client wraps, gives up on some codes and retries the others
-until its operation times out. A condition that passes by itself (a moving bundle, bookies that do
+until its operation times out. A temporary condition (a moving bundle, bookies that do
 not answer) must have a code that it retries.
 """
 

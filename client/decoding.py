@@ -55,14 +55,14 @@ class Decoder:
         )
 
     async def prepare(self, message: Message) -> None:
-        """Fetch the version of a message. A failure that may pass is logged: `decode` raises."""
+        """Fetch the version of a message. Log a temporary failure; `decode` then raises."""
         key = _topic_of(message), message.delivery.schema_version
         async with self._turn:
             if self.knows(message):
                 return
             try:
                 decode = self.schema.message_decoder_of(await self._fetch(*key))
-            except (TopicNotFound, ValueError, TypeError) as error:  # it stays like that
+            except (TopicNotFound, ValueError, TypeError) as error:  # permanent
                 self._keep(key, InvalidMessage(f"schema version {_number(key[1])}: {error}"))
             except PulsarException as error:
                 log.warning("a schema was not fetched", topic=key[0], error=str(error))

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RECONSUME_TIMES_MAX: Final = 16
-"""How often a message may pass the retry topic if no dead-letter policy says so. Apache's default.
+"""How often a message may go through the retry topic without a dead-letter policy. Apache's
+default.
 """
 
 

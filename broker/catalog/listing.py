@@ -24,7 +24,7 @@ WORK_PER_NAME: Final = 20
 
 
 NAMES_PER_TURN: Final = 5_000
-"""Hidden names are left out, and texts made: about 12 ms."""
+"""Names that are filtered, or converted to text, in one turn of the loop: about 12 ms."""
 
 
 async def texts_of(names: Sequence[TopicName], turns: Turns) -> list[str]:
@@ -46,7 +46,7 @@ async def visible_of(names: Sequence[TopicName], turns: Turns) -> list[TopicName
 
 
 def visible(names: Iterable[TopicName]) -> list[TopicName]:
-    """Without the topics that Pulsar uses itself."""
+    """The names without the system topics of Pulsar."""
     return [name for name in names if not is_system(name)]
 
 
@@ -59,9 +59,9 @@ async def compiled(pattern: str, turns: Turns) -> TopicPattern:
 async def matching(
     pattern: TopicPattern, names: Iterable[TopicName], turns: Turns
 ) -> list[TopicName]:
-    """Those that match, in the same order. As in Pulsar, the pattern covers
-    `tenant/namespace/topic`, of a partition that of its topic. Waits for a turn after every
-    WORK_PER_TURN, also within a name."""
+    """The names that match, in the same order. As in Pulsar, the pattern covers
+    `tenant/namespace/topic`; for a partition, the name of its partitioned topic. Waits for a turn
+    after every WORK_PER_TURN, also within a name."""
     found = []
     left = 0
     for name in names:

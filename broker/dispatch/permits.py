@@ -78,7 +78,7 @@ class Consumer:
     messages_per_entry: float = 1.0  # running average over the deliveries
     pending: PositionMap = field(default_factory=PositionMap)  # unacknowledged messages, by entry
     unacked: int = 0
-    acked: int = 0  # messages that it has acknowledged, of a single-active type estimated
+    acked: int = 0  # messages that it has acknowledged; with a single active consumer: an estimate
     blocked: bool = False
     leaving: bool = False  # it gets nothing more, and acknowledges what it has
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from magnetar.broker.dispatch.permits import Consumer
 
 POINTS_DEFAULT: Final = 100
-"""Points per consumer. More even the shares out, and make a join slower."""
+"""Points per consumer. With more points the shares are more even, and a join is slower."""
 
 
 class Ring:

@@ -96,7 +96,7 @@ class Deletion:
                 await asyncio.sleep(next(delays))
 
     async def _delete_some(self, ledgers_max: int) -> bool:
-        """Delete the first listed ledgers. Returns False after a failure that may pass."""
+        """Delete the first listed ledgers. Returns False after a failure that may be temporary."""
         deleted: list[LedgerId] = []
         failure: Exception | None = None
         for ledger in self._left[:ledgers_max]:

@@ -1,12 +1,12 @@
 """Whether a broker that owns a bundle is gone, although it is registered.
 
 This broker first sends a PING to the owner's port. A broker answers it without a CONNECT. There are
-three outcomes. The port answers: the broker lives. The port refuses several connections in a row:
-no process listens there, and the registration only waits for its session to expire. The port is
-silent: the process may be stopped, or it is cut off from this broker. Then the bookies decide. They
-hear a beat of every broker every BEAT_S (bookie/witness.py):
+three outcomes. The port answers: the broker is alive. The port refuses several connections in a
+row: no process listens there, and the registration only waits for its session to expire. The port
+is silent: the process may be stopped, or it is cut off from this broker. Then the bookies decide.
+They hear a beat of every broker every BEAT_S (bookie/witness.py):
 
-- One of them has heard the owner just now: the owner lives. Only this broker is cut off from it.
+- One of them has heard the owner just now: the owner is alive. Only this broker is cut off from it.
 - Most of the registered bookies answer, and none has heard it for `silence_s`: it is gone. It can
   neither append nor acknowledge, whatever the reason.
 - Most of them answer, and the silence is shorter: ask again, for `silence_s` at most.
@@ -47,11 +47,12 @@ PING_S: Final = 0.25
 """Time limit of the connection and of the answer to a PING. A broker that is only busy answers
 later; then the bookies say that they hear it."""
 
-ANSWER_FRESH_S: Final = 1.0  # a port that has answered is not asked again for this long
-SILENCE_FRESH_S: Final = 0.25  # nor one that was silent
-REFUSAL_FRESH_S: Final = 0.5  # nor one that refused
-ALIVE_FRESH_S: Final = 0.5  # nor are the bookies, when the broker lives
-GONE_FRESH_S: Final = 1.0  # nor when it is gone: a dead owner has many bundles
+# How long an answer is used without asking again.
+ANSWER_FRESH_S: Final = 1.0  # the port has answered
+SILENCE_FRESH_S: Final = 0.25  # the port was silent
+REFUSAL_FRESH_S: Final = 0.5  # the port has refused
+ALIVE_FRESH_S: Final = 0.5  # the bookies say that the broker is alive, or cannot tell
+GONE_FRESH_S: Final = 1.0  # the bookies say that the broker is gone: a dead owner has many bundles
 JUST_NOW_S: Final = 1.5 * BEAT_S
 ASK_AGAIN_S: Final = 0.25
 
@@ -99,7 +100,8 @@ class Port(Enum):
 
 
 class Liveness:
-    """What this broker knows of others. Lookups at one time share what they ask."""
+    """What this broker knows of other brokers. Concurrent lookups share one question and its
+    answer."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class Liveness:
         self._silences = _Shared(self._look_into_silence)
 
     async def responds(self, broker: BrokerRegistration) -> bool:
-        """Whether its port answers now: a good owner for a free bundle."""
+        """Whether the broker's port answers now, so that the broker can own a free bundle."""
         if self._silences.known(broker):  # it is gone: no other PING delays the takeover
             return False
         return await self._ports.get(broker) is Port.ANSWERS
@@ -213,7 +215,8 @@ async def _look_at_port(broker: BrokerRegistration) -> tuple[Port, float]:
 
 
 async def _ping(broker: BrokerRegistration) -> Port:
-    """An end of the connection is an answer, too: only a process that runs ends one."""
+    """Ping a broker. An end of the connection counts as an answer: only a running process ends a
+    connection."""
     has_pulsar = bool(broker.pulsar_url)
     address = urlsplit(broker.pulsar_url if has_pulsar else broker.grpc_url)
     assert address.hostname is not None

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
 
 ANSWER_BYTES_MAX: Final = 64 << 20
-"""Distinct ones. A hundred namespaces with 10,000 topics each."""
+"""The bytes of distinct waiting answers: a hundred namespaces with 10,000 topics each."""
 
 REQUEST_BYTES: Final = 512
-"""What a waiting answer takes beside its shared bytes."""
+"""The memory of a waiting answer beside its shared bytes."""
 
 KEEP_S: Final = 1.0
 KEPT_MAX: Final = 16
@@ -201,7 +201,8 @@ def _divided(frame: bytes) -> Shared:
 
 
 def _parts(shared: Shared, request_id: int) -> tuple[bytes, ...]:
-    """The frame with this request id. Of a field that comes twice, the last value counts."""
+    """The frame with this request id. The id is appended: if a field occurs twice, protobuf uses
+    the last value."""
     field = pb.BaseCommand.DESCRIPTOR.fields_by_number[shared.kind].message_type
     assert field is not None, "an answer has fields"
     number = field.fields_by_name["request_id"].number

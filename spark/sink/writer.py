@@ -56,9 +56,7 @@ def stream_writer(
     Spark calls it twice for each micro-batch, so it asks no broker.
     """
     if overwrite:
-        raise InvalidOption(
-            "outputMode", "complete: a topic is never emptied; use append or update"
-        )
+        raise InvalidOption("outputMode", "complete: a topic is never emptied; use append")
     options = parse_options(given, streaming=True)
     check_columns(schema, options)
     return StreamWriter(options)

@@ -216,7 +216,7 @@ async def test_too_many_topics_and_watches_are_refused() -> None:
             for _ in range(position_watch.WATCHES_MAX):
                 group.create_task(serve(pb.WatchPositionsRequest()))
             await asyncio.sleep(0)
-            with pytest.raises(RequestRefused, match="there are 256 watches"):
+            with pytest.raises(RequestRefused, match="the broker has 256 watches"):
                 await watches.serve(it.broker, pb.WatchPositionsRequest(), _drop)
             watches.end_all()
 

@@ -1,6 +1,6 @@
 """What a client costs that reads a backlog: `python -m benchmarks.reading`.
 
-A process replays one encoded batch of 1 KB messages to whoever subscribes, over Pulsar's framing,
+A process replays one encoded batch of 1 KB messages to each subscriber, over Pulsar's framing,
 as often as the permits allow. It does nothing else, so the client is the limit. Magnetar's client
 and Apache's take turns; the CPU is that of the client's process. A row ends when the last message
 was received and acknowledged.

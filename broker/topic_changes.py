@@ -1,4 +1,4 @@
-"""Who wants to know that a topic of this broker opened or left.
+"""Callbacks for topics of this broker that are opened or leave the broker.
 
 A watch of a topic outlives the open topic: an idle topic is unloaded and opened again later.
 """

@@ -27,7 +27,7 @@ TokenSupplier = Callable[[], str]
 
 
 class Credentials(Protocol):
-    """What proves to a broker who the client is."""
+    """The credentials that a client presents to a broker."""
 
     method: str  # the name of the broker's provider, as "token"
     certificate: tuple[str, str] | None  # paths of certificate and private key for TLS; None: none
@@ -43,7 +43,7 @@ class Credentials(Protocol):
 
 
 class NoCredentials:
-    """The client does not say who it is."""
+    """The client presents no credentials."""
 
     method = "none"
     certificate: tuple[str, str] | None = None

@@ -126,7 +126,7 @@ def _above_low(number: int) -> tuple[tuple[bytes, ...], bytes]:
 
 
 def _read_alike(buffer: bytes, at: int, shape: _Shape, run: ReceiptRun) -> int:
-    """Read on from `at` while the receipts are like the last one of `run`, but for the low bytes.
+    """Read on from `at` while the receipts differ from the last one of `run` in the low bytes only.
     Returns where that ends."""
     before, sequences, between, entries, behind = shape
     sequence_from, between_from = len(before), len(before) + 1

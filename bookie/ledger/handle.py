@@ -79,8 +79,7 @@ class LedgerReader:
         return await self._read_striped(first, last, bytes_max)
 
     async def _read_striped(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
-        """Read in stripes, each from one bookie. If that fails, read several windows at a time.
-        Keeps nothing after the call."""
+        """Read in stripes, each from one bookie. If that fails, read several windows at a time."""
         size = self.metadata.write_quorum
         entries: list[LedgerEntry] = []
         while first <= last and bytes_max > 0:
@@ -234,7 +233,8 @@ class LedgerReader:
         answers: dict[str, BookieCode] = {m.bookie: code for m, code in machine.answers.items()}
         if answers:
             told = {bookie: code.name for bookie, code in answers.items()}
-            log.warning("replicas of no use", ledger=self.metadata.ledger, entry=first, said=told)
+            number = self.metadata.ledger
+            log.warning("replicas without an entry", ledger=number, entry=first, answers=told)
         if isinstance(result, GiveUp):
             denied = outranking(answers.values()) in NEGATIVE
             there = refreshed.metadata is not None

@@ -71,7 +71,7 @@ async def open_whole(path: Path, identity: Identity, deadline_s: float) -> Rocks
     if damage:
         raise DamagedStore(path, damage)
     if not watermark.closed:
-        log.info("store not closed in good order, replaying its log", directory=str(path))
+        log.info("store not closed cleanly; replaying its log", directory=str(path))
         reason = await probe(
             path, "whole", path / STORE, str(watermark.sequence), deadline_s=deadline_s
         )

@@ -93,7 +93,7 @@ class WatermarkFile:
         self._synced_s = self._now_s()
 
     def close(self, *, sequence: int) -> None:
-        """Record that the store was closed in good order with this sequence."""
+        """Record that the store was closed cleanly with this sequence."""
         self._sequence = sequence
         self._write(closed=True)
         self.sync()

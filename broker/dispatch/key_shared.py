@@ -808,7 +808,7 @@ class KeyShared:
         return Replay(positions)
 
     def _passes_replay_gate(self, slot: int, consumer: Consumer) -> bool:
-        """Gate 2, but for the room of the consumer."""
+        """Gate 2, without the room of the consumer."""
         if self._target(slot) is not consumer:
             return False
         if self._withheld and self._withheld.withholds(slot, self._replay.lowest(slot)):

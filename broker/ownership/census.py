@@ -1,5 +1,5 @@
 """Which broker owns each bundle, as far as this broker knows, and how bundles are spread by their
-number. Pure, but for `read_owners`.
+number. Pure, except `read_owners`.
 
 A free bundle goes to the live broker that owns the fewest bundles. Bundles move from brokers that
 own too many to those that own too few (balancer.py). What a broker knows may be a minute old: a

@@ -142,7 +142,7 @@ class BrokerService:
         located = await broker.locate(name, authoritative=False)
         if located.broker != broker.me:
             return pb.TopicPoliciesReply(owner_url=located.broker.grpc_url).SerializeToString()
-        with suppress(TopicNotFound):  # its namespace's policies count
+        with suppress(TopicNotFound):  # then its namespace's policies apply
             topic = await broker.stored_topic(name, create=False)
             if topic.deduplication.wanted:
                 # The policy may be newer than what was carried out. Until that is durable, the next

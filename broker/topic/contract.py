@@ -172,7 +172,7 @@ class ConsumerEvents(Protocol):
         """Tell the client that its subscription has acknowledged all of a terminated topic."""
 
     def active_changed(self, active: bool) -> None:
-        """Tell the client whether its consumer is the active one of a single-active type."""
+        """Tell the client whether its consumer is the active one (single-active types)."""
 
     def closed(self, reason: CloseReason) -> None:
         """Tell the client; nothing more is called."""

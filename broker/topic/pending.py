@@ -81,7 +81,7 @@ async def _find(
 def _of_active(
     subscription: Subscription, name: str, after: Position, end: Position, count: int
 ) -> list[PendingEntry]:
-    """A single-active type tracks no entries: it has delivered what is before `end`."""
+    """A single-active type tracks no entries: it has delivered the entries before `end`."""
     cursor = subscription.cursor
     found: list[PendingEntry] = []
     position = cursor.first_unacked(Position(after.ledger, after.entry + 1))

@@ -149,8 +149,8 @@ class Subscription:
         self._joined = 0  # consumers so far; the join number of the next one
         self._type = SubscriptionType.EXCLUSIVE  # of the dispatcher
         self._dispatcher: Dispatcher | None = None  # None: no consumer since the start or a seek
-        # When it is due, which uvloop's handle of a time within half a millisecond does not tell.
-        # None: the dispatcher needs none.
+        # The time when the timer is due, and its handle. uvloop returns a handle without a time for
+        # a timer that is due within half a millisecond. None: the dispatcher needs no timer.
         self._timer: tuple[float, asyncio.Handle] | None = None
         self.rate = DispatchRate("subscription")
         self._read_loop = ReadLoop(
@@ -270,7 +270,7 @@ class Subscription:
 
     def _is_drained(self, handle: ConsumerHandle) -> bool:
         """Whether the consumer has acknowledged all that it has."""
-        if handle.active:  # of a single-active type, which has no pending entries
+        if handle.active:  # a single-active type, which has no pending entries
             first = self.cursor.first_unacked(after(self.cursor.mark_delete))
             return first >= self._machine().read_position
         return not handle.machine.pending
@@ -402,9 +402,9 @@ class Subscription:
         `target`, its first `batch_index` messages are not delivered, or with `ack_set` only those
         of the set.
 
-        The subscription first closes the consumers that may have entries: of a single-active type
-        the active one, else all. So no entry from before the seek reaches them after it. Their
-        clients reconnect. Raises SubscriptionFenced, LogError; ReadFailed with
+        The subscription first closes the consumers that may have entries: with a single-active type
+        the active consumer, otherwise all consumers. So no entry from before the seek reaches them
+        after it. Their clients reconnect. Raises SubscriptionFenced, LogError; ReadFailed with
         `batch_index` or `ack_set`.
         """
         self._begin_seek()
@@ -619,7 +619,7 @@ class Subscription:
         return explain(self.snapshot())
 
     def snapshot(self) -> Snapshot:
-        """What `explain` needs, but for the facts of the broker."""
+        """The facts that `explain` needs, except those of the broker."""
         reads, machine = self._read_loop, self._dispatcher
         rate, unconfirmed = reads.exhausted, self._log.pending_appends
         reasons = None if machine is None else tuple(machine.explain(self._loop.time()))
@@ -696,7 +696,7 @@ class Subscription:
         return {consumer: stats for consumer, stats in found.items() if consumer in self.consumers}
 
     def _shared_stats(self, keyed: Mapping[Consumer, Mapping[str, object]]) -> dict[str, Any]:
-        """`keyed`: of each consumer, if the type is Key_Shared."""
+        """The statistics of a Shared or Key_Shared dispatcher. `keyed`: see `_keyed_stats`."""
         machine = self._dispatcher
         if self.consumers and isinstance(machine, KeyShared):
             return machine.describe(keyed)

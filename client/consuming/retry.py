@@ -66,7 +66,7 @@ class RetrySubscriber:
         """Attach both. If one fails, close the consumer and raise the reason.
 
         No message arrives before the subscription to the retry topic exists: a listener could send
-        a copy there, and the broker would keep it for nobody.
+        a copy there, and the broker would keep it although no consumer reads it.
         """
         self._main.pause()
         await self._main.open()
@@ -233,7 +233,7 @@ class RetrySubscriber:
         return self._main, self._retry
 
     async def _close_letters(self) -> None:
-        with suppress(PulsarException):  # whoever sent a letter got the error
+        with suppress(PulsarException):  # the sender of a letter got the error
             await together(it.close() for it in (self._retry_letters, self._dead_letters))
 
     def _part(self, message_id: MessageId) -> TopicsCore:

@@ -82,7 +82,7 @@ class AvroSchema(Schema):
         try:
             parsed = _parsed(json.loads(writer.schema()))
         except RecursionError:
-            raise ValueError("the writer's schema is nested too deep") from None
+            raise ValueError("the writer's schema is nested too deeply") from None
         reader, check = self._reader_of(parsed), payload_check(parsed)
         return lambda data: self._decoded(data, parsed, reader, check)
 

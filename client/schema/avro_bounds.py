@@ -53,7 +53,7 @@ def payload_check(schema: Any) -> Callable[[bytes], None] | None:
         if _is_bounded(root):
             return None
     except RecursionError:
-        raise ValueError("the types of the schema are nested too deep") from None
+        raise ValueError("the types of the schema are nested too deeply") from None
     return lambda data: _check(data, root)
 
 

@@ -191,7 +191,7 @@ class CustomEnum(Field):
         return {"type": "enum", "name": name, "symbols": [it.name for it in self.enum_type]}
 
 
-# The parameters stand in each class, because Apache's have a name for the first one in each.
+# Each class declares its parameters, because the first one has another name in each of Apache's.
 
 
 class Array(Field):

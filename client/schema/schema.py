@@ -204,7 +204,7 @@ class JsonSchema(Schema):
         try:
             tree = json.loads(data)
         except RecursionError:
-            raise ValueError("the payload is nested too deep") from None
+            raise ValueError("the payload is nested too deeply") from None
         if not isinstance(tree, dict):
             raise ValueError(f"the payload is a JSON {type(tree).__name__}, not an object")
         return structure.made(self._record_cls, tree)

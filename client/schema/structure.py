@@ -68,7 +68,7 @@ def made(cls: Any, tree: Any) -> Any:
     try:
         return _made(cls, tree)
     except RecursionError:
-        raise ValueError(f"values of {cls.__name__} are nested too deep") from None
+        raise ValueError(f"values of {cls.__name__} are nested too deeply") from None
 
 
 def _made(cls: Any, tree: Any) -> Any:

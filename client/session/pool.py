@@ -67,7 +67,7 @@ class Pool:
         keepalive_s: float = KEEPALIVE_S,
         ping_after_s: float = PING_AFTER_S,
         ask_after_s: float = ASK_AFTER_S,
-        credentials: Credentials | None = None,  # None: brokers do not learn who the client is
+        credentials: Credentials | None = None,  # None: the client presents no credentials
     ) -> None:
         self.others: OtherBrokers | None = None  # asked about silent brokers; None: none is
         self._ping_after_s = ping_after_s

@@ -71,7 +71,7 @@ def _print_store(store: StoreFacts) -> None:
         typer.echo(f"DAMAGED: {damage}")
     watermark = store.watermark
     if watermark is not None:
-        end = "closed in good order" if watermark.closed else "not closed in good order"
+        end = "closed cleanly" if watermark.closed else "not closed cleanly"
         typer.echo(
             f"watermark: boot epoch {watermark.boot_epoch}, "
             f"{watermark.sequence} operations on disk, {end}"

@@ -38,7 +38,7 @@ KEPT: Final = ("value", "__key", "__eventTime", "__messageProperties")
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The report."""
+    """The report of a compaction."""
 
     messages: int  # of the topic
     without_key: int

@@ -31,7 +31,8 @@ BATCHES_MAX: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who writes: a task of one batch of a query, or of a batch job (then `batch` is 0)."""
+    """The identity of a writer: a task of one batch of a query, or of a batch job (`batch` is
+    0)."""
 
     writer: str  # id of the query or of the job
     batch: int

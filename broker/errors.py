@@ -506,6 +506,14 @@ class NotAllowed(BrokerError):
         self.why = why
 
 
+class NotAuthenticated(BrokerError):
+    """The broker does not know the client: its credentials are wrong, or it has none."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class NotAuthorized(BrokerError):
     """The client lacks a permission."""
 

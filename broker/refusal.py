@@ -45,6 +45,7 @@ _CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
     (errors.UnsupportedPattern, pb.NotAllowedError),
     (errors.ListUnavailable, pb.MetadataError),
     (errors.TooManyWatchers, pb.NotAllowedError),
+    (errors.NotAuthenticated, pb.AuthenticationError),
     (errors.NotAuthorized, pb.AuthorizationError),
     (errors.NotAllowed, pb.NotAllowedError),
     (errors.TopicFull, pb.NotAllowedError),

@@ -7,6 +7,8 @@ The stream of commands is Pulsar's binary protocol, byte for byte (pulsar.proto)
 fit into a stream of commands. Session and ReadRange carry many bytes, so their serializers only join and
 slice buffers (magnetar/runtime/grpc_frames.py). Frame documents the bytes on the wire.
 
+Each other call may have a CONNECT in `greeting-bin`, too, with the client's credentials.
+
 Answers of different calls have some equal fields, such as `owner_url`. They are messages of their own, because
 a field of one call can then change without the others.
 """

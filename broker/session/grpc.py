@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from magnetar.broker.errors import TopicNotFound
+from magnetar.broker.errors import RequestRefused, TopicNotFound
 from magnetar.broker.session import ranges
+from magnetar.broker.session.caller import Caller, authenticated
 from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.limits import Requests
 from magnetar.broker.session.position_watch import PositionWatches
@@ -19,6 +20,7 @@ from magnetar.protos.errors import MalformedCommand
 from magnetar.protos.names import TopicName
 from magnetar.runtime.frames import StreamClosed
 from magnetar.runtime.grpc_frames import (
+    GREETING_KEY,
     frame_stream_handler,
     gated_push_handler,
     gated_reply_handler,
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
     from magnetar.broker.session.endpoint import Endpoint
     from magnetar.runtime.frames import Buffer, FrameStream
-    from magnetar.runtime.grpc_frames import MethodHandler
+    from magnetar.runtime.grpc_frames import AcceptedStream, MethodHandler
 
 SERVICE = "magnetar.broker.Broker"
 
@@ -60,25 +62,29 @@ class BrokerService:
         """The methods of SERVICE, for `grpc_server`."""
         return {
             "Session": frame_stream_handler(self._session),
-            "PlanRange": gated_unary_handler(self._plan, self._requests),
-            "ReadRange": gated_reply_handler(self._read, self._requests),
+            "PlanRange": self._call(pb.PlanRangeRequest, _plan),
+            "ReadRange": gated_reply_handler(self._read, self._requests, self._admit),
             "FindTopics": self._call(pb.FindTopicsRequest, self._ranges.find),
             "PlanTopics": self._call(pb.PlanTopicsRequest, self._ranges.plan),
-            "WatchPositions": gated_push_handler(self._watch, self._requests),
+            "WatchPositions": gated_push_handler(self._watch, self._requests, self._admit),
             "FindEntry": self._call(pb.FindEntryRequest, self._ranges.find_entry),
             "HoldTopics": self._call(pb.HoldTopicsRequest, self._ranges.hold),
-            "TopicPolicies": gated_unary_handler(self._policies, self._requests),
+            "TopicPolicies": self._call(pb.TopicPoliciesRequest, _policies),
         }
 
     def _call(
         self, kind: type[Request], answer: Callable[[Broker, Request], Awaitable[Message]]
     ) -> MethodHandler:
-        async def handle(request: bytes) -> bytes:
-            await self._serving.wait()
+        async def handle(caller: Caller, request: bytes) -> bytes:
             asked = _parsed(kind, request)
+            caller.require(asked)
             return (await answer(self._endpoint.broker, asked)).SerializeToString()
 
-        return gated_unary_handler(handle, self._requests)
+        return gated_unary_handler(handle, self._requests, self._admit)
+
+    async def _admit(self, greeting: bytes) -> Caller:
+        await self._serving.wait()
+        return authenticated(self._endpoint, greeting)
 
     @property
     def session_count(self) -> int:
@@ -92,7 +98,9 @@ class BrokerService:
             for stream in list(self._sessions):
                 group.create_task(stream.close())
 
-    async def _session(self, stream: FrameStream) -> None:
+    async def _session(self, stream: AcceptedStream) -> None:
+        if not stream.greeting:
+            raise RequestRefused(f"CONNECT must be in the metadata of the call, as {GREETING_KEY}")
         self._sessions.add(stream)
         try:
             await self._serving.wait()
@@ -102,24 +110,9 @@ class BrokerService:
         finally:
             self._sessions.discard(stream)
 
-    async def _plan(self, request: bytes) -> bytes:
-        await self._serving.wait()
-        name = TopicName.parse(_parsed(pb.PlanRangeRequest, request).topic)
-        broker = self._endpoint.broker
-        located = await broker.locate(name, authoritative=False)
-        if located.broker != broker.me:
-            return pb.PlanRangeReply(owner_url=located.broker.grpc_url).SerializeToString()
-        try:
-            planned = await ranges.plan(broker, name)
-        except TopicNotFound:
-            return pb.PlanRangeReply(exists=False).SerializeToString()
-        reply = pb.PlanRangeReply(exists=True)
-        reply.ledgers.extend(map(ledger_range, planned))
-        return reply.SerializeToString()
-
-    async def _read(self, request: bytes) -> AsyncIterator[Sequence[Buffer]]:
-        await self._serving.wait()
+    async def _read(self, caller: Caller, request: bytes) -> AsyncIterator[Sequence[Buffer]]:
         body = _parsed(pb.ReadRangeRequest, request)
+        caller.require(body)
         frames = ranges.read(
             self._endpoint.broker,
             TopicName.parse(body.topic),
@@ -130,28 +123,41 @@ class BrokerService:
         async for frame in frames:
             yield frame
 
-    async def _watch(self, request: bytes, send: Callable[[bytes], Awaitable[None]]) -> None:
-        await self._serving.wait()
+    async def _watch(
+        self, caller: Caller, request: bytes, send: Callable[[bytes], Awaitable[None]]
+    ) -> None:
         asked = _parsed(pb.WatchPositionsRequest, request)
+        caller.require(asked)
         await self._watches.serve(self._endpoint.broker, asked, send)
 
-    async def _policies(self, request: bytes) -> bytes:
-        await self._serving.wait()
-        name = TopicName.parse(_parsed(pb.TopicPoliciesRequest, request).topic)
-        broker = self._endpoint.broker
-        located = await broker.locate(name, authoritative=False)
-        if located.broker != broker.me:
-            return pb.TopicPoliciesReply(owner_url=located.broker.grpc_url).SerializeToString()
-        with suppress(TopicNotFound):  # then its namespace's policies apply
-            topic = await broker.stored_topic(name, create=False)
-            if topic.deduplication.wanted:
-                # The policy may be newer than what was carried out. Until that is durable, the next
-                # owner would not know what the producers have stored.
-                await topic.deduplication.follow()
-        policies = broker.policies.policies_of(name)
-        return pb.TopicPoliciesReply(
-            deduplication=policies.deduplication, max_message_bytes=policies.max_message_bytes
-        ).SerializeToString()
+
+async def _plan(broker: Broker, asked: pb.PlanRangeRequest) -> pb.PlanRangeReply:
+    name = TopicName.parse(asked.topic)
+    located = await broker.locate(name, authoritative=False)
+    if located.broker != broker.me:
+        return pb.PlanRangeReply(owner_url=located.broker.grpc_url)
+    try:
+        planned = await ranges.plan(broker, name)
+    except TopicNotFound:
+        return pb.PlanRangeReply(exists=False)
+    return pb.PlanRangeReply(exists=True, ledgers=map(ledger_range, planned))
+
+
+async def _policies(broker: Broker, asked: pb.TopicPoliciesRequest) -> pb.TopicPoliciesReply:
+    name = TopicName.parse(asked.topic)
+    located = await broker.locate(name, authoritative=False)
+    if located.broker != broker.me:
+        return pb.TopicPoliciesReply(owner_url=located.broker.grpc_url)
+    with suppress(TopicNotFound):  # then its namespace's policies apply
+        topic = await broker.stored_topic(name, create=False)
+        if topic.deduplication.wanted:
+            # The policy may be newer than what was carried out. Until that is durable, the next
+            # owner would not know what the producers have stored.
+            await topic.deduplication.follow()
+    policies = broker.policies.policies_of(name)
+    return pb.TopicPoliciesReply(
+        deduplication=policies.deduplication, max_message_bytes=policies.max_message_bytes
+    )
 
 
 def _parsed(kind: type[Request], data: bytes) -> Request:

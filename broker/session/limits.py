@@ -4,9 +4,12 @@ A refused connection gets an ERROR that says which limit it met, and is closed.
 
 Before CONNECT a client is unknown, so what it sends is bounded: a frame has at most
 HANDSHAKE_BYTES_MAX. gRPC delivers only whole messages, so over gRPC the broker learns the size too
-late. Therefore it reads at most HANDSHAKES_MAX streams before CONNECT; the others wait in FIFO
-order. While others wait, a stream that takes longer than HANDSHAKE_FAIR_S is closed. `Requests`
-limits the requests of other gRPC calls in the same way, and also their bytes.
+late. Therefore CONNECT travels in the metadata of the call, which gRPC bounds
+(runtime/grpc_frames.py), and the broker reads no message of a client before it has accepted the
+CONNECT. Only a client that must answer a challenge sends messages before: the broker reads at most
+HANDSHAKES_MAX such streams; the others wait in FIFO order. While others wait, a stream that takes
+longer than HANDSHAKE_FAIR_S is closed. `Requests` limits the requests of other gRPC calls in the
+same way, and also their bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ HANDSHAKE_BYTES_MAX: Final = 64 << 10
 """A CONNECT has some hundred bytes, and with a large token some kilobytes."""
 
 HANDSHAKES_MAX: Final = 32
-"""6 MB each over gRPC: 192 MB. An honest client needs a few milliseconds."""
+"""An honest client needs a few milliseconds. Over gRPC a challenged client, or a request, may have
+6 MB: 192 MB."""
 
 HANDSHAKE_FAIR_S: Final = 1.0
 """A client on the other side of the world needs a third of it."""
@@ -77,7 +81,7 @@ class ConnectionLimits:
 
 
 class Handshakes:
-    """The gRPC streams that are read before CONNECT."""
+    """The streams that are read before their clients are connected."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(HANDSHAKES_MAX)

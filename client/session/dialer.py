@@ -37,7 +37,7 @@ class GrpcDialer:
             channel = self._channels[broker] = open_channel(
                 host_and_port(broker), self._credentials
             )
-        return open_frame_stream(channel, SESSION_METHOD, peer=broker)
+        return open_frame_stream(channel, SESSION_METHOD, peer=broker, greets=True)
 
     async def close(self) -> None:
         channels, self._channels = self._channels, {}

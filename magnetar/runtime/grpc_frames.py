@@ -8,6 +8,11 @@ How a stream ends. The client says goodbye with an empty frame and half-closes. 
 returns, and the call ends with status OK. Every other end is unclean: gRPC does not let the server
 tell a half-close from a lost client in time, so the goodbye does.
 
+The greeting. gRPC gives a server a message only when it is whole, and has one limit for the
+messages of all calls. So a server that must not gather a large message of a client that it does not
+know lets the client's first frame travel with the metadata of the call (GREETING_KEY). gRPC bounds
+these, and the server has them before it reads a message. Other calls may have a greeting, too.
+
 How grpc.aio treats cancellation. Cancelling a read or a write cancels the whole call. A call that
 is cancelled here, also by closing its channel, raises CancelledError in a reader whose task was not
 cancelled. `_cancelled_by_call` tells the two apart.
@@ -17,9 +22,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never, Protocol
+from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar
 
 import grpc
 from grpc import aio
@@ -31,7 +37,7 @@ from magnetar.runtime.log import get_logger
 from magnetar.runtime.supervise import is_bug, is_operating_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     Context = aio.ServicerContext[bytes, bytes]
@@ -40,9 +46,19 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+T = TypeVar("T")
+
 FRAME_LIMIT_BYTES = 16 << 20
 """The largest frame. The largest item, a stored entry with its header, has little more than 5 MiB.
 gRPC refuses a larger message before it allocates memory for it."""
+
+GREETING_KEY = "greeting-bin"
+"""Of the call's metadata. gRPC encodes the value in base64."""
+
+GREETING_BYTES_MAX = 64 << 10
+
+_METADATA_BYTES_MAX = GREETING_BYTES_MAX * 4 // 3 + (8 << 10)
+"""The greeting in base64, and what gRPC itself and proxies add: 8 KiB is gRPC's usual limit."""
 
 CLOSE_S = 1.0
 """How long a close waits for the peer before it breaks the stream."""
@@ -72,6 +88,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_OPTIONS,
     ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing
+    ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
+    ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
     ("grpc.so_reuseport", 0),  # otherwise a second server can listen on the same port
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # accept the clients' keep-alive
 ]
@@ -82,19 +100,32 @@ def open_frame_stream(
     method: str,
     *,
     peer: str,
-    metadata: Sequence[tuple[str, str]] = (),
+    metadata: Sequence[tuple[str, str | bytes]] = (),
     close_s: float = CLOSE_S,
+    greets: bool = False,
 ) -> FrameStream:
     """Begin a stream to `method` ("/package.Service/Method") over `channel`.
 
     `peer` is the name for logs. Returns at once: the first send or receive raises StreamClosed if
-    the peer cannot be reached. The caller closes the stream.
+    the peer cannot be reached. The caller closes the stream. `greets`: the first frame is the
+    greeting, of at most GREETING_BYTES_MAX, and the call begins with it.
     """
-    call: FrameCall = channel.stream_stream(method)(metadata=tuple(metadata))
-    return _ClientStream(call, peer, close_s)
+
+    def begin(*greeting: tuple[str, bytes]) -> _ClientStream:
+        call: FrameCall = channel.stream_stream(method)(metadata=(*metadata, *greeting))
+        return _ClientStream(call, peer, close_s)
+
+    return _GreetingStream(begin, peer) if greets else begin()
 
 
-def frame_stream_handler(handler: Callable[[FrameStream], Awaitable[None]]) -> MethodHandler:
+class AcceptedStream(FrameStream, Protocol):
+    """A stream as the server has it."""
+
+    greeting: bytes
+    """The first frame that `receive` returns, if it is the greeting; b"": there is none."""
+
+
+def frame_stream_handler(handler: Callable[[AcceptedStream], Awaitable[None]]) -> MethodHandler:
     """The server's side of frame streams: runs `handler` for each one; its return ends the stream.
 
     StreamClosed of this stream may leave the handler. When the client vanishes, the handler is
@@ -159,16 +190,22 @@ class RequestGate(Protocol):
         """Read a request, and count it while inside."""
 
 
+Admit = Callable[[bytes], Awaitable[T]]
+"""Takes the greeting of a call, b"" if there is none. Returns what the handler needs of the client.
+It raises an operating error to refuse the call before its request is read."""
+
+
 def gated_unary_handler(
-    handler: Callable[[bytes], Awaitable[bytes]], gate: RequestGate
+    handler: Callable[[T, bytes], Awaitable[bytes]], gate: RequestGate, admit: Admit[T]
 ) -> MethodHandler:
     """Like `unary_handler`, for clients that are not trusted. On the wire it is the same call; gRPC
     gathers a request's bytes, beyond a first window, when the gate lets it be read."""
 
     async def serve(_: object, context: Context) -> bytes:
         try:
+            client = await admit(_greeting_of(context))
             async with gate.hold(partial(_request_of, context)) as request:
-                return await handler(request)
+                return await handler(client, request)
         except Exception as error:
             await _fail(context, error)
 
@@ -176,15 +213,18 @@ def gated_unary_handler(
 
 
 def gated_reply_handler(
-    handler: Callable[[bytes], AsyncIterator[Sequence[Buffer]]], gate: RequestGate
+    handler: Callable[[T, bytes], AsyncIterator[Sequence[Buffer]]],
+    gate: RequestGate,
+    admit: Admit[T],
 ) -> MethodHandler:
     """Like `frame_reply_handler`, for clients that are not trusted."""
 
     async def serve(_: object, context: Context) -> None:
         try:
+            client = await admit(_greeting_of(context))
             async with (
                 gate.hold(partial(_request_of, context)) as request,
-                aclosing(handler(request)) as frames,  # type: ignore[type-var]
+                aclosing(handler(client, request)) as frames,  # type: ignore[type-var]
             ):
                 async for parts in frames:
                     await context.write(encode_frame(parts))
@@ -197,8 +237,9 @@ def gated_reply_handler(
 
 
 def gated_push_handler(
-    handler: Callable[[bytes, Callable[[bytes], Awaitable[None]]], Awaitable[None]],
+    handler: Callable[[T, bytes, Callable[[bytes], Awaitable[None]]], Awaitable[None]],
     gate: RequestGate,
+    admit: Admit[T],
 ) -> MethodHandler:
     """One request, answered by messages for as long as the handler sends them. Handles errors like
     `frame_stream_handler`, and cancels the handler when the client leaves.
@@ -208,15 +249,22 @@ def gated_push_handler(
 
     async def serve(_: object, context: Context) -> None:
         try:
+            client = await admit(_greeting_of(context))
             async with gate.hold(partial(_request_of, context)) as request:
                 pass
-            await handler(request, context.write)
+            await handler(client, request, context.write)
         except aio.BaseError:
             return  # the client is gone
         except Exception as error:
             await _fail(context, error)
 
     return grpc.stream_stream_rpc_method_handler(serve)
+
+
+def _greeting_of(context: Context) -> bytes:
+    """Of more than one, the last."""
+    found = dict(context.invocation_metadata() or ()).get(GREETING_KEY, b"")
+    return found if isinstance(found, bytes) else found.encode()
 
 
 async def _request_of(context: Context) -> bytes:
@@ -319,6 +367,8 @@ class _ServerStream:
 
     def __init__(self, context: Context) -> None:
         self.peer = context.peer()
+        self.greeting = _greeting_of(context)
+        self._greets = bool(self.greeting)  # it was not received yet
         self._context = context
         self._end: tuple[str, bool] | None = None  # None: open
         self._sender: asyncio.Task[Any] | None = None  # the task inside `send`
@@ -345,6 +395,9 @@ class _ServerStream:
     async def receive(self) -> memoryview:
         assert self._receiver is None, "two tasks receive on one stream"
         self._check_open()
+        if self._greets:
+            self._greets = False
+            return memoryview(self.greeting)
         read: Callable[[], Awaitable[object]] = self._context.read
         self._receiver = task = _this_task()
         cancels = task.cancelling()
@@ -403,6 +456,56 @@ class _ServerStream:
         assert self._end is not None
         reason, clean = self._end
         return StreamClosed(reason, clean=clean)
+
+
+class _GreetingStream:
+    """The client's end of a call that begins with the first frame."""
+
+    def __init__(self, begin: Callable[[tuple[str, bytes]], _ClientStream], peer: str) -> None:
+        self.peer = peer
+        self._begin = begin
+        self._stream: _ClientStream | None = None  # None: the call has not begun
+        self._moved = asyncio.Event()  # it has begun, or was closed before
+        self._end: tuple[str, bool] | None = None  # None: open
+
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        if self._stream is not None:
+            await self._stream.send(parts)
+            return
+        self._check_open()
+        size = size_of(parts)
+        if size > GREETING_BYTES_MAX:
+            why = f"the first frame has {size} bytes; at most {GREETING_BYTES_MAX} are allowed"
+            self._finish(why, clean=False)
+            self._check_open()
+        self._stream = self._begin((GREETING_KEY, b"".join(parts)))
+        self._moved.set()
+
+    async def receive(self) -> memoryview:
+        if self._stream is None:
+            try:
+                await self._moved.wait()
+            except asyncio.CancelledError:
+                await self.close()
+                raise
+            self._check_open()
+        assert self._stream is not None
+        return await self._stream.receive()
+
+    async def close(self) -> None:
+        self._finish("closed here", clean=True)
+        if self._stream is not None:
+            await self._stream.close()
+
+    def _finish(self, reason: str, *, clean: bool) -> None:
+        if self._end is None:
+            self._end = reason, clean
+            self._moved.set()
+
+    def _check_open(self) -> None:
+        if self._end is not None:
+            reason, clean = self._end
+            raise StreamClosed(reason, clean=clean)
 
 
 class _ClientStream:

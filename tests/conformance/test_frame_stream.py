@@ -30,6 +30,8 @@ from magnetar.runtime.tcp_frames import FrameServer, TcpTimes, connect_frames
 
 pytestmark = pytest.mark.real_loop
 
+GREETING = b"the first frame"
+
 Handler = Callable[[FrameStream], Awaitable[None]]
 Wire = Callable[[Handler], AbstractAsyncContextManager[FrameStream]]
 
@@ -46,15 +48,27 @@ async def memory_wire(handler: Handler, *, close_s: float = CLOSE_S) -> AsyncIte
 
 
 @asynccontextmanager
-async def grpc_wire(handler: Handler, *, close_s: float = CLOSE_S) -> AsyncIterator[FrameStream]:
-    services = {"test.Wire": {"Stream": frame_stream_handler(handler)}}
+async def grpc_wire(
+    handler: Handler, *, close_s: float = CLOSE_S, greets: bool = False
+) -> AsyncIterator[FrameStream]:
+    async def greeted(stream: FrameStream) -> None:
+        assert await stream.receive() == GREETING
+        await handler(stream)
+
+    services = {"test.Wire": {"Stream": frame_stream_handler(greeted if greets else handler)}}
     async with (
         grpc_server(services, host="127.0.0.1", port=0, grace_s=0.2) as port,
         open_channel(f"127.0.0.1:{port}") as channel,
     ):
         stream = open_frame_stream(
-            channel, "/test.Wire/Stream", peer=f"127.0.0.1:{port}", close_s=close_s
+            channel,
+            "/test.Wire/Stream",
+            peer=f"127.0.0.1:{port}",
+            close_s=close_s,
+            greets=greets,
         )
+        if greets:
+            await stream.send([GREETING])
         try:
             yield stream
         finally:
@@ -77,7 +91,13 @@ async def tcp_wire(handler: Handler, *, close_s: float = CLOSE_S) -> AsyncIterat
             serving.cancel()
 
 
-WIRES = {"memory": memory_wire, "grpc": grpc_wire, "tcp": tcp_wire, "tcp on uvloop": tcp_wire}
+WIRES = {
+    "memory": memory_wire,
+    "grpc": grpc_wire,
+    "grpc after a greeting": partial(grpc_wire, greets=True),
+    "tcp": tcp_wire,
+    "tcp on uvloop": tcp_wire,
+}
 
 
 @pytest.fixture(params=list(WIRES))

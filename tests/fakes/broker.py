@@ -18,6 +18,7 @@ from magnetar.broker.balance import BALANCE_DEFAULTS, BalanceRules
 from magnetar.broker.broker import Broker
 from magnetar.broker.log.cache import EntryCache
 from magnetar.broker.log.log import LogConfig
+from magnetar.broker.session.access import AllowAll
 from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.endpoint import Endpoint
 from magnetar.broker.session.grpc import SERVICE, BrokerService
@@ -33,10 +34,11 @@ from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.listener import bind_port, port_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from fakes.cluster_state import ClusterState
 
+    from magnetar.broker.session.access import Authenticator
     from magnetar.metadata.memory import MemoryStore
 
 GRPC_GRACE_S = 0.1  # sessions are closed before; what is left belongs to clients that died
@@ -76,6 +78,7 @@ async def running_broker(
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     limits: ConnectionLimits | None = None,
     balance: BalanceRules = BALANCE_DEFAULTS,
+    make_authenticator: Callable[[], Authenticator] = AllowAll,
 ) -> AsyncIterator[RunningBroker]:
     """One broker; leaving stops it cleanly, unless it was killed."""
     store = cluster.store()
@@ -105,7 +108,7 @@ async def running_broker(
             message_bytes_max=message_bytes_max,
             balance=balance,
         )
-        endpoint = Endpoint(broker, limits=limits or ConnectionLimits())
+        endpoint = Endpoint(broker, make_authenticator, limits=limits or ConnectionLimits())
 
         async def serve_pulsar(stream: PulsarTcpStream) -> None:
             await Connection(

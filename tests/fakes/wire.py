@@ -207,7 +207,7 @@ async def wire_to(
         wire = _Tcp(*await asyncio.open_connection(url.hostname, url.port))
     else:
         channel = open_channel(url.netloc)
-        stream = open_frame_stream(channel, f"/{SERVICE}/Session", peer="the broker")
+        stream = open_frame_stream(channel, f"/{SERVICE}/Session", peer="the broker", greets=True)
         wire = StreamWire(stream, channel.close)
     client = WireClient(wire)
     try:

@@ -10,10 +10,12 @@ from fakes.cluster_state import ClusterState
 from fakes.wire import TRANSPORTS, wire_to
 from support import wait_until
 
+from magnetar.broker.session.grpc import SERVICE
 from magnetar.broker.session.limits import HANDSHAKE_BYTES_MAX, ConnectionLimits, address_of
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.runtime.errors import StreamClosed
+from magnetar.runtime.grpc_frames import open_channel, open_frame_stream
 
 pytestmark = pytest.mark.real_loop
 
@@ -56,6 +58,23 @@ async def test_a_large_frame_before_connect_ends_the_connection(transport: str) 
             assert await client.ended() == []
         except (OSError, StreamClosed):
             return  # closed while it was sent
+
+
+@pytest.mark.parametrize(
+    "first",
+    [bytes(5 << 20), framing.encode_command(pb.CommandConnect(client_version="c"))],
+    ids=["5 MB", "CONNECT"],
+)
+async def test_a_message_before_connect_is_not_read_over_grpc(first: bytes) -> None:
+    async with running_broker(ClusterState()) as broker:
+        channel = open_channel(broker.grpc_url.removeprefix("grpc://"))
+        stream = open_frame_stream(channel, f"/{SERVICE}/Session", peer="the broker")
+        with suppress(StreamClosed):  # the broker ends the call while it is sent
+            await stream.send([first])
+        with pytest.raises(StreamClosed, match="CONNECT must be in the metadata of the call"):
+            await stream.receive()
+        await stream.close()
+        await channel.close()
 
 
 @pytest.mark.parametrize(

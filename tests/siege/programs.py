@@ -43,7 +43,8 @@ class Target:
     late: dict[str, int] = field(default_factory=dict)  # programs that were ended
 
     @asynccontextmanager
-    async def wire(self, transport: str) -> AsyncIterator[WireClient]:
+    async def wire(self, transport: str, *, greets: bool = True) -> AsyncIterator[WireClient]:
+        """`greets`: over gRPC, the first frame is in the call's metadata."""
         url = urlsplit(self.urls[transport])
         if transport == "pulsar":
             reader, writer = await asyncio.open_connection(url.hostname, url.port)
@@ -53,7 +54,9 @@ class Target:
             # that reads nothing would stop the others.
             options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
             channel = aio.insecure_channel(url.netloc, options=options)
-            stream = open_frame_stream(channel, f"/{SERVICE}/Session", peer="the broker")
+            stream = open_frame_stream(
+                channel, f"/{SERVICE}/Session", peer="the broker", greets=greets
+            )
             wire = StreamWire(stream, channel.close)
         try:
             yield WireClient(wire)
@@ -242,12 +245,24 @@ async def slow_writers(target: Target, transport: str, rng: random.Random) -> No
 
 async def half_open(target: Target, transport: str, rng: random.Random) -> None:
     """Connections that say nothing, or half of a word."""
-    async with target.wire(transport) as client:
+    async with target.wire(transport, greets=False) as client:
         with suppress(*GONE):
             if rng.random() < 0.5 and transport == "pulsar":
                 await client.wire.send(CONNECT[: rng.randrange(1, len(CONNECT))])
             target.count("half-open")
             await asyncio.sleep(rng.random())
+
+
+async def strangers(target: Target, transport: str, rng: random.Random) -> None:
+    """Megabytes before the CONNECT."""
+    async with target.wire(transport, greets=False) as client:
+        with suppress(*GONE):
+            for _ in range(4):
+                body = pb.CommandLookupTopic(
+                    topic="x" * rng.choice([100_000, 5_000_000]), request_id=1
+                )
+                target.count("strangers")
+                await client.wire.send(framing.encode_command(body))
 
 
 async def huge_names(target: Target, transport: str, rng: random.Random) -> None:
@@ -348,6 +363,7 @@ PROGRAMS = [
     slow_readers,
     slow_writers,
     half_open,
+    strangers,
     huge_names,
     churn,
     cut_frames,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from support import free_port, settle, wait_until
 from magnetar.runtime.errors import CallFailed, PortInUse, StreamClosed
 from magnetar.runtime.grpc_frames import (
     FRAME_LIMIT_BYTES,
+    GREETING_BYTES_MAX,
+    GREETING_KEY,
     call_unary,
     decode_frame,
     encode_frame,
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from magnetar.runtime.frames import Buffer, FrameStream
-    from magnetar.runtime.grpc_frames import MethodHandler
+    from magnetar.runtime.grpc_frames import AcceptedStream, MethodHandler
 
 pytestmark = pytest.mark.real_loop
 
@@ -318,6 +321,78 @@ async def test_a_stream_end_of_another_stream_is_the_handlers_failure(
             await stream.receive()
         await stream.close()
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+# -- the greeting ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, GREETING_BYTES_MAX])
+async def test_the_greeting_comes_with_the_call_and_is_the_first_frame(size: int) -> None:
+    seen: list[bytes] = []
+
+    async def listen(stream: AcceptedStream) -> None:
+        seen.extend((stream.greeting, await stream.receive(), await stream.receive()))
+
+    async with serving(S=frame_stream_handler(listen)) as channel:
+        stream = open_frame_stream(channel, "/t.T/S", peer="server", greets=True)
+        greeting = random.Random(size).randbytes(size)
+        await stream.send([greeting[: size // 2], greeting[size // 2 :]])
+        await stream.send([b"second"])
+        await wait_until(lambda: len(seen) == 3)
+        assert seen == [greeting, greeting, b"second"]
+        await stream.close()
+
+
+async def test_a_stream_without_a_greeting_says_so() -> None:
+    seen: list[bytes] = []
+
+    async def listen(stream: AcceptedStream) -> None:
+        seen.extend((stream.greeting, await stream.receive()))
+
+    async with serving(S=frame_stream_handler(listen)) as channel:
+        stream = open_frame_stream(channel, "/t.T/S", peer="server")
+        await stream.send([b"first"])
+        await wait_until(lambda: len(seen) == 2)
+        assert seen == [b"", b"first"]
+        await stream.close()
+
+
+async def test_a_greeting_above_the_limit_is_refused_at_both_ends() -> None:
+    called: list[str] = []
+
+    async def listen(stream: FrameStream) -> None:
+        called.append(stream.peer)
+
+    async with serving(S=frame_stream_handler(listen)) as channel:
+        stream = open_frame_stream(channel, "/t.T/S", peer="server", greets=True)
+        for _ in range(2):
+            with pytest.raises(StreamClosed, match="65537 bytes; at most 65536 are allowed"):
+                await stream.send([bytes(GREETING_BYTES_MAX + 1)])
+        await stream.close()
+        noise = random.Random(1).randbytes(2 * GREETING_BYTES_MAX)
+        raw = channel.stream_stream("/t.T/S")(metadata=((GREETING_KEY, noise),))
+        with pytest.raises(aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+            await raw.read()
+        assert called == []
+
+
+async def test_a_close_before_the_greeting_wakes_the_receiver() -> None:
+    async with serving() as channel:
+        stream = open_frame_stream(channel, "/t.T/S", peer="server", greets=True)
+        async with asyncio.TaskGroup() as tasks:
+            receiving = tasks.create_task(ended(stream))
+            await settle()
+            await stream.close()
+        assert receiving.result() == "closed here"
+        assert await ended(stream) == "closed here"
+
+
+async def ended(stream: FrameStream) -> str:
+    try:
+        await stream.receive()
+    except StreamClosed as closed:
+        return closed.reason
+    return "a frame"
 
 
 # -- other calls -----------------------------------------------------------------------------------

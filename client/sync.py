@@ -37,6 +37,7 @@ from magnetar.client.errors import (
     InvalidConfiguration,
     Timeout,
 )
+from magnetar.client.guard import end_after_bug
 from magnetar.client.interceptors import (
     ConsumerHooks,
     MessageToSend,
@@ -452,7 +453,10 @@ def _submit(publisher: ProducerCore, sends: deque[tuple[OutgoingMessage, int, Do
     submit = publisher.submit
     any_waits = False
     for message, size, done, waits in sends:
-        submit(message, size, done)
+        try:
+            submit(message, size, done)
+        except Exception as bug:  # the other sends get an outcome, too
+            done(end_after_bug(publisher, bug), None)
         any_waits |= waits
     if any_waits:
         publisher.seal()
@@ -886,13 +890,20 @@ class _Inbox:
         if subscriber.is_over:
             return
         for step in steps:
-            if isinstance(step, Call):
-                step.function(step.argument)
-                continue
-            if step.taken is not None:
-                subscriber.on_taken(step.taken, step.taken_first, step.taken_end)
-            if step.acked is not None:
-                subscriber.on_acknowledged(step.acked, step.acked_first, step.acked_end)
+            try:
+                _carry_out(step, subscriber)
+            except Exception as bug:
+                end_after_bug(subscriber, bug)
+
+
+def _carry_out(step: Step, subscriber: ConsumerCore) -> None:
+    if isinstance(step, Call):
+        step.function(step.argument)
+        return
+    if step.taken is not None:
+        subscriber.on_taken(step.taken, step.taken_first, step.taken_end)
+    if step.acked is not None:
+        subscriber.on_acknowledged(step.acked, step.acked_first, step.acked_end)
 
 
 async def _counted(publisher: ProducerCore) -> ProducerStatistics:

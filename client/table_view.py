@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from magnetar.client.callbacks import call
 from magnetar.client.consumer import take
 from magnetar.client.errors import AlreadyClosed, PulsarException
+from magnetar.client.guard import guarded
 from magnetar.client.message import MessageId
 from magnetar.client.options import ReaderOptions, TableViewOptions
 from magnetar.client.reader import reader_subscription
@@ -57,7 +58,8 @@ class TableRows:
             error = AlreadyClosed("the table view was not created", topic=self._subscriber.topic)
             self._subscriber.shut_down(error)
             raise
-        self._task = scope.start(self._follow(), f"table view of {self._subscriber.topic}")
+        work = guarded(self._subscriber, self._follow())
+        self._task = scope.start(work, f"table view of {self._subscriber.topic}")
 
     async def close(self) -> None:
         if self._task is not None:

@@ -422,6 +422,8 @@ class Outcome:
         self._message_id: MessageId | None = None
 
     def settle(self, error: PulsarException | None, message_id: MessageId | None) -> None:
+        if not self._arrived.locked():
+            return  # it has an outcome
         self._error, self._message_id = error, message_id
         self._arrived.release()
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from magnetar.client.errors import PulsarException, is_retriable
+from magnetar.client.guard import guarding
 from magnetar.client.ids import id_data
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.runtime.log import get_logger
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message as Body
 
     from magnetar.client.consuming.acks import AckGroup, AckTracker
+    from magnetar.client.guard import Guarded
     from magnetar.client.ids import Key
     from magnetar.client.session.connection import Connection
 
@@ -27,8 +29,10 @@ class Acknowledger:
     Every group carries a request id, so that the broker answers when the group is durable.
     """
 
-    def __init__(self, topic: str, tracker: AckTracker) -> None:
-        self._topic = topic
+    def __init__(self, owner: Guarded, tracker: AckTracker) -> None:
+        """`owner`: the consumer whose messages are acknowledged."""
+        self._owner = owner
+        self._topic = owner.topic
         self._tracker = tracker
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None  # None: not attached
@@ -150,7 +154,7 @@ class Acknowledger:
         """Schedule `_on_timer` for the next group."""
         send_at = self._tracker.timer_at()
         if send_at is not None and self._connection is not None and not self._held:
-            self._timer = self._loop.call_at(send_at, self._on_timer)
+            self._timer = self._loop.call_at(send_at, guarding(self._owner, self._on_timer))
 
     def _on_timer(self) -> None:
         self._timer = None

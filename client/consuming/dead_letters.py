@@ -18,6 +18,7 @@ from magnetar.client.consuming.letters import (
     letter_properties,
 )
 from magnetar.client.errors import PulsarException
+from magnetar.client.guard import Guarded, guarded
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _size(messages: Sequence[Message]) -> int:
     return sum(len(message.data()) for message in messages)
 
 
-class OwningSubscriber(Protocol):
+class OwningSubscriber(Guarded, Protocol):
     """The consumer whose messages are moved."""
 
     def on_dead_lettered(self, messages: Sequence[Message]) -> None:
@@ -157,7 +158,8 @@ class DeadLetters:
         self._moving[key] = messages
         self._order.append(key)
         if self._task is None:
-            self._task = self._parts.scope.start(self._run(), "dead letters")
+            work = guarded(self._owner, self._run())
+            self._task = self._parts.scope.start(work, "dead letters")
 
     async def _run(self) -> None:
         try:

@@ -21,6 +21,7 @@ from magnetar.client.errors import (
     PulsarException,
     TopicNotFound,
 )
+from magnetar.client.guard import guarded
 from magnetar.client.message import Message, MessageId
 from magnetar.client.message_queue import SourceQueue
 from magnetar.client.options import ConsumerOptions, InitialPosition, RegexSubscriptionMode
@@ -123,7 +124,7 @@ class ManySubscriber:
             self.shut_down(AlreadyClosed("the consumer was not created", topic=self.topic))
             raise
         name = f"topics of {self.topic}, {self.subscription.name}"
-        self._follower = self._parts.scope.start(self._source.follow(self), name)
+        self._follower = self._parts.scope.start(guarded(self, self._source.follow(self)), name)
 
     @property
     def cores(self) -> Sequence[Subscriber]:

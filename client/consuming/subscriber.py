@@ -41,6 +41,7 @@ from magnetar.client.errors import (
     Timeout,
     is_retriable,
 )
+from magnetar.client.guard import guarded, guarding
 from magnetar.client.ids import bits_of, id_data, key_of, message_id_of, partition_of
 from magnetar.client.message import ChunkedMessageId, Delivery, Message, MessageId
 from magnetar.client.message_queue import MessageQueue, of_generation
@@ -104,7 +105,7 @@ class Subscriber:
         self._consumer_id = 0
         self._opener = PayloadOpener(subscription.key_reader)
         self._permits = Permits(subscription.queue_messages_max)
-        self._acks = Acknowledger(topic, AckTracker(batch_indexes=subscription.batch_indexes))
+        self._acks = Acknowledger(self, AckTracker(batch_indexes=subscription.batch_indexes))
         backoff = subscription.nack_backoff
         nack_delay_s = 0.0 if backoff is not None else subscription.nack_delay_s
         self._nacks = Redeliveries(nack_delay_s, backoff=backoff)
@@ -163,7 +164,7 @@ class Subscriber:
         """Begin to attach for the first time. If that fails, the queue fails with the reason."""
         name = f"consumer of {self.topic}, {self.subscription.name}"
         self._parts.live.add(self)
-        self._task = self._parts.scope.start(self._attachment.run(), name)
+        self._task = self._parts.scope.start(guarded(self, self._attachment.run()), name)
 
     @property
     def cores(self) -> Sequence[Subscriber]:
@@ -881,7 +882,7 @@ class Subscriber:
         if due_at is not None and (self._timer is None or due_at < self._timer[0]):
             if self._timer is not None:
                 self._timer[1].cancel()
-            self._timer = due_at, self._loop.call_at(due_at, self._on_timer)
+            self._timer = due_at, self._loop.call_at(due_at, guarding(self, self._on_timer))
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -9,6 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from magnetar.client.errors import AlreadyClosed, PulsarException
+from magnetar.client.guard import guarded
 from magnetar.client.options import ProducerAccessMode
 from magnetar.client.producing.outgoing import outgoing_message
 from magnetar.client.producing.publisher import Publisher
@@ -64,7 +65,7 @@ class PartitionedPublisher:
         """Attach for the first time. If that fails, close the producer and raise the reason."""
         self._parts.live.add(self)
         name = f"growth of {self.topic}"
-        self._growth = self._parts.scope.start(self._follow_growth(), name)
+        self._growth = self._parts.scope.start(guarded(self, self._follow_growth()), name)
         try:
             if self._lazy:  # one, so that a refusal is noticed at once
                 await self._opened([self._first_partition()])

@@ -31,6 +31,7 @@ from magnetar.client.errors import (
     ends_producer,
     from_server_error,
 )
+from magnetar.client.guard import end_after_bug, guarded, guarding
 from magnetar.client.ids import partition_of
 from magnetar.client.message import MessageId
 from magnetar.client.options import BatchingType, ProducerOptions
@@ -138,7 +139,8 @@ class Publisher:
     def begin(self) -> None:
         """Begin to attach for the first time. Messages wait until it is attached."""
         self._parts.live.add(self)
-        self._task = self._parts.scope.start(self._attachment.run(), f"producer of {self.topic}")
+        work = guarded(self, self._attachment.run())
+        self._task = self._parts.scope.start(work, f"producer of {self.topic}")
 
     @property
     def never_opened(self) -> bool:
@@ -420,11 +422,17 @@ class Publisher:
 
     def _send(self, messages: list[OutgoingMessage], dones: list[Done], message_bytes: int) -> None:
         """Encode messages as one entry, append it to the queue, and send it if attached."""
+        if self._over.is_set() and self._failure is not None:  # by an entry before it
+            self._refuse(dones, message_bytes, self._failure)
+            return
         self._number(messages)
         try:
             parts = self._encode(messages)
         except (MessageTooBig, CryptoError) as error:
             self._refuse(dones, message_bytes, error)
+            return
+        except Exception as bug:  # nothing holds these messages now
+            self._refuse(dones, message_bytes, end_after_bug(self, bug))
             return
         self._append(
             PendingEntry(
@@ -483,6 +491,9 @@ class Publisher:
             return
         except CryptoError as error:
             self._refuse([done], message_bytes, error)
+            return
+        except Exception as bug:  # nothing holds the message now
+            self._refuse([done], message_bytes, end_after_bug(self, bug))
             return
         whole = ChunkedSend(done)
         dones = [done] if len(chunks) == 1 else [whole.add() for _ in chunks]
@@ -548,7 +559,7 @@ class Publisher:
     def _arm_batch_timer(self) -> None:
         seal_at = self._builder.timer_at() if self._builder is not None else None
         if seal_at is not None:
-            self._batch_timer = self._loop.call_at(seal_at, self._on_batch_timer)
+            self._batch_timer = self._loop.call_at(seal_at, guarding(self, self._on_batch_timer))
 
     def _on_batch_timer(self) -> None:
         """Seal the open batch if it is due. The timer may have been set for an earlier batch."""
@@ -565,7 +576,7 @@ class Publisher:
     def _arm_send_timer(self) -> None:
         expire_at = self._early[0].due_at if self._early else self._pending.timer_at()
         if expire_at is not None:
-            self._send_timer = self._loop.call_at(expire_at, self._on_send_timer)
+            self._send_timer = self._loop.call_at(expire_at, guarding(self, self._on_send_timer))
 
     def _on_send_timer(self) -> None:
         self._send_timer = None

@@ -23,6 +23,7 @@ from magnetar.client.errors import (
     PulsarException,
     from_server_error,
 )
+from magnetar.client.guard import Guarded, end_after_bug
 from magnetar.client.session.service_url import host_and_port, parse_service_url, scheme_of
 from magnetar.client.session.silence import ASK_AFTER_S, PING_AFTER_S, Silence, Step
 from magnetar.protos import pulsar_pb2 as pb
@@ -78,15 +79,13 @@ _UNASKED: Final = 2**64 - 1  # the request id of an ERROR that answers no reques
 Answer = TypeVar("Answer", bound="Body")
 
 
-class ProducerSession(Protocol):
+class ProducerSession(Guarded, Protocol):
     """The calls that a connection makes to a producer.
 
     The connection makes no call after the producer was removed, nor after `on_closed_by_broker` or
-    `on_disconnected`.
+    `on_disconnected`. An unexpected exception of a call ends the producer, not the connection.
     """
 
-    @property
-    def topic(self) -> str: ...
     @property
     def awaits_receipts(self) -> bool: ...
     def on_receipts(
@@ -99,11 +98,9 @@ class ProducerSession(Protocol):
         """The frame that held the preceding receipts ends."""
 
 
-class ConsumerSession(Protocol):
+class ConsumerSession(Guarded, Protocol):
     """The calls that a connection makes to a consumer, under the rules of ProducerSession."""
 
-    @property
-    def topic(self) -> str: ...
     def on_message(self, command: pb.CommandMessage, entry: memoryview) -> None: ...
     def on_active_changed(self, *, active: bool) -> None: ...
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
@@ -204,6 +201,9 @@ class Connection:
                 await self._read()
                 for task in self._tasks:
                     task.cancel()
+        except Exception as bug:  # its producers and consumers make a new session
+            log.error("internal error: a session ends", broker=self.broker, exc_info=bug)
+            await self._abort(f"internal error: {bug!r}")
         finally:
             self._end(AlreadyClosed("the client was closed", broker=self.broker))
 
@@ -376,7 +376,10 @@ class Connection:
         if self._touched:
             touched, self._touched = self._touched, {}
             for session in touched:
-                session.on_frame_end()
+                try:
+                    session.on_frame_end()
+                except Exception as bug:
+                    end_after_bug(session, bug)
 
     def _on_command(self, part: memoryview) -> None:
         try:
@@ -419,20 +422,29 @@ class Connection:
         if producer is None:
             return  # the producer was closed, or attached again with another id
         self._touched[producer] = None
-        producer.on_receipts(run.sequence_ids, run.ledger_id, run.entry_ids)
+        try:
+            producer.on_receipts(run.sequence_ids, run.ledger_id, run.entry_ids)
+        except Exception as bug:
+            end_after_bug(producer, bug)
 
     def _on_send_error(self, body: pb.CommandSendError) -> None:
         producer = self._producers.get(body.producer_id)
         if producer is not None:
             self._touched[producer] = None
             error = from_server_error(body.error, body.message, broker=self.broker)
-            producer.on_send_error(body.sequence_id, error)
+            try:
+                producer.on_send_error(body.sequence_id, error)
+            except Exception as bug:
+                end_after_bug(producer, bug)
 
     def _on_message(self, body: pb.CommandMessage, entry: memoryview) -> None:
         consumer = self._consumers.get(body.consumer_id)
         if consumer is not None:
             self._touched[consumer] = None
-            consumer.on_message(body, entry)
+            try:
+                consumer.on_message(body, entry)
+            except Exception as bug:
+                end_after_bug(consumer, bug)
 
     def _on_active_changed(self, body: pb.CommandActiveConsumerChange) -> None:
         consumer = self._consumers.get(body.consumer_id)
@@ -595,10 +607,13 @@ class Connection:
             self._opened.set_exception(error)
         producers, self._producers = self._producers, {}
         consumers, self._consumers = self._consumers, {}
-        for producer in producers.values():
-            producer.on_disconnected(error)
-        for consumer in consumers.values():
-            consumer.on_disconnected(error)
+        sessions: list[ProducerSession | ConsumerSession] = [*producers.values()]
+        sessions += consumers.values()
+        for session in sessions:
+            try:
+                session.on_disconnected(error)
+            except Exception as bug:
+                end_after_bug(session, bug)
         watches, self._watches = self._watches, {}
         for watch in watches.values():
             watch.on_disconnected(error)

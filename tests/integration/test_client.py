@@ -143,7 +143,7 @@ def test_what_close_returned_for_survives_kill_9(server: StandaloneProcess) -> N
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_seeking(client: magnetar.Client, batch: int) -> None:
+def test_seek_moves_a_consumer_to_a_message_or_a_time(client: magnetar.Client, batch: int) -> None:
     ids = publish(client, range(8), batch=batch)
     time.sleep(0.02)
     later_ms = time.time_ns() // 1_000_000
@@ -167,7 +167,9 @@ def test_seeking(client: magnetar.Client, batch: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_readers(server: StandaloneProcess, client: magnetar.Client, batch: int) -> None:
+def test_a_reader_begins_where_it_is_told_and_goes_on_after_a_kill(
+    server: StandaloneProcess, client: magnetar.Client, batch: int
+) -> None:
     ids = publish(client, range(8), batch=batch)
     for inclusive in (False, True):
         reader = client.create_reader("t", ids[5], start_message_id_inclusive=inclusive)
@@ -198,7 +200,7 @@ def test_readers(server: StandaloneProcess, client: magnetar.Client, batch: int)
     assert not going.has_message_available()
 
 
-def test_asking_again(client: magnetar.Client) -> None:
+def test_negatively_acknowledged_messages_are_redelivered(client: magnetar.Client) -> None:
     publish(client, range(6), batch=1)
     options: dict[str, Any] = {"initial_position": EARLIEST, "negative_ack_redelivery_delay_ms": 50}
     shared = client.subscribe("t", "shared", SHARED, **options)

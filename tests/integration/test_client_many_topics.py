@@ -167,7 +167,9 @@ def test_pattern_gets_the_first_message_of_a_new_topic(
     consumer.close()
 
 
-def test_list_of_topics(server: StandaloneProcess, client: magnetar.Client, topic: str) -> None:
+def test_a_consumer_of_a_list_receives_from_all_topics(
+    server: StandaloneProcess, client: magnetar.Client, topic: str
+) -> None:
     set_partitions(server, f"{topic}p", 2)
     consumer = client.subscribe([topic, f"{topic}p"], "s", initial_position=EARLIEST)
     for name in (topic, f"{topic}p", f"{topic}p"):
@@ -211,7 +213,9 @@ def test_reader_and_table_view_over_partitions(
         assert (len(table), table.get("key-7"), table.get("key-8")) == (39, b"new", None)
 
 
-def test_growth_of_partitions(server: StandaloneProcess, topic: str) -> None:
+def test_added_partitions_are_produced_to_and_consumed(
+    server: StandaloneProcess, topic: str
+) -> None:
     from magnetar.client.environment import Environment
     from magnetar.client.options import ClientOptions
 

@@ -146,7 +146,7 @@ def test_consumed_messages_as_json(magnetar) -> None:
     }
 
 
-def test_many_messages_hidden(magnetar) -> None:
+def test_consume_with_hide_content_prints_only_the_count(magnetar) -> None:
     assert magnetar("produce", "many", "-m", "x", "-n", "20000").startswith("20000 messages")
     said = magnetar(
         "consume", "many", "-s", "me", "-n", "20000", "-p", "earliest", "--hide-content"
@@ -154,7 +154,7 @@ def test_many_messages_hidden(magnetar) -> None:
     assert said == "20000 messages successfully consumed\n"
 
 
-def test_a_rate(magnetar) -> None:
+def test_produce_and_consume_keep_to_the_given_rate(magnetar) -> None:
     began_s = time.monotonic()
     magnetar("produce", "slow", "-m", "x", "-n", "5", "-r", "10")
     assert time.monotonic() - began_s >= 0.4
@@ -211,7 +211,9 @@ def test_topics_and_subscriptions_from_creation_to_deletion(magnetar) -> None:
     assert "subscription 'me/1' does not exist (HTTP status 404)" in refused
 
 
-def test_metrics_and_pages(magnetar, server: StandaloneProcess) -> None:
+def test_metrics_count_messages_and_the_index_links_the_pages(
+    magnetar, server: StandaloneProcess
+) -> None:
     magnetar("produce", "measured", "-m", "x", "-n", "3")
     metrics = _page(server, "/metrics")
     labels = 'cluster="standalone",namespace="public/default",topic="persistent://public/default/measured"'
@@ -238,7 +240,7 @@ def _page(server: StandaloneProcess, path: str) -> str:
         return reply.read().decode()
 
 
-def test_statistics(magnetar) -> None:
+def test_topics_stats_prints_counts_and_backlogs(magnetar) -> None:
     magnetar("produce", "public/default/counted", "-m", "a,b,c", "-s", ",")
     magnetar("consume", "counted", "-s", "me", "-n", "2", "-p", "earliest")
     found = json.loads(magnetar("topics", "stats", "counted", "--json"))

@@ -351,7 +351,7 @@ def cookie_of(cluster: DirectoryCluster, path: Path) -> BookieCookie:
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("DAMAGE_SEEDS", "12"))))
-def test_bytes_at_random(
+def test_damage_at_random_bytes_never_gives_a_false_no(
     base: tuple[DirectoryCluster, Path, Path], tmp_path: Path, seed: int
 ) -> None:
     cluster, *sources = base

@@ -113,7 +113,7 @@ def test_zookeepers_know_one_another() -> None:
         assert int(variables["ZOO_AUTOPURGE_PURGEINTERVAL"]) > 0, "logs are never deleted"
 
 
-def test_servers_have_the_time_to_stop_that_they_give_themselves() -> None:
+def test_the_stop_grace_period_exceeds_the_time_that_servers_need() -> None:
     own_s = max(RELEASE_TIMEOUT_S, STOP_GRACE_S) + CLOSE_TIMEOUT_S
     for service in ours().values():
         assert service["init"], "signals reach the server before it has set its handlers"

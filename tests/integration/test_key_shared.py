@@ -169,7 +169,7 @@ def test_key_moves_only_after_its_messages_are_acknowledged(api: Api, topic: str
     producer.close()
 
 
-def test_key_based_batches(api: Api, topic: str) -> None:
+def test_key_based_batches_keep_each_key_at_one_consumer(api: Api, topic: str) -> None:
     producer = api.client.create_producer(
         topic,
         batching_enabled=True,
@@ -211,7 +211,7 @@ def test_ordering_key_decides_before_the_key(api: Api, topic: str) -> None:
     producer.close()
 
 
-def test_sticky_ranges(api: Api, topic: str) -> None:
+def test_sticky_ranges_get_their_keys_and_must_not_overlap(api: Api, topic: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
     low = api.subscribe(topic, "low", key_shared_policy=api.sticky((0, 32767)))
     with pytest.raises(api.module.ConsumerAssignError):
@@ -297,7 +297,7 @@ def test_cumulative_acknowledgement_is_refused(api: Api, topic: str) -> None:
     producer.close()
 
 
-def test_non_persistent_topic(api: Api, topic: str) -> None:
+def test_each_key_of_a_non_persistent_topic_is_at_one_consumer(api: Api, topic: str) -> None:
     topic = topic.replace("persistent://", "non-persistent://")
     consumers = [api.subscribe(topic, f"c{number}") for number in range(2)]
     producer = api.client.create_producer(topic, batching_enabled=False)

@@ -347,7 +347,7 @@ def test_terminal_gets_a_table_instead_of_json(launcher: Launcher) -> None:
 # -- Refusals ----------------------------------------------------------------------------------
 
 
-async def test_a_foreign_directory(tmp_path: Path) -> None:
+async def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
 
     with pytest.raises(DirectoryRefused, match=r"it holds thesis\.tex"):

@@ -382,7 +382,7 @@ def test_an_archive_that_differs_is_noticed(
     assert same.equal
 
 
-def test_the_command_says_what_it_did(
+def test_the_archive_command_reports_what_it_did(
     spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
 ) -> None:
     day = datetime.now(UTC).date()  # a partition is of this one, also if another one begins

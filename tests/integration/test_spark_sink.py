@@ -467,7 +467,9 @@ def test_an_incremental_archive_holds_each_message_of_its_topics_once(
         archive_new(spark, service_url=url, topics=topics, path=tmp_path)
 
 
-def test_the_example_of_the_guide(spark: SparkSession, url: str, tmp_path: Path) -> None:
+def test_the_example_of_the_guide_writes_each_row_once(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "spark-sink.md").read_text()
     program = guide.partition("```python\n")[2].partition("```")[0]
     program = program.replace("grpc://localhost:6660", url)

@@ -181,7 +181,7 @@ def test_a_directory_in_use(server: StandaloneProcess, tmp_path: Path) -> None:
     assert server.health()[0] == 200
 
 
-def test_a_foreign_directory(server: StandaloneProcess) -> None:
+def test_a_foreign_directory_is_refused_and_left_unchanged(server: StandaloneProcess) -> None:
     server.data_dir.mkdir()
     (server.data_dir / "thesis.tex").write_text("precious")
     said = refused(server)
@@ -190,7 +190,7 @@ def test_a_foreign_directory(server: StandaloneProcess) -> None:
     assert [path.name for path in server.data_dir.iterdir()] == ["thesis.tex"]
 
 
-def test_another_servers_directory(server: StandaloneProcess) -> None:
+def test_the_directory_of_another_server_is_refused(server: StandaloneProcess) -> None:
     """A bookie's, as an example."""
     server.start()
     server.terminate()
@@ -199,7 +199,7 @@ def test_another_servers_directory(server: StandaloneProcess) -> None:
     assert "does not belong to `magnetar standalone` alone" in refused(server)
 
 
-def test_a_file(server: StandaloneProcess) -> None:
+def test_a_file_as_data_directory_is_refused(server: StandaloneProcess) -> None:
     server.data_dir.write_text("")
     assert "it is a file" in refused(server)
 

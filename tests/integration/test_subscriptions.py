@@ -130,7 +130,7 @@ def values(messages: list[Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["Exclusive", "Shared"])
-def test_skip_and_clear_with_a_connected_consumer(
+def test_skip_and_clear_move_the_backlog_of_a_connected_consumer(
     api: Api, admin: Admin, topic: str, kind: str
 ) -> None:
     consumer = api.subscribe(topic, kind=kind, receiver_queue_size=10)
@@ -185,7 +185,7 @@ def test_seek_by_id_and_by_time(api: Api, topic: str, kind: str) -> None:
     assert sorted(values(take(consumer, 15))) == list(range(15))
 
 
-def test_reset_into_a_batch(api: Api, admin: Admin, topic: str) -> None:
+def test_reset_into_a_batch_delivers_from_that_message(api: Api, admin: Admin, topic: str) -> None:
     producer = api.client.create_producer(
         topic, batching_enabled=True, batching_max_messages=6, batching_max_publish_delay_ms=10_000
     )

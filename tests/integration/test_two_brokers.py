@@ -140,7 +140,7 @@ def test_a_topic_is_deleted_through_the_other_broker(
         assert stored(client, name) == [b"new"]
 
 
-def test_a_partitioned_topic_over_both_brokers_grows_and_goes(
+def test_a_partitioned_topic_over_both_brokers_grows_and_is_deleted(
     cluster: ClusterProcess, client: pulsar.Client, topic: str
 ) -> None:
     path = f"{NAMESPACE}/{topic}"

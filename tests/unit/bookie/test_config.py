@@ -18,13 +18,13 @@ def load(**flags: object) -> BookieConfig:
     return load_config(BookieConfig, file=None, flags=NEEDED | flags)
 
 
-def test_defaults() -> None:
+def test_a_bookie_listens_on_loopback_and_the_default_ports() -> None:
     config = load()
     assert (config.host, config.advertised) == ("127.0.0.1", "127.0.0.1")
     assert (config.data_port, config.grpc_port) == (3181, 3182)
 
 
-def test_what_is_told_to_brokers() -> None:
+def test_the_advertised_host_is_that_of_the_setting_or_host() -> None:
     assert load(host="10.0.0.5").advertised == "10.0.0.5"
     assert load(host="0.0.0.0", advertised_host="b1.example").advertised == "b1.example"
 
@@ -36,7 +36,7 @@ def test_every_address_is_none_that_can_be_told(host: str) -> None:
 
 
 @pytest.mark.parametrize("bookie", ["", "a b", "ä", "-a", "a/b", "x" * 129])
-def test_an_id_is_a_name(bookie: str) -> None:
+def test_an_id_that_is_no_name_is_refused(bookie: str) -> None:
     with pytest.raises(ConfigError, match="--id: 1 to 128 of"):
         load(id=bookie)
 
@@ -56,12 +56,12 @@ def test_an_unknown_key_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_loopback(host: str) -> None:
+def test_loopback_hosts_are_recognised(host: str) -> None:
     assert is_loopback(host)
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "b1.example", "::"])
-def test_no_loopback(host: str) -> None:
+def test_other_hosts_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 

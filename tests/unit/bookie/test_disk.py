@@ -38,7 +38,9 @@ LIMITS = DiskLimits(reserve_bytes=10)
         (NONE, 100, False, ALL),
     ],
 )
-def test_what_is_let_in(before: Intake, free: int, held: bool, after: Intake) -> None:
+def test_the_free_space_decides_which_adds_are_admitted(
+    before: Intake, free: int, held: bool, after: Intake
+) -> None:
     assert judge(before, Usage(1000, free), LIMITS, reserve_held=held) is after
 
 
@@ -47,7 +49,7 @@ def test_a_small_disk_has_a_small_reserve() -> None:
     assert LIMITS.reserve_of(1 << 40) == 10
 
 
-async def test_the_way_into_read_only_and_back(tmp_path: Path) -> None:
+async def test_a_full_disk_makes_the_bookie_read_only_until_space_is_free(tmp_path: Path) -> None:
     usage = Usage(100_000, 50_000)
     seen: list[Intake] = []
     reserve = Reserve(tmp_path)

@@ -256,7 +256,7 @@ class _Value:
     ("past", "present", "code"),
     [(None, OPEN, OK), (ELSEWHERE, OPEN, OK), (OPEN, CLOSED, FENCED), (OPEN, MOVED, OVERLOADED)],
 )
-async def test_the_past_counts_for_nothing(
+async def test_an_outdated_read_of_the_metadata_decides_nothing(
     past: LedgerMetadata | None, present: LedgerMetadata, code: BookieCode
 ) -> None:
     store = Lagging(None if past is None else encode_ledger(past), encode_ledger(present))

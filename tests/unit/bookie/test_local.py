@@ -21,7 +21,7 @@ pytestmark = pytest.mark.real_loop
 MEMBER = Member(BookieId("b1"), INCARNATION)
 
 
-async def test_it_is_the_bookie() -> None:
+async def test_a_local_peer_serves_adds_and_reads_of_the_bookie() -> None:
     async with running_bookie() as bookie, asyncio.TaskGroup() as group:
         peer: BookiePeer = LocalBookiePeer(MEMBER, bookie.service, group=group)
         assert peer.member == Member(BookieId("b1"), INCARNATION)
@@ -49,7 +49,7 @@ async def test_a_bookie_that_stops_refuses_the_stream() -> None:
         assert refused.value.code is BookieCode.STOPPING
 
 
-async def test_it_hears_the_broker() -> None:
+async def test_a_local_peer_passes_beats_to_the_bookie() -> None:
     async with running_bookie() as bookie, asyncio.TaskGroup() as group:
         peer: BookiePeer = LocalBookiePeer(MEMBER, bookie.service, group=group)
         assert await peer.last_heard("broker", "a" * 32) is None

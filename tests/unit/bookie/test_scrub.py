@@ -189,7 +189,7 @@ async def test_each_ledger_of_many_is_the_first_some_time() -> None:
     assert max(begun) > 18_000
 
 
-async def test_it_takes_its_time() -> None:
+async def test_a_scrub_keeps_to_its_rate() -> None:
     storage = filled({(1, entry) for entry in range(100)})
     size = sum(len(envelope(1, entry)) for entry in range(100))
     walk = scrub(storage, [], bytes_per_s=size / 50)

@@ -64,7 +64,7 @@ async def test_another_incarnation_is_refused_everywhere() -> None:
             assert got.code == BookieCode.WRONG_INCARNATION, method
 
 
-async def test_the_ordinary_calls() -> None:
+async def test_each_grpc_call_returns_the_service_answer() -> None:
     async with remote() as client:
         writer = await client.connect()
         await writer.add(*(add(2**40, entry, confirmed=entry - 1) for entry in (0, 1, 2, 7)))
@@ -93,7 +93,7 @@ async def test_the_ordinary_calls() -> None:
         await writer.stream.close()
 
 
-async def test_bytes_that_are_no_request() -> None:
+async def test_malformed_requests_are_answered_bad_request() -> None:
     async with remote() as client:
         garbage = b"\xff\xff\xff"
         bad = BookieCode.BAD_REQUEST

@@ -338,7 +338,7 @@ async def test_stopping_ends_within_its_grace_although_the_disk_hangs() -> None:
             await writer.stream.receive()
 
 
-async def test_info() -> None:
+async def test_info_returns_the_identity_and_the_state() -> None:
     async with running_bookie(storage=FaultyStorage()) as bookie:
         info = bookie.service.info()
         assert (info.bookie, info.cluster, info.incarnation) == ("b1", "c1", INCARNATION)

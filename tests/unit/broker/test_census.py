@@ -61,7 +61,7 @@ def test_a_free_bundle_goes_to_the_broker_with_the_fewest() -> None:
     assert census.order(bundle(9), LIVE) == ["b2", "b1", "b0"]
 
 
-def test_of_brokers_with_as_many_the_one_with_fewest_of_the_namespace_comes_first() -> None:
+def test_among_equal_brokers_the_one_with_fewest_bundles_of_the_namespace_is_first() -> None:
     census = Census()
     first, second = Bundle("t", "n", "0x0_0x1"), Bundle("t", "n", "0x1_0x2")
     census.note(first, owner(0))

@@ -50,7 +50,9 @@ OWNER = BrokerRegistration(BrokerId("owner"), "1" * 32, "grpc://h:1", "pulsar://
         ([SHORT, None, None], Finding.UNKNOWN),
     ],
 )
-def test_the_rule(answers: Sequence[LastHeard | None], finding: Finding) -> None:
+def test_a_broker_is_judged_by_the_answers_of_the_bookies(
+    answers: Sequence[LastHeard | None], finding: Finding
+) -> None:
     assert judge(answers, 2.0)[0] is finding
 
 
@@ -87,7 +89,7 @@ def liveness_of(bookies: FakeWitnesses, *ports: Port, silence_s: float = SILENCE
     return Liveness(bookies, silence_s=silence_s, look_at_port=look)
 
 
-async def test_a_silence_that_is_too_short_is_waited_for() -> None:
+async def test_the_bookies_are_asked_again_while_the_silence_is_too_short() -> None:
     now = asyncio.get_running_loop().time
     began, bookies = now(), Bookies(now() - 1.0)
     assert await liveness_of(bookies).is_gone(OWNER)

@@ -58,7 +58,7 @@ async def watched() -> AsyncIterator[tuple[Standstill, Records]]:
         running.cancel()
 
 
-async def test_a_loop_that_runs_leaves_the_broker_sure() -> None:
+async def test_a_running_loop_is_no_standstill() -> None:
     async with watched() as (standstill, records):
         await asyncio.sleep(60.0)
         assert standstill.sure

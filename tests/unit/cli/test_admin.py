@@ -254,7 +254,7 @@ def test_peek_reads_on_until_it_has_enough_messages() -> None:
         ("http://a:1, https://[::1]:2,c", ["http://a:1", "https://[::1]:2", "https://c"]),
     ],
 )
-def test_admin_urls(text: str, urls: list[str]) -> None:
+def test_admin_urls_are_parsed_with_or_without_repeated_schemes(text: str, urls: list[str]) -> None:
     assert parse_urls(text) == urls
 
 

@@ -39,7 +39,7 @@ def test_where_the_cluster_is_must_be_told_and_make_sense(words: tuple[str, ...]
     assert "does not begin with zk://" in said
 
 
-def test_a_metadata_store_that_is_away_is_said_in_one_line() -> None:
+def test_an_unreachable_metadata_store_is_reported_in_one_line() -> None:
     code, said = invoke("bookies", "list", "--metadata-url", f"zk://127.0.0.1:{free_port()}")
     assert code == 1
     [line] = said.strip().splitlines()

@@ -17,7 +17,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_it_is_made_and_may_be_used_again(tmp_path: Path) -> None:
+def test_a_claimed_directory_is_made_and_can_be_claimed_again(tmp_path: Path) -> None:
     directory = tmp_path / "a" / "b"
     for _ in range(2):
         with claimed(directory, "oven"):
@@ -79,7 +79,7 @@ def test_a_file_and_a_place_below_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_without_permission(tmp_path: Path) -> None:
+def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(DirectoryRefused, match="Permission denied"), claimed(tmp_path, "oven"):
         pass

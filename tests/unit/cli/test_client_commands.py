@@ -56,7 +56,7 @@ def test_properties_that_are_none(bad: str) -> None:
         parse_properties([bad])
 
 
-def test_nothing_to_send() -> None:
+def test_produce_without_messages_is_a_usage_error() -> None:
     code, said = invoke("produce", "greetings")
     assert code == 2
     assert "give messages with --messages, --lines or --files" in said
@@ -176,7 +176,7 @@ def test_statistics_without_a_server() -> None:
         (["a", "--admin-url", "localhost:8080"], "does not begin with http://"),
     ],
 )
-def test_statistics_of_nothing(arguments: list[str], reason: str) -> None:
+def test_stats_of_an_invalid_target_is_a_usage_error(arguments: list[str], reason: str) -> None:
     code, said = invoke("topics", "stats", *arguments)
     assert code == 2
     assert reason in said

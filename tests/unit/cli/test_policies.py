@@ -102,7 +102,7 @@ def test_retention_has_pulsars_units() -> None:
     assert "'16X' is not a size" in errors
 
 
-def test_sizes_and_times() -> None:
+def test_sizes_and_times_are_parsed_with_their_units() -> None:
     assert [size(text) for text in ("0", "4096", "10k", "1G", "-1")] == [
         0,
         4096,
@@ -113,7 +113,7 @@ def test_sizes_and_times() -> None:
     assert [seconds(text) for text in ("0", "90", "2m", "1w", "-1")] == [0, 90, 120, 604800, -1]
 
 
-def test_tenants_and_namespaces() -> None:
+def test_tenant_and_namespace_commands_send_pulsars_requests() -> None:
     with broker() as asked:
         for path in ("/admin/v2/tenants/acme", NAMESPACE):
             asked.answer(path, status=204)

@@ -98,7 +98,7 @@ async def test_a_missing_version_is_told_by_value_and_not_asked_again() -> None:
     assert len(registry.asked) == 1
 
 
-async def test_a_failure_that_passes_is_asked_again() -> None:
+async def test_a_temporary_failure_is_asked_again() -> None:
     registry = Registry()
     registry.failures = [ConnectError("no broker")]
     decoder = Decoder(AvroSchema(New), registry.fetch, None)

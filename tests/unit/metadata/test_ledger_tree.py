@@ -32,7 +32,7 @@ async def test_all_ids_beyond_a_point_in_order(ledgers: set[int], after: int) ->
     assert found == sorted(ledger for ledger in ledgers if ledger > after)
 
 
-async def test_folders_behind_are_not_read() -> None:
+async def test_folders_before_the_first_wanted_id_are_not_read() -> None:
     asked: list[str] = []
     store = MemoryStore(faults=lambda operation, path: asked.append(path))  # type: ignore[func-returns-value]
     for ledger in (1, 10_001, 20_001):

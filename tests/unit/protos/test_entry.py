@@ -220,7 +220,7 @@ def test_impossible_chunk_is_refused(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("data", [GOLDEN, GOLDEN[6:]], ids=["checksum", "no checksum"])
-def test_truncated_anywhere(data: bytes) -> None:
+def test_an_entry_truncated_in_its_metadata_is_refused(data: bytes) -> None:
     metadata_end = len(data) - len(b"payload")
     for end in range(len(data)):
         if data is GOLDEN or end < metadata_end:
@@ -263,7 +263,7 @@ def test_a_wrong_checksum_says_both() -> None:
 
 
 @pytest.mark.parametrize("missing", ["producer_name", "sequence_id", "publish_time"])
-def test_required_metadata(missing: str) -> None:
+def test_metadata_without_a_required_field_is_refused(missing: str) -> None:
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2, event_time=9)
     metadata.ClearField(missing)  # type: ignore[arg-type]
     with pytest.raises(MalformedEntry, match="lacks the producer's name"):
@@ -351,7 +351,7 @@ def test_a_truncated_or_incomplete_prefix() -> None:
 
 
 @given(st.integers(-(2**63), U64_MAX))
-def test_varints(number: int) -> None:
+def test_varints_equal_those_of_protobuf(number: int) -> None:
     twin = pb.BrokerEntryMetadata(index=number & U64_MAX).SerializeToString()[1:]
     assert varint(number) == twin
 

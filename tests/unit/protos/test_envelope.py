@@ -85,7 +85,7 @@ def test_the_sizes_that_the_format_states() -> None:
     assert ENTRY_BYTES_MAX == 5_253_120
 
 
-def test_an_add_byte_for_byte() -> None:
+def test_an_encoded_add_has_the_documented_bytes() -> None:
     covered = bytes.fromhex("00000000000000070000000000000003ffffffffffffffff0000000000000010")
     covered += b"abc"
     crc = struct.pack(">I", google_crc32c.value(covered))

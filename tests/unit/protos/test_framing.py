@@ -163,7 +163,9 @@ def test_optional_repeated_and_nested_text_too(body: Message) -> None:
 
 
 @given(ids, ids, st.lists(st.tuples(ids, ids, ids), max_size=4))
-def test_receipts_by_hand(producer: int, ledger: int, receipts: list[tuple[int, int, int]]) -> None:
+def test_encoded_receipts_equal_those_of_protobuf(
+    producer: int, ledger: int, receipts: list[tuple[int, int, int]]
+) -> None:
     twins = [
         pb.CommandSendReceipt(
             producer_id=producer & U64_MAX,
@@ -187,7 +189,7 @@ def test_receipts_by_hand(producer: int, ledger: int, receipts: list[tuple[int, 
     st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20),
     st.binary(min_size=1, max_size=20),
 )
-def test_messages_by_hand(
+def test_encoded_messages_equal_those_of_protobuf(
     consumer: int,
     ledger: int,
     entry: int,
@@ -217,7 +219,7 @@ def test_messages_by_hand(
 
 
 @given(ids, ids, st.integers(1, 2**31 - 1), uint64, st.booleans())
-def test_sends_by_hand(
+def test_encoded_sends_equal_those_of_protobuf(
     producer: int, seq: int, num_messages: int, highest: int, is_chunk: bool
 ) -> None:
     twin = pb.CommandSend(producer_id=producer & U64_MAX, sequence_id=seq & U64_MAX)
@@ -405,14 +407,16 @@ FLOW = base_of(11, pb.CommandFlow(consumer_id=1, messagePermits=2)).SerializeToS
         (struct.pack(">II", 4, 2**32 - 1), "unknown", "exceed"),
     ],
 )
-def test_malformed_commands(whole: bytes, command: str, reason: str) -> None:
+def test_malformed_commands_are_refused_with_a_reason(
+    whole: bytes, command: str, reason: str
+) -> None:
     with pytest.raises(MalformedCommand, match=reason) as caught:
         parse_whole(whole)
     assert caught.value.command == command
 
 
 @pytest.mark.parametrize("number", [0, 1, 41, 49, 69, 70, 81, 1_000, 2**31 - 1])
-def test_unknown_commands(number: int) -> None:
+def test_unknown_commands_are_refused_by_number(number: int) -> None:
     encoded = b"\x08" + framing.varint(number) + b"\x12\x00"
     with pytest.raises(UnknownCommand) as caught:
         parse_whole(frame_of(encoded))

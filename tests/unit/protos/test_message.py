@@ -115,7 +115,7 @@ def single(payload: bytes, **fields: Any) -> bytes:
     st.none() | st.integers(0, 2**63 - 1),
     st.none() | st.binary(max_size=8),
 )
-def test_one_message(
+def test_a_single_message_survives_encoding(
     message: OutgoingMessage, header: EntryHeader, deliver_at: int | None, schema: bytes | None
 ) -> None:
     message = replace(message, deliver_at_ms=deliver_at, schema_version=schema)
@@ -134,7 +134,7 @@ def test_one_message(
 
 
 @given(st.lists(any_messages, min_size=1, max_size=5), headers)
-def test_a_batch(batch: list[OutgoingMessage], header: EntryHeader) -> None:
+def test_a_batch_survives_encoding(batch: list[OutgoingMessage], header: EntryHeader) -> None:
     data = b"".join(encode_batch(batch, header))
     entry = read_entry(memoryview(data))
     assert decode_messages(entry) == [expected(m, i) for i, m in enumerate(batch)]
@@ -171,7 +171,9 @@ def test_the_payload_of_a_batch_is_what_protobuf_writes(batch: list[OutgoingMess
 
 
 @given(any_messages, headers, st.integers(1, 100))
-def test_chunks(message: OutgoingMessage, header: EntryHeader, chunk_bytes_max: int) -> None:
+def test_chunks_survive_encoding(
+    message: OutgoingMessage, header: EntryHeader, chunk_bytes_max: int
+) -> None:
     chunks = encode_chunks(message, header, uuid="u-1", chunk_bytes_max=chunk_bytes_max)
     entries = [read_entry(b"".join(parts)) for parts in chunks]
     assert all(len(entry.payload) <= chunk_bytes_max for entry in entries)

@@ -144,7 +144,7 @@ def test_the_hash_of_a_known_name() -> None:
     assert TopicName.parse("x").bundle_hash == 0x8B8A9502
 
 
-def test_namespaces() -> None:
+def test_invalid_namespaces_are_refused_by_name() -> None:
     assert str(DEFAULT_NAMESPACE) == "public/default"
     for text in ("", "acme", "acme/cluster/shop", "acme/", "/shop", "a b/c", "acme/.."):
         with pytest.raises(InvalidNamespaceName) as caught:

@@ -195,7 +195,7 @@ async def ended(waiting: asyncio.Future[None] | object) -> bool:
     return True
 
 
-def test_is_stream_end() -> None:
+def test_only_stream_closed_and_groups_of_it_are_a_stream_end() -> None:
     closed = StreamClosed("x", clean=True)
     assert is_stream_end(closed)
     assert is_stream_end(ExceptionGroup("", [closed, ExceptionGroup("", [closed])]))

@@ -13,7 +13,7 @@ from magnetar.runtime.listener import authority, bind_port, is_loopback, is_wild
 pytestmark = pytest.mark.real_loop
 
 
-def test_any_free_port() -> None:
+def test_port_0_binds_a_free_port() -> None:
     with closing(bind_port("127.0.0.1", 0)) as listener:
         assert port_of(listener) > 0
 
@@ -36,7 +36,7 @@ async def test_a_host_that_is_not_this_machines(host: str) -> None:
         await serve_grpc(host, 0)
 
 
-async def test_an_ipv6_address() -> None:
+async def test_an_ipv6_address_can_be_served() -> None:
     try:
         bind_port("::1", 0).close()
     except AddressUnusable:
@@ -55,7 +55,7 @@ def test_how_an_address_is_written() -> None:
     assert authority("::1", 6650) == "[::1]:6650"
 
 
-def test_who_can_connect() -> None:
+def test_loopback_and_wildcard_hosts_are_recognised() -> None:
     assert [h for h in ("127.0.0.1", "127.1.2.3", "::1", "localhost") if not is_loopback(h)] == []
     assert [h for h in ("0.0.0.0", "10.0.0.1", "::", "broker-1", "") if is_loopback(h)] == []
     assert [h for h in ("", "0.0.0.0", "::", "*") if not is_wildcard(h)] == []

@@ -223,7 +223,7 @@ async def test_weather_is_a_line_and_the_unexpected_a_traceback(
     assert all("task=reader" in record.getMessage() for record in caplog.records)
 
 
-def test_is_operating_error() -> None:
+def test_a_group_with_a_bug_is_no_operating_error() -> None:
     assert is_operating_error(ConnectionLost())
     assert is_operating_error(ExceptionGroup("", [ConnectionLost(), FileNotFoundError()]))
     assert not is_operating_error(ExceptionGroup("", [ConnectionLost(), TypeError()]))

@@ -6,7 +6,7 @@ from magnetar.bookie.ledger.config import LedgerConfig
 from magnetar.bookie.ledger.quorum import Quorum
 
 
-def test_the_defaults_are_three_three_two_down_to_two() -> None:
+def test_the_default_quorum_is_3_3_2_and_at_least_2_copies() -> None:
     assert LedgerConfig().quorum == Quorum(3, 3, 2)
     assert LedgerConfig().write_quorum_min == 2
     standalone = LedgerConfig(ensemble_size=1, write_quorum=1, ack_quorum=1)

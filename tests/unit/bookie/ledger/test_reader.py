@@ -175,7 +175,7 @@ def test_a_named_refusal_ends_the_prefix() -> None:
     assert sound_prefix(LEDGER, 4, []) == ([], OK)
 
 
-def test_perhaps_outranks_no() -> None:
+def test_an_unknown_answer_outranks_a_no() -> None:
     assert outranking([NONE, BookieCode.IO_ERROR, NONE]) is BookieCode.IO_ERROR
     assert outranking([NONE, BookieCode.NO_SUCH_LEDGER]) is NONE
     assert outranking([]) is BookieCode.CONNECTION_LOST
@@ -184,7 +184,7 @@ def test_perhaps_outranks_no() -> None:
 # -- whom to ask, and for what -------------------------------------------------------------------
 
 
-def test_standing_of_a_replica() -> None:
+def test_a_replica_is_ranked_by_health_and_registration() -> None:
     listed = registration(read_only=False)
     assert standing(listed, Grade.HEALTHY) is Standing.WELL
     assert standing(listed, Grade.SLOW) is Standing.DOUBTFUL

@@ -262,7 +262,7 @@ def test_t12_a_failure_during_the_search_leads_to_another_round() -> None:
     assert exchange(machine, {0: B[3]}) == [SendAdd(0, 0), FindSpares((1,))]
 
 
-def test_t12_failure_of_the_replacement() -> None:
+def test_t12_a_failed_replacement_leads_to_another_search() -> None:
     machine = writer()
     append(machine)
     lose(machine, 2)

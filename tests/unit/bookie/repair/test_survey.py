@@ -42,7 +42,7 @@ async def founded(nodes: BookieCluster) -> None:
     await bake_cookies(nodes)
 
 
-async def test_bookies_in_every_state() -> None:
+async def test_the_survey_shows_each_state_of_a_bookie() -> None:
     async with bookie_cluster(6) as nodes:
         await founded(nodes)
         async with nodes.process() as ledgers:

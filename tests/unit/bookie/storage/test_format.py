@@ -213,10 +213,10 @@ def test_an_identity_file_with_a_right_checksum_and_wrong_content(body: bytes) -
 
 
 @pytest.mark.parametrize("name", ["a", "bookie-1", "10.0.0.1_3181", "x" * 128])
-def test_names(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     assert is_name(name)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "-a", ".a", "a b", "a\n", "a/b", "ä", "a=b"])
-def test_no_names(name: str) -> None:
+def test_invalid_names_are_refused(name: str) -> None:
     assert not is_name(name)

@@ -115,12 +115,14 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("found", "cookie", "expected"), STARTS)
-def test_starts(found: Found, cookie: BookieCookie | None, expected: Identity) -> None:
+def test_each_state_of_a_directory_gives_its_identity(
+    found: Found, cookie: BookieCookie | None, expected: Identity
+) -> None:
     assert plan_start(Path("/data"), found, cookie, WANTED) == Start(expected)
 
 
 @pytest.mark.parametrize(("found", "cookie", "error"), REFUSALS)
-def test_refusals(
+def test_each_wrong_directory_is_refused_with_a_remedy(
     found: Found, cookie: BookieCookie | None, error: type[errors.StartRefused]
 ) -> None:
     with pytest.raises(error) as refused:

@@ -63,7 +63,7 @@ def inspect(path: Path, *flags: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_a_whole_directory(used: Path) -> None:
+def test_an_undamaged_directory_is_reported_as_whole(used: Path) -> None:
     before = fingerprint(used)
     facts = inspect_directory(used, verify=True)
     assert facts.whole

@@ -35,7 +35,7 @@ SYSTEM = [
 
 
 @pytest.mark.parametrize("topic", SYSTEM)
-def test_system_topics(topic: str) -> None:
+def test_system_and_heartbeat_names_are_recognised(topic: str) -> None:
     assert is_system(name(topic))
     assert is_heartbeat(name(topic)) == topic.endswith("/heartbeat")
 

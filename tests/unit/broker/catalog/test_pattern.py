@@ -48,7 +48,7 @@ def test_it_agrees_with_re(pattern: str, texts: list[str]) -> None:
         ("", "", True),
     ],
 )
-def test_what_clients_send(pattern: str, text: str, found: bool) -> None:
+def test_patterns_of_clients_match_as_in_java(pattern: str, text: str, found: bool) -> None:
     assert TopicPattern(pattern).matches(text) is found
 
 

@@ -68,7 +68,9 @@ def ledger_of(custom: dict[str, bytes], *, created_ms: int = 0) -> LedgerMetadat
         (TopicRecord(6, dropped=DroppedHead(LedgerId(7), EntryId(0), 1)), Verdict.ORPHAN),
     ],
 )
-def test_the_rule(record: TopicRecord | None, verdict: Verdict) -> None:
+def test_a_ledger_is_judged_by_its_record_and_its_age(
+    record: TopicRecord | None, verdict: Verdict
+) -> None:
     metadata = ledger_of(CUSTOM)
     origin = origin_of(CUSTOM)
     assert judge(metadata, origin, record, now_ms=1_000, grace_ms=1_000) is verdict

@@ -25,7 +25,7 @@ async def get(broker: RunningBroker, path: str) -> httpx.Response:
         return await client.get(f"{path}/stats")
 
 
-async def test_the_statistics_of_a_topic() -> None:
+async def test_the_statistics_of_a_topic_count_messages_and_clients() -> None:
     async with running_broker(ClusterState()) as broker, wire_to(broker, "pulsar") as client:
         await client.produce("t", producer_name="me")
         await client.subscribe("t", "s")

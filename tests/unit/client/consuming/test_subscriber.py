@@ -185,7 +185,7 @@ async def test_without_batch_indexes_only_whole_batches_are_acknowledged() -> No
         assert subscription(cluster).unacked == {(1, 1): 0b11}
 
 
-async def test_cumulative_acknowledgement() -> None:
+async def test_cumulative_acknowledgement_keeps_the_rest_of_the_batch() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 6, batch=3)
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
@@ -383,7 +383,7 @@ async def test_last_message_id_through_a_change_of_broker() -> None:
         assert await consumer.get_last_message_id() == MessageId(-1, 1, 1, 1)
 
 
-async def test_unsubscribe() -> None:
+async def test_unsubscribe_deletes_the_subscription_and_closes_the_consumer() -> None:
     async with client_among() as (client, cluster):
         consumer = await client.subscribe("t", "s")
         await consumer.unsubscribe()
@@ -462,7 +462,7 @@ async def test_unanswered_request_leaves_no_state() -> None:
     assert not queue._waiters
 
 
-async def test_batch_receive() -> None:
+async def test_batch_receive_returns_at_its_limit_or_timeout() -> None:
     async with client_among() as (client, _):
         await publish(client, 7)
         consumer = await client.subscribe(

@@ -387,7 +387,7 @@ async def test_a_lookup_is_followed_to_the_owner() -> None:
         assert looked_up.authoritative
 
 
-async def test_brokers_that_point_at_each_other() -> None:
+async def test_brokers_that_redirect_to_each_other_raise_lookup_error() -> None:
     async with client_among() as (client, cluster):
         response = pb.CommandLookupTopicResponse
         for url, other in ((A, B), (B, A)):

@@ -35,10 +35,10 @@ def end_after_bug(core: Guarded, bug: Exception) -> UnknownError:
     return error
 
 
-async def guarded(core: Guarded, work: Coroutine[Any, Any, None]) -> None:
+async def guarded(core: Guarded, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run the work of a task. An unexpected exception ends its producer or consumer."""
     try:
-        await work
+        await work()
     except Exception as bug:
         end_after_bug(core, bug)
 

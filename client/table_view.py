@@ -58,7 +58,7 @@ class TableRows:
             error = AlreadyClosed("the table view was not created", topic=self._subscriber.topic)
             self._subscriber.shut_down(error)
             raise
-        work = guarded(self._subscriber, self._follow())
+        work = guarded(self._subscriber, self._follow)
         self._task = scope.start(work, f"table view of {self._subscriber.topic}")
 
     async def close(self) -> None:

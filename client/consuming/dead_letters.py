@@ -158,7 +158,7 @@ class DeadLetters:
         self._moving[key] = messages
         self._order.append(key)
         if self._task is None:
-            work = guarded(self._owner, self._run())
+            work = guarded(self._owner, self._run)
             self._task = self._parts.scope.start(work, "dead letters")
 
     async def _run(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from magnetar.client.consuming.permits import QUEUE_BYTES_MAX
@@ -124,7 +125,9 @@ class ManySubscriber:
             self.shut_down(AlreadyClosed("the consumer was not created", topic=self.topic))
             raise
         name = f"topics of {self.topic}, {self.subscription.name}"
-        self._follower = self._parts.scope.start(guarded(self, self._source.follow(self)), name)
+        self._follower = self._parts.scope.start(
+            guarded(self, partial(self._source.follow, self)), name
+        )
 
     @property
     def cores(self) -> Sequence[Subscriber]:

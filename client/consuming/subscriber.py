@@ -164,7 +164,7 @@ class Subscriber:
         """Begin to attach for the first time. If that fails, the queue fails with the reason."""
         name = f"consumer of {self.topic}, {self.subscription.name}"
         self._parts.live.add(self)
-        self._task = self._parts.scope.start(guarded(self, self._attachment.run()), name)
+        self._task = self._parts.scope.start(guarded(self, self._attachment.run), name)
 
     @property
     def cores(self) -> Sequence[Subscriber]:

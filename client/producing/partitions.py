@@ -65,7 +65,7 @@ class PartitionedPublisher:
         """Attach for the first time. If that fails, close the producer and raise the reason."""
         self._parts.live.add(self)
         name = f"growth of {self.topic}"
-        self._growth = self._parts.scope.start(guarded(self, self._follow_growth()), name)
+        self._growth = self._parts.scope.start(guarded(self, self._follow_growth), name)
         try:
             if self._lazy:  # one, so that a refusal is noticed at once
                 await self._opened([self._first_partition()])

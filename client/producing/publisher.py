@@ -139,7 +139,7 @@ class Publisher:
     def begin(self) -> None:
         """Begin to attach for the first time. Messages wait until it is attached."""
         self._parts.live.add(self)
-        work = guarded(self, self._attachment.run())
+        work = guarded(self, self._attachment.run)
         self._task = self._parts.scope.start(work, f"producer of {self.topic}")
 
     @property

@@ -102,9 +102,9 @@ enter(
         name="the sweeper takes a ledger that its creator is about to list",
         breaks="LIVE: a living owner lists the ledger after it was made",
         wrong={"magnetar.broker.log.sweep:judge": _by_age_alone},
-        caught_by=frozenset({"LIVE", "I14", "bug", "I1"}),
+        caught_by=frozenset({"LIVE", "I14", "I18", "bug", "I1"}),
         scene=LIFE,
-        seeds=30,
+        seeds=100,
     )
 )
 

@@ -511,14 +511,18 @@ class TopicPoliciesRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: builtins.int
+    SINK_FIELD_NUMBER: builtins.int
     topic: builtins.str
     """Full name: persistent://tenant/namespace/topic."""
+    sink: builtins.str
+    """Name of a sink. Non-empty: the reply has its last note."""
     def __init__(
         self,
         *,
         topic: builtins.str = ...,
+        sink: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["topic", b"topic"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sink", b"sink", "topic", b"topic"]) -> None: ...
 
 Global___TopicPoliciesRequest: typing_extensions.TypeAlias = TopicPoliciesRequest
 
@@ -529,19 +533,130 @@ class TopicPoliciesReply(google.protobuf.message.Message):
     OWNER_URL_FIELD_NUMBER: builtins.int
     DEDUPLICATION_FIELD_NUMBER: builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: builtins.int
+    NOTED_FIELD_NUMBER: builtins.int
     owner_url: builtins.str
     """grpc:// URL of the owner if it is another broker; then all other fields are empty."""
     deduplication: builtins.bool
     """The topic's owner drops messages that it has stored already."""
     max_message_bytes: builtins.int
     """Of the payload of an entry, in bytes; 0: as CONNECTED says."""
+    @property
+    def noted(self) -> Global___NotedBatch:
+        """Absent: the topic holds no batch of the sink that is known."""
+
     def __init__(
         self,
         *,
         owner_url: builtins.str = ...,
         deduplication: builtins.bool = ...,
         max_message_bytes: builtins.int = ...,
+        noted: Global___NotedBatch | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["deduplication", b"deduplication", "max_message_bytes", b"max_message_bytes", "owner_url", b"owner_url"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["noted", b"noted"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["deduplication", b"deduplication", "max_message_bytes", b"max_message_bytes", "noted", b"noted", "owner_url", b"owner_url"]) -> None: ...
 
 Global___TopicPoliciesReply: typing_extensions.TypeAlias = TopicPoliciesReply
+
+@typing.final
+class NotedBatch(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: builtins.int
+    BATCH_FIELD_NUMBER: builtins.int
+    query: builtins.str
+    batch: builtins.int
+    def __init__(
+        self,
+        *,
+        query: builtins.str = ...,
+        batch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "query", b"query"]) -> None: ...
+
+Global___NotedBatch: typing_extensions.TypeAlias = NotedBatch
+
+@typing.final
+class NoteBatchesRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SINK_FIELD_NUMBER: builtins.int
+    QUERY_FIELD_NUMBER: builtins.int
+    BATCH_FIELD_NUMBER: builtins.int
+    TOPICS_FIELD_NUMBER: builtins.int
+    sink: builtins.str
+    """Name of the sink, at most 200 bytes."""
+    query: builtins.str
+    """Id of the query, at most 64 characters."""
+    batch: builtins.int
+    @property
+    def topics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TopicDigest]:
+        """At most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        sink: builtins.str = ...,
+        query: builtins.str = ...,
+        batch: builtins.int = ...,
+        topics: collections.abc.Iterable[Global___TopicDigest] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "query", b"query", "sink", b"sink", "topics", b"topics"]) -> None: ...
+
+Global___NoteBatchesRequest: typing_extensions.TypeAlias = NoteBatchesRequest
+
+@typing.final
+class TopicDigest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    topic: builtins.str
+    digest: builtins.str
+    """Of the batch's rows in this topic, at most 64 characters. Equal rows have equal digests."""
+    def __init__(
+        self,
+        *,
+        topic: builtins.str = ...,
+        digest: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "topic", b"topic"]) -> None: ...
+
+Global___TopicDigest: typing_extensions.TypeAlias = TopicDigest
+
+@typing.final
+class NoteBatchesReply(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: builtins.int
+    @property
+    def topics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___NotedTopic]:
+        """In the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        topics: collections.abc.Iterable[Global___NotedTopic] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["topics", b"topics"]) -> None: ...
+
+Global___NoteBatchesReply: typing_extensions.TypeAlias = NoteBatchesReply
+
+@typing.final
+class NotedTopic(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OWNER_URL_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    owner_url: builtins.str
+    """grpc:// URL of the owner if it is another broker."""
+    error: builtins.str
+    """Name and text of the error that prevents the note. Empty: there is none."""
+    def __init__(
+        self,
+        *,
+        owner_url: builtins.str = ...,
+        error: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "owner_url", b"owner_url"]) -> None: ...
+
+Global___NotedTopic: typing_extensions.TypeAlias = NotedTopic

@@ -178,6 +178,11 @@ class RowsChanged(WriteRefused):
     tell which of them are stored."""
 
 
+class CheckpointRefused(WriteRefused):
+    """The topic holds batches that the checkpoint of the query does not know of: it was lost,
+    replaced, or is an older copy. Rows would be stored twice, or taken for others and dropped."""
+
+
 class WriteStalled(SparkError):
     """No broker confirmed a message within `sendTimeoutMs`."""
 

@@ -720,8 +720,15 @@ class Log:
 
     async def set_property(self, key: str, value: str) -> None:
         """Durable on return. Raises LogFenced, LogUnavailable, LogDamaged."""
+        await self.change_properties(lambda properties: {**properties, key: value})
+
+    async def change_properties(
+        self, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> None:
+        """Durable on return. `change` may be asked again. Raises LogFenced, LogUnavailable,
+        LogDamaged."""
         await self.owned_record.change(
-            lambda record: replace(record, properties={**record.properties, key: value})
+            lambda record: replace(record, properties=change(record.properties))
         )
 
     async def read(self, first: Position, *, entries_max: int, bytes_max: int) -> list[StoredEntry]:

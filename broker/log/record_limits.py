@@ -31,7 +31,8 @@ while so many wait."""
 
 SUBSCRIPTIONS_BYTES_MAX: Final = 300 << 10
 """Names, properties and the state that they begin with: 3,000 of 100 bytes. With the ledgers and
-`DELETING_MAX` and `CursorConfig.inline_bytes_max` it is 980 KiB."""
+`DELETING_MAX` and `CursorConfig.inline_bytes_max` it is 980 KiB. Notes of Spark's sinks, which are
+properties, take at most 10 KiB more (`broker/session/batch_notes.py`)."""
 
 LEDGERS_PER_STEP: Final = 500
 """With each step of so many ledgers in its record, the next ledgers of a topic may be larger."""

@@ -94,7 +94,8 @@ def _each(request: Message) -> Iterator[Resource]:
         request,
         broker_pb2.PlanTopicsRequest
         | broker_pb2.WatchPositionsRequest
-        | broker_pb2.HoldTopicsRequest,
+        | broker_pb2.HoldTopicsRequest
+        | broker_pb2.NoteBatchesRequest,
     )
     return _topics(part.topic for part in request.topics)
 
@@ -116,4 +117,5 @@ _NEEDS: Final[
     broker_pb2.HoldTopicsRequest: (Permission.CONSUME, _each),
     broker_pb2.FindTopicsRequest: (Permission.LOOKUP, _found),
     broker_pb2.TopicPoliciesRequest: (Permission.LOOKUP, _one),
+    broker_pb2.NoteBatchesRequest: (Permission.PRODUCE, _each),
 }

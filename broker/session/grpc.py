@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, Message
 
 from magnetar.broker.errors import RequestRefused, TopicNotFound
 from magnetar.broker.session import ranges
+from magnetar.broker.session.batch_notes import note_batches, note_of
 from magnetar.broker.session.caller import Caller, authenticated
 from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.limits import Requests
@@ -70,6 +71,7 @@ class BrokerService:
             "FindEntry": self._call(pb.FindEntryRequest, self._ranges.find_entry),
             "HoldTopics": self._call(pb.HoldTopicsRequest, self._ranges.hold),
             "TopicPolicies": self._call(pb.TopicPoliciesRequest, _policies),
+            "NoteBatches": self._call(pb.NoteBatchesRequest, note_batches),
         }
 
     def _call(
@@ -148,16 +150,20 @@ async def _policies(broker: Broker, asked: pb.TopicPoliciesRequest) -> pb.TopicP
     located = await broker.locate(name, authoritative=False)
     if located.broker != broker.me:
         return pb.TopicPoliciesReply(owner_url=located.broker.grpc_url)
+    reply = pb.TopicPoliciesReply()
     with suppress(TopicNotFound):  # then its namespace's policies apply
         topic = await broker.stored_topic(name, create=False)
         if topic.deduplication.wanted:
             # The policy may be newer than what was carried out. Until that is durable, the next
             # owner would not know what the producers have stored.
             await topic.deduplication.follow()
+        note = note_of(topic.log.properties, asked.sink) if asked.sink else None
+        if note is not None:
+            reply.noted.query, reply.noted.batch = note.query, note.batch
     policies = broker.policies.policies_of(name)
-    return pb.TopicPoliciesReply(
-        deduplication=policies.deduplication, max_message_bytes=policies.max_message_bytes
-    )
+    reply.deduplication = policies.deduplication
+    reply.max_message_bytes = policies.max_message_bytes
+    return reply
 
 
 def _parsed(kind: type[Request], data: bytes) -> Request:

@@ -81,7 +81,7 @@ class TopicRanges:
                 return pb.TopicPlan(error=text_of(error))
 
         require_few("topics", len(asked.topics), TOPICS_MAX)
-        return pb.PlanTopicsReply(topics=await _each(asked.topics, one))
+        return pb.PlanTopicsReply(topics=await each(asked.topics, one))
 
     async def _plan_one(self, broker: Broker, asked: pb.TopicAsk) -> pb.TopicPlan:
         name = stored_name(asked.topic)
@@ -138,7 +138,7 @@ class TopicRanges:
             require_few(f"characters of the {what}", len(text), NAME_CHARACTERS_MAX)
         if not asked.subscription:
             raise NotAllowed("HoldTopics", "the subscription has no name")
-        return pb.HoldTopicsReply(topics=await _each(asked.topics, one))
+        return pb.HoldTopicsReply(topics=await each(asked.topics, one))
 
     async def _hold_one(
         self, broker: Broker, asked: pb.HoldTopicsRequest, place: pb.TopicPlace
@@ -180,7 +180,7 @@ def ledger_range(part: ranges.LedgerRange) -> pb.LedgerRange:
     )
 
 
-async def _each(items: Sequence[Item], answer: Callable[[Item], Awaitable[Answer]]) -> list[Answer]:
+async def each(items: Sequence[Item], answer: Callable[[Item], Awaitable[Answer]]) -> list[Answer]:
     """The answers in the order of the items; at most CONCURRENT_MAX are being made."""
     room = asyncio.Semaphore(CONCURRENT_MAX)
 

@@ -38,6 +38,7 @@ class Identity:
     batch: int
     partition: int
     division: tuple[str, ...] = ()  # options that are not the default ones
+    sink: str = ""  # name under which topics note its batches; empty: they note none
 
     def __post_init__(self) -> None:
         assert 0 <= self.batch < BATCHES_MAX

@@ -37,6 +37,7 @@ SEND_TIMEOUT_MS: Final = 60_000
 PENDING_BYTES: Final = 32 << 20
 PENDING_BYTES_MIN: Final = 1 << 20
 PENDING_BYTES_MAX: Final = 1 << 30
+QUERY_NAME_BYTES_MAX: Final = 200  # as brokers note it
 # A part of the producers' names.
 JOB_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -87,6 +88,7 @@ class WriteOptions:
     pending_bytes: int  # of one task: rows that are gathered or have no receipt
     send_timeout_s: float  # how long a task may go on without a receipt
     job_id: str | None  # of a batch job with dedup; None: a new one for each job
+    query_name: str = ""  # of a streaming query; empty: it has none
 
     @property
     def division(self) -> tuple[str, ...]:
@@ -122,6 +124,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> Write
         _number(values, "pendingBytes", PENDING_BYTES, PENDING_BYTES_MIN, PENDING_BYTES_MAX),
         _number(values, "sendTimeoutMs", SEND_TIMEOUT_MS, 1, 2**31 - 1) / 1_000,
         _job_id(values.get("jobid"), guarantee, streaming=streaming),
+        _query_name(values.get("queryname", "")),
     )
 
 
@@ -156,6 +159,12 @@ def _number(values: Mapping[str, str], name: str, default: int, least: int, most
     if not (text.isdecimal() and text.isascii() and len(text) < 20 and least <= int(text) <= most):
         raise InvalidOption(name, f"{text!r} is not a whole number from {least} to {most}")
     return int(text)
+
+
+def _query_name(text: str) -> str:
+    if len(text.encode()) > QUERY_NAME_BYTES_MAX:
+        raise InvalidOption("queryName", f"has more than {QUERY_NAME_BYTES_MAX} bytes")
+    return text
 
 
 def _job_id(text: str | None, guarantee: Guarantee, *, streaming: bool) -> str | None:

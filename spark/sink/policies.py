@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.client.session.backoff import ReconnectDelay
 from magnetar.spark.errors import WriteRefused, WriteStalled
+from magnetar.spark.sink.notes import Note
 
 if TYPE_CHECKING:
     from magnetar.spark.sink.options import WriteOptions
@@ -22,10 +23,14 @@ class Policies:
 
     deduplication: bool  # the owner drops messages that it has stored already
     message_bytes_max: int  # of the payload of an entry; 0: as the broker allows
+    note: Note | None = None  # the last one of the sink; None: there is none
 
 
-def policies_of(options: WriteOptions, topic: str) -> Policies:
-    """Ask the brokers in turn, until one answers. Raises WriteRefused, WriteStalled."""
+def policies_of(options: WriteOptions, topic: str, sink: str = "") -> Policies:
+    """Ask the brokers in turn, until one answers. `sink`: whose last note is wanted; empty: none.
+
+    Raises WriteRefused, WriteStalled.
+    """
     from magnetar.spark.source.range_client import BrokerLost, BrokerRefused  # loads grpc
 
     began_s = time.monotonic()
@@ -34,7 +39,7 @@ def policies_of(options: WriteOptions, topic: str) -> Policies:
         failure = ""
         for broker in options.brokers:
             try:
-                return _follow(broker, topic)
+                return _follow(broker, topic, sink)
             except BrokerLost as error:
                 failure = str(error)
             except BrokerRefused as error:
@@ -45,12 +50,14 @@ def policies_of(options: WriteOptions, topic: str) -> Policies:
         time.sleep(delay.on_failed(time.monotonic()))
 
 
-def _follow(broker: str, topic: str) -> Policies:
+def _follow(broker: str, topic: str, sink: str) -> Policies:
     from magnetar.spark.source.range_client import BrokerLost, topic_policies
 
     for _ in range(REDIRECTS_MAX + 1):
-        found = topic_policies(broker, topic)
+        found = topic_policies(broker, topic, sink)
         if not found.owner_url:
-            return Policies(found.deduplication, found.max_message_bytes)
+            has_note = found.HasField("noted")
+            note = Note(found.noted.query, found.noted.batch) if has_note else None
+            return Policies(found.deduplication, found.max_message_bytes, note)
         broker = found.owner_url
     raise BrokerLost(f"topic {topic}: no owner after {REDIRECTS_MAX} redirects")

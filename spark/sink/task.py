@@ -28,7 +28,8 @@ from magnetar.spark.errors import (
 )
 from magnetar.spark.sink.batches import Cutter, Entry
 from magnetar.spark.sink.columns import Encoder, Target
-from magnetar.spark.sink.identity import MESSAGES_MAX
+from magnetar.spark.sink.identity import MESSAGE_BITS, MESSAGES_MAX
+from magnetar.spark.sink.notes import Digest, behind, is_stored
 from magnetar.spark.sink.options import Batching
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class TaskWriter:
         self._failure: SparkError | None = None
         self._is_shut_down = False
         self.skipped = 0  # messages that an earlier attempt has stored
+        self.digests: dict[str, Digest] = {}  # by topic; with an identity only
 
     @property
     def rows(self) -> int:
@@ -158,7 +160,8 @@ class TaskWriter:
         """Send an entry when there is room for it, unless it is stored already."""
         send = self._sends.get(entry.target) or await self._open(entry.target)
         if self._identity is not None:
-            if entry.last_sequence_id <= send.stored:
+            self.digests[entry.target.topic].add(entry.messages)
+            if send.is_whole or entry.last_sequence_id <= send.stored:
                 self.skipped += len(entry.messages)
                 return
             if entry.first_sequence_id <= send.stored:
@@ -194,6 +197,11 @@ class TaskWriter:
                 raise DeduplicationOff(target.topic)
             send.bytes_max = policies.message_bytes_max
             send.stored = send.publisher.last_sequence_id
+            send.is_whole = is_stored(target.topic, self._identity, policies.note)
+            batch = send.stored >> MESSAGE_BITS
+            if batch > self._identity.batch:
+                raise behind(target.topic, self._identity, batch)
+            self.digests[target.topic] = Digest()
         self._sends[target] = send
         return send
 
@@ -276,6 +284,7 @@ class _Send:
         self.publisher = publisher
         self.stored = -1  # the highest sequence id of an earlier attempt
         self.bytes_max = 0  # of an entry; 0: as the broker announced
+        self.is_whole = False  # the topic holds the whole batch already
 
 
 class _Pending:

@@ -65,9 +65,13 @@ def stream_writer(
 class Written(WriterCommitMessage):
     """What a task has written."""
 
-    def __init__(self, rows: int, skipped: int) -> None:
+    def __init__(
+        self, rows: int, skipped: int, writer: str, digests: Mapping[str, tuple[int, int]]
+    ) -> None:
         self.rows = rows
         self.skipped = skipped  # number of these that an earlier attempt had stored
+        self.writer = writer  # id of the query or of the job
+        self.digests = digests  # of its rows, by topic; empty: at least once
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -98,11 +102,32 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId")
         assert query is not None
         assert batch is not None
-        return _write(self._options, iterator, query, int(batch))
+        sink = self._options.query_name or query
+        return _write(self._options, iterator, query, int(batch), sink)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Note the batch at its topics, before Spark notes it in the checkpoint. Raises
+        WriteRefused, WriteStalled."""
+        tasks = [message for message in messages if isinstance(message, Written)]
+        if any(task.digests for task in tasks):
+            from magnetar.spark.sink.notes import joined, note_batch
+
+            query = tasks[0].writer
+            note_batch(
+                self._options,
+                sink=self._options.query_name or query,
+                query=query,
+                batch=batchId,
+                digests=joined([task.digests for task in tasks]),
+            )
 
 
 def _write(
-    options: WriteOptions, iterator: Iterator[pa.RecordBatch], writer: str, batch: int
+    options: WriteOptions,
+    iterator: Iterator[pa.RecordBatch],
+    writer: str,
+    batch: int,
+    sink: str = "",
 ) -> Written:
     import asyncio
 
@@ -114,7 +139,7 @@ def _write(
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     is_exact = options.guarantee is Guarantee.DEDUP
-    identity = Identity(writer, batch, partition, options.division) if is_exact else None
+    identity = Identity(writer, batch, partition, options.division, sink) if is_exact else None
 
     async def batches() -> AsyncIterator[pa.RecordBatch]:
         # Spark's iterator blocks until the next rows are computed.
@@ -122,11 +147,12 @@ def _write(
             yield batch
 
     async def policies(topic: str) -> Policies:
-        return await asyncio.to_thread(policies_of, options, topic)
+        return await asyncio.to_thread(policies_of, options, topic, sink)
 
     async def run() -> Written:
         task = TaskWriter(options, identity, partition, policies=policies)
         await task.run(batches())
-        return Written(task.rows, task.skipped)
+        digests = {topic: digest.value for topic, digest in task.digests.items()}
+        return Written(task.rows, task.skipped, writer, digests)
 
     return asyncio.run(run())

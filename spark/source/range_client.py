@@ -78,9 +78,10 @@ def plan_range(broker: str, topic: str) -> Plan:
     return Plan(reply.owner_url, reply.exists, tuple(ledgers))
 
 
-def topic_policies(broker: str, topic: str) -> pb.TopicPoliciesReply:
-    """Ask a broker for the policies of a topic. Raises BrokerLost, BrokerRefused."""
-    request = pb.TopicPoliciesRequest(topic=topic)
+def topic_policies(broker: str, topic: str, sink: str = "") -> pb.TopicPoliciesReply:
+    """Ask a broker for the policies of a topic, and for the last note of a sink. Raises BrokerLost,
+    BrokerRefused."""
+    request = pb.TopicPoliciesRequest(topic=topic, sink=sink)
     return _ask(broker, f"{_SERVICE}TopicPolicies", request, pb.TopicPoliciesReply)
 
 
@@ -133,6 +134,12 @@ def find_entry(broker: str, request: pb.FindEntryRequest) -> pb.FindEntryReply:
 def hold_topics(broker: str, request: pb.HoldTopicsRequest) -> list[pb.HeldTopic]:
     """Ask a broker to move a subscription on topics. Raises BrokerLost, BrokerRefused."""
     reply = _ask(broker, f"{_SERVICE}HoldTopics", request, pb.HoldTopicsReply)
+    return _as_many(broker, reply.topics, len(request.topics))
+
+
+def note_batches(broker: str, request: pb.NoteBatchesRequest) -> list[pb.NotedTopic]:
+    """Ask a broker to note a batch of a sink. Raises BrokerLost, BrokerRefused."""
+    reply = _ask(broker, f"{_SERVICE}NoteBatches", request, pb.NoteBatchesReply)
     return _as_many(broker, reply.topics, len(request.topics))
 
 

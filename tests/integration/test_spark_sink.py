@@ -221,9 +221,12 @@ def test_a_task_whose_worker_dies_stores_each_row_once(
     assert [int(row["value"]) for row in read(spark, url, exact)] == list(range(40_000))
 
 
-def start(frame: DataFrame, url: str, topic: str, folder: Path, **options: str) -> Any:
+def start(
+    frame: DataFrame, url: str, topic: str, folder: Path, *, name: str = "", **options: str
+) -> Any:
     stream = frame.writeStream.format("magnetar").option("service.url", url)
     stream = stream.option("topic", topic).option("checkpointLocation", str(folder / "checkpoint"))
+    stream = stream.queryName(name) if name else stream
     return stream.options(**options).trigger(availableNow=True).start()
 
 
@@ -244,15 +247,21 @@ def test_a_batch_that_is_repeated_is_stored_once(
 ) -> None:
     """The driver was killed after the batch and before Spark noted it."""
     frame = files_of(spark, tmp_path, 3, 1_500)
-    start(frame, url, exact, tmp_path, deliveryGuarantee="dedup").awaitTermination(120)
+    options = {"deliveryGuarantee": "dedup", "name": "numbers"}
+    start(frame, url, exact, tmp_path, **options).awaitTermination(120)
     commits = tmp_path / "checkpoint" / "commits"
     assert sorted(file.name for file in commits.iterdir() if file.name.isdigit()) == ["0", "1", "2"]
     for left in ("2", ".2.crc"):
         (commits / left).unlink(missing_ok=True)
-    start(frame, url, exact, tmp_path, deliveryGuarantee="dedup").awaitTermination(120)
+    start(frame, url, exact, tmp_path, **options).awaitTermination(120)
     assert (commits / "2").exists()
     found = [int(row["value"]) for row in read(spark, url, exact)]
     assert sorted(found) == list(range(4_500))
+    # A lost checkpoint: the query's name tells that its rows are stored.
+    shutil.rmtree(tmp_path / "checkpoint")
+    query = start(frame, url, exact, tmp_path, **options)
+    with pytest.raises(Exception, match="holds batch 2 of the query 'numbers' with another"):
+        query.awaitTermination(120)
     # The same at least once: the batch is there twice.
     shutil.rmtree(tmp_path / "checkpoint")
     start(frame, url, topic, tmp_path).awaitTermination(120)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.real_loop
 
 MINE, OTHER = "persistent://public/default/mine", "persistent://public/default/other"
-CONSUME, LOOKUP = Permission.CONSUME, Permission.LOOKUP
+CONSUME, LOOKUP, PRODUCE = Permission.CONSUME, Permission.LOOKUP, Permission.PRODUCE
 
 
 class Grants:
@@ -102,6 +102,13 @@ def calls(topic: str) -> list[tuple[str, Message, Permission]]:
             CONSUME,
         ),
         ("TopicPolicies", pb.TopicPoliciesRequest(topic=topic), LOOKUP),
+        (
+            "NoteBatches",
+            pb.NoteBatchesRequest(
+                sink="s", query="q", topics=[pb.TopicDigest(topic=topic, digest="d")]
+            ),
+            PRODUCE,
+        ),
     ]
 
 

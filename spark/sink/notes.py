@@ -1,0 +1,162 @@
+"""Notes of the batches that a streaming query has stored whole, kept by the owners of its topics.
+
+The sink's name is that of the query (`queryName`), or its id. With its first rows for a topic, a
+task learns the last note there:
+
+- It is of another query: the checkpoint was lost or replaced, and the query would store rows again
+  that another one has stored. The task fails.
+- It is of a later batch: the checkpoint is older than the topic, for example a backup. The broker
+  would drop new rows as duplicates of other ones. The task fails.
+- It is of this batch: the driver was killed before Spark noted the batch in the checkpoint. The
+  task writes nothing; the digests of its rows are compared when the batch is noted again.
+
+The driver notes a batch when all of its tasks have succeeded, before Spark does.
+
+Pure, except for `note_batch`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+import google_crc32c
+
+from magnetar.client.session.backoff import ReconnectDelay
+from magnetar.spark.errors import CheckpointRefused, WriteRefused, WriteStalled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from magnetar.protos.message import OutgoingMessage
+    from magnetar.spark.sink.identity import Identity
+    from magnetar.spark.sink.options import WriteOptions
+
+REDIRECTS_MAX: Final = 4  # in one round; the next round begins after a delay
+TOPICS_MAX: Final = 1_000  # of one call
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """The last batch that a topic is known to hold whole."""
+
+    query: str
+    batch: int
+
+
+def is_stored(topic: str, identity: Identity, note: Note | None) -> bool:
+    """Whether the topic holds the whole batch. Raises CheckpointRefused."""
+    if note is None:
+        return False
+    if note.query != identity.writer:
+        raise CheckpointRefused(
+            topic,
+            f"the topic holds batch {note.batch} of the query {identity.sink!r} with another"
+            f" checkpoint, of query {note.query}; this checkpoint is of {identity.writer} and would"
+            " store rows again: restore that checkpoint, or give this query another name",
+        )
+    if note.batch > identity.batch:
+        raise behind(topic, identity, note.batch)
+    return note.batch == identity.batch
+
+
+def behind(topic: str, identity: Identity, batch: int) -> CheckpointRefused:
+    """The error of a checkpoint that is older than what the topic holds."""
+    return CheckpointRefused(
+        topic,
+        f"the topic holds rows of batch {batch} of this query, and its checkpoint continues with"
+        f" batch {identity.batch}: the checkpoint is an older copy, so that new rows would be taken"
+        " for rows that are stored; restore the newest checkpoint, or begin with an empty one and"
+        " another name",
+    )
+
+
+class Digest:
+    """Of rows for one topic: equal for equal rows, however tasks divide and order them."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._checksums = 0
+
+    def add(self, messages: Sequence[OutgoingMessage]) -> None:
+        """Add the messages of an entry."""
+        self.rows += len(messages)
+        self._checksums += sum(map(_crc32c, [message.payload for message in messages]))
+        keys = [it.partition_key.encode() for it in messages if it.partition_key is not None]
+        self._checksums += sum(map(_crc32c, keys)) << 64
+
+    @property
+    def value(self) -> tuple[int, int]:
+        return self.rows, self._checksums
+
+
+_crc32c = google_crc32c.value
+
+
+def joined(tasks: Sequence[Mapping[str, tuple[int, int]]]) -> dict[str, str]:
+    """Return the digest of each topic, from those of the tasks by topic."""
+    rows: Counter[str] = Counter()
+    checksums: Counter[str] = Counter()
+    for task in tasks:
+        for topic, (count, checksum) in task.items():
+            rows[topic] += count
+            checksums[topic] += checksum
+    return {
+        topic: f"{count}-{hashlib.sha256(str(checksums[topic]).encode()).hexdigest()[:32]}"
+        for topic, count in rows.items()
+    }
+
+
+def note_batch(
+    options: WriteOptions, *, sink: str, query: str, batch: int, digests: Mapping[str, str]
+) -> None:
+    """Note a batch at its topics. Blocks. Raises WriteRefused, WriteStalled."""
+    from magnetar.spark.source.range_client import BrokerLost, BrokerRefused  # loads grpc
+
+    began_s = time.monotonic()
+    delay = ReconnectDelay(Random())
+    left = dict(digests)
+    brokers = list(options.brokers)
+    while True:
+        try:
+            _note(brokers[0], sink, query, batch, left)
+            return
+        except BrokerRefused as error:
+            raise WriteRefused(next(iter(left)), str(error)) from error
+        except BrokerLost as error:
+            brokers.append(brokers.pop(0))
+            waited_s = time.monotonic() - began_s
+            if waited_s >= options.send_timeout_s:
+                raise WriteStalled(next(iter(left)), waited_s, str(error)) from error
+        time.sleep(delay.on_failed(time.monotonic()))
+
+
+def _note(broker: str, sink: str, query: str, batch: int, left: dict[str, str]) -> None:
+    """One round: ask a broker, then the owners that it names. Noted topics are removed."""
+    from magnetar.protos import broker_pb2 as pb
+    from magnetar.spark.source.range_client import BrokerLost, note_batches, raise_named
+
+    owners: dict[str, str] = {}
+    for _ in range(REDIRECTS_MAX + 1):
+        by_owner: dict[str, list[str]] = {}
+        for topic in left:
+            by_owner.setdefault(owners.get(topic, broker), []).append(topic)
+        for owner, topics in by_owner.items():
+            some = topics[:TOPICS_MAX]
+            request = pb.NoteBatchesRequest(sink=sink, query=query, batch=batch)
+            for topic in some:
+                request.topics.add(topic=topic, digest=left[topic])
+            for topic, noted in zip(some, note_batches(owner, request), strict=True):
+                if noted.owner_url:
+                    owners[topic] = noted.owner_url
+                elif noted.error:
+                    raise_named(owner, noted.error)
+                else:
+                    del left[topic]
+        if not left:
+            return
+    raise BrokerLost(f"no owner of {next(iter(left))} after {REDIRECTS_MAX} redirects")

@@ -73,8 +73,9 @@ class Subscription:
     acks: list[pb.CommandAck] = field(default_factory=list)
 
     def dispatch(self) -> None:
+        last = max(self.unacked, default=self.mark)
         for key in sorted(self.topic.entries):
-            if key not in self.unacked and key > max(self.unacked, default=self.mark):
+            if key not in self.unacked and key > last:
                 self.unacked[key] = (1 << self.topic.messages_of(key)[0]) - 1
         waiting = [key for key in sorted(self.unacked) if key not in self.out]
         for key in waiting:
@@ -191,6 +192,7 @@ class Session:
         flags = pb.FeatureFlags(
             supports_topic_watchers=self.broker.announces_topics,
             supports_drain_consumer=self.broker.drains_consumers,
+            supports_ordered_negative_acks=True,
         )
         self.send(
             pb.CommandConnected(server_version="fake", protocol_version=21, feature_flags=flags)
@@ -390,6 +392,12 @@ class Session:
             self.send(
                 pb.CommandAckResponse(consumer_id=body.consumer_id, request_id=body.request_id)
             )
+
+    def on_negativeack(self, body: Any, _: object) -> None:
+        """The returned entries wait until something else is dispatched."""
+        consumer = self.consumers[body.consumer_id]
+        consumer.subscription.release(consumer, {(it.ledgerId, it.entryId) for it in body.returned})
+        self.send(pb.CommandSuccess(request_id=body.request_id))
 
     def on_redeliverunacknowledgedmessages(self, body: Any, _: object) -> None:
         consumer = self.consumers[body.consumer_id]

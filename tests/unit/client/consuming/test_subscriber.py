@@ -20,10 +20,11 @@ from fakes.client_world import (
 )
 from fakes.loops import loop_of
 from fakes.session_broker import UNASKED
-from support import settle
+from support import settle, wait_until
 
 from magnetar.client.consumer import LoopQueue
 from magnetar.client.consuming.acks import ACK_IDS_MAX
+from magnetar.client.consuming.redelivery import REDELIVERY_IDS_MAX
 from magnetar.client.errors import (
     AlreadyClosed,
     ConsumerBusy,
@@ -35,7 +36,11 @@ from magnetar.client.errors import (
 )
 from magnetar.client.ids import key_of
 from magnetar.client.message import MessageId
-from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerType
+from magnetar.client.options import (
+    ConsumerBatchReceivePolicy,
+    ConsumerKeySharedPolicy,
+    ConsumerType,
+)
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.framing import COMMAND_BYTES_MAX, encode_command
 
@@ -113,6 +118,37 @@ async def test_queue_size_zero_requests_one_message_at_a_time() -> None:
         assert cluster.brokers[A].commands(pb.CommandFlow) == []
         assert data(await receive(consumer, 2)) == [0, 1]
         assert len(subscription(cluster).out) == 2
+
+
+async def test_a_long_list_of_returned_entries_goes_in_commands_of_bounded_size() -> None:
+    count = REDELIVERY_IDS_MAX + 2
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer(
+            "t", batching_enabled=False, max_pending_messages=count
+        )
+        for number in range(count):
+            producer.send_async(b"%d" % number, None, partition_key="k")
+        await producer.flush()
+        consumer = await client.subscribe(
+            "t",
+            "s",
+            consumer_type=ConsumerType.KeyShared,
+            initial_position=EARLIEST,
+            receiver_queue_size=count,
+            key_shared_policy=ConsumerKeySharedPolicy(ordered_negative_acks=True),
+            negative_ack_redelivery_delay_ms=100,
+        )
+        [first] = await receive(consumer, 1)
+        await wait_until(lambda: len(subscription(cluster).out) == count, what="deliveries")
+        await settle()
+        await consumer.negative_acknowledge(first)
+        await settle()
+        commands = cluster.brokers[A].commands(pb.CommandNegativeAck)
+        sizes = [(len(it.message_ids), len(it.returned)) for it in commands]
+        assert sizes == [(1, REDELIVERY_IDS_MAX - 1), (0, 2)]
+        assert len({it.entryId for command in commands for it in command.returned}) == count - 1
+        assert all(len(encode_command(command)) < COMMAND_BYTES_MAX for command in commands)
+        assert sorted(data(await receive(consumer, count))) == list(range(count))
 
 
 async def test_acknowledgements_go_together_and_are_answered() -> None:

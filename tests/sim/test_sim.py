@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from world.run import MAIN, outcomes, report
-from world.scenario import Outcome, play
+from world.scenario import Outcome, Scenario, play
 from world.scenarios import SCENARIOS
+
+if TYPE_CHECKING:
+    from world.cluster import World
 
 HERE = Path(__file__).parent
 FIRST, SEEDS = 0, 300  # 90 s of one core
@@ -170,6 +175,21 @@ def test_a_seed_always_gives_the_same_run(scenario: str) -> None:
         again = play(SCENARIOS[scenario], seed, tell=True)
         assert first.digest == again.digest
         assert again.story
+
+
+def test_a_failure_that_no_code_looks_at_is_a_bug() -> None:
+    async def story(world: World) -> None:
+        world.loop.call_soon(lambda: 1 // 0)
+        world.loop.create_task(stray())
+        await asyncio.sleep(1)
+
+    async def stray() -> None:
+        raise ZeroDivisionError
+
+    outcome = play(Scenario("stray", "", ("1/1/1",), story), 0)
+    assert outcome.violation is not None
+    assert outcome.violation.oracle == "bug"
+    assert "ZeroDivisionError" in str(outcome.violation)
 
 
 def test_another_seed_is_another_run() -> None:

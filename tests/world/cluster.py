@@ -177,6 +177,10 @@ class World:
         if self._failure.done():
             self._failure.result()
         telling.result()
+        for stray in self.loop.stray:
+            error = stray.get("exception")
+            why = f"no code looked at this failure: {stray['message']}: {error!r}"
+            raise self.oracle.broken("bug", why) from error
 
     def on_failure(self, host: Host, error: BaseException) -> None:
         """A task of a process has failed."""

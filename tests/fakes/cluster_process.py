@@ -13,6 +13,7 @@ import httpx
 from support import wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 SERVED_S = 60.0
@@ -23,13 +24,23 @@ STAYING = "load_balancer_shedding_enabled=false"
 class ClusterProcess:
     """`magnetar local-cluster`, which starts a process again when it was killed."""
 
-    def __init__(self, directory: Path, *, balances: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        balances: bool = False,
+        bookies: int = 3,
+        brokers: int = 2,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
         """`balances`: bundles move to the broker that owns fewer, within some seconds. Otherwise
-        they stay, so that a test knows where they are."""
+        they stay, so that a test knows where they are. `settings`: further ones of the brokers."""
         self.directory = directory / "cluster"
         command = [sys.executable, "-m", "magnetar.cli.main", "local-cluster", "--restart"]
-        command += ["--zookeepers", "1", "--bookies", "3", "--brokers", "2"]
+        command += ["--zookeepers", "1", "--bookies", str(bookies), "--brokers", str(brokers)]
         command += ["--broker-setting", BALANCING if balances else STAYING]
+        for name, value in (settings or {}).items():
+            command += ["--broker-setting", f"{name}={json.dumps(value)}"]
         with (directory / "launcher.log").open("w") as log:
             self._process = subprocess.Popen(
                 [*command, "--dir", str(self.directory)],

@@ -383,7 +383,7 @@ def incomplete_chunked_messages_are_bounded_and_expire(pair: Pair) -> None:
         "expire_time_of_incomplete_chunked_message_ms": 1_000,
     }
     consumer = pair.subscribe(**options)
-    asyncio.run(_first_chunks(pair.owner_url(pair.topic), pair.topic, 3))
+    asyncio.run(publish_first_chunks(pair.owner_url(pair.topic), pair.topic, 3))
     pair.producer().send(b"whole")
     (message,) = pair.take(consumer, 1)
     assert message.data() == b"whole"
@@ -393,7 +393,7 @@ def incomplete_chunked_messages_are_bounded_and_expire(pair: Pair) -> None:
     wait_for(lambda: pair.backlog() == 0)
 
 
-async def _first_chunks(url: str, topic: str, count: int) -> None:
+async def publish_first_chunks(url: str, topic: str, count: int) -> None:
     """Publish the first of two chunks of `count` messages, as a producer that dies does."""
     async with pulsar_wire(urlsplit(url).netloc) as wire:
         await wire.produce(topic, producer_name="dies")

@@ -5,54 +5,32 @@ The cases of one feature are in the module of that feature; here each has its pl
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pulsar
 import pytest
-from fakes.blocking import blocking_client
+from fakes.cluster_api import CLIENTS, TIMEOUT_MS, Api, api_of, take
 from fakes.cluster_process import ClusterProcess
 from fakes.promises import (
     OUR_PROMISES,
     PROMISES,
     Pair,
+    publish_first_chunks,
     unacknowledged_messages_come_again_after_the_ack_timeout,
 )
 from support import skip_without_zookeeper, wait_for
-
-import magnetar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.zookeeper, pytest.mark.real_loop]
 
-TIMEOUT_MS = 30_000
-QUIET_MS = 300
 LIMIT = 5 << 20
 NUMBERS = itertools.count()
-
-
-@dataclass
-class Api:
-    """A client, and the module that has its names."""
-
-    module: Any
-    client: Any
-
-    def subscribe(self, topic: str, name: str = "s", **options: Any) -> Any:
-        options.setdefault("initial_position", self.module.InitialPosition.Earliest)
-        return self.client.subscribe(topic, name, **options)
-
-    def is_quiet(self, consumer: Any) -> bool:
-        try:
-            consumer.receive(timeout_millis=QUIET_MS)
-        except self.module.Timeout:
-            return True
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -66,26 +44,24 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess
 
 @pytest.fixture(scope="module")
 def apache(cluster: ClusterProcess) -> Iterator[Api]:
-    logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
-    client = pulsar.Client(cluster.pulsar_url, operation_timeout_seconds=30, logger=logger)
-    yield Api(pulsar, client)
-    client.close()
+    with api_of(cluster, "apache") as api:
+        yield api
 
 
 @pytest.fixture(scope="module")
 def over_tcp(cluster: ClusterProcess) -> Iterator[Api]:
-    with magnetar.Client(cluster.pulsar_url, operation_timeout_seconds=30) as client:
-        yield Api(magnetar, client)
+    with api_of(cluster, "ours over TCP") as api:
+        yield api
 
 
 @pytest.fixture(scope="module")
 def over_grpc(cluster: ClusterProcess) -> Iterator[Api]:
     """The asyncio client."""
-    with blocking_client(cluster.service_url, operation_timeout_seconds=30) as client:
-        yield Api(magnetar, client)
+    with api_of(cluster, "asyncio over gRPC") as api:
+        yield api
 
 
-APIS = {"apache": "apache", "ours over TCP": "over_tcp", "asyncio over gRPC": "over_grpc"}
+APIS = dict(zip(CLIENTS, ("apache", "over_tcp", "over_grpc"), strict=True))
 
 
 @pytest.fixture(scope="module", params=APIS)
@@ -106,13 +82,14 @@ CASES = [
 ]
 
 
+def owner_url(cluster: ClusterProcess, topic: str) -> str:
+    path = topic.replace("://", "/")
+    return str(cluster.ask(0, "GET", f"/lookup/v2/topic/{path}").json()["brokerUrl"])
+
+
 def pair_of(request: pytest.FixtureRequest, pair: str) -> Pair:
     sends, consumes = (request.getfixturevalue(name) for name in PAIRS[pair])
     cluster: ClusterProcess = request.getfixturevalue("cluster")
-
-    def owner_url(name: str) -> str:
-        path = name.replace("://", "/")
-        return str(cluster.ask(0, "GET", f"/lookup/v2/topic/{path}").json()["brokerUrl"])
 
     return Pair(
         sends.module,
@@ -121,7 +98,7 @@ def pair_of(request: pytest.FixtureRequest, pair: str) -> Pair:
         consumes.client,
         f"persistent://public/rows/t{next(NUMBERS)}",
         cluster.admin,
-        owner_url,
+        partial(owner_url, cluster),
     )
 
 
@@ -149,15 +126,6 @@ def name() -> str:
 @pytest.fixture
 def topic(name: str) -> str:
     return f"persistent://public/rows/{name}"
-
-
-def take(consumer: Any, count: int) -> list[bytes]:
-    found = []
-    for _ in range(count):
-        message = consumer.receive(timeout_millis=TIMEOUT_MS)
-        consumer.acknowledge(message)
-        found.append(message.data())
-    return found
 
 
 def test_largest_message_passes_and_a_larger_one_is_refused(api: Api, topic: str) -> None:
@@ -225,6 +193,41 @@ def test_interwoven_chunked_messages_are_joined_and_acknowledged(
         producer.close()
     with pytest.raises(Exception, match=r"(?i)batch|chunk"):
         api.client.create_producer(topic, batching_enabled=True, chunking_enabled=True)
+
+
+def backlog(cluster: ClusterProcess, name: str) -> int:
+    stats = cluster.admin("GET", f"persistent/public/rows/{name}/stats")
+    return int(stats["subscriptions"]["s"]["msgBacklog"])
+
+
+def test_oldest_incomplete_message_is_given_up_at_the_limit(
+    api: Api, cluster: ClusterProcess, name: str, topic: str
+) -> None:
+    consumer = api.subscribe(
+        topic,
+        max_pending_chunked_message=1,
+        auto_ack_oldest_chunked_message_on_queue_full=True,
+    )
+    asyncio.run(publish_first_chunks(owner_url(cluster, topic), topic, 2))
+    assert backlog(cluster, name) > 0
+    options: dict[str, Any] = {"batching_enabled": False, "chunking_enabled": True}
+    producer = api.client.create_producer(topic, **options)
+    payload = bytes(LIMIT + 1_000)
+    producer.send(payload)
+    assert take(consumer, 1) == [payload]
+    wait_for(lambda: backlog(cluster, name) == 0)
+
+
+@pytest.mark.night
+def test_incomplete_message_expires_at_apaches_client_after_its_minute(
+    apache: Api, cluster: ClusterProcess, name: str, topic: str
+) -> None:
+    """It has no setting for the time; the promises of our clients have theirs."""
+    consumer = apache.subscribe(topic)
+    asyncio.run(publish_first_chunks(owner_url(cluster, topic), topic, 1))
+    assert apache.is_quiet(consumer)
+    assert backlog(cluster, name) == 1
+    wait_for(lambda: backlog(cluster, name) == 0, deadline_s=150.0)
 
 
 def test_names_of_topics_are_completed_and_partitions_reserved(api: Api, name: str) -> None:

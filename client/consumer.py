@@ -391,7 +391,7 @@ async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | No
                     message = queue.maybe_take()
         except TimeoutError:
             raise Timeout(f"no message within {timeout_s} s", topic=subscriber.topic) from None
-    subscriber.on_taken(message.delivery, message.place, message.place + 1)
+    subscriber.on_taken((message.run,))
     decoder = subscriber.subscription.decoder
     if decoder is not None and not decoder.knows(message):
         try:
@@ -475,7 +475,7 @@ def acknowledge(core: ConsumerCore, message: Message | MessageId) -> None:
     if isinstance(message, MessageId):
         core.acknowledge(message)
     elif message.was_delivered:
-        core.on_acknowledged(message.delivery, message.place, message.place + 1)
+        core.on_acknowledged((message.run,))
     elif message.is_of(core.cluster):
         core.acknowledge(message.message_id())
 

@@ -70,27 +70,34 @@ class Message:
     it, the whole batch stays in memory.
     """
 
-    __slots__ = ("_delivery", "_index", "_message_id", "_received")
+    __slots__ = ("_message_id", "_received", "delivery", "place")
+
+    # Internal to the client. They are read several times for each message; a property would cost
+    # more than the rest of the work.
+    delivery: Delivery
+    """What the message shares with the others of its entry."""
+    place: int
+    """The index in the delivered batch; -1: in none."""
 
     def __init__(
         self,
         received: ReceivedMessage | None,
         message_id: MessageId | None,
         delivery: Delivery,
-        index: int = -1,
+        place: int = -1,
     ) -> None:
-        """`index`: in the delivered batch; -1: in none. `received` and `message_id` None: made from
+        """`received` and `message_id` None: made from
         the delivery when they are asked for."""
         self._received = received
         self._message_id = message_id
-        self._delivery = delivery
-        self._index = index
+        self.delivery = delivery
+        self.place = place
 
     def data(self) -> bytes:
         """Return the payload."""
         if self._received is None:
-            assert self._delivery.batch is not None
-            return self._delivery.batch.payload(self._index)
+            assert self.delivery.batch is not None
+            return self.delivery.batch.payload(self.place)
         return self._received.payload
 
     def value(self) -> Any:
@@ -101,13 +108,13 @@ class Message:
         InvalidMessage if the broker does not know the version with which the message was written.
         In the synchronous client the call may ask the broker for that version, once for each.
         """
-        decoder = self._delivery.decoder
+        decoder = self.delivery.decoder
         return self.data() if decoder is None else decoder.decode(self)
 
     def message_id(self) -> MessageId:
         """Return the id: where the message is stored, and what `acknowledge` accepts."""
         if self._message_id is None:
-            self._message_id = self._delivery.id_of(self._index)
+            self._message_id = self.delivery.id_of(self.place)
         return self._message_id
 
     def properties(self) -> dict[str, str]:
@@ -124,7 +131,7 @@ class Message:
 
     def publish_timestamp(self) -> int:
         """Return when the producer sent the message, in milliseconds since 1970."""
-        return self._delivery.publish_time_ms
+        return self.delivery.publish_time_ms
 
     def event_timestamp(self) -> int:
         """Return the application's event time in milliseconds since 1970, or 0 if it gave none."""
@@ -132,29 +139,29 @@ class Message:
 
     def topic_name(self) -> str:
         """Return the full name of the topic."""
-        return self._delivery.topic
+        return self.delivery.topic
 
     def index(self) -> int | None:
         """Return the message's number in its topic, from 0; None if the broker does not send it."""
-        last = self._delivery.last_index
+        last = self.delivery.last_index
         message_id = self.message_id()
         behind = message_id.batch_size() - 1 - message_id.batch_index()
         return last if last is None or message_id.batch_index() < 0 else last - behind
 
     def redelivery_count(self) -> int:
         """Return how often the message was delivered before (Shared and Key_Shared only)."""
-        return self._delivery.redelivery_count
+        return self.delivery.redelivery_count
 
     def schema_version(self) -> str:
         """Return the version of the schema with which the message was written; "" if none.
 
         The characters are the bytes of the version on the wire, as in Apache's client.
         """
-        return self._delivery.schema_version.decode("latin-1")
+        return self.delivery.schema_version.decode("latin-1")
 
     def producer_name(self) -> str:
         """Return the name of the producer."""
-        return self._delivery.producer_name
+        return self.delivery.producer_name
 
     def has_null_value(self) -> bool:
         """Return whether the content was None. On a compacted topic this deletes the key."""
@@ -162,42 +169,37 @@ class Message:
 
     def encryption_context(self) -> EncryptionContext | None:
         """Return how the message was encrypted. None: it was not."""
-        return self._delivery.encryption
+        return self.delivery.encryption
 
     @property
     def received(self) -> ReceivedMessage:
         """The decoded message. Internal to the client."""
         if self._received is None:
-            assert self._delivery.batch is not None
-            self._received = self._delivery.batch.message(self._index)
+            assert self.delivery.batch is not None
+            self._received = self.delivery.batch.message(self.place)
         return self._received
 
     @property
     def was_delivered(self) -> bool:
         """Whether a consumer received it: else the program made it. Internal to the client."""
-        return self._delivery.key is not None
+        return self.delivery.key is not None
 
     @property
-    def place(self) -> int:
-        """The index in the delivered batch; -1: in none. Internal to the client."""
-        return self._index
+    def run(self) -> tuple[Delivery, int, int]:
+        """The run (steps.py) of this message alone. Internal to the client."""
+        return self.delivery, self.place, self.place + 1
 
     @property
     def payload_bytes(self) -> int:
         """The size of the payload. Internal to the client."""
         if self._received is None:
-            return self._delivery.bytes_of(self._index, self._index + 1)
+            return self.delivery.bytes_of(self.place, self.place + 1)
         return len(self._received.payload)
-
-    @property
-    def delivery(self) -> Delivery:
-        """What the message shares with the others of its entry. Internal to the client."""
-        return self._delivery
 
     def is_of(self, cluster: int) -> bool:
         """Return whether the message came from this cluster: in another one, its id names another
         message. Internal to the client."""
-        return self._delivery.cluster is None or self._delivery.cluster == cluster
+        return self.delivery.cluster is None or self.delivery.cluster == cluster
 
     def __repr__(self) -> str:
         return f"Message({self.message_id()}, {self.payload_bytes} bytes)"

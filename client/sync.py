@@ -30,7 +30,7 @@ from magnetar.client.consumer import (
 )
 from magnetar.client.consuming.listeners import Listener, ListenerThread
 from magnetar.client.consuming.retry import RetrySubscriber, not_enabled
-from magnetar.client.consuming.steps import Call, Steps
+from magnetar.client.consuming.steps import YIELD_QUEUE_MIN, Call, Steps
 from magnetar.client.environment import Environment
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -841,7 +841,12 @@ class _Inbox:
 
     def __init__(self, thread: LoopThread, mailbox: Mailbox, subscriber: ConsumerCore) -> None:
         self._thread = thread
-        self._prefetches = subscriber.subscription.queue_messages_max > 0
+        messages_max = subscriber.subscription.queue_messages_max
+        self._prefetches = messages_max > 0
+        # The loop asks for more messages when the queue is half empty.
+        self._half = messages_max // 2 if messages_max >= YIELD_QUEUE_MIN else 0
+        self._is_above = False  # the queue was longer than that when the last delivery began
+        self._yields = False  # the next call lets the loop run before it takes a message
         self._bridge = thread.add(Steps(thread.loop, self._carry_out))
         self.mailbox = mailbox
         self.mailbox.on_waiting = self._on_waiting
@@ -853,6 +858,10 @@ class _Inbox:
         Raises Timeout after `timeout_s` seconds, and the error that ended the consumer.
         """
         self._thread.check_not_forked()
+        if self._yields:
+            self._yields = False
+            if not self._thread.is_current:
+                self._bridge.let_loop_run()
         message = self.mailbox.maybe_take()
         if message is None:
             self._thread.check_may_wait()
@@ -861,7 +870,9 @@ class _Inbox:
         return message
 
     def was_taken(self, message: Message) -> None:
-        self._bridge.on_taken(message)
+        if self._bridge.on_taken(message) and self._half:
+            was_above, self._is_above = self._is_above, len(self.mailbox) > self._half
+            self._yields = was_above and not self._is_above
 
     def acknowledge(self, message: Message) -> None:
         """Acknowledge a delivered message. Raises AlreadyClosed if the consumer is closed."""
@@ -900,10 +911,10 @@ def _carry_out(step: Step, subscriber: ConsumerCore) -> None:
     if isinstance(step, Call):
         step.function(step.argument)
         return
-    if step.taken is not None:
-        subscriber.on_taken(step.taken, step.taken_first, step.taken_end)
-    if step.acked is not None:
-        subscriber.on_acknowledged(step.acked, step.acked_first, step.acked_end)
+    if step.taken:
+        subscriber.on_taken(step.taken)
+    if step.acknowledged:
+        subscriber.on_acknowledged(step.acknowledged)
 
 
 async def _counted(publisher: ProducerCore) -> ProducerStatistics:

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from magnetar.client.consuming.letter_producer import LetterProducer
     from magnetar.client.consuming.sources import Source
+    from magnetar.client.consuming.steps import Run
     from magnetar.client.consuming.subscription import Subscription
     from magnetar.client.environment import Parts
-    from magnetar.client.message import Delivery
     from magnetar.client.message_queue import SharedQueue
 
 log = get_logger(__name__)
@@ -155,10 +155,11 @@ class ManySubscriber:
 
     # Messages taken and acknowledged by the user
 
-    def on_taken(self, delivery: Delivery, first: int, end: int) -> None:
-        child = self._children.get(delivery.topic)
-        if child is not None:  # None: the consumer has left the topic
-            child.on_taken(delivery, first, end)
+    def on_taken(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            child = self._children.get(run[0].topic)
+            if child is not None:  # None: the consumer has left the topic
+                child.on_taken((run,))
 
     def on_returned(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -190,10 +191,11 @@ class ManySubscriber:
         if child is not None:
             child.acknowledge(message_id)
 
-    def on_acknowledged(self, delivery: Delivery, first: int, end: int) -> None:
-        child = self._children.get(delivery.topic)
-        if child is not None:
-            child.on_acknowledged(delivery, first, end)
+    def on_acknowledged(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            child = self._children.get(run[0].topic)
+            if child is not None:
+                child.on_acknowledged((run,))
 
     def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge a message and all before it in its topic or partition."""

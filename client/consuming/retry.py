@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from magnetar.client.consuming.letter_producer import LetterProducer
+    from magnetar.client.consuming.steps import Run
     from magnetar.client.consuming.subscriber import Subscriber
     from magnetar.client.environment import Parts
-    from magnetar.client.message import Delivery, MessageId
+    from magnetar.client.message import MessageId
 
 
 class RetrySubscriber:
@@ -134,8 +135,9 @@ class RetrySubscriber:
     def check_open(self) -> None:
         self._main.check_open()
 
-    def on_taken(self, delivery: Delivery, first: int, end: int) -> None:
-        self._part_of(delivery.topic).on_taken(delivery, first, end)
+    def on_taken(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            self._part_of(run[0].topic).on_taken((run,))
 
     def on_returned(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -160,8 +162,9 @@ class RetrySubscriber:
     def acknowledge(self, message_id: MessageId) -> None:
         self._part(message_id).acknowledge(message_id)
 
-    def on_acknowledged(self, delivery: Delivery, first: int, end: int) -> None:
-        self._part_of(delivery.topic).on_acknowledged(delivery, first, end)
+    def on_acknowledged(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            self._part_of(run[0].topic).on_acknowledged((run,))
 
     def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge a message and all before it in its topic or partition."""

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message as Body
 
     from magnetar.client.consuming.letter_producer import LetterProducer
+    from magnetar.client.consuming.steps import Run
     from magnetar.client.encryption import EncryptionContext
     from magnetar.client.environment import Parts
     from magnetar.client.ids import Key
@@ -194,23 +195,30 @@ class Subscriber:
 
     # Messages taken and acknowledged by the user
 
-    def on_taken(self, delivery: Delivery, first: int, end: int) -> None:
-        """Count messages that the user took out of the queue: of one entry, those from index
-        `first` to before `end`. An entry that is no batch has one message, with the index -1."""
-        if delivery.generation != self._generation:
+    def on_taken(self, runs: Sequence[Run]) -> None:
+        """Count messages that the user took out of the queue."""
+        messages = size = 0
+        last: Delivery | None = None  # whose last message was taken
+        now, unacked = self._loop.time(), self._unacked
+        for delivery, first, end in runs:
+            if delivery.generation != self._generation:
+                continue
+            messages += end - first
+            size += delivery.bytes_of(first, end)
+            if end == delivery.batch_size:
+                last = delivery
+            if unacked is not None and delivery.key is not None:
+                unacked.add(delivery.key, now, delivery.redelivery_count)
+        if not messages:
             return
-        messages, size = end - first, delivery.bytes_of(first, end)
         self.stats.messages_received += messages
         self.stats.bytes_received += size
         if self._permits.on_taken(messages, size):
             self._grant()
-        assert delivery.key is not None
-        if not self.subscription.is_durable:
-            if end == delivery.batch_size:  # acknowledge it, so that the broker can forget it
-                self._acks.acknowledge_cumulative(delivery.key, end - 1, end)
-        elif self._unacked is not None:
-            self._unacked.add(delivery.key, self._loop.time(), delivery.redelivery_count)
+        if unacked is not None:
             self._arm()
+        if last is not None and not self.subscription.is_durable:
+            self._forget_through(last)
 
     def on_returned(self, messages: Sequence[Message]) -> None:
         """Count messages that the user took and put back into the queue."""
@@ -241,12 +249,12 @@ class Subscriber:
         index = message_id.batch_index()
         self._acknowledge(_key_of(message_id), index, index + 1, message_id.batch_size())
 
-    def on_acknowledged(self, delivery: Delivery, first: int, end: int) -> None:
-        """Acknowledge messages of one delivered entry, as `on_taken` has them; no effect if they
-        came from another cluster."""
-        if delivery.cluster is None or delivery.cluster == self.cluster:
-            assert delivery.key is not None
-            self._acknowledge(delivery.key, first, end, delivery.batch_size)
+    def on_acknowledged(self, runs: Sequence[Run]) -> None:
+        """Acknowledge delivered messages; no effect on those from another cluster."""
+        cluster = self.cluster
+        for delivery, first, end in runs:
+            if delivery.cluster == cluster and delivery.key is not None:
+                self._acknowledge(delivery.key, first, end, delivery.batch_size)
 
     def _acknowledge(self, key: Key, first: int, end: int, batch_size: int) -> None:
         self.stats.acknowledged += end - first
@@ -912,6 +920,12 @@ class Subscriber:
         self._nacks.clear()
         if self._unacked is not None:
             self._unacked.clear()
+
+    def _forget_through(self, delivery: Delivery) -> None:
+        """Acknowledge what a reader has read, so that the broker can forget it."""
+        assert delivery.key is not None
+        size = delivery.batch_size
+        self._acks.acknowledge_cumulative(delivery.key, size - 1, size)
 
     # Attaching
 

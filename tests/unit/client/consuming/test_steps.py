@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from magnetar.client.consuming.steps import Call, Progress, Step, Steps
 from magnetar.client.message import Delivery, Message
+from magnetar.client.thread_bridge import LoopThread
 from magnetar.protos.batch import open_batch
 from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_batch
 
@@ -57,7 +58,7 @@ class Core:
 
     def __init__(self) -> None:
         self.told: Told = []
-        self.steps = 0
+        self.steps = self.runs = 0
 
     def take(self, steps: Any) -> None:
         for step in steps:
@@ -69,11 +70,9 @@ class Core:
             step.function(step.argument)
             return
         assert isinstance(step, Progress)
-        for what, one, first, end in (
-            ("taken", step.taken, step.taken_first, step.taken_end),
-            ("acked", step.acked, step.acked_first, step.acked_end),
-        ):
-            if one is not None:
+        for what, runs in ("taken", step.taken), ("acked", step.acknowledged):
+            self.runs += len(runs)
+            for one, first, end in runs:
                 assert one.key is not None
                 self.told += [(what, one.key, index) for index in range(first, end)]
 
@@ -118,5 +117,34 @@ def test_a_batch_is_one_step() -> None:
         steps.on_taken(message)
         steps.on_acknowledged(message)
     loop.run()
-    assert core.steps == 1
+    assert (core.steps, core.runs) == (1, 2)
     assert len(core.told) == 2 * BATCH
+
+
+def test_messages_of_many_deliveries_are_one_step() -> None:
+    loop, core = StillLoop(), Core()
+    steps = Steps(loop, core.take)  # type: ignore[arg-type]
+    known = messages()
+    firsts = [steps.on_taken(message) for message in known]
+    assert firsts == [message.place in (0, -1) for message in known]
+    for message in known:
+        steps.on_acknowledged(message)
+    loop.run()
+    assert (core.steps, core.runs) == (1, 6)
+
+
+def test_a_thread_lets_the_loop_carry_out_what_was_put() -> None:
+    thread, core = LoopThread("test"), Core()
+    steps = thread.add(Steps(thread.loop, core.take))
+    for count, message in enumerate(messages(), start=1):
+        steps.on_taken(message)
+        while len(core.told) < count:
+            steps.let_loop_run()
+    steps.let_loop_run()  # there is nothing to wait for
+    thread.stop()
+
+
+def test_a_busy_loop_does_not_hold_a_thread_up() -> None:
+    steps = Steps(StillLoop(), Core().take)  # type: ignore[arg-type]
+    steps.on_taken(messages()[0])
+    steps.let_loop_run()

@@ -163,7 +163,9 @@ def test_produce_and_consume_keep_to_the_given_rate(magnetar) -> None:
     assert time.monotonic() - began_s >= 0.4
 
 
-def test_consuming_until_interrupted(magnetar, environment: dict[str, str]) -> None:
+def test_consume_without_a_limit_ends_with_130_at_ctrl_c(
+    magnetar, environment: dict[str, str]
+) -> None:
     magnetar("produce", "endless", "-m", "a", "-m", "b")
     command = [*MAGNETAR, "consume", "endless", "-s", "me", "-n", "0", "-p", "earliest"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

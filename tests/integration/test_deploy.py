@@ -104,7 +104,7 @@ def test_names_and_ports_agree() -> None:
     )
 
 
-def test_zookeepers_know_one_another() -> None:
+def test_each_zookeeper_is_configured_with_all_three() -> None:
     for number in (1, 2, 3):
         variables = services()[f"zookeeper-{number}"]["environment"]
         assert variables["ZOO_MY_ID"] == str(number)

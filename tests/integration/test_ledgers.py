@@ -174,7 +174,9 @@ async def check_content(ledgers: Ledgers, ledger: LedgerId) -> int:
 
 @pytest.mark.real_loop(deadline_s=240)
 @pytest.mark.parametrize("count", [3, 4])
-async def test_kill_9_of_a_bookie_while_appending(bookies: list[BookieProcess], count: int) -> None:
+async def test_a_kill_9_of_a_bookie_delays_no_append_and_loses_no_entry(
+    bookies: list[BookieProcess], count: int
+) -> None:
     """With a spare it is replaced, without one the ledger goes on: in either case nothing waits for
     a timeout, and every confirmed entry is read back."""
 

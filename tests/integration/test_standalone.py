@@ -265,7 +265,7 @@ def test_a_port_in_use_names_the_flag(server: StandaloneProcess, tmp_path: Path)
         )
 
 
-def test_two_ports_that_are_the_same(server: StandaloneProcess) -> None:
+def test_two_equal_ports_are_refused(server: StandaloneProcess) -> None:
     server.pulsar_port = server.grpc_port
     assert "in use" in refused(server)
     server.pulsar_port = free_port()

@@ -146,7 +146,7 @@ def test_the_worlds_are_alive(played: list[Outcome]) -> None:
 
 
 @pytest.mark.parametrize(("scenario", "seed"), kept())
-def test_what_failed_once_holds_now(scenario: str, seed: int) -> None:
+def test_seeds_that_failed_before_hold_now(scenario: str, seed: int) -> None:
     outcome = play(SCENARIOS[scenario], seed)
     assert outcome.violation is None, report(outcome)
 

@@ -66,7 +66,7 @@ async def entries(peer: RemoteBookiePeer, first: int, last: int) -> list[int]:
     return [answer.entry for frame in frames for answer in decode_read_answers(frame)]
 
 
-async def test_adds_and_reads_of_every_size() -> None:
+async def test_entries_of_every_size_are_stored_and_read() -> None:
     async with bookie_on_ports() as (_, address):
         writer = await connect(address.data, INCARNATION)
         assert writer.reply == (OK, INCARNATION, IDENTITY.boot_epoch)

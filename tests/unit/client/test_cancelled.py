@@ -203,11 +203,11 @@ async def sends_and_flushes(world: World) -> None:
     await world.producer.flush()
 
 
-async def test_send() -> None:
+async def test_a_cancelled_send_leaves_the_producer_usable() -> None:
     await cancel_everywhere(sends, before=with_producer, after=sends_again)
 
 
-async def test_flush() -> None:
+async def test_a_cancelled_flush_leaves_the_producer_usable() -> None:
     await cancel_everywhere(sends_and_flushes, before=with_producer, after=sends_again)
 
 
@@ -224,7 +224,7 @@ async def test_close_of_a_producer() -> None:
     await cancel_everywhere(closes, before=with_producer, after=another_sends)
 
 
-async def test_create_producer() -> None:
+async def test_a_cancelled_create_producer_leaves_nothing_behind() -> None:
     await cancel_everywhere(
         lambda world: world.client.create_producer("t"),
         before=nothing,
@@ -232,14 +232,14 @@ async def test_create_producer() -> None:
     )
 
 
-async def test_subscribe() -> None:
+async def test_a_cancelled_subscribe_leaves_nothing_behind() -> None:
     await cancel_everywhere(
         lambda world: world.client.subscribe("t", "s"), before=nothing, after=can_subscribe
     )
 
 
 @pytest.mark.parametrize("kind", ["producer", "consumer", "reader", "list", "retry", "table"])
-async def test_create_on_partitions(kind: str) -> None:
+async def test_a_cancelled_create_on_partitions_leaves_nothing_behind(kind: str) -> None:
     async def creates(world: World) -> None:
         world.cluster.partitions[TOPIC] = 2
         match kind:
@@ -259,7 +259,7 @@ async def test_create_on_partitions(kind: str) -> None:
     await cancel_everywhere(creates, before=nothing, after=is_gone_from_the_broker)
 
 
-async def test_receive() -> None:
+async def test_a_cancelled_receive_loses_at_most_one_message() -> None:
     async def receives(world: World) -> None:
         assert world.consumer is not None
         await world.consumer.receive(5000)
@@ -296,7 +296,7 @@ async def test_receive_of_nothing_yet() -> None:
     await cancel_everywhere(work, before=before, after=after)
 
 
-async def test_batch_receive() -> None:
+async def test_a_cancelled_batch_receive_leaves_the_consumer_usable() -> None:
     async def receives(world: World) -> None:
         assert world.consumer is not None
         await world.consumer.batch_receive()
@@ -310,7 +310,7 @@ async def test_batch_receive() -> None:
     await cancel_everywhere(receives, before=with_messages, after=closes)
 
 
-async def test_acknowledge() -> None:
+async def test_a_cancelled_acknowledge_leaves_the_consumer_usable() -> None:
     async def acknowledges(world: World) -> None:
         assert world.consumer is not None
         for message in await receive(world.consumer, 6):
@@ -327,7 +327,7 @@ async def test_acknowledge() -> None:
     await cancel_everywhere(acknowledges, before=with_messages, after=closes)
 
 
-async def test_seek() -> None:
+async def test_a_cancelled_seek_can_be_repeated() -> None:
     async def seeks(world: World) -> None:
         assert world.consumer is not None
         await world.consumer.seek(MessageId.earliest)
@@ -353,7 +353,7 @@ async def test_other_calls_of_a_consumer(name: str) -> None:
     await cancel_everywhere(calls, before=with_received, after=subscribes)
 
 
-async def test_reconsume_later() -> None:
+async def test_a_cancelled_reconsume_later_leaves_the_consumer_usable() -> None:
     """A message whose copy may be stored is there: as a copy, as the original, or as both."""
 
     async def before(world: World) -> None:
@@ -435,7 +435,7 @@ async def test_calls_of_a_reader(name: str) -> None:
     await cancel_everywhere(calls, before=before, after=reads_again)
 
 
-async def test_get_topic_partitions() -> None:
+async def test_a_cancelled_get_topic_partitions_leaves_the_client_usable() -> None:
     async def asks(world: World) -> None:
         await world.client.get_topic_partitions("t")
 

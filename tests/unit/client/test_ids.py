@@ -8,7 +8,7 @@ from magnetar.client.message import MessageId
 
 
 @given(st.sets(st.integers(0, 300)))
-def test_bits_and_words(places: set[int]) -> None:
+def test_bits_survive_the_conversion_to_words(places: set[int]) -> None:
     bits = sum(1 << place for place in places)
     words = words_of(bits)
     assert bits_of(words) == bits

@@ -419,7 +419,7 @@ async def test_seek_moves_all_partitions_or_one() -> None:
             await consumer.seek(MessageId(-1, 1, 0))
 
 
-async def test_last_message_ids() -> None:
+async def test_last_message_ids_has_one_id_for_each_topic() -> None:
     async with client_among() as (client, cluster):
         cluster.partitions[TOPIC] = 2
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST)

@@ -75,7 +75,7 @@ def in_threads(count: int, function: Callable[[int], None]) -> list[BaseExceptio
     return errors
 
 
-def test_send_receive_acknowledge() -> None:
+def test_a_sent_message_is_received_and_acknowledged() -> None:
     with client_among() as (client, cluster):
         producer = client.create_producer("t")
         first = producer.send(b"one", properties={"a": "1"})
@@ -165,7 +165,7 @@ def test_a_synchronous_send_closes_its_batch_at_once() -> None:
         assert cluster.topic(TOPIC).messages_of((1, 0)) == (2, True)
 
 
-def test_a_full_queue() -> None:
+def test_a_full_queue_refuses_further_sends() -> None:
     with client_among() as (client, cluster):
         producer = client.create_producer("t", max_pending_messages=1)
         cluster.topic(TOPIC).hold_receipts = True
@@ -253,7 +253,7 @@ def test_receive_times_out_and_is_woken_by_close() -> None:
         assert [type(error) for error in errors] == [magnetar.AlreadyClosed] * 3
 
 
-def test_queue_size_zero() -> None:
+def test_queue_size_zero_requests_one_message_at_a_time() -> None:
     with client_among() as (client, cluster):
         producer = client.create_producer("t")
         consumer = client.subscribe("t", "s", initial_position=EARLIEST, receiver_queue_size=0)
@@ -383,7 +383,7 @@ def test_a_batch_receive_that_is_interrupted_loses_nothing() -> None:
         ]
 
 
-def test_a_reader_listener() -> None:
+def test_a_reader_listener_gets_every_message() -> None:
     with client_among() as (client, _):
         producer = client.create_producer("t")
         for number in range(3):
@@ -411,7 +411,7 @@ def test_a_list_of_messages_is_acknowledged() -> None:
             consumer.acknowledge([])
 
 
-def test_consumer_calls() -> None:
+def test_every_call_of_a_consumer_has_its_effect() -> None:
     with client_among() as (client, cluster):
         producer = client.create_producer("t")
         for number in range(4):

@@ -12,7 +12,7 @@ from magnetar.metadata.node import check_path
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 
-def test_where_everything_lies() -> None:
+def test_each_record_has_its_documented_path() -> None:
     assert paths.ledger(LedgerId(0)) == "/ledgers/meta/0000/0000/0000/0"
     assert paths.ledger(LedgerId(12345)) == "/ledgers/meta/0000/0000/0001/12345"
     assert paths.ledger(LedgerId(1_2345_6789_0123)) == "/ledgers/meta/0001/2345/6789/1234567890123"

@@ -16,7 +16,7 @@ from magnetar.metadata.url import InvalidMetadataUrl, MetadataUrl
         ("zk://[::1]:2181/m", "[::1]:2181", "/m"),
     ],
 )
-def test_what_is_read(url: str, hosts: str, chroot: str) -> None:
+def test_valid_urls_give_hosts_and_chroot(url: str, hosts: str, chroot: str) -> None:
     assert MetadataUrl.parse(url) == MetadataUrl(hosts, chroot)
 
 
@@ -35,7 +35,7 @@ def test_what_is_read(url: str, hosts: str, chroot: str) -> None:
         ("zk://a:1/../x", "/../x"),
     ],
 )
-def test_what_is_refused(url: str, named: str) -> None:
+def test_invalid_urls_are_refused_with_the_expected_form(url: str, named: str) -> None:
     with pytest.raises(InvalidMetadataUrl) as caught:
         MetadataUrl.parse(url)
     assert named in str(caught.value)

@@ -48,7 +48,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_golden_bytes(codec: Compression) -> None:
+def test_recorded_bytes_are_decompressed(codec: Compression) -> None:
     assert decompress(codec, bytes.fromhex(KNOWN[codec]), 32) == b"a" * 32
 
 

@@ -192,7 +192,7 @@ def test_impossible_batch_size_is_refused(
         parse_entry(data)
 
 
-def test_a_chunk() -> None:
+def test_the_metadata_of_a_chunk_is_parsed() -> None:
     fields = {"uuid": "u", "num_chunks_from_msg": 3, "total_chunk_msg_size": 20, "chunk_id": 2}
     view = parse_entry(entry_of(**fields))
     assert view.chunk == Chunk(uuid="u", index=2, count=3, total_bytes=20)

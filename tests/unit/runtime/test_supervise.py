@@ -204,7 +204,7 @@ def test_a_child_that_has_lived_long_starts_again_at_the_first_delay(
     assert all(b / 2 <= d <= b for d, b in zip(delays_s, bounds_s, strict=True)), delays_s
 
 
-async def test_weather_is_a_line_and_the_unexpected_a_traceback(
+async def test_an_operating_error_logs_a_line_and_a_bug_a_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     errors: list[Exception] = [ConnectionLost("gone"), OSError("disk"), KeyError("surprise")]

@@ -82,7 +82,7 @@ def test_many_rows_and_large_and_deep_payloads_are_parsed() -> None:
     assert values.field("id").to_pylist() == list(range(40_000))
 
 
-def test_text_is_checked() -> None:
+def test_text_that_is_not_utf_8_is_bad() -> None:
     payloads = pa.array([b"plain", "é".encode(), b"\xff", None, b""], pa.binary())
     values, bad = decode_values(payloads, text_decoder(), pa.string())
     assert values.to_pylist() == ["plain", "é", None, None, ""]

@@ -43,7 +43,7 @@ def test_errors_add_up_to_a_limit() -> None:
     assert scores.grade(A, 999.0 + 51.0) is Grade.HEALTHY
 
 
-def test_one_mishap_that_every_ledger_tells_of_counts_once() -> None:
+def test_a_failure_reported_by_every_ledger_counts_once() -> None:
     scores = health()
     for _ in range(1000):
         scores.on_error(A, 5.0)

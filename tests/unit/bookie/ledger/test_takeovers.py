@@ -339,7 +339,7 @@ async def live(seed: int) -> tuple[int, int]:
 
 @pytest.mark.virtual_loop(deadline_s=60)
 @pytest.mark.parametrize("start", [0, 8])
-async def test_lives_of_writers_among_bookies_that_die(start: int) -> None:
+async def test_writers_confirm_and_change_ensembles_while_bookies_die(start: int) -> None:
     lives = [await live(seed) for seed in range(start, start + 8)]
     assert sum(confirmed for confirmed, _ in lives) > 200
     assert sum(changes for _, changes in lives) > 3

@@ -72,7 +72,7 @@ def test_more_than_a_third_is_too_many_whatever_the_limit() -> None:
     assert lost_bookies.held
 
 
-def test_an_operators_word_counts_for_those_it_names() -> None:
+def test_a_decommission_declares_only_the_named_bookies_lost() -> None:
     lost_bookies = LostBookies(delay_s=600, at_once_max=1)
     lost_bookies.on_bookies(cluster(9), all_but(9, 1, 2), (), now=0)
     assert lost_bookies.held

@@ -20,7 +20,7 @@ def test_the_amount_taken_fits_into_the_elapsed_time(takes: list[tuple[float, fl
         taken += amount
 
 
-def test_nothing_is_saved_up() -> None:
+def test_idle_time_saves_up_nothing() -> None:
     pace = Pace(10)
     assert pace.delay_s(10, 100.0) == 0
     assert pace.delay_s(10, 100.0) == 1

@@ -11,7 +11,7 @@ from magnetar.runtime.config import ConfigError, load_config
 URL = {"metadata_url": "zk://127.0.0.1:2181"}
 
 
-def test_the_standard_is_the_standard() -> None:
+def test_the_default_settings_equal_those_of_repair_config() -> None:
     assert AutorecoveryConfig(**URL).repair == RepairConfig()
 
 
@@ -25,6 +25,6 @@ def test_settings_reach_the_repair() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"copy_bytes_per_s": 5}, {"check_period_s": 0}, {"write_quorum": 0}]
 )
-def test_what_makes_no_sense_is_named(wrong: dict[str, int]) -> None:
+def test_impossible_settings_are_refused_by_name(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", ".")):
         load_config(AutorecoveryConfig, file=None, flags={**URL, **wrong})

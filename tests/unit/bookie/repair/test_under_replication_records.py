@@ -126,7 +126,7 @@ async def test_a_lock_that_a_lost_reply_left_behind_is_ours_again() -> None:
     assert await records.lock(LEDGER, "one")
 
 
-async def test_letting_go_of_a_lock_outlasts_a_store_that_is_away() -> None:
+async def test_releasing_a_lock_is_retried_while_the_store_is_away() -> None:
     faults = iter([Fault.NOT_SENT, Fault.REQUEST_LOST, Fault.REPLY_LOST])
     store = MemoryStore(
         faults=lambda operation, _: next(faults, None) if operation == "delete" else None

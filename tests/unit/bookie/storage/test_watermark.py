@@ -55,7 +55,7 @@ def test_a_write_that_tears_leaves_the_one_before(tmp_path: Path) -> None:
     file.close(sequence=2)
 
 
-def test_a_closed_one_says_so_until_the_next_start(tmp_path: Path) -> None:
+def test_a_clean_close_is_recorded_until_the_next_advance(tmp_path: Path) -> None:
     file = open_file(tmp_path)
     file.advance(5)
     file.close(sequence=6)

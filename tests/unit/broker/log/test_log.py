@@ -422,7 +422,7 @@ async def test_opening_without_bookies_is_a_matter_of_trying_again() -> None:
         assert await topic.contents() == ["a"]
 
 
-# ---- metadata's weather --------------------------------------------------------------------------
+# ---- failures of metadata ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", list(Fault))

@@ -46,7 +46,7 @@ async def ask(client: WireClient, **fields: Any) -> pb.CommandGetTopicsOfNamespa
     return body
 
 
-async def test_a_pattern_is_applied_and_said_to_be() -> None:
+async def test_a_pattern_is_applied_and_the_answer_says_so() -> None:
     async with place() as here:
         client = await here.client()
         await create(here, "a1", "a2", "b")

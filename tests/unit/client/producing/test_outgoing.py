@@ -29,7 +29,7 @@ def make(content: Any = b"x", **given: Any) -> Any:
     return outgoing_message(CLOCK, content, **given)[0]
 
 
-def test_all_parts() -> None:
+def test_a_message_has_all_the_parts_that_were_given() -> None:
     message = make(
         b"data",
         properties={"a": "1"},

@@ -104,7 +104,7 @@ def test_the_late_receipt_of_an_expired_entry_is_not_the_next_ones() -> None:
     assert got.due_at == 2.0
 
 
-def test_timer() -> None:
+def test_the_timer_is_due_with_the_oldest_pending_entry() -> None:
     pending = PendingEntries()
     assert pending.timer_at() is None
     pending.append(entry(1, due_at=3.0))

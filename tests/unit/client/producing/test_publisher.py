@@ -117,7 +117,7 @@ async def test_a_delayed_message_travels_alone_and_keeps_its_place() -> None:
         assert contents(cluster.topic(TOPIC)) == [[b"0", b"1"], [b"2"], [b"3", b"4"]]
 
 
-async def test_key_based_batches() -> None:
+async def test_key_based_batches_hold_one_key_each() -> None:
     async with client_among() as (client, cluster):
         producer = await client.create_producer("t", batching_type=BatchingType.KeyBased)
         told = Outcomes()

@@ -174,7 +174,7 @@ def test_avro_without_its_library_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         decoded(info, b"")
 
 
-def test_it_only_reads() -> None:
+def test_auto_consume_refuses_to_encode() -> None:
     with pytest.raises(TypeError, match="only reads"):
         AutoConsumeSchema().encode({})
     with pytest.raises(InvalidConfiguration, match="AutoConsumeSchema only reads"):

@@ -25,7 +25,7 @@ from magnetar.client.session.service_url import (
         ("grpcs://a", ["a:6661"]),
     ],
 )
-def test_brokers(text: str, brokers: list[str]) -> None:
+def test_a_service_url_names_each_broker_with_its_port(text: str, brokers: list[str]) -> None:
     assert [host_and_port(url) for url in parse_service_url(text)] == brokers
 
 

@@ -106,7 +106,7 @@ async def server_version(url: str, **options: Any) -> str:
 
 
 @pytest.mark.usefixtures("_loop")
-async def test_which_pulsar_servers_are_accepted() -> None:
+async def test_only_a_trusted_certificate_of_the_right_host_is_accepted() -> None:
     async with pulsar_server() as port:
         url, by_address = f"pulsar+ssl://localhost:{port}", f"pulsar+ssl://127.0.0.1:{port}"
         assert await server_version(url, **TRUSTED) == "no certificate"
@@ -133,7 +133,7 @@ async def test_the_clients_certificate_is_offered() -> None:
         assert await server_version(url, **TRUSTED) != "admin"
 
 
-async def test_grpc_over_tls() -> None:
+async def test_grpc_over_tls_presents_the_client_certificate() -> None:
     async with grpc_server(wants_certificate=True) as port:
         url = f"grpcs://localhost:{port}"
         by_class = magnetar.AuthenticationTLS(*OWN)

@@ -127,7 +127,7 @@ class Reclaimer:
         """On the thread. The marker file stays when the compaction fails or never returns."""
         if self._marker is not None:
             self._marker.touch()
-        if self._replaced:  # the bad value is still there, behind the repaired one
+        if self._replaced:  # the bad value is still stored, under the repaired one
             self._storage.drop_replaced()
             self._replaced = False
         self._storage.reclaim(first, last)

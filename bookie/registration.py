@@ -72,4 +72,4 @@ class Registration:
             self._held.set()
         else:
             self._held.clear()
-        log.info("registration", bookie=self._registration.bookie, held=held)
+        log.info("registration changed", bookie=self._registration.bookie, held=held)

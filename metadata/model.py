@@ -216,10 +216,10 @@ class BookieCookie:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """A broker that serves; ephemeral."""
+    """A running broker. Its node is ephemeral."""
 
     broker: BrokerId
-    incarnation: str  # of this run of the process
+    incarnation: str  # of this start of the process
     grpc_url: str
     pulsar_url: str  # "": not served
     http_url: str  # "": not served

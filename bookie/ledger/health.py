@@ -86,7 +86,7 @@ class BookieHealth:
             del self._scores[member]
 
     def score(self, member: Member, now: float) -> float:
-        """From 0 (no known fault) to SCORE_MAX."""
+        """The score is from 0 (no known fault) to SCORE_MAX."""
         score = self._scores.get(member)
         if score is None:
             return 0.0

@@ -120,8 +120,8 @@ def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter
 
         @router.post(one + "/terminate/partitions")
         async def terminate(tenant: str, namespace: str, topic: str) -> dict[int, TerminatedAt]:
-            """Take no more messages in any partition, for good. Answers the last message of
-            each."""
+            """Take no more messages in any partition, for good. The answer has the last message
+            of each partition."""
             name = topic_name(tenant, namespace, topic, domain)
             return await partitions.terminate_partitioned_topic(broker, name, ask)
 
@@ -221,7 +221,7 @@ _ONE_PARTITION: Final = re.compile(
     r"/subscription/.+/(?:position|skip)/[^/]+|.*/(?:resetcursor|expireMessages)"
     rf"|{_DELIVERY.pattern}"
 )
-"""Message ids, counts of messages and consumers mean something in one partition only."""
+"""Calls with message ids, message counts or consumers, which are valid in one partition only."""
 
 _ENDS: Final = frozenset({-1, INT64_MAX})
 
@@ -266,8 +266,8 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
 
 
 def _needs_no_record(broker: "Broker", name: TopicName, rest: str) -> bool:
-    """Delivery is explained without the metadata store if the topic is open here: it is no
-    partitioned one then."""
+    """Whether the call explains the delivery of a topic that is open here. Such a topic is not
+    partitioned, and the call must not wait for the metadata store."""
     return bool(_DELIVERY.fullmatch(rest)) and any(topic.name == name for topic in broker.topics)
 
 
@@ -281,7 +281,7 @@ def _partitioned_name(found: "re.Match[str]") -> TopicName | None:
 
 
 async def _body_of(receive: "Callable[[], Awaitable[Message]]") -> bytes:
-    """It is bounded already (app.py)."""
+    """The whole body. app.py has already limited its size."""
     parts = []
     while True:
         message = await receive()

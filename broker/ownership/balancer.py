@@ -8,8 +8,8 @@ next owner.
 Moves cost clients a reconnect, so they are limited:
 
 - A round moves at most MOVES_PER_ROUND_MAX bundles, one after the other.
-- No bundle moves in a round that sees other brokers than the round before, or other runs of them:
-  during a rolling restart nothing is moved.
+- No bundle moves in a round that sees other brokers than the round before, or other incarnations of
+  them: during a rolling restart nothing is moved.
 - A broker does not move a bundle a second time within the grace period, whatever happens to the
   brokers that get it.
 """

@@ -1,8 +1,8 @@
 """Pushes the states of topics to a client (WatchPositions), so that an idle query asks nothing.
 
-A watch has one task, which sends one message after the other. What changes while a message is on
-its way is gathered into the next one, at most one in GATHER_S; so a slow client costs no queue. Of
-a topic only the ledgers from the last one on are sent that the client knows.
+A watch has one task, which sends one message after the other, at most one in GATHER_S. Changes that
+happen while a message is sent are gathered into the next message; so a slow client costs no queue.
+A message has only the ledgers of a topic that are new to the client, and the last one it knows.
 
 A watch follows the log of each of its topics, and the broker's TopicChanges. A topic that is
 unloaded because it is idle stays watched, and is not opened for that: nothing is published to it
@@ -42,16 +42,19 @@ if TYPE_CHECKING:
     Send = Callable[[bytes], Awaitable[None]]
 
 BEAT_S: Final = 2.0
-"""A client that hears nothing for three beats gives the broker up."""
+"""Seconds between two messages while nothing changes. A client that gets no message for three such
+periods looks for another broker."""
 
 GATHER_S: Final = 0.01
-"""Between two messages. A topic with 50,000 messages/s then costs 100 messages/s for each watch."""
+"""Seconds between two messages of a watch. A topic with 50,000 messages/s then costs 100 messages/s
+for each watch."""
 
 WATCHES_MAX: Final = 256
-"""Of one broker. A query has one for each 1,000 of its topics."""
+"""The limit of one broker. A query has one watch for each 1,000 of its topics."""
 
 WATCHED_MAX: Final = 50_000
-"""Topics of all watches of a broker, a topic of two watches twice: 1 KB each."""
+"""The limit for the topics of all watches of a broker; a topic of two watches counts twice. Each
+needs 1 KB."""
 
 
 class PositionWatches:
@@ -92,7 +95,7 @@ class _Watched:
     """A topic of a watch."""
 
     name: TopicName
-    from_ledger: int  # the client lacks news of the ledgers from this one on
+    from_ledger: int  # the next message has the ledgers from this one on
     log: Log | None = None  # None: it is not open here
     seen: bool = False  # the client knows it, or that it does not exist
     over: bool = False  # nothing more is said of it

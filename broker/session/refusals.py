@@ -4,8 +4,8 @@ A client that repeats a refused request at once (Apache's Java client does so wi
 keep the broker busy and fill its log. The first FREE refusals of a command are answered at once.
 Then the answer to each waits longer, up to DELAY_S_MAX. A success of the same command ends that.
 
-Refusals that pass by themselves, such as those while a bundle moves, are not slowed: their clients
-wait on their own, and a reconnect of many producers must not take longer.
+Refusals for a temporary condition, such as those while a bundle moves, are not slowed: their
+clients wait on their own, and a reconnect of many producers must not take longer.
 
 A machine; the connection waits and writes the log.
 """
@@ -28,7 +28,7 @@ DELAY_S_MAX: Final = 1.0
 PASSING: Final = frozenset(
     {pb.ServiceNotReady, pb.MetadataError, pb.PersistenceError, pb.UnknownError}
 )
-"""Codes of conditions that pass by themselves."""
+"""Codes of temporary conditions."""
 
 
 class Refusals:

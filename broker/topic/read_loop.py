@@ -190,7 +190,7 @@ class ReadLoop:
         return longest_wait(self._rates, _now())[1]
 
     async def _wait_rate(self) -> None:
-        """Wait until every rate allows the next read. A changed rate counts within RATE_LOOK_S."""
+        """Wait until every rate allows the next read. A changed rate applies within RATE_LOOK_S."""
         while True:
             wait_s, _ = longest_wait(self._rates, _now())
             if wait_s <= 0:

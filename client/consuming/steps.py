@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from magnetar.client.message import Delivery, Message
 
 Run = tuple["Delivery", int, int]
-"""Consecutive messages of one delivery: from this index in the batch to before that one. The one
-message of an entry that is no batch is the run from -1 to 0."""
+"""Consecutive messages of one delivery: the first index in the batch, and the index after the last
+message. The only message of an entry without a batch has the index -1: its run is from -1 to 0."""
 
 YIELD_QUEUE_MIN: Final = 200
 """Messages. With a shorter queue the threads do not let the loop run: changing threads costs some
@@ -42,10 +42,11 @@ class Call:
 
 @dataclass(slots=True)
 class Progress:
-    """Messages that were taken, and messages that were acknowledged, each in their order.
+    """The messages that were taken and those that were acknowledged, each list in its own order.
 
-    The loop counts the taken ones first. No message is acknowledged before it is taken; and whether
-    one message is acknowledged before or after another one is taken makes no difference.
+    The loop counts the taken messages first. This is correct: a message is taken before it is
+    acknowledged, and the order between taking one message and acknowledging another is of no
+    importance.
     """
 
     taken: list[Run] = field(default_factory=list)

@@ -27,7 +27,7 @@ Answer = TypeVar("Answer", bound="Body")
 log = get_logger(__name__)
 
 REDIRECTS_MAX: Final = 20
-"""Pulsar's limit. More means that brokers point at each other."""
+"""Pulsar's limit. More redirects mean that brokers redirect to each other."""
 
 QUESTIONS_MAX: Final = 6
 """The time of an operation is divided among at most this many questions. With 30 s, each question
@@ -38,10 +38,11 @@ OTHERS_MAX: Final = 3
 """At most this many brokers are asked about a silent one."""
 
 OTHERS_PAUSE_S: Final = 0.3
-"""Seconds before the next of them is asked, too, while those before it have not answered."""
+"""Seconds from one such question to the next, which is asked only while no broker has answered."""
 
 OPINION_S: Final = 5.0
-"""Seconds for their answers. A broker looks into the silence of an owner for up to 3 s."""
+"""Seconds within which one of these brokers must answer. A broker needs up to 3 s to find out
+whether a silent owner is alive."""
 
 
 class Owner(NamedTuple):
@@ -159,7 +160,7 @@ class Lookup:
             connection = await self._session(broker, Purpose.PUBLISH)
             owner = await self._ask(topic, connection, besides=besides)
         except PulsarException as error:
-            log.info("no second opinion", topic=topic, broker=broker, reason=str(error))
+            log.info("no answer about a silent broker", topic=topic, broker=broker, reason=str(error))
             return None
         if broker in self._brokers:
             self._first = self._brokers.index(broker)

@@ -91,7 +91,12 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.deduplication import DeduplicationConfig
     from magnetar.broker.topic.producer_admission import ProducerNames
     from magnetar.broker.topic.protocol import ServedTopic, Topic
-    from magnetar.metadata.model import BrokerRegistration, TopicTombstone
+    from magnetar.metadata.model import (
+        BookieRegistration,
+        BrokerRegistration,
+        Member,
+        TopicTombstone,
+    )
     from magnetar.metadata.policies import EffectivePolicies
     from magnetar.metadata.store import MetadataStore
     from magnetar.protos.names import NamespaceName
@@ -172,6 +177,7 @@ class Broker:
         publish_rate: Rate = UNLIMITED_RATE,
         silence_s: float = SILENCE_S,
         balance: BalanceRules = BALANCE_DEFAULTS,
+        find_bookie: Callable[[Member], BookieRegistration | None] | None = None,
     ) -> None:
         """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
         periodic work on the open topics, besides that of `life`. `message_bytes_max`: of a payload
@@ -179,7 +185,8 @@ class Broker:
         for administrators. `partitions_max`: see PartitionedTopics.
         `non_persistent`: whether there are non-persistent topics; each connection may have
         `non_persistent_per_connection` of their messages under way. `publish_rate`: of all topics
-        together. `silence_s`: see Liveness."""
+        together. `silence_s`: see Liveness. `find_bookie`: see BookieRegistry.find; None: clients
+        cannot reach the bookies."""
         self.failures = Failures()
         self.policies = PolicyCache(
             store,
@@ -196,6 +203,7 @@ class Broker:
         self.watched_lists = WatchedLists(store, self.catalog)
         self.changes = TopicChanges()
         self.turns = Turns()  # for long computations
+        self.find_bookie = find_bookie
         self._non_persistent = non_persistent
         loop = asyncio.get_running_loop()
         self._cap = Cap(non_persistent_per_connection, loop.call_soon)

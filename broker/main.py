@@ -155,8 +155,9 @@ class BrokerProcess:
         random: random.Random,
         registry: CollectorRegistry,
         role: str = "broker",
+        bookies_have_ports: bool = True,
     ) -> None:
-        """`role` is what /health says."""
+        """`role` is what /health says. `bookies_have_ports`: clients can read from bookies."""
         self.ready = asyncio.Event()  # registered, and every port is served
         self.registration: BrokerRegistration  # once ready
         self._config = config
@@ -168,6 +169,7 @@ class BrokerProcess:
         self._registry = registry
         self._readings: list[Callable[[], Awaitable[Collector]]] = []  # of all topics, in slices
         self._role = role
+        self._bookies_have_ports = bookies_have_ports
         self._registered = asyncio.Event()  # while the lease is held
         self._stopping = False
 
@@ -210,7 +212,7 @@ class BrokerProcess:
                     group.create_task(supervise("presence", presence.run, backoff=backoff)),
                 ]
                 await ledgers.wait_ready()
-                broker = self._make_broker(ledgers, presence)
+                broker = self._make_broker(ledgers, presence, directory)
                 lasting += [
                     group.create_task(serve_http(self._app(broker), http_socket)),
                     group.create_task(measure_process(self._registry)),
@@ -338,7 +340,9 @@ class BrokerProcess:
             self._random,
         )
 
-    def _make_broker(self, ledgers: Ledgers, witnesses: Witnesses) -> Broker:
+    def _make_broker(
+        self, ledgers: Ledgers, witnesses: Witnesses, directory: BookieRegistry
+    ) -> Broker:
         cache = EntryCache(self._config.cache_bytes)
         gauge(self._registry, "magnetar_entry_cache_bytes", "Entries kept.", lambda: cache.bytes)
         budget = PublishBudget(
@@ -374,6 +378,7 @@ class BrokerProcess:
             strict_delays=self._config.is_delayed_delivery_deliver_at_time_strict,
             fixed_delay_look_ahead=self._config.delayed_delivery_fixed_delay_detection_lookahead,
             publish_budget=budget,
+            find_bookie=directory.find if self._bookies_have_ports else None,
             orphan_grace_s=60.0 * self._config.orphaned_ledger_grace_period_in_minutes,
             chores=self._chores(),
             cluster=self._config.cluster_name,

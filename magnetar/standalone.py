@@ -155,6 +155,7 @@ def _broker(
         random=random.SystemRandom(),
         registry=registry,
         role=NAME,
+        bookies_have_ports=False,
     )
 
 

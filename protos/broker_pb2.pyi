@@ -96,6 +96,7 @@ class LedgerRange(google.protobuf.message.Message):
     LAST_ENTRY_FIELD_NUMBER: builtins.int
     FIRST_INDEX_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
+    SEALED_FIELD_NUMBER: builtins.int
     ledger: builtins.int
     first_entry: builtins.int
     """First and last entry id, both included."""
@@ -104,6 +105,8 @@ class LedgerRange(google.protobuf.message.Message):
     """Index of the ledger's first message; indexes are dense over the whole topic."""
     bytes: builtins.int
     """Bytes of the stored entries: exact for closed ledgers, an estimate for the open ledger."""
+    sealed: builtins.bool
+    """The ledger takes no more entries."""
     def __init__(
         self,
         *,
@@ -112,8 +115,9 @@ class LedgerRange(google.protobuf.message.Message):
         last_entry: builtins.int = ...,
         first_index: builtins.int = ...,
         bytes: builtins.int = ...,
+        sealed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "first_entry", b"first_entry", "first_index", b"first_index", "last_entry", b"last_entry", "ledger", b"ledger"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "first_entry", b"first_entry", "first_index", b"first_index", "last_entry", b"last_entry", "ledger", b"ledger", "sealed", b"sealed"]) -> None: ...
 
 Global___LedgerRange: typing_extensions.TypeAlias = LedgerRange
 
@@ -212,16 +216,22 @@ class TopicAsk(google.protobuf.message.Message):
 
     TOPIC_FIELD_NUMBER: builtins.int
     FROM_LEDGER_FIELD_NUMBER: builtins.int
+    COPIES_OF_FIELD_NUMBER: builtins.int
     topic: builtins.str
     from_ledger: builtins.int
     """Ledgers before this one are left out of the answer."""
+    @property
+    def copies_of(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of these ledgers the answer says where their copies are; at most 1,000 in one request of PlanTopics."""
+
     def __init__(
         self,
         *,
         topic: builtins.str = ...,
         from_ledger: builtins.int = ...,
+        copies_of: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["from_ledger", b"from_ledger", "topic", b"topic"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["copies_of", b"copies_of", "from_ledger", b"from_ledger", "topic", b"topic"]) -> None: ...
 
 Global___TopicAsk: typing_extensions.TypeAlias = TopicAsk
 
@@ -230,16 +240,22 @@ class PlanTopicsReply(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOPICS_FIELD_NUMBER: builtins.int
+    BOOKIES_FIELD_NUMBER: builtins.int
     @property
     def topics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TopicPlan]:
         """In the order of the request."""
+
+    @property
+    def bookies(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BookieData]:
+        """The bookies that `copies` name by their places here."""
 
     def __init__(
         self,
         *,
         topics: collections.abc.Iterable[Global___TopicPlan] | None = ...,
+        bookies: collections.abc.Iterable[Global___BookieData] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["topics", b"topics"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bookies", b"bookies", "topics", b"topics"]) -> None: ...
 
 Global___PlanTopicsReply: typing_extensions.TypeAlias = PlanTopicsReply
 
@@ -253,6 +269,7 @@ class TopicPlan(google.protobuf.message.Message):
     FIRST_INDEX_FIELD_NUMBER: builtins.int
     NEXT_INDEX_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    COPIES_FIELD_NUMBER: builtins.int
     owner_url: builtins.str
     """grpc:// URL of the owner if it is another broker; then all other fields are empty."""
     exists: builtins.bool
@@ -266,6 +283,12 @@ class TopicPlan(google.protobuf.message.Message):
     def ledgers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LedgerRange]:
         """Non-empty ledgers in order, from `from_ledger` on. The open ledger ends at the last confirmed entry."""
 
+    @property
+    def copies(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LedgerCopies]:
+        """Of the ledgers of `copies_of` that are sealed. Others are left out, as are all if the client may not consume
+        from the topic, or if the bookies serve no clients (standalone): read them from the owner.
+        """
+
     def __init__(
         self,
         *,
@@ -275,10 +298,96 @@ class TopicPlan(google.protobuf.message.Message):
         first_index: builtins.int = ...,
         next_index: builtins.int = ...,
         error: builtins.str = ...,
+        copies: collections.abc.Iterable[Global___LedgerCopies] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "exists", b"exists", "first_index", b"first_index", "ledgers", b"ledgers", "next_index", b"next_index", "owner_url", b"owner_url"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["copies", b"copies", "error", b"error", "exists", b"exists", "first_index", b"first_index", "ledgers", b"ledgers", "next_index", b"next_index", "owner_url", b"owner_url"]) -> None: ...
 
 Global___TopicPlan: typing_extensions.TypeAlias = TopicPlan
+
+@typing.final
+class LedgerCopies(google.protobuf.message.Message):
+    """What a client needs to read a sealed ledger from its bookies."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEDGER_FIELD_NUMBER: builtins.int
+    LAST_ENTRY_FIELD_NUMBER: builtins.int
+    LENGTH_FIELD_NUMBER: builtins.int
+    WRITE_QUORUM_FIELD_NUMBER: builtins.int
+    ACK_QUORUM_FIELD_NUMBER: builtins.int
+    READ_KEY_FIELD_NUMBER: builtins.int
+    SEGMENTS_FIELD_NUMBER: builtins.int
+    ledger: builtins.int
+    last_entry: builtins.int
+    length: builtins.int
+    """Bytes of all entries."""
+    write_quorum: builtins.int
+    ack_quorum: builtins.int
+    read_key: builtins.int
+    """Allows reads, and neither adds nor fences."""
+    @property
+    def segments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LedgerSegment]: ...
+    def __init__(
+        self,
+        *,
+        ledger: builtins.int = ...,
+        last_entry: builtins.int = ...,
+        length: builtins.int = ...,
+        write_quorum: builtins.int = ...,
+        ack_quorum: builtins.int = ...,
+        read_key: builtins.int = ...,
+        segments: collections.abc.Iterable[Global___LedgerSegment] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ack_quorum", b"ack_quorum", "last_entry", b"last_entry", "ledger", b"ledger", "length", b"length", "read_key", b"read_key", "segments", b"segments", "write_quorum", b"write_quorum"]) -> None: ...
+
+Global___LedgerCopies: typing_extensions.TypeAlias = LedgerCopies
+
+@typing.final
+class LedgerSegment(google.protobuf.message.Message):
+    """The bookies that hold the entries from `first_entry` up to the next segment."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIRST_ENTRY_FIELD_NUMBER: builtins.int
+    MEMBERS_FIELD_NUMBER: builtins.int
+    first_entry: builtins.int
+    @property
+    def members(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Places in PlanTopicsReply.bookies, one for each seat."""
+
+    def __init__(
+        self,
+        *,
+        first_entry: builtins.int = ...,
+        members: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_entry", b"first_entry", "members", b"members"]) -> None: ...
+
+Global___LedgerSegment: typing_extensions.TypeAlias = LedgerSegment
+
+@typing.final
+class BookieData(google.protobuf.message.Message):
+    """One incarnation of a bookie."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BOOKIE_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    bookie: builtins.str
+    incarnation: builtins.str
+    address: builtins.str
+    """"host:port" of the data port. Empty: the bookie is not known now."""
+    def __init__(
+        self,
+        *,
+        bookie: builtins.str = ...,
+        incarnation: builtins.str = ...,
+        address: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "bookie", b"bookie", "incarnation", b"incarnation"]) -> None: ...
+
+Global___BookieData: typing_extensions.TypeAlias = BookieData
 
 @typing.final
 class WatchPositionsRequest(google.protobuf.message.Message):

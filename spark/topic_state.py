@@ -27,6 +27,7 @@ class Ledger:
     last: int
     first_index: int
     bytes: int
+    sealed: bool = False  # it takes no more entries
 
     def bytes_of(self, entries: int) -> int:
         return self.bytes * entries // (self.last + 1)

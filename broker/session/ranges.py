@@ -37,6 +37,7 @@ class LedgerRange:
     last: int
     first_index: int  # of the ledger's first message
     bytes: int  # of stored entries; for the open ledger, of the entries that were sent to it
+    sealed: bool  # it takes no more entries
 
 
 async def plan(broker: Broker, name: TopicName) -> list[LedgerRange]:
@@ -52,7 +53,10 @@ def of_log(log: Log, from_ledger: int = 0) -> list[LedgerRange]:
         count = log.chain.counts[record.ledger]
         if count:
             size = record.length or log.open_bytes  # the record of the open ledger says 0
-            ranges.append(LedgerRange(record.ledger, 0, count - 1, record.first_index, size))
+            sealed = record.closed_ms > 0
+            ranges.append(
+                LedgerRange(record.ledger, 0, count - 1, record.first_index, size, sealed)
+            )
     return ranges
 
 

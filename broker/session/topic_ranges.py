@@ -18,6 +18,7 @@ from magnetar.broker.errors import NotAllowed, QueryFenced, TopicNotFound
 from magnetar.broker.log.position import Position
 from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.broker.session import ranges
+from magnetar.broker.session.ledger_places import LedgerPlaces
 from magnetar.protos import broker_pb2 as pb
 from magnetar.protos.names import Domain, NamespaceName, TopicName
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 TOPICS_MAX: Final = 1_000  # of one request
 NAMESPACES_MAX: Final = 100  # of one request
 FOUND_MAX: Final = 100_000  # topics of one answer: their names fit into a frame
+COPIES_MAX: Final = 1_000  # ledgers of one request: each costs a read of its metadata
 CONCURRENT_MAX: Final = 32  # topics of one request that are being opened
 HOLDS_MAX: Final = 10_000  # holds whose query a broker remembers; the least recently used one goes
 NAME_CHARACTERS_MAX: Final = 256  # of a subscription or a query
@@ -72,18 +74,23 @@ class TopicRanges:
         return reply
 
     async def plan(self, broker: Broker, asked: pb.PlanTopicsRequest) -> pb.PlanTopicsReply:
-        """See PlanTopics. Raises NotAllowed if there are too many topics."""
+        """See PlanTopics. Raises NotAllowed if there are too many topics or ledgers."""
+        copies = LedgerPlaces(broker)
 
         async def one(topic: pb.TopicAsk) -> pb.TopicPlan:
             try:
-                return await self._plan_one(broker, topic)
+                return await self._plan_one(broker, topic, copies)
             except OPERATING_ERRORS as error:
                 return pb.TopicPlan(error=text_of(error))
 
         require_few("topics", len(asked.topics), TOPICS_MAX)
-        return pb.PlanTopicsReply(topics=await each(asked.topics, one))
+        require_few("ledgers", sum(len(it.copies_of) for it in asked.topics), COPIES_MAX)
+        topics = await each(asked.topics, one)
+        return pb.PlanTopicsReply(topics=topics, bookies=copies.bookies)
 
-    async def _plan_one(self, broker: Broker, asked: pb.TopicAsk) -> pb.TopicPlan:
+    async def _plan_one(
+        self, broker: Broker, asked: pb.TopicAsk, copies: LedgerPlaces
+    ) -> pb.TopicPlan:
         name = stored_name(asked.topic)
         if owner := await other_owner(broker, name):
             return pb.TopicPlan(owner_url=owner)
@@ -96,6 +103,11 @@ class TopicRanges:
             ledgers=[ledger_range(it) for it in ranges.of_log(log, asked.from_ledger)],
             first_index=log.chain.first_index,
             next_index=log.chain.next_index,
+            copies=[
+                found
+                for ledger in asked.copies_of
+                if (found := await copies.of(log, ledger)) is not None
+            ],
         )
 
     async def find_entry(self, broker: Broker, asked: pb.FindEntryRequest) -> pb.FindEntryReply:
@@ -177,6 +189,7 @@ def ledger_range(part: ranges.LedgerRange) -> pb.LedgerRange:
         last_entry=part.last,
         first_index=part.first_index,
         bytes=part.bytes,
+        sealed=part.sealed,
     )
 
 

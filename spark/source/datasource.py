@@ -5,8 +5,8 @@
 
 The driver asks the owners of the topics for their ledgers and divides them into tasks. For a
 DataFrame it does so once: all actions read the same messages, even if producers publish more. For a
-stream it does so for each batch (driver.py). Executors read their parts from the owners. They do
-not access bookies or ZooKeeper.
+stream it does so for each batch (driver.py). Executors read sealed ledgers from the bookies that
+the plan names, and the rest from the owners. They do not access ZooKeeper.
 
 `.schema("value binary")` leaves out columns and saves their cost. Spark imports this module into
 every session, so it imports little: the first plan loads grpc, the first read loads pyarrow.

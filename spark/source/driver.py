@@ -19,6 +19,7 @@ from magnetar.protos.names import TopicName
 from magnetar.spark.admission import rows_of_bytes, share
 from magnetar.spark.errors import DataLost, ReadRefused, ReadStalled
 from magnetar.spark.offsets import Offsets, Place, parse_offsets, symbolic
+from magnetar.spark.sealed import worth_reading_directly
 from magnetar.spark.source.options import MessagePlace
 from magnetar.spark.source.partition_reader import Retries
 from magnetar.spark.source.position_watch import PositionWatch
@@ -51,7 +52,8 @@ def plan_frame(options: ReadOptions) -> list[Task]:
         if pushed is not None:
             starts[topic], end = _narrowed(view, topic, starts[topic], end, pushed.index_bounds())
         ends[topic] = replace(end, bytes=state.bytes_between(starts[topic], end))
-    return tasks_between(options, starts, ends, states)
+    tasks = tasks_between(options, starts, ends, states)
+    return _with_copies(options, view, tasks, states)
 
 
 class StreamDriver:
@@ -148,7 +150,9 @@ class StreamDriver:
         options = self._options
         if last.tasks is not None:
             options = replace(options, target_bytes_per_task=last.tasks[0], tasks_max=last.tasks[1])
-        return tasks_between(options, starts, ends, _existing(states))
+        known = _existing(states)
+        tasks = tasks_between(options, starts, ends, known)
+        return _with_copies(options, self._view, tasks, known)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark has committed everything before `end`. Raises QueryFenced."""
@@ -343,6 +347,22 @@ class StreamDriver:
             log.warning("the subscription did not move, the query goes on: %s", error)
         else:
             self._held |= moved
+
+
+def _with_copies(
+    options: ReadOptions,
+    view: TopicView,
+    tasks: list[Task],
+    states: Mapping[str, TopicState],
+) -> list[Task]:
+    """Tell the tasks which of their ledgers they can read from bookies."""
+    if options.reads_from_bookies:
+        wanted = worth_reading_directly([task.spans for task in tasks], states)
+        if wanted:
+            sealed = view.copies(wanted)
+            for task in tasks:
+                task.sealed = sealed.only(span.ledger for span in task.spans)
+    return tasks
 
 
 def _start(view: TopicView, topic: str, bounds: Bounds, state: TopicState) -> Place:

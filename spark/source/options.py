@@ -37,6 +37,7 @@ COMMON: Final = (
     "targetBytesPerTask",
     "maxPartitions",
     "readTimeoutMs",
+    "readFromBookies",
 )
 ONLY_BATCH: Final = ("endingOffsets", "endingTime", "filterPushdown")
 ONLY_STREAM: Final = (
@@ -163,6 +164,7 @@ class ReadOptions:
     key_value_encoding: KeyValueEncoding = KeyValueEncoding.INLINE
     mode: Mode = Mode.FAILFAST
     subscription: str = ""  # empty: the query does not hold messages
+    reads_from_bookies: bool = True  # what is sealed
     rows_max: int | None = None  # of one batch; None: no limit
     bytes_max: int | None = None
     poll_interval_s: float = POLL_INTERVAL_MS / 1_000
@@ -209,6 +211,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = False) -
         value_schema=_schema_text(values, "value", value_format),
         **_key_options(values),
         mode=_choice(values, "mode", Mode.FAILFAST),
+        reads_from_bookies=_flag(values, "readFromBookies", default=True),
         subscription=_subscription(values.get("subscription", "")),
         rows_max=_limit(values, "maxRowsPerTrigger"),
         bytes_max=_limit(values, "maxBytesPerTrigger"),

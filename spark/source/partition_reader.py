@@ -52,9 +52,18 @@ class RangeEntry:
 
 
 class TopicReader:
-    """Finds the owner of one topic and reads from it."""
+    """Reads one topic from its owner, which it finds, or what it can from elsewhere."""
 
-    def __init__(self, options: ReadOptions, topic: str, *, owner: str | None = None) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        topic: str,
+        *,
+        owner: str | None = None,
+        direct: Callable[[Span], Iterator[RangeEntry]] | None = None,
+    ) -> None:
+        """`direct` yields the first entries of a span, in order, from elsewhere; None: none."""
+        self._direct = direct
         self._options = options
         self._topic = topic
         self._owner = owner or None  # None: not known
@@ -82,6 +91,11 @@ class TopicReader:
         """
         for span in spans:
             following = span.first
+            if self._direct is not None:
+                for stored in self._direct(span):
+                    assert (stored.ledger, stored.entry) == (span.ledger, following), stored
+                    following += 1
+                    yield stored
             while following <= span.last:
                 try:
                     for stored in self._attempt(replace(span, first=following)):

@@ -33,6 +33,8 @@ FRAMES_AHEAD: Final = 2
 # after a takeover takes up to 3 s.
 SILENCE_S_MAX: Final = 10.0
 
+NO_LEDGERS: Final = (1 << 63) - 1  # in a TopicAsk: the answer lists no ledgers
+
 _SERVICE: Final = "/magnetar.broker.Broker/"
 _PLAN: Final = f"{_SERVICE}PlanRange"
 _READ: Final = f"{_SERVICE}ReadRange"
@@ -100,6 +102,17 @@ def plan_topics(broker: str, topics: Mapping[str, int]) -> list[pb.TopicPlan]:
     request = pb.PlanTopicsRequest(topics=asks)
     reply = _ask(broker, f"{_SERVICE}PlanTopics", request, pb.PlanTopicsReply)
     return _as_many(broker, reply.topics, len(asks))
+
+
+def ledger_copies(broker: str, ledgers: Mapping[str, Sequence[int]]) -> pb.PlanTopicsReply:
+    """Ask a broker where the copies of sealed ledgers are: {topic: ledgers}. Raises BrokerLost,
+    BrokerRefused."""
+    asks = [
+        pb.TopicAsk(topic=topic, from_ledger=NO_LEDGERS, copies_of=part)
+        for topic, part in ledgers.items()
+    ]
+    request = pb.PlanTopicsRequest(topics=asks)
+    return _ask(broker, f"{_SERVICE}PlanTopics", request, pb.PlanTopicsReply)
 
 
 def watch_positions(

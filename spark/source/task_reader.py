@@ -10,6 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from magnetar.protos.names import TopicName
 from magnetar.spark.decode import Rows
 from magnetar.spark.errors import DataLost, EntriesDeleted
+from magnetar.spark.source.bookie_reader import reading_from_bookies
 from magnetar.spark.source.look_back import LookBack
 from magnetar.spark.source.partition_reader import TopicReader
 from magnetar.spark.source.value_stage import ValueStage
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from magnetar.spark.planner import Span
+    from magnetar.spark.source.bookie_reader import BookieReader
     from magnetar.spark.source.options import ReadOptions
     from magnetar.spark.source.partition_reader import RangeEntry
     from magnetar.spark.source.tasks import Task
@@ -42,14 +44,22 @@ def read_task(options: ReadOptions, schema: StructType, task: Task) -> Iterator[
 
     Raises DataLost, BadRecord, UnreadableEntry, OutOfOrder, ReadRefused, ReadStalled.
     """
+    stage = ValueStage(options, to_arrow_schema(schema, timezone="UTC"))
+    with reading_from_bookies(task.sealed, turn=task.number) as bookies:
+        yield from _rows_of(options, stage, task, bookies)
+
+
+def _rows_of(
+    options: ReadOptions, stage: ValueStage, task: Task, bookies: BookieReader
+) -> Iterator[pa.RecordBatch]:
     pushed = options.pushed
     publish_ms = None if pushed is None else pushed.publish_ms_bounds()
-    stage = ValueStage(options, to_arrow_schema(schema, timezone="UTC"))
     for topic, spans in _by_topic(task.spans):
         earlier = LookBack(options, topic, owner=task.owners[topic])
         rows = Rows(stage.stored, TopicName.parse(topic), earlier, publish_ms=publish_ms)
         first, end = task.indexes[topic]
-        reader = TopicReader(options, topic, owner=task.owners[topic])
+        owner = task.owners[topic]
+        reader = TopicReader(options, topic, owner=owner, direct=bookies.entries)
         for span in spans:
             for group in _groups(entries_of(reader, span, fails=options.fail_on_data_loss)):
                 added = 0

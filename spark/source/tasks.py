@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from magnetar.spark.planner import plan_tasks
+from magnetar.spark.sealed import Sealed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +26,12 @@ class Task(InputPartition):
         spans: tuple[Span, ...],
         owners: Mapping[str, str],
         indexes: Mapping[str, tuple[int, int | None]],
+        *,
+        number: int = 0,
     ) -> None:
         super().__init__(None)
+        self.number = number  # among the tasks of its batch
+        self.sealed = Sealed()  # what can be read from bookies; it changes no row
         self.spans = spans
         self.owners = owners  # topic -> URL of the broker that owned it at planning time
         # topic -> index of the first message to read, and of the first one not to (None: no limit)
@@ -52,7 +57,8 @@ def tasks_between(
             part,
             {topic: states[topic].owner for topic in topics},
             {topic: (starts[topic].index, ends[topic].index) for topic in topics},
+            number=number,
         )
-        for part in planned
+        for number, part in enumerate(planned)
         for topics in [dict.fromkeys(span.topic for span in part)]
     ]

@@ -11,10 +11,21 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from magnetar.metadata.errors import InvalidRecord
+from magnetar.metadata.model import (
+    BookieId,
+    EntryId,
+    LedgerId,
+    LedgerMetadata,
+    LedgerState,
+    Member,
+    Segment,
+)
 from magnetar.protos import broker_pb2 as pb
 from magnetar.protos.names import TopicName
 from magnetar.spark.errors import QueryFenced, ReadRefused, TopicNotFound
 from magnetar.spark.offsets import Place
+from magnetar.spark.sealed import Sealed
 from magnetar.spark.source.options import Edge, MessagePlace, Time
 from magnetar.spark.source.partition_reader import REDIRECTS_MAX, Retries
 from magnetar.spark.source.range_client import (
@@ -23,6 +34,7 @@ from magnetar.spark.source.range_client import (
     find_entry,
     find_topics,
     hold_topics,
+    ledger_copies,
     plan_topics,
     raise_named,
 )
@@ -34,6 +46,7 @@ if TYPE_CHECKING:
     from magnetar.spark.source.options import Bound, ReadOptions
 
 TOPICS_PER_CALL: Final = 1_000
+COPIES_MAX: Final = 1_000  # ledgers of one request
 
 T = TypeVar("T")
 
@@ -112,6 +125,19 @@ class TopicView:
         """The place of the first entry at or after this one. Raises ReadRefused, ReadStalled."""
         place = pb.EntryPlace(ledger=ledger, entry=entry)
         return self._entry(topic, pb.FindEntryRequest(topic=topic, place=place))
+
+    def copies(self, ledgers: Mapping[str, Sequence[int]]) -> Sealed:
+        """Where the copies of these ledgers are: {topic: sealed ledgers}. Without those of which
+        no owner says it."""
+        found = Sealed()
+        asked = {topic: part for topic, all_of in ledgers.items() for part in [all_of[:COPIES_MAX]]}
+        for broker, topics in self._by_owner(asked):
+            for chunk in _copies_chunks({topic: asked[topic] for topic in topics}):
+                try:
+                    found = found.merged(sealed_of(ledger_copies(broker, chunk)))
+                except (BrokerLost, BrokerRefused) as error:
+                    log.warning("no copies of ledgers, they are read from brokers: %s", error)
+        return found
 
     def hold(self, query: tuple[int, str], places: Mapping[str, Place], *, once: bool) -> None:
         """Move the subscription of the options to these places; it is created if it is new.
@@ -294,7 +320,64 @@ def _chunks(items: Sequence[str]) -> Iterator[list[str]]:
         yield chunk
 
 
+def _copies_chunks(ledgers: Mapping[str, Sequence[int]]) -> Iterator[dict[str, Sequence[int]]]:
+    """Requests with at most COPIES_MAX ledgers each."""
+    chunk: dict[str, Sequence[int]] = {}
+    for topic, part in ledgers.items():
+        if chunk and sum(map(len, chunk.values())) + len(part) > COPIES_MAX:
+            yield chunk
+            chunk = {}
+        chunk[topic] = part
+    if chunk:
+        yield chunk
+
+
+def sealed_of(reply: pb.PlanTopicsReply) -> Sealed:
+    """The ledgers of an answer. One that no correct broker can have sent is left out."""
+    ledgers: dict[int, LedgerMetadata] = {}
+    addresses: dict[Member, str] = {}
+    for plan in reply.topics:
+        for copies in plan.copies:
+            try:
+                metadata = _metadata_of(copies, reply.bookies)
+            except (InvalidRecord, IndexError) as error:
+                log.error("copies of ledger %d make no sense: %s", copies.ledger, error)
+                continue
+            ledgers[copies.ledger] = metadata
+            for segment in copies.segments:
+                for place in segment.members:
+                    addresses[_member(reply.bookies[place])] = reply.bookies[place].address
+    return Sealed(ledgers, addresses)
+
+
+def _metadata_of(copies: pb.LedgerCopies, bookies: Sequence[pb.BookieData]) -> LedgerMetadata:
+    """Raises InvalidRecord, IndexError."""
+    segments = tuple(
+        Segment(EntryId(part.first_entry), tuple(_member(bookies[it]) for it in part.members))
+        for part in copies.segments
+    )
+    return LedgerMetadata(
+        ledger=LedgerId(copies.ledger),
+        state=LedgerState.CLOSED,
+        ensemble_size=len(segments[0].members),
+        write_quorum=copies.write_quorum,
+        ack_quorum=copies.ack_quorum,
+        segments=segments,
+        master_key=copies.read_key,  # what reads show
+        creator_token=0,
+        created_ms=0,
+        last_entry=EntryId(copies.last_entry),
+        length=copies.length,
+    )
+
+
+def _member(bookie: pb.BookieData) -> Member:
+    return Member(BookieId(bookie.bookie), bookie.incarnation)
+
+
 def state_of(broker: str, plan: pb.TopicPlan) -> TopicState:
     """The state that a broker's answer gives."""
-    ledgers = (Ledger(it.ledger, it.last_entry, it.first_index, it.bytes) for it in plan.ledgers)
+    ledgers = (
+        Ledger(it.ledger, it.last_entry, it.first_index, it.bytes, it.sealed) for it in plan.ledgers
+    )
     return TopicState(broker, tuple(ledgers), plan.first_index, plan.next_index)

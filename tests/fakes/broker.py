@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.session.access import Authenticator
     from magnetar.metadata.memory import MemoryStore
+    from magnetar.metadata.model import BookieRegistration, Member
 
 GRPC_GRACE_S = 0.1  # sessions are closed before; what is left belongs to clients that died
 
@@ -78,6 +79,7 @@ async def running_broker(
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     limits: ConnectionLimits | None = None,
     balance: BalanceRules = BALANCE_DEFAULTS,
+    find_bookie: Callable[[Member], BookieRegistration | None] | None = None,
     make_authenticator: Callable[[], Authenticator] = AllowAll,
 ) -> AsyncIterator[RunningBroker]:
     """One broker; leaving stops it cleanly, unless it was killed."""
@@ -107,6 +109,7 @@ async def running_broker(
             random=random.Random(number),
             message_bytes_max=message_bytes_max,
             balance=balance,
+            find_bookie=find_bookie,
         )
         endpoint = Endpoint(broker, make_authenticator, limits=limits or ConnectionLimits())
 

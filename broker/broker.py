@@ -613,7 +613,7 @@ class Broker:
         return topic
 
     async def _open_non_persistent(self, name: TopicName, asking: Asking | None) -> ServedTopic:
-        """It has no record: it is created whenever it is opened."""
+        """The topic has no record: it is created whenever it is opened."""
         await self._require_creatable(name, asking)
         return NonPersistentTopic(
             name,

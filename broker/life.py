@@ -12,7 +12,7 @@ class LifeConfig:
     """Topics that one broker loads at once."""
     load_timeout_s: float = 60.0
     idle_unload_s: float = 300.0
-    """A topic without clients and without work is unloaded after this. 0: never."""
+    """A topic without clients and without work is unloaded after this time. 0: never."""
     inactive_check_s: float = 60.0
     """How often inactive topics are looked for."""
 

@@ -80,10 +80,10 @@ log = get_logger(__name__)
 
 
 async def run_broker(config: BrokerConfig, stop: asyncio.Event) -> None:
-    """A broker of a cluster, until `stop` is set and everything is handed over.
+    """Run a broker of a cluster until `stop` is set and its topics are handed over.
 
-    The imports that only a broker of a cluster needs are here; a standalone server does not need
-    them.
+    This function has the imports that only a broker of a cluster needs; a standalone server does
+    not need them.
     """
     from magnetar.bookie.ledger.config import LedgerConfig
     from magnetar.bookie.ledger.connection import RemoteBookiePeer
@@ -143,7 +143,8 @@ async def return_memory(
 
 
 class BrokerProcess:
-    """A broker with its ports; in a process of its own, or beside a bookie in standalone."""
+    """A broker with its ports: in a process of its own, or beside a bookie in a standalone
+    server."""
 
     def __init__(
         self,
@@ -167,7 +168,7 @@ class BrokerProcess:
         self._random = random
         self._incarnation = f"{random.getrandbits(128):032x}"
         self._registry = registry
-        self._readings: list[Callable[[], Awaitable[Collector]]] = []  # of all topics, in slices
+        self._readings: list[Callable[[], Awaitable[Collector]]] = []  # metrics of all topics
         self._role = role
         self._bookies_have_ports = bookies_have_ports
         self._registered = asyncio.Event()  # while the lease is held
@@ -437,7 +438,8 @@ class BrokerProcess:
         )
 
     async def _register(self) -> None:
-        """Keep this broker's registration. Raises LeaseTaken: two run under one name."""
+        """Keep this broker's registration. Raises LeaseTaken if another broker runs under its
+        name."""
         lease = Lease(
             self._store,
             paths.broker_available(self.registration.broker),

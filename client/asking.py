@@ -1,4 +1,4 @@
-"""Asks the brokers a question about topics, again after errors that may be temporary."""
+"""Asks the brokers a question about topics, and repeats it after errors that may be temporary."""
 
 from __future__ import annotations
 

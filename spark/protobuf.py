@@ -46,7 +46,9 @@ from pyspark.sql.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-FIELDS_MAX: Final = 10_000  # of a definition, those of a type counted at each place that has it
+FIELDS_MAX: Final = (
+    10_000  # of a definition; the fields of a type count at each place that has the type
+)
 TIMESTAMP: Final = "google.protobuf.Timestamp"
 
 
@@ -125,7 +127,7 @@ class _Types:
         for field in descriptor.fields:
             self._fields += 1
             if self._fields > FIELDS_MAX:
-                raise InvalidProtobufSchema(f"it has more than {FIELDS_MAX} fields")
+                raise InvalidProtobufSchema(f"the definition has more than {FIELDS_MAX} fields")
             struct.add(StructField(field.name, self._type_of(field, within)))
         return struct
 

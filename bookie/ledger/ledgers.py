@@ -40,8 +40,8 @@ TICK_S: Final = 0.1
 """How late a timeout may be noticed. One tick serves all ledgers with pending work."""
 
 STOOD_STILL_S: Final = 0.5
-"""A tick that is this late is caused by this process, not by bookies: their acks wait unread here.
-"""
+"""If a tick is this late, this process stood still. The bookies may have answered: their acks may
+wait unread."""
 
 
 class Ledgers:
@@ -105,8 +105,8 @@ class Ledgers:
 
     def held_bytes(self, unconfirmed: int) -> int:
         """The memory of the `unconfirmed` bytes, and of the confirmed entries that slow bookies
-        still lack. At least that of the longest outbox: the outbox of a bookie that was given up is
-        kept until its connection ends."""
+        still lack. It is at least the size of the longest outbox: the outbox of a replaced bookie
+        is kept until its connection ends."""
         return max(unconfirmed + self.services.budget.lagging, self._pool.longest_outbox)
 
     async def wait_ready(self) -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _NOT_ALLOWED = {
     "model": Refusal,
-    "description": "The topic has partitions: name one. Or the type has no hashes.",
+    "description": "The topic has partitions: name one of them. Or the subscription type has no"
+    " hashes.",
 }
 _POSITION = re.compile(r"(\d{1,19}):(\d{1,19})")
 

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from magnetar.protos.names import NamespaceName
 
 _CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
-    409: {"model": Refusal, "description": "It exists already, or it is not empty."}
+    409: {
+        "model": Refusal,
+        "description": "The tenant or namespace exists already, or is not empty.",
+    }
 }
 _Force = Annotated[bool, Query(description="delete its topics with all messages")]
 _New = Annotated[NewNamespace | None, Body(description="bundles and policies; none: defaults")]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
 
 _DOMAIN = Domain.NON_PERSISTENT
-_EXISTS = {"model": Refusal, "description": "It exists already."}
+_EXISTS = {"model": Refusal, "description": "The topic or subscription exists already."}
 _Force = Annotated[bool, Query(description="disconnect producers and consumers")]
 
 

@@ -28,7 +28,9 @@ TOPIC: Final = "/admin/v2/{domain}/{tenant}/{namespace}/{topic}"
 Applied = Annotated[bool, Query(description="the policy that is in effect")]
 QuotaOf = Annotated[QuotaType, Query(alias="backlogQuotaType", description="which quota")]
 
-_NOT_SET: Final[dict[int | str, dict[str, Any]]] = {204: {"description": "It is not set here."}}
+_NOT_SET: Final[dict[int | str, dict[str, Any]]] = {
+    204: {"description": "The policy is not set here."}
+}
 
 
 def policies_router(broker: "Broker") -> APIRouter:

@@ -22,7 +22,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Refusal, "description": "A name or body is not what was expected."},
     404: {"model": Refusal, "description": "The topic has no schema, or not this version."},
     412: {"model": Refusal, "description": "An invalid name."},
-    503: {"model": Refusal, "description": "It cannot be done now: try again."},
+    503: {"model": Refusal, "description": "The request cannot be carried out now: try again."},
 }
 INVALID: dict[int | str, dict[str, Any]] = {
     422: {"model": Refusal, "description": "The definition is not valid for its type."},

@@ -32,7 +32,7 @@ _Time = Annotated[int, Path(ge=0, le=INT64_MAX, description=PUBLISH_TIME)]
 _Force = Annotated[bool, Query(description="disconnect its consumers")]
 _Start = Annotated[MessagePosition | None, Body(description="where to begin; none: at the end")]
 _MESSAGES = TypeAdapter(list[PeekedMessage])
-_EXISTS = {"model": Refusal, "description": "It exists already."}
+_EXISTS = {"model": Refusal, "description": "The subscription exists already."}
 
 
 def subscriptions_router(broker: "Broker") -> APIRouter:

@@ -15,8 +15,8 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     307: {"description": "Another broker serves the topic: ask it."},
     400: {"model": Refusal, "description": "A number, name or body is not what was expected."},
     404: {"model": Refusal, "description": "There is no such topic, subscription or message."},
-    412: {"model": Refusal, "description": "An invalid name, or the state does not allow it."},
-    503: {"model": Refusal, "description": "It cannot be done now: try again."},
+    412: {"model": Refusal, "description": "The name is invalid, or the state does not allow it."},
+    503: {"model": Refusal, "description": "The request cannot be carried out now: try again."},
 }
 
 
@@ -61,7 +61,7 @@ def topics_router(broker: "Broker") -> APIRouter:
     async def terminate(
         tenant: str, namespace: str, topic: str
     ) -> TerminatedAt | dict[int, TerminatedAt]:
-        """Terminate a topic: it takes no more messages. Answers the last message, or for a
+        """Terminate a topic: it takes no more messages. The answer is the last message, or for a
         partitioned topic the last message of each partition, by number."""
         return await topics.terminate(broker, topic_name(tenant, namespace, topic))
 
@@ -73,4 +73,4 @@ def topics_router(broker: "Broker") -> APIRouter:
     return router
 
 
-_EXISTS = {"model": Refusal, "description": "It exists already."}
+_EXISTS = {"model": Refusal, "description": "The topic exists already."}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class KeyedLive:
-    """It has the methods of `Live`."""
+    """The parts of a Key_Shared subscription; has the methods of `Live`."""
 
     def __init__(self, subscription: str, settings: KeySharedSettings) -> None:
         self._subscription = subscription

@@ -775,7 +775,7 @@ class Log:
 
     @property
     def has_ended(self) -> bool:
-        """It takes nothing any more."""
+        """Whether the log takes no more entries."""
         return self._ended is not None
 
     @property

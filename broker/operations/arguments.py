@@ -62,7 +62,7 @@ def subscription_name(text: str) -> str:
 
 def position(ledger: int, entry: int) -> Position:
     """An entry, or one of Pulsar's two special message ids: (-1, -1) is the beginning of the topic,
-    and two times 2^63-1 its end. Raises InvalidArgument."""
+    and (2^63-1, 2^63-1) is its end. Raises InvalidArgument."""
     found = Position(ledger, entry)
     if found in (EARLIEST, LATEST):
         return found

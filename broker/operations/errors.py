@@ -88,7 +88,7 @@ class TenantExists(errors.BrokerError):
 
 
 class TenantNotEmpty(errors.BrokerError):
-    """It has namespaces, so that it cannot be deleted."""
+    """The tenant has namespaces, so it cannot be deleted."""
 
     def __init__(self, tenant: str, namespaces: Sequence[str]) -> None:
         super().__init__(f"tenant {tenant} has namespaces: {_some(namespaces)}")
@@ -102,7 +102,7 @@ class NamespaceExists(errors.BrokerError):
 
 
 class NamespaceNotEmpty(errors.BrokerError):
-    """It has topics, so that it cannot be deleted."""
+    """The namespace has topics, so it cannot be deleted."""
 
     def __init__(self, namespace: str, topics: Sequence[str]) -> None:
         super().__init__(f"namespace {namespace} has topics: {_some(topics)}")

@@ -5,7 +5,7 @@ A free bundle goes to the live broker that owns the fewest bundles. Bundles move
 own too many to those that own too few (balancer.py). What a broker knows may be a minute old: a
 wrong guess leaves the bundles spread unevenly until the next round, and harms nothing.
 
-The rule for moves takes no leader. Every broker computes the same moves from the same counts, and
+The rule for moves needs no leader. Every broker computes the same moves from the same counts, and
 makes those that begin at itself. No bundle moves between brokers whose numbers differ by one, so no
 move makes another one necessary.
 """
@@ -30,7 +30,8 @@ Owner: TypeAlias = tuple[BrokerId, str]
 
 
 class Census:
-    """The owner of each bundle. `replace` sets all; `note` what this broker learns meanwhile."""
+    """The owner of each bundle. `replace` sets the owners of all bundles; between two such calls,
+    `note` sets the owner of one bundle."""
 
     def __init__(self) -> None:
         self._owners: dict[Bundle, Owner] = {}

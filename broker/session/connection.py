@@ -439,7 +439,7 @@ class Connection:
         return delay_s
 
     def _answer_later(self, answer: bytes, delay_s: float) -> None:
-        """It counts as a request under way until then."""
+        """Put the answer after the delay. The request counts as under way until then."""
         if delay_s == 0:
             self._outbox.put_control(answer)
             return

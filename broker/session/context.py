@@ -99,8 +99,8 @@ class Context:
     # ---- producers and consumers -----------------------------------------------------------------
 
     def add_producer(self, producer_id: int, handle: Producer) -> bool:
-        """The topic has opened it. False: the client has gone or has closed the id meanwhile, and
-        the producer is closed."""
+        """The topic has opened the producer. False: the client has gone or has closed the id
+        meanwhile, and the producer is closed."""
         if self.over or not self.session.on_producer_opened(producer_id):
             handle.close_nowait()
             return False
@@ -123,13 +123,13 @@ class Context:
             raise ConsumerNotFound(consumer_id) from None
 
     def remove_producer(self, producer_id: int, handle: Producer | None) -> None:
-        """It is closed. No effect if its id is free or in use again."""
+        """The producer is closed. No effect if its id is free or in use again."""
         if handle is not None and self.producers.get(producer_id) is handle:
             del self.producers[producer_id]
             self.session.on_producer_closed(producer_id)
 
     def remove_consumer(self, consumer_id: int, handle: ConsumerHandle | None) -> None:
-        """It is closed. No effect if its id is free or in use again."""
+        """The consumer is closed. No effect if its id is free or in use again."""
         if handle is not None and self.consumers.get(consumer_id) is handle:
             del self.consumers[consumer_id]
             self._refused_room.discard(consumer_id)

@@ -151,11 +151,11 @@ async def _policies(broker: Broker, asked: pb.TopicPoliciesRequest) -> pb.TopicP
     if located.broker != broker.me:
         return pb.TopicPoliciesReply(owner_url=located.broker.grpc_url)
     reply = pb.TopicPoliciesReply()
-    with suppress(TopicNotFound):  # then its namespace's policies apply
+    with suppress(TopicNotFound):  # then the namespace's policies apply
         topic = await broker.stored_topic(name, create=False)
         if topic.deduplication.wanted:
-            # The policy may be newer than what was carried out. Until that is durable, the next
-            # owner would not know what the producers have stored.
+            # The topic may not have carried out the newest policy yet. Until it has, the next owner
+            # would not know the producers' sequence ids.
             await topic.deduplication.follow()
         note = note_of(topic.log.properties, asked.sink) if asked.sink else None
         if note is not None:

@@ -289,8 +289,8 @@ class Session:
                 self.on_consumer_closed(_id(command, "consumer_id"))
 
     def on_producer_opened(self, producer_id: int) -> bool:
-        """The shell has opened it. False: the client has closed the id meanwhile, so the shell must
-        close the producer again."""
+        """The shell has opened the producer. False: the client has closed the id meanwhile, so the
+        shell must close the producer again."""
         return self._opened(self.producers, producer_id)
 
     def on_consumer_opened(self, consumer_id: int) -> bool:
@@ -298,14 +298,14 @@ class Session:
         return self._opened(self.consumers, consumer_id)
 
     def on_producer_closed(self, producer_id: int) -> None:
-        """It failed to open, or either side closed it."""
+        """The producer failed to open, or either side closed it."""
         if self.producers.pop(producer_id, None) is not None:
             self.closed_producers[producer_id] = None
             if len(self.closed_producers) > CLOSED_PRODUCERS_MAX:
                 self.closed_producers.popitem(last=False)
 
     def on_consumer_closed(self, consumer_id: int) -> None:
-        """It failed to open, or either side closed it."""
+        """The consumer failed to open, or either side closed it."""
         self.consumers.pop(consumer_id, None)
 
     def check(self) -> None:

@@ -145,11 +145,11 @@ class ProducerEvents(Protocol):
         """This publish was refused. In send order, too."""
 
     def ready(self, producer: ReadyProducer) -> None:
-        """It waited for exclusive access and has it now: answer PRODUCER once more."""
+        """The producer waited for exclusive access and has it now: answer PRODUCER once more."""
 
     def refused(self, error: Exception) -> None:
-        """It waited for exclusive access and will not get it: tell the client; nothing more is
-        called."""
+        """The producer waited for exclusive access and will not get it: tell the client; nothing
+        more is called."""
 
     def closed(self, reason: CloseReason) -> None:
         """Tell the client; nothing more is called."""

@@ -220,7 +220,7 @@ class LiveSubscription:
         self._abandoned(self)
 
     async def drain(self, handle: ConsumerHandle) -> None:
-        """It has nothing to acknowledge."""
+        """The consumer has nothing to acknowledge."""
         handle.machine.leaving = True
 
     async def last_message(self) -> LastMessage:

@@ -168,7 +168,7 @@ class ProducerHandle:
     # ---- called by the topic ---------------------------------------------------------------------
 
     def end(self) -> None:
-        """It ends, and its client is told by other means."""
+        """The producer ends; the caller tells its client."""
         if self.state is not ProducerState.CLOSED:
             self._end()
 
@@ -313,7 +313,7 @@ class ProducerHandle:
             self._order.on_append(len(sends.entries))
 
     def _settle(self, decided: Decided) -> None:
-        """It has its outcome without the log."""
+        """Answer a publish whose outcome does not need the log."""
         decided.publish.on_outcome(decided.answer.count)
         if self._order.on_decided(decided):
             self._answer(decided)

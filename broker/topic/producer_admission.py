@@ -282,8 +282,8 @@ class ProducerAdmission:
         handle.events.refused(error)
 
     async def _grant_epoch(self, handle: ProducerHandle) -> None:
-        """A new exclusive producer gets the next epoch; one that comes back keeps its own. Durable
-        before the producer knows."""
+        """A new exclusive producer gets the next epoch; one that comes back keeps its own. The
+        epoch is durable before the producer knows it."""
         current, brought = self.epoch, handle.request.topic_epoch
         epoch = current + 1 if brought is None else brought
         if epoch != current:

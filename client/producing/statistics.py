@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LATENCIES_MAX: Final = 1000
-"""Receipts whose latency a producer remembers: of each partition."""
+"""A producer remembers the latencies of this many receipts for each partition."""
 
 
 @dataclass(slots=True)

@@ -160,7 +160,9 @@ class Lookup:
             connection = await self._session(broker, Purpose.PUBLISH)
             owner = await self._ask(topic, connection, besides=besides)
         except PulsarException as error:
-            log.info("no answer about a silent broker", topic=topic, broker=broker, reason=str(error))
+            log.info(
+                "no answer about a silent broker", topic=topic, broker=broker, reason=str(error)
+            )
             return None
         if broker in self._brokers:
             self._first = self._brokers.index(broker)

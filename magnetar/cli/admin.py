@@ -19,7 +19,7 @@ from magnetar.protos.names import TopicName
 
 TIMEOUT_S: Final = 10.0
 CONNECT_S: Final = 3.0  # a person waits, and there may be other addresses to try
-REDIRECTS_MAX: Final = 5  # a topic may move while it is asked for; brokers that disagree end here
+REDIRECTS_MAX: Final = 5  # a topic may move meanwhile; brokers may redirect to each other
 ANSWER_BYTES_MAX: Final = 64 << 20  # 500,000 topic names; a peeked entry has at most 22 MB
 USAGE: Final = 2
 

@@ -97,7 +97,7 @@ def create(
     partitions: Annotated[
         int | None,
         typer.Option(
-            "--partitions", "-p", min=1, help="create a partitioned topic with so many partitions"
+            "--partitions", "-p", min=1, help="create a partitioned topic with this many partitions"
         ),
     ] = None,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,

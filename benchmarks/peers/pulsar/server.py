@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 JARS: Final = Path(
     os.environ.get("MAGNETAR_PULSAR_JARS", "~/.cache/magnetar/apache-pulsar")
 ).expanduser()
-READY_S: Final = 180.0  # it takes 7 s on a quiet machine, a minute on one that works for others
-# As Pulsar's own conf/pulsar_env.sh, with less heap at the start.
+READY_S: Final = 180.0  # it takes 7 s on an idle machine, a minute on a busy one
+# The options of Pulsar's own conf/pulsar_env.sh, with less heap at the start.
 MEMORY: Final = ("-Xms256m", "-Xmx2g", "-XX:MaxDirectMemorySize=4g", "-XX:+UseG1GC")
 
 _OPENS: Final = (
@@ -45,7 +45,7 @@ _SETTINGS: Final = {
     "loadBalancerEnabled": "false",
     "transactionCoordinatorEnabled": "false",
     "webSocketServiceEnabled": "false",
-    # Of the bookies: without the second, they refuse messages of 5 MiB.
+    # Settings of the bookies; without the second one, they refuse messages of 5 MiB.
     "allowLoopback": "true",
     "nettyMaxFrameSizeBytes": 5_253_120,
 }
@@ -59,7 +59,7 @@ class JarsMissing(Exception):
 
 
 class PulsarProcess:
-    """`PulsarStandaloneStarter` with `settings` (broker.conf) over the ones here.
+    """`PulsarStandaloneStarter`. `settings` (broker.conf) override _SETTINGS.
 
     With three `bookies`, entries are stored 3/3/2. Raises JarsMissing, JavaMissing.
     """

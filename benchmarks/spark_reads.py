@@ -2,8 +2,9 @@
 benchmarks.spark_reads).
 
 A local cluster (ZooKeeper, three bookies, a broker) stores messages of 100 bytes at 3/3/2 in one
-sealed ledger. Spark reads them in turns in both ways. Everything shares the machine, so the CPU
-seconds of the servers say more than the rates.
+sealed ledger. Spark reads them in turns in both ways, and one process reads them without Spark.
+Then the driver of a streaming query over idle topics is asked for news 100 times a second, by polls
+and with pushes. Everything shares the machine, so the CPU seconds say more than the rates.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 TOPIC = "rows"
 VALUE_BYTES = 100
+IDLE_TOPICS = 100
+WARM_S, IDLE_S, LOOK_S = 2.0, 10.0, 0.01
 WAYS = {"owner": "false", "bookies": "true"}
 
 
@@ -54,6 +57,18 @@ async def measure(folder: Path, rows: int, turns: int) -> None:
     async with LocalCluster(folder, zookeepers=1, bookies=3, brokers=1) as cluster:
         await asyncio.to_thread(alone, fill, cluster.service_url, cluster.admin_url, rows)
         reads = await asyncio.to_thread(in_turns, cluster, rows, turns)
+        tasks = {
+            way: await asyncio.to_thread(alone, executor_cpu_s, cluster.service_url, flag)
+            for way, flag in WAYS.items()
+        }
+        await asyncio.to_thread(alone, make_idle_topics, cluster.service_url)
+        [broker] = cluster.of_role("broker")
+        idle = {
+            how: await asyncio.to_thread(
+                alone, idle_query, cluster.service_url, broker.pid or 0, streams
+            )
+            for how, streams in (("no query", None), ("polls", 0), ("pushes", 32))
+        }
     for way, found in reads.items():
         print(
             f"{way:<8} {statistics.median(it.rows_per_s for it in found):>10,.0f} rows/s,"
@@ -64,6 +79,10 @@ async def measure(folder: Path, rows: int, turns: int) -> None:
     pairs = zip(reads["bookies"], reads["owner"], strict=True)
     ratios = [bookies.rows_per_s / owner.rows_per_s for bookies, owner in pairs]
     print(f"rows/s, bookies to owner: {statistics.median(ratios):.2f}", sorted(ratios))
+    for way, cpu in tasks.items():
+        print(f"{way:<8} CPU of a process that reads a million rows: {cpu * 1e6 / rows:.2f} s")
+    for how, share in idle.items():
+        print(f"{how:<8} CPU of the broker, {IDLE_TOPICS} idle topics: {share:.1%} of a core")
 
 
 def fill(url: str, admin_url: str, rows: int) -> None:
@@ -113,6 +132,59 @@ def read(spark: SparkSession, cluster: LocalCluster, rows: int, reads_from_booki
     after = [sum(map(cpu_s, pids)) for pids in (brokers, bookies)]
     broker_cpu_s, bookies_cpu_s = (end - begin for begin, end in zip(before, after, strict=True))
     return Read(rows / took_s, broker_cpu_s * 1e6 / rows, bookies_cpu_s * 1e6 / rows)
+
+
+def executor_cpu_s(url: str, reads_from_bookies: str) -> float:
+    """CPU seconds of a process that reads all tasks, without those of its start."""
+    from pyspark.sql.types import StructType
+
+    from magnetar.spark.source.driver import plan_frame
+    from magnetar.spark.source.options import parse_options
+    from magnetar.spark.source.task_reader import read_task
+
+    given = {"service.url": url, "topic": TOPIC, "readFromBookies": reads_from_bookies}
+    options = parse_options(given)
+    schema = StructType().add("value", "binary").add("__index", "long")
+    tasks = plan_frame(options)
+    for _ in read_task(options, schema, tasks[0]):
+        pass
+    before_s = time.process_time()
+    for task in tasks:
+        for _ in read_task(options, schema, task):
+            pass
+    return time.process_time() - before_s
+
+
+def make_idle_topics(url: str) -> None:
+    with magnetar.Client(url) as client:
+        for number in range(IDLE_TOPICS):
+            client.create_producer(f"idle-{number}").send(b"x")
+
+
+def idle_query(url: str, broker: int, streams: int | None) -> float:
+    """The share of a core that the broker uses while a query asks its driver for news."""
+    from magnetar.spark.source.driver import StreamDriver
+    from magnetar.spark.source.options import parse_options
+    from magnetar.spark.source.position_watch import PositionWatch
+
+    given = {"service.url": url, "topicsPattern": "public/default/idle-.*"}
+    driver = StreamDriver(
+        parse_options(given, streaming=True),
+        now_ms=0,
+        query="idle",
+        watch=PositionWatch(streams_max=streams or 0),
+    )
+    at = driver.latest(driver.initial(), rows_max=None, bytes_max=None)
+    began_s = before_s = float("inf")
+    for look in range(int((WARM_S + IDLE_S) / LOOK_S)):
+        if look == int(WARM_S / LOOK_S):
+            began_s, before_s = time.perf_counter(), cpu_s(broker)
+        if streams is not None:
+            at = driver.latest(at, rows_max=None, bytes_max=None)
+        time.sleep(LOOK_S)
+    share = (cpu_s(broker) - before_s) / (time.perf_counter() - began_s)
+    driver.close()
+    return share
 
 
 def _refuse_failure(result: magnetar.Result, message_id: object) -> None:

@@ -130,9 +130,8 @@ class TopicView:
         """Where the copies of these ledgers are: {topic: sealed ledgers}. Without those of which
         no owner says it."""
         found = Sealed()
-        asked = {topic: part for topic, all_of in ledgers.items() for part in [all_of[:COPIES_MAX]]}
-        for broker, topics in self._by_owner(asked):
-            for chunk in _copies_chunks({topic: asked[topic] for topic in topics}):
+        for broker, topics in self._by_owner(ledgers):
+            for chunk in _copies_chunks({topic: ledgers[topic] for topic in topics}):
                 try:
                     found = found.merged(sealed_of(ledger_copies(broker, chunk)))
                 except (BrokerLost, BrokerRefused) as error:
@@ -320,15 +319,13 @@ def _chunks(items: Sequence[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-def _copies_chunks(ledgers: Mapping[str, Sequence[int]]) -> Iterator[dict[str, Sequence[int]]]:
+def _copies_chunks(ledgers: Mapping[str, Sequence[int]]) -> Iterator[dict[str, list[int]]]:
     """Requests with at most COPIES_MAX ledgers each."""
-    chunk: dict[str, Sequence[int]] = {}
-    for topic, part in ledgers.items():
-        if chunk and sum(map(len, chunk.values())) + len(part) > COPIES_MAX:
-            yield chunk
-            chunk = {}
-        chunk[topic] = part
-    if chunk:
+    rest = iter([(topic, ledger) for topic, part in ledgers.items() for ledger in part])
+    while part := list(islice(rest, COPIES_MAX)):
+        chunk: dict[str, list[int]] = {}
+        for topic, ledger in part:
+            chunk.setdefault(topic, []).append(ledger)
         yield chunk
 
 

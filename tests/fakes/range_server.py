@@ -47,6 +47,10 @@ class RangeServer:
     reads: list[tuple[int, int, int]] = field(default_factory=list)  # ledger, first, last
     plans: int = 0
     finds: int = 0
+    # The copies of each ledger that is asked for; without bookies there are none.
+    bookies: list[pb.BookieData] = field(default_factory=list)
+    copies: Callable[[int], pb.LedgerCopies] = lambda ledger: pb.LedgerCopies(ledger=ledger)
+    copies_asked: list[int] = field(default_factory=list)  # ledgers of each request
     watched: list[dict[str, int]] = field(default_factory=list)  # topics -> first ledger
     # What a watch sends, one after the other; None ends it. No queue: it is an older broker.
     pushes: queue.Queue[pb.PositionsUpdate | None] | None = None
@@ -76,8 +80,10 @@ class RangeServer:
         return pb.FindTopicsReply(topics=asked.topics).SerializeToString()
 
     def plan_topics(self, request: bytes, call: grpc.ServicerContext) -> bytes:
-        reply = pb.PlanTopicsReply()
-        for _ in pb.PlanTopicsRequest.FromString(request).topics:
+        reply = pb.PlanTopicsReply(bookies=self.bookies)
+        asked = pb.PlanTopicsRequest.FromString(request)
+        self.copies_asked.append(sum(len(topic.copies_of) for topic in asked.topics))
+        for topic in asked.topics:
             plan = pb.PlanRangeReply.FromString(self.plan(b"", call))
             messages = self.topic.messages if self.topic else 0
             reply.topics.add(
@@ -85,6 +91,7 @@ class RangeServer:
                 exists=plan.exists,
                 ledgers=plan.ledgers,
                 next_index=messages,
+                copies=map(self.copies, topic.copies_of) if self.bookies else (),
             )
         return reply.SerializeToString()
 

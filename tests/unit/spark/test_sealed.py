@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pickle
 
+import grpc
+from fakes.range_server import RangeServer, Topic, serving
+
 from magnetar.metadata.model import BookieId, Member
 from magnetar.protos import broker_pb2 as pb
 from magnetar.spark.planner import Span
 from magnetar.spark.sealed import DIRECT_BYTES_MIN, Sealed, worth_reading_directly
+from magnetar.spark.source.options import parse_options
 from magnetar.spark.source.tasks import Task
-from magnetar.spark.source.topic_view import sealed_of
+from magnetar.spark.source.topic_view import TopicView, sealed_of
 from magnetar.spark.topic_state import Ledger, TopicState
 
 ONE, TWO, THREE = (f"{number:032x}" for number in (1, 2, 3))
@@ -76,6 +80,21 @@ def test_small_parts_and_open_ledgers_are_left_to_the_owner() -> None:
     assert worth_reading_directly([spans((1, MIB // 2), (1, MIB // 2))], states) == {"t": [1]}
     assert worth_reading_directly([spans((1, MIB // 2))] * 2, states) == {}
     assert worth_reading_directly([spans((2, 50 * MIB), (3, 50 * MIB))], states) == {}
+
+
+def test_the_ledgers_of_a_large_topic_are_asked_for_in_parts() -> None:
+    server = RangeServer(Topic(), bookies=list(reply().bookies), copies=lambda it: copies(it, 0, 1))
+    with serving(server):
+        view = TopicView(parse_options({"service.url": server.url, "topic": "t"}))
+        assert set(view.copies({"t": range(1_500), "u": range(2_000, 3_000)}).ledgers) == {
+            *range(1_500),
+            *range(2_000, 3_000),
+        }
+    assert server.copies_asked == [1_000, 1_000, 500]
+    with serving(RangeServer(None)) as gone:
+        lost = TopicView(parse_options({"service.url": gone.url, "topic": "t"}))
+        gone.before_plan = lambda call: call.abort(grpc.StatusCode.UNAVAILABLE, "away")
+        assert lost.copies({"t": [1]}) == Sealed()  # the task reads from brokers
 
 
 def test_the_ledgers_of_two_answers_are_one_plan() -> None:

@@ -153,6 +153,31 @@ def first_frame(
     raise MalformedFrame(f"the last frame is truncated after {len(buffer) - at} bytes")
 
 
+def first_delivery(
+    buffer: memoryview, at: int, *, bytes_max: int = COMMAND_FRAME_BYTES_MAX
+) -> tuple[pb.CommandMessage, memoryview, int] | None:
+    """Return the MESSAGE whose total is at offset `at`, its entry as a view, and the offset of the
+    next frame: `first_frame` and `parse_command` in half the time.
+
+    None: it is another command, in another form than all brokers write it, or malformed.
+    """
+    if len(buffer) - at < _DELIVERY_HEAD.size:
+        return None
+    total, size, kind, body_size = _DELIVERY_HEAD.unpack_from(buffer, at)
+    entry_at, end = at + 8 + size, at + 4 + total
+    if kind != _DELIVERY or size != 4 + body_size or body_size > 127:
+        return None
+    if not entry_at < end <= len(buffer) or total + 4 > bytes_max:
+        return None
+    try:
+        body = _delivery_from(buffer[at + _DELIVERY_HEAD.size : entry_at])
+    except DecodeError:
+        return None
+    if not body.IsInitialized():
+        return None
+    return body, buffer[entry_at:end], end
+
+
 # The most frequent commands, encoded without protobuf to the same bytes in half the time. Ids may
 # be negative: -1 is 2^64-1 on the wire.
 
@@ -299,6 +324,8 @@ _BODY_TAGS = {
 
 _Body = tuple[pb.BaseCommand.Type.ValueType, Message, int]  # type, body, end of the command
 _HOT_HEAD = struct.Struct(">IBBBB")  # size, tag and value of the type, tag and size of the body
+_DELIVERY_HEAD = struct.Struct(">II3sB")  # total, size, type and tag, size of the body
+_DELIVERY = b"\x08\x09\x4a"
 _SINGLE = (bytes, Message)  # a value that is not repeated
 # protobuf's type stubs do not say that parsing accepts any buffer, hence the casts.
 _HOT_BODIES: "dict[int, Callable[[memoryview], Message]]" = {
@@ -308,6 +335,9 @@ _HOT_BODIES: "dict[int, Callable[[memoryview], Message]]" = {
     pb.BaseCommand.ACK: cast("Any", pb.CommandAck.FromString),
     pb.BaseCommand.FLOW: cast("Any", pb.CommandFlow.FromString),
 }
+_delivery_from: "Callable[[memoryview], pb.CommandMessage]" = cast(
+    "Any", pb.CommandMessage.FromString
+)
 _base_command_from: "Callable[[memoryview], pb.BaseCommand]" = cast(
     "Any", pb.BaseCommand.FromString
 )

@@ -39,6 +39,7 @@ from magnetar.protos.entry import (
     MESSAGE_BYTES_MAX,
     BrokerMetadata,
     Chunk,
+    PlainMessage,
     batch_size_of,
     checked_text,
     chunk_of,
@@ -280,6 +281,12 @@ def open_messages(entry: ReceivedEntry, *, bytes_max: int = UNCOMPRESSED_BYTES_M
         size = entry.uncompressed_size
         body, at = decompress(entry.compression, entry.payload, size, bytes_max=bytes_max), 0
     return open_batch(body, at, entry.num_messages, sequence_id=entry.sequence_id)
+
+
+def plain_message(plain: PlainMessage) -> ReceivedMessage:
+    """Return the message of an entry that `open_plain` has read."""
+    number = plain.sequence_id
+    return ReceivedMessage(plain.payload, NO_PROPERTIES, None, False, None, 0, number, False, -1)
 
 
 def undecoded_message(entry: ReceivedEntry) -> ReceivedMessage:

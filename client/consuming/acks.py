@@ -74,6 +74,7 @@ class AckTracker:
         # key is in `_pending`, the bits there count. None: nothing cumulative is pending.
         self._below: tuple[Key, int] | None = None
         self._in_flight: dict[int, AckGroup] = {}
+        self._newest: Key = (-1, -1)  # no later entry was ever acknowledged
         self._oldest_at: float | None = None  # None: nothing is pending
         self._not_before = 0.0  # loop time; later than now after a retriable refusal
         self._number = 0
@@ -86,6 +87,7 @@ class AckTracker:
 
         Returns whether the whole entry is acknowledged now.
         """
+        self._newest = max(self._newest, key)
         if batch_index < 0:
             self._partial.pop(key, None)
             unacked = 0
@@ -105,6 +107,7 @@ class AckTracker:
         self, key: Key, batch_index: int, batch_size: int, now: float
     ) -> None:
         """Acknowledge this message and all messages before it."""
+        self._newest = max(self._newest, key)
         everything = (1 << batch_size) - 1 if batch_index >= 0 else 0
         unacked = everything & ~((1 << batch_index + 1) - 1) if everything else 0
         if key in self._partial:
@@ -169,6 +172,8 @@ class AckTracker:
 
         An entry that is not a batch has one message, bit 0. 0: no message.
         """
+        if key > self._newest:
+            return 0
         everything = (1 << batch_size) - 1
         unacked = self._partial.get(key, self._pending.get(key))
         if unacked is not None:
@@ -199,6 +204,7 @@ class AckTracker:
         assert len(self._partial) <= PARTIAL_BATCHES_MAX
         assert all(self._partial.values())
         assert not any(self._is_covered(key) for key in self._pending)
+        assert all(key <= self._newest for key in (*self._pending, *self._partial))
 
     def _set_partial(self, key: Key, unacked: int) -> None:
         if unacked:

@@ -50,11 +50,13 @@ from magnetar.client.session.backoff import RETRY_DELAY_S_FIRST
 from magnetar.client.session.pool import Purpose
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.compression import UNCOMPRESSED_BYTES_MAX, UNCOMPRESSED_FACTOR
+from magnetar.protos.entry import open_plain
 from magnetar.protos.errors import EntryError
 from magnetar.protos.message import (
     ReceivedEntry,
     decode_messages,
     open_messages,
+    plain_message,
     read_entry,
     undecoded_message,
 )
@@ -145,6 +147,8 @@ class Subscriber:
         self._active: bool | None = None  # as the broker said; None: not attached, or not said
         self._waiting = False  # the user waits for a message
         self._burst: list[Message] = []  # messages of the frame that is being read
+        # What `_permits` has not counted yet of the frame: permits, messages and bytes.
+        self._uncounted = 0, 0, 0
         self._failure: PulsarException | None = None  # None: neither closed nor failed
         self.is_closing = False  # `close` was called
         self._over = asyncio.Event()
@@ -572,6 +576,36 @@ class Subscriber:
 
     def on_message(self, command: pb.CommandMessage, entry: memoryview) -> None:
         key = key_of(command.message_id)
+        try:
+            plain = open_plain(entry)
+        except EntryError as error:
+            self._refuse_corrupt([key], error, permits_of(entry, command.ack_set))
+            return
+        if plain is None:
+            self._on_entry(key, command, entry)
+            return
+        sent, wanted = self._wanted(key, 1, command.ack_set, is_batch=False)
+        delivery = Delivery(
+            self.topic,
+            self._partition,
+            plain.producer_name,
+            plain.publish_time_ms,
+            b"",
+            command.redelivery_count,
+            plain.index,
+            self._generation,
+            decoder=self.subscription.decoder,
+            cluster=self.cluster,
+            key=key,
+            payload_bytes=len(plain.payload),
+        )
+        shown: list[Message] = []
+        if wanted and not self._is_stale(command):
+            shown.append(Message(plain_message(plain), None, delivery))
+        self._show(key, command, sent, shown)
+
+    def _on_entry(self, key: Key, command: pb.CommandMessage, entry: memoryview) -> None:
+        """Handle an entry of any kind."""
         # The entry is one of these, or a chunk.
         batch: Batch | None = None
         single: ReceivedMessage | None = None
@@ -592,8 +626,9 @@ class Subscriber:
         except EntryError as error:
             self._refuse_corrupt([key], error, permits_of(entry, command.ack_set))
             return
-        sent, wanted = self._wanted(key, received, command.ack_set)
-        if command.consumer_epoch < self._epoch:  # absent: from before the first request
+        size, is_batch = received.num_messages, received.is_batch
+        sent, wanted = self._wanted(key, size, command.ack_set, is_batch=is_batch)
+        if self._is_stale(command):
             wanted = 0
         delivery = self._delivery(key, received, command.redelivery_count, encryption)
         if batch is not None:
@@ -606,16 +641,25 @@ class Subscriber:
             shown = [Message(single, None, delivery)]
         else:
             shown = self._assembled(key, received, delivery)
+        self._show(key, command, sent, shown)
+
+    def _show(self, key: Key, command: pb.CommandMessage, sent: int, shown: list[Message]) -> None:
+        """Give messages of an entry to the user at the end of the frame. `sent`: the bits of those
+        that the broker delivered."""
         if self._dead_letters is not None and not self._dead_letters.on_delivered(
             key, command.redelivery_count, shown
         ):
             shown = []
-        if batch is not None and len(shown) == len(batch):
-            shown_bytes = batch.payload_bytes(0, len(batch))
-        else:
-            shown_bytes = sum([message.payload_bytes for message in shown])
-        self._permits.on_delivered(sent.bit_count(), len(shown), shown_bytes)
-        self._burst += shown
+        size = 0
+        if shown:
+            delivery, count = shown[0].delivery, len(shown)
+            if count == max(1, delivery.batch_size):
+                size = delivery.bytes_of(0, count)
+            else:
+                size = sum([message.payload_bytes for message in shown])
+            self._burst += shown
+        used, messages, message_bytes = self._uncounted
+        self._uncounted = used + sent.bit_count(), messages + len(shown), message_bytes + size
         if self._order and self._connection is not None:  # some keys are guarded
             late = [one for one in shown if self._order.withholds(one)]
             if late:
@@ -686,6 +730,7 @@ class Subscriber:
         self._active = active
 
     def on_frame_end(self) -> None:
+        self._count_delivered()
         if self._burst:
             burst, self._burst = self._burst, []
             self._waiting = False
@@ -715,9 +760,14 @@ class Subscriber:
 
     # Deliveries
 
-    def _wanted(self, key: Key, received: ReceivedEntry, ack_set: Sequence[int]) -> tuple[int, int]:
+    def _is_stale(self, command: pb.CommandMessage) -> bool:
+        """Return whether the delivery is from before the last request to redeliver everything."""
+        return bool(self._epoch) and command.consumer_epoch < self._epoch  # absent: 0
+
+    def _wanted(
+        self, key: Key, size: int, ack_set: Sequence[int], *, is_batch: bool
+    ) -> tuple[int, int]:
         """Return the bits of the messages that the broker delivers, and of those for the user."""
-        size = received.num_messages
         sent = (1 << size) - 1
         if ack_set:
             sent &= bits_of(ack_set)
@@ -733,7 +783,7 @@ class Subscriber:
         skipped = start.skipped(key, size) & wanted
         for index in range(size):
             if skipped >> index & 1:  # before the start: acknowledge it, it must not come again
-                self._acks.acknowledge(key, index if received.is_batch else -1, size)
+                self._acks.acknowledge(key, index if is_batch else -1, size)
         return sent, wanted & ~skipped
 
     def _refuse_corrupt(self, keys: Sequence[Key], error: EntryError, permits: int) -> None:
@@ -855,6 +905,7 @@ class Subscriber:
     ) -> None:
         """Return messages that the user has not seen. `nacked`: entries that the client requests
         again later. `done` is called when the broker withholds the later ones."""
+        self._count_delivered()
         for message in late:
             self._permits.on_taken(1, message.payload_bytes)
         whole, rest = entries_of(late)
@@ -956,7 +1007,14 @@ class Subscriber:
             self._dead_letters.on_detached()
         self._forget_redeliveries()  # the next broker redelivers all unacknowledged messages
 
+    def _count_delivered(self) -> None:
+        used, messages, message_bytes = self._uncounted
+        if used:
+            self._uncounted = 0, 0, 0
+            self._permits.on_delivered(used, messages, message_bytes)
+
     def _clear_queue(self) -> None:
+        self._count_delivered()
         self._burst.clear()
         taken = self._queue.clear()
         self._generation = self._queue.generation

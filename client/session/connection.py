@@ -33,6 +33,7 @@ from magnetar.protos.errors import ProtocolError, UnknownCommand
 from magnetar.protos.framing import (
     COMMAND_FRAME_BYTES_MAX,
     encode_command,
+    first_delivery,
     first_frame,
     frame_bytes_max,
     parse_command,
@@ -370,6 +371,9 @@ class Connection:
                 receipts = read_receipts(data, at)
                 self._on_receipts(receipts)
                 at = receipts.end
+            elif delivery := first_delivery(frame, at, bytes_max=self._frame_bytes_max):
+                body, entry, at = delivery
+                self._on_message(body, entry)
             else:
                 part, at = first_frame(frame, at, bytes_max=self._frame_bytes_max)
                 self._on_command(part)

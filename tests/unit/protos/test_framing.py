@@ -25,6 +25,7 @@ from magnetar.protos.framing import (
     FrameDecoder,
     encode_command,
     encode_payload_command,
+    first_delivery,
     message_header,
     parse_command,
     send_header,
@@ -216,6 +217,13 @@ def test_encoded_messages_equal_those_of_protobuf(
     assert by_hand + payload == b"".join(encode_payload_command(twin, [payload]))
     command = parse_whole(by_hand + payload)
     assert (command.body, command.entry) == (twin, payload)
+    found = first_delivery(memoryview(b"before" + by_hand + payload + b"after"), 6)
+    if twin.ByteSize() <= 127:
+        assert found == (twin, payload, 6 + len(by_hand + payload))
+    else:
+        assert found is None
+    assert first_delivery(memoryview(by_hand + payload[:-1]), 0) is None
+    assert first_delivery(memoryview(by_hand + payload), 0, bytes_max=len(by_hand)) is None
 
 
 @given(ids, ids, st.integers(1, 2**31 - 1), uint64, st.booleans())
@@ -250,6 +258,11 @@ def test_hot_body_equals_the_general_parser(noise: bytes, number: int, honest: b
     short = framing._hot_body(frame)
     if short is not None:
         assert short == framing._body(frame)
+    whole = memoryview(frame_of(command, b"entry"))
+    for view in (whole, memoryview(frame_of(command))):
+        delivery = first_delivery(view, 0)
+        if delivery is not None:
+            assert delivery == (parse_command(view[4:]).body, b"entry", len(whole))
 
 
 def test_size_of_two_bytes_uses_the_general_parser() -> None:

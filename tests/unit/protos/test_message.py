@@ -18,6 +18,7 @@ from magnetar.protos.entry import (
     MESSAGE_BYTES_MAX,
     BrokerMetadata,
     open_entry,
+    open_plain,
     parse_entry,
     with_broker_metadata,
 )
@@ -37,6 +38,7 @@ from magnetar.protos.message import (
     encode_batch,
     encode_chunks,
     encode_message,
+    plain_message,
     read_entry,
 )
 
@@ -371,3 +373,71 @@ def test_a_plain_message_by_hand_is_what_protobuf_would_write(
     assert entry[10:] == twin.SerializeToString() + payload
     metadata, copy, payload_at = open_entry(memoryview(entry))
     assert (metadata, copy[payload_at:]) == (twin, payload)
+
+
+# Plain entries
+
+
+def plainly(data: bytes) -> tuple[ReceivedMessage, str, int, int | None] | None:
+    """What `open_plain` finds; None: it leaves the entry to `read_entry`."""
+    plain = open_plain(memoryview(data))
+    if plain is None:
+        return None
+    return plain_message(plain), plain.producer_name, plain.publish_time_ms, plain.index
+
+
+def at_length(data: bytes) -> tuple[ReceivedMessage, str, int, int | None]:
+    entry = read_entry(data)
+    assert (entry.is_batch, entry.schema_version, entry.deliver_at_ms) == (False, None, None)
+    (message,) = decode_messages(entry)
+    index = None if entry.broker is None else entry.broker.index
+    return message, entry.producer_name, entry.publish_time_ms, index
+
+
+stored = st.tuples(st.integers(1_000_000_000_000, 2_000_000_000_000), st.integers(0, 2**63 - 1))
+
+
+@given(st.binary(max_size=40), uint64, texts, st.integers(0, 2**63 - 1), st.none() | stored)
+def test_a_plain_entry_is_read_as_at_length(
+    payload: bytes, number: int, name: str, time_ms: int, broker: tuple[int, int] | None
+) -> None:
+    header = EntryHeader(name, time_ms)
+    data = b"".join(encode_message(OutgoingMessage(payload, number), header))
+    if broker is not None:
+        data = with_broker_metadata(data, broker_timestamp_ms=broker[0], index=broker[1])
+    assert plainly(data) == at_length(data)
+
+
+@given(any_messages, headers, st.none() | st.integers(0, 2**63 - 1), st.booleans())
+def test_any_other_entry_is_left_to_be_read_at_length(
+    message: OutgoingMessage, header: EntryHeader, deliver_at: int | None, batch: bool
+) -> None:
+    if batch:
+        data = b"".join(encode_batch([message], header))
+    else:
+        data = b"".join(encode_message(replace(message, deliver_at_ms=deliver_at), header))
+    found = plainly(data)
+    assert found is None or found == at_length(data)
+    assert not batch or found is None
+
+
+@given(st.integers(0, 1 << 20), st.integers(0, 255))
+def test_damage_of_a_plain_entry_is_refused_or_left_to_be_refused(place: int, byte: int) -> None:
+    data = b"".join(encode_message(OutgoingMessage(b"payload", 20_000), HEADER))
+    whole = with_broker_metadata(data, broker_timestamp_ms=1_700_000_000_000, index=300)
+    damaged = bytearray(whole)
+    damaged[place % len(whole)] = byte
+    try:
+        found = plainly(bytes(damaged))
+    except ChecksumMismatch:
+        with pytest.raises(ChecksumMismatch):
+            read_entry(bytes(damaged))
+    else:
+        assert found is None or found == at_length(bytes(damaged))
+    for end in range(len(whole)):
+        with pytest.raises(EntryError):
+            at_length(whole[:end])
+        try:
+            assert plainly(whole[:end]) is None
+        except ChecksumMismatch:
+            continue

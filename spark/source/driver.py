@@ -76,6 +76,8 @@ class StreamDriver:
         self._frozen = False
         self._query = now_ms, query
         self._held: dict[str, Place] = {}
+        self._not_held: dict[str, Place] = {}  # refused for good, as of a deleted topic
+        self._hold_failed = Clock(options.poll_interval_s)
         self._reached: dict[str, Place] = {}  # the ends of the last batch
 
     def initial(self) -> dict[str, Any]:
@@ -176,7 +178,7 @@ class StreamDriver:
             for topic, state in _existing(self._states).items()
         }
         if self._options.subscription:
-            self._view.hold(self._query, begins, once=False)
+            self._view.hold(self._query, begins)
             self._held |= begins
         return begins
 
@@ -332,21 +334,32 @@ class StreamDriver:
         )
 
     def _hold(self, places: Mapping[str, Place]) -> None:
-        """Move the subscription. A failure of a broker is logged: the next call repeats it.
+        """Move the subscription. Failures of topics are logged. Those of brokers are repeated, at
+        most once in `pollIntervalMs`; what is refused for good is not asked for again.
 
         A topic that was deleted is noticed as a loss. Raises QueryFenced.
         """
         if not self._options.subscription:
             return
-        moved = {it: place for it, place in places.items() if self._held.get(it) != place}
-        if not moved:
+        moved = {
+            it: place
+            for it, place in places.items()
+            if place not in (self._held.get(it), self._not_held.get(it))
+        }
+        if not moved or not self._hold_failed.is_due:
             return
-        try:
-            self._view.hold(self._query, moved, once=True)
-        except (BrokerLost, BrokerRefused) as error:
-            log.warning("the subscription did not move, the query goes on: %s", error)
-        else:
-            self._held |= moved
+        failures = self._view.hold_once(self._query, moved)
+        self._held |= {it: place for it, place in moved.items() if it not in failures}
+        refused = [it for it, error in failures.items() if isinstance(error, BrokerRefused)]
+        self._not_held |= {it: moved[it] for it in refused}
+        if len(refused) < len(failures):
+            self._hold_failed.reset()
+        if failures:
+            topic, error = next(iter(failures.items()))
+            log.warning(
+                "the subscription did not move on %d topics, the query goes on: %s: %s",
+                *(len(failures), topic, error),
+            )
 
 
 def _with_copies(

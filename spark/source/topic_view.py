@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -138,26 +139,27 @@ class TopicView:
                     log.warning("no copies of ledgers, they are read from brokers: %s", error)
         return found
 
-    def hold(self, query: tuple[int, str], places: Mapping[str, Place], *, once: bool) -> None:
+    def hold(self, query: tuple[int, str], places: Mapping[str, Place]) -> None:
         """Move the subscription of the options to these places; it is created if it is new.
 
-        `query` is the start in ms and the id of the query. Raises QueryFenced, ReadRefused,
-        ReadStalled; with `once` BrokerLost.
+        `query` is the start in ms and the id of the query. A topic that cannot be moved stops no
+        other one. Raises QueryFenced, ReadRefused, ReadStalled.
         """
         left = dict(places)
+        self._retry(lambda: self._hold_all(query, left))
 
-        def attempt() -> None:
-            for _ in range(REDIRECTS_MAX + 1):
-                for broker, topics in self._by_owner(left):
-                    self._hold(broker, query, {topic: left[topic] for topic in topics}, left)
-                if not left:
-                    return
-            raise BrokerLost(f"no owner of {next(iter(left))} after {REDIRECTS_MAX} redirects")
+    def hold_once(
+        self, query: tuple[int, str], places: Mapping[str, Place]
+    ) -> dict[str, BrokerLost | BrokerRefused]:
+        """As `hold`, without another attempt. Returns why topics were not moved.
 
-        if once:
-            attempt()
-        else:
-            self._retry(attempt)
+        Raises QueryFenced.
+        """
+        left = dict(places)
+        failures: dict[str, BrokerLost | BrokerRefused] = {}
+        with suppress(BrokerLost, BrokerRefused):
+            self._hold_all(query, left, failures)
+        return failures
 
     def owner_of(self, topic: str) -> str | None:
         """URL of the topic's owner; None: it is not known."""
@@ -179,12 +181,36 @@ class TopicView:
 
     # Mechanics
 
+    def _hold_all(
+        self,
+        query: tuple[int, str],
+        left: dict[str, Place],
+        failures: dict[str, BrokerLost | BrokerRefused] | None = None,
+    ) -> None:
+        """Move all topics that can be moved, and take them out of `left`. Raises the first failure
+        of the others after that; `failures` gets all."""
+        failed: dict[str, BrokerLost | BrokerRefused] = {} if failures is None else failures
+        for _ in range(REDIRECTS_MAX + 1):
+            asked = {topic: place for topic, place in left.items() if topic not in failed}
+            for broker, topics in self._by_owner(asked):
+                self._hold(broker, query, {topic: left[topic] for topic in topics}, left, failed)
+            if not left.keys() - failed.keys():
+                break
+        for topic in left:
+            reason = f"no owner of {topic} after {REDIRECTS_MAX} redirects"
+            failed.setdefault(topic, BrokerLost(reason))
+        lasting = (it for it in failed.values() if isinstance(it, BrokerRefused))
+        failure = next(lasting, next(iter(failed.values()), None))
+        if failure is not None:
+            raise failure
+
     def _hold(
         self,
         broker: str,
         query: tuple[int, str],
         places: Mapping[str, Place],
         left: dict[str, Place],
+        failed: dict[str, BrokerLost | BrokerRefused],
     ) -> None:
         request = pb.HoldTopicsRequest(
             subscription=self._options.subscription, query_start_ms=query[0], query=query[1]
@@ -194,9 +220,13 @@ class TopicView:
             request.topics.add(topic=topic, place=named)
         try:
             answers = hold_topics(broker, request)
-        except BrokerLost:
+        except BrokerLost as error:
             self.forget(places)
-            raise
+            failed |= dict.fromkeys(places, error)
+            return
+        except BrokerRefused as error:
+            failed |= dict.fromkeys(places, error)
+            return
         for topic, held in zip(places, answers, strict=True):
             if held.owner_url:
                 self._owners[topic] = held.owner_url
@@ -205,10 +235,11 @@ class TopicView:
                 self._owners.pop(topic, None)
                 try:
                     raise_named(broker, held.error)
-                except BrokerRefused as error:
-                    if error.name == "QueryFenced":
+                except (BrokerLost, BrokerRefused) as error:
+                    if isinstance(error, BrokerRefused) and error.name == "QueryFenced":
                         raise QueryFenced(str(error)) from None
-                    raise
+                    failed[topic] = error
+                continue
             del left[topic]
 
     def _find_all(self) -> tuple[list[str], list[str]]:

@@ -381,7 +381,7 @@ def test_a_subscription_holds_unread_messages_and_its_backlog_becomes_zero(
 
 
 def test_a_query_with_a_subscription_goes_on_without_a_deleted_topic(
-    service: Service, client: magnetar.Client, topic: str
+    service: Service, client: magnetar.Client, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("a", "b"):
         publish(client, f"{topic}-{name}", 3)
@@ -396,8 +396,11 @@ def test_a_query_with_a_subscription_goes_on_without_a_deleted_topic(
     deleted = f"{topic}-a"
     service.call(owner(service, deleted).delete_topic(TopicName.parse(deleted), force=True))
     publish(client, f"{topic}-b", 2)
+    held = opened(service, f"{topic}-b").subscriptions["held"].cursor
     assert query.indexes() == {f"{short(topic)}-b": (3, 5)}
     assert query.indexes() == {}
+    assert held.backlog_entries == 0  # the lasting error of one topic stops no other one
+    assert caplog.text.count("the subscription did not move on 1 topics") == 1
 
 
 def test_a_query_of_named_topics_restarts_without_a_deleted_one_only_if_losses_are_allowed(

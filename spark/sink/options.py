@@ -24,6 +24,7 @@ OPTIONS: Final = (
     "deliveryGuarantee",
     "valueFormat",
     "batching",
+    "rowOrder",
     "compression",
     "pendingBytes",
     "sendTimeoutMs",
@@ -58,6 +59,14 @@ class ValueFormat(StrEnum):
     JSON = "json"
 
 
+class RowOrder(StrEnum):
+    """Of the rows of one task. Sorted: by all columns, so that a repeated task has the same order
+    also after a shuffle."""
+
+    ARRIVAL = "arrival"
+    SORTED = "sorted"
+
+
 class Batching(StrEnum):
     """Key: an entry holds messages of one key, as Key_Shared subscriptions need it."""
 
@@ -88,6 +97,7 @@ class WriteOptions:
     pending_bytes: int  # of one task: rows that are gathered or have no receipt
     send_timeout_s: float  # how long a task may go on without a receipt
     job_id: str | None  # of a batch job with dedup; None: a new one for each job
+    row_order: RowOrder = RowOrder.ARRIVAL
     query_name: str = ""  # of a streaming query; empty: it has none
 
     @property
@@ -96,7 +106,8 @@ class WriteOptions:
         ones."""
         by_key = (f"by-{self.batching}",) if self.batching is not Batching.DEFAULT else ()
         pending = (f"pending-{self.pending_bytes}",) if self.pending_bytes != PENDING_BYTES else ()
-        return (*by_key, *pending)
+        order = (f"{self.row_order}",) if self.row_order is not RowOrder.ARRIVAL else ()
+        return (*by_key, *pending, *order)
 
 
 def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
@@ -124,6 +135,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> Write
         _number(values, "pendingBytes", PENDING_BYTES, PENDING_BYTES_MIN, PENDING_BYTES_MAX),
         _number(values, "sendTimeoutMs", SEND_TIMEOUT_MS, 1, 2**31 - 1) / 1_000,
         _job_id(values.get("jobid"), guarantee, streaming=streaming),
+        _choice(values, "rowOrder", RowOrder, RowOrder.ARRIVAL),
         _query_name(values.get("queryname", "")),
     )
 

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 from magnetar.spark.errors import DeduplicationOff, InvalidOption
 from magnetar.spark.sink.columns import check_columns
 from magnetar.spark.sink.identity import Identity
-from magnetar.spark.sink.options import Guarantee, parse_options
+from magnetar.spark.sink.options import Guarantee, RowOrder, parse_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -133,6 +133,7 @@ def _write(
 
     from pyspark import TaskContext
 
+    from magnetar.spark.sink.ordering import sorted_rows
     from magnetar.spark.sink.policies import Policies, policies_of
     from magnetar.spark.sink.task import TaskWriter
 
@@ -141,8 +142,11 @@ def _write(
     is_exact = options.guarantee is Guarantee.DEDUP
     identity = Identity(writer, batch, partition, options.division, sink) if is_exact else None
 
+    if options.row_order is RowOrder.SORTED:
+        iterator = sorted_rows(iterator)
+
     async def batches() -> AsyncIterator[pa.RecordBatch]:
-        # Spark's iterator blocks until the next rows are computed.
+        # The iterator blocks until the next rows are computed.
         while (batch := await asyncio.to_thread(next, iterator, None)) is not None:
             yield batch
 

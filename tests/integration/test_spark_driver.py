@@ -285,6 +285,63 @@ def test_new_partitions_and_topics_are_read_from_their_first_message(
     assert found == {f"{short(topic)}-partition-2": (0, 4), f"{short(topic)}-new": (0, 5)}
 
 
+def test_partitions_that_were_added_while_a_query_was_down_are_read_and_held(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    broker, name = service.brokers[0].broker, TopicName.parse(topic)
+    service.call(broker.create_partitioned_topic(name, 2, {}))
+    query = Query(service, topic=topic, startingOffsets="earliest", subscription="held")
+    publish(client, f"{topic}-partition-1", 3)
+    assert query.indexes() == {f"{short(topic)}-partition-1": (0, 3)}
+    service.call(broker.catalog.partitioned.grow(name, 3))
+    for partition in range(3):
+        publish(client, f"{topic}-partition-{partition}", 2)
+    query.restart()
+    found = {}
+    while more := query.indexes():
+        found |= more
+    assert found == {
+        f"{short(topic)}-partition-{partition}": (first, first + 2)
+        for partition, first in enumerate((0, 3, 0))
+    }
+    for partition in range(3):
+        held = opened(service, f"{topic}-partition-{partition}").subscriptions["held"].cursor
+        assert held.backlog_entries == 0
+
+
+def test_a_query_without_a_subscription_creates_none(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 3)
+    query = Query(service, topic=topic, startingOffsets="earliest")
+    query.plan()
+    query.driver.commit(query.at)
+    query.restart()
+    assert query.plan() == []
+    assert not opened(service, topic).subscriptions
+
+
+def test_a_query_that_restarts_with_a_newer_schema_reads_old_and_new_payloads(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    def read(query: Query) -> list[Any]:
+        schema = schema_of(query.options)
+        batches = [it for task in query.plan() for it in read_task(query.options, schema, task)]
+        return [row["value"] for batch in batches for row in batch.to_pylist()]
+
+    given = {"topic": topic, "startingOffsets": "earliest", "valueFormat": "json"}
+    before = Query(service, **given, valueSchema="id int, old string")
+    with client.create_producer(topic) as producer:
+        producer.send(b'{"id":1,"old":"a"}')
+        producer.send(b'{"id":2,"old":"b","price":5.5}')
+        assert read(before) == [{"id": 1, "old": "a"}, {"id": 2, "old": "b"}]
+        after = Query(service, **given, valueSchema="id bigint, price double")
+        after.at = before.at  # the checkpoint
+        producer.send(b'{"id":3,"old":"c"}')
+        producer.send(b'{"id":9999999999,"price":7}')
+    assert read(after) == [{"id": 3, "price": None}, {"id": 9_999_999_999, "price": 7.0}]
+
+
 def test_a_query_from_the_middle_of_a_batch_reads_the_rest_of_it(
     service: Service, client: magnetar.Client, topic: str
 ) -> None:

@@ -63,6 +63,23 @@ def test_rows_count_on_over_batches_and_name_what_is_refused() -> None:
     assert str(again) == "row 5 of partition 3, column '__eventTime': is before 1970"
 
 
+def test_a_property_without_a_value_is_refused_and_times_are_milliseconds() -> None:
+    kind = pa.schema(
+        [
+            ("value", pa.binary()),
+            ("__eventTime", pa.timestamp("us", "UTC")),
+            ("__messageProperties", pa.map_(pa.string(), pa.string())),
+        ]
+    )
+    row = {"value": b"v", "__eventTime": 1_356_998_400_123_456, "__messageProperties": []}
+    encoder = Encoder(TOPIC, 0)
+    [addressed] = encoder.messages(pa.RecordBatch.from_pylist([row], kind))
+    assert addressed.message.event_time_ms == 1_356_998_400_123
+    bad = pa.RecordBatch.from_pylist([row | {"__messageProperties": [("a", None)]}], kind)
+    with pytest.raises(RowRefused, match=r"row 1 of .*'__messageProperties': property 'a' is null"):
+        list(encoder.messages(bad))
+
+
 def test_topics_of_rows_are_named_in_full() -> None:
     rows = [{"value": b"", "__topic": name} for name in ("t", TOPIC, "other")]
     one, same, other = (addressed.target for addressed in encoded(rows))

@@ -796,7 +796,8 @@ class Broker:
             if number % NAMES_PER_TURN == 0:
                 await asyncio.sleep(0)
             with suppress(PoliciesUnavailable):  # its namespace was deleted, and its topics with it
-                if self.policies.bundle_of(name) == bundle:
+                # Not "is in this bundle": the namespace may have been divided anew meanwhile.
+                if not self._owners.holds(self.policies.bundle_of(name)):
                     self.changes.tell(name)
 
     async def _release_all(self) -> None:

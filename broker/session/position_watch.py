@@ -60,8 +60,9 @@ needs 1 KB."""
 class PositionWatches:
     """The watches of one broker."""
 
-    def __init__(self, *, watched_max: int = WATCHED_MAX) -> None:
+    def __init__(self, *, watched_max: int = WATCHED_MAX, beat_s: float = BEAT_S) -> None:
         self._watched_max = watched_max
+        self._beat_s = beat_s
         self._running: dict[_Watch, int] = {}  # its number of topics
 
     async def serve(self, broker: Broker, asked: pb.WatchPositionsRequest, send: Send) -> None:
@@ -73,7 +74,7 @@ class PositionWatches:
             raise RequestRefused(f"the broker has {WATCHES_MAX} watches, which is the limit")
         if sum(self._running.values()) + count > self._watched_max:
             raise RequestRefused(f"more than {self._watched_max} topics would be watched")
-        watch = _Watch(broker, asked, send)
+        watch = _Watch(broker, asked, send, self._beat_s)
         self._running[watch] = count
         try:
             await watch.run()
@@ -99,11 +100,15 @@ class _Watched:
     log: Log | None = None  # None: it is not open here
     seen: bool = False  # the client knows it, or that it does not exist
     over: bool = False  # nothing more is said of it
+    unwatch: Callable[[], None] = _nothing  # ends the watch of the broker's changes
     unfollow: Callable[[], None] = _nothing  # ends the watch of `log`
 
 
 class _Watch:
-    def __init__(self, broker: Broker, asked: pb.WatchPositionsRequest, send: Send) -> None:
+    def __init__(
+        self, broker: Broker, asked: pb.WatchPositionsRequest, send: Send, beat_s: float
+    ) -> None:
+        self._beat_s = beat_s
         self._broker = broker
         self._send = send
         self._topics = [_Watched(stored_name(it.topic), it.from_ledger) for it in asked.topics]
@@ -119,11 +124,9 @@ class _Watch:
         self._woken.set()
 
     async def run(self) -> None:
-        changes = self._broker.changes
-        unwatch = [
-            changes.watch(watched.name, partial(self._on_change, place))
-            for place, watched in enumerate(self._topics)
-        ]
+        for place, watched in enumerate(self._topics):
+            on_change = partial(self._on_change, place)
+            watched.unwatch = self._broker.changes.watch(watched.name, on_change)
         try:
             async with asyncio.TaskGroup() as group:
                 await self._push(group)
@@ -132,12 +135,13 @@ class _Watch:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
-            for end in (*unwatch, *(watched.unfollow for watched in self._topics)):
-                end()
+            for watched in self._topics:
+                watched.unwatch()
+                watched.unfollow()
 
     async def _push(self, group: asyncio.TaskGroup) -> None:
         loop = asyncio.get_running_loop()
-        beat_at = loop.time() + BEAT_S
+        beat_at = loop.time() + self._beat_s
         while not self._ended:
             self._woken.clear()
             self._begin_looks(group)
@@ -147,7 +151,7 @@ class _Watch:
                 continue
             await self._broker.standstill.wait_sure()
             await self._send(update.SerializeToString())
-            beat_at = loop.time() + BEAT_S
+            beat_at = loop.time() + self._beat_s
             await asyncio.sleep(GATHER_S)
 
     async def _wait_until(self, time: float) -> None:
@@ -212,6 +216,10 @@ class _Watch:
             watched = self._topics[place]
             watched.seen = True
             watched.over = bool(found.owner_url or found.error)
+            if watched.over:
+                watched.unwatch()
+                watched.unfollow()
+                watched.log = None
             update.topics.add(topic=place, plan=found)
         self._found.clear()
         for place in list(self._changed):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 from fakes.broker import RunningBroker, running_broker
 from fakes.cluster_state import ClusterState
-from support import settle
 
 from magnetar.broker.errors import NotAllowed, RequestRefused
 from magnetar.broker.session import position_watch
@@ -33,29 +33,37 @@ class Watch:
     def __init__(self, broker: RunningBroker, *topics: str, from_ledger: int = 0) -> None:
         asks = [pb.TopicAsk(topic=topic, from_ledger=from_ledger) for topic in topics]
         self.request = pb.WatchPositionsRequest(topics=asks)
-        self.watches = PositionWatches()
+        self.watches = PositionWatches(beat_s=0.1)
         self.broker = broker.broker
-        self._sent: asyncio.Queue[pb.PositionsUpdate] = asyncio.Queue()
+        self._sent: deque[pb.PositionsUpdate] = deque()
+        self._more = asyncio.Event()
 
     async def run(self) -> None:
         await self.watches.serve(self.broker, self.request, self._send)
 
     async def _send(self, message: bytes) -> None:
-        await self._sent.put(pb.PositionsUpdate.FromString(message))
+        self._sent.append(pb.PositionsUpdate.FromString(message))
+        self._more.set()
 
     async def next(self) -> pb.PositionsUpdate:
-        return await self._sent.get()
+        while not self._sent:
+            self._more.clear()
+            await self._more.wait()
+        return self._sent.popleft()
 
-    async def topic(self) -> pb.TopicUpdate:
-        """The news of one topic."""
-        while not (topics := (await self.next()).topics):
-            pass
-        [update] = topics
-        return update
+    async def settle(self) -> list[pb.PositionsUpdate]:
+        """Return after two signs of life in a row: the broker has looked at all changes. Returns
+        the news until then."""
+        news, lives = [], 0
+        while self._sent or lives < 2:
+            update = await self.next()
+            lives = 0 if update.topics else lives + 1
+            news += [update] if update.topics else []
+        return news
 
     @property
     def is_quiet(self) -> bool:
-        return self._sent.empty()
+        return not any(update.topics for update in self._sent)
 
 
 @asynccontextmanager
@@ -133,14 +141,15 @@ async def test_a_topic_that_is_unloaded_stays_watched_and_is_not_opened_for_that
         async with watching(it, TOPIC) as watch:
             await watch.topic()
             await it.broker.unload_topic(NAME)
-            await settle(50)
+            await watch.settle()
             assert not it.broker.is_open(NAME)
             await publish(client, b"2")
             while (await watch.topic()).plan.next_index < 2:
                 pass
 
 
-async def test_a_topic_that_moves_is_reported_once() -> None:
+@pytest.mark.parametrize("open_then", [True, False])
+async def test_a_topic_that_moves_is_reported_once(open_then: bool) -> None:
     cluster = ClusterState()
     async with (
         running_broker(cluster, 0) as one,
@@ -153,13 +162,15 @@ async def test_a_topic_that_moves_is_reported_once() -> None:
         async with watching(old, TOPIC) as watch, watching(new, TOPIC) as elsewhere:
             assert (await elsewhere.topic()).plan.owner_url == old.grpc_url
             await watch.topic()
+            if not open_then:
+                await old.broker.unload_topic(NAME)
+                await watch.settle()
             await old.broker.unload_bundle(old.broker.policies.bundle_of(NAME))
             while (news := (await watch.topic()).plan).exists:
                 pass
             assert news.owner_url == new.grpc_url or news.error
             await publish(client, b"2")
-            await settle(50)
-            assert watch.is_quiet
+            assert await watch.settle() == []
 
 
 async def test_an_idle_watch_sends_a_sign_of_life() -> None:

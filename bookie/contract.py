@@ -114,7 +114,7 @@ class LastHeard:
     """When a bookie last heard a broker."""
 
     heard_s: float  # ago
-    listening_s: float  # for so long the bookie has certainly heard what was sent to it
+    listening_s: float  # how long the bookie has certainly heard what was sent to it
 
     @property
     def silent_s(self) -> float:

@@ -11,9 +11,9 @@ class BalanceRules:
     enabled: bool = True
     """False: bundles are counted for takeovers, and none is moved."""
     period_s: float = 60.0
-    """From the end of a round to the beginning of the next."""
+    """The time from the end of a round to the beginning of the next."""
     grace_s: float = 1_800.0
-    """Before a broker moves the same bundle again."""
+    """The time before a broker moves the same bundle again."""
 
 
 BALANCE_DEFAULTS: Final = BalanceRules()

@@ -107,7 +107,7 @@ RELEASE_TIMEOUT_S: Final = 30.0
 that are left."""
 
 ORPHAN_GRACE_S: Final = 24 * 3600.0
-"""Before it a ledger of no topic is kept, whatever the records say."""
+"""A ledger of no topic that is younger than this is kept, whatever the records say."""
 
 SWEEP_PERIOD_S: Final = 60.0
 """The pause between two searches for unfinished deletions and old tombstones."""
@@ -543,10 +543,10 @@ class Broker:
         await self._close(name, CloseReason.UNLOADED)
 
     async def perhaps_open(self, names: Sequence[TopicName]) -> list[TopicName]:
-        """Without those that are certainly not open at any broker: topics of bundles that have no
-        owner, and topics of this broker's bundles that it has not opened. Certain with a fresh view
-        of the metadata alone: call PartitionedTopics.find_fresh before. Raises PoliciesUnavailable,
-        MetadataError."""
+        """Return `names` without those that are certainly not open at any broker: topics of bundles
+        that have no owner, and topics of this broker's bundles that it has not opened. The result
+        is correct only with a fresh view of the metadata: call PartitionedTopics.find_fresh before.
+        Raises PoliciesUnavailable, MetadataError."""
         found: list[TopicName] = []
         owners: dict[Bundle, BrokerRegistration | None] = {}
         for number, name in enumerate(names, 1):
@@ -748,7 +748,7 @@ class Broker:
         return tuple(chores)
 
     async def _unload_idle(self, idle_s: float, topic: Topic) -> None:
-        """Free the memory of a topic that has had no clients and no work for so long. The next
+        """Free the memory of a topic that has had no clients and no work for `idle_s`. The next
         request loads it again."""
         now = asyncio.get_running_loop().time()
         served = self._topics.get(topic.name)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 WAITING_MAX: Final = 50_000
-"""About 1 KB each."""
+"""The limit of waiting loads. Each needs about 1 KB."""
 
 
 class TopicLoads:

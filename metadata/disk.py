@@ -46,7 +46,8 @@ _BOOTS: Final = b"Mboots"
 _COUNT: Final = struct.Struct(">Q")
 
 _WRITE_BUFFER_BYTES: Final = 8 * 1024 * 1024
-"""About 20,000 changes of 400 bytes between flushes; two buffers at most, so 16 MiB of memory."""
+"""The buffer holds about 20,000 changes of 400 bytes between flushes. There are at most two
+buffers, so 16 MiB of memory."""
 
 
 class Files(Protocol):

@@ -135,7 +135,7 @@ class AutoTopicCreation:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most so many messages and so many bytes in each period. 0: no limit."""
+    """At most this many messages and this many bytes in each period. 0: no limit."""
 
     messages_max: int
     bytes_max: int
@@ -149,7 +149,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class SubscribeRate:
-    """At most so many SUBSCRIBE commands of one consumer in each period. 0: no limit."""
+    """At most this many SUBSCRIBE commands of one consumer in each period. 0: no limit."""
 
     subscribes_max: int
     period_s: int
@@ -164,7 +164,7 @@ class SubscribeRate:
 class InactiveTopicDeletion:
     enabled: bool
     mode: InactiveMode
-    after_s: int  # a topic is deleted when it has been inactive for so long
+    after_s: int  # a topic is deleted when it has been inactive for this time
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -45,7 +45,7 @@ class UnderReplication:
     lost: frozenset[Member] = frozenset()  # to be replaced
     # Sorted by member and entry. The ranges of one member neither overlap nor touch.
     bad: tuple[BadCopy, ...] = ()
-    narrow: bool = False  # made with fewer copies than wanted
+    narrow: bool = False  # the ledger was made with fewer copies than wanted
     failure: str = ""  # why the last attempt to repair it failed; "": it did not
     failed_ms: int = 0
     unknown: bytes = field(default=b"", compare=False, repr=False)
@@ -84,7 +84,8 @@ class BookieDrain:
 
 @dataclass(frozen=True, slots=True)
 class RepairPause:
-    """Set by an operator: while it exists, nothing is given up, compared or copied."""
+    """Set by an operator. While it exists, no bookie is recorded as lost, and no copies are
+    compared or made."""
 
     since_ms: int
     reason: str = ""

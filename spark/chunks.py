@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from magnetar.protos.message import ReceivedEntry
 
 PENDING_BYTES_MAX: Final = 256 << 20
-"""Pieces of incomplete messages that one range keeps. Beyond, those of the oldest message are
-dropped, unless it is the only one; if its last chunk comes, they are read again."""
+"""Pieces of incomplete messages that one range keeps. Beyond this number, the pieces of the
+oldest message are dropped, unless it is the only one; if its last chunk comes, they are read again.
+"""
 
 MESSAGE_BYTES_MAX: Final = 1 << 30
-"""Of one chunked message, as it is sent. A row of Spark has at most 2 GiB."""
+"""The limit of one chunked message, as it is sent. A row of Spark has at most 2 GiB."""
 
 SEARCH_ENTRIES_MAX: Final = 100_000
 """Entries between the first and the last chunk of a message, if the range has not all of them."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from magnetar.spark.topic_state import TopicState
 
 DIRECT_BYTES_MIN: Final = 1 << 20
-"""Of one ledger in one task. For less, a connection to a bookie is not worth it: the owner's answer
-of 1 MiB takes some milliseconds of its CPU."""
+"""A task that reads fewer bytes of a ledger reads them from the topic's owner: a connection to a
+bookie costs more than an answer of 1 MiB, which takes some milliseconds of the owner's CPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class BookiePeer(Protocol):
         served gets one answer, for its first entry. Close the iterator when leaving it early."""
 
     async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
-        """With `fence`, answers after the ledger is durably fenced."""
+        """With `fence`, the bookie answers after the ledger is durably fenced."""
 
     async def list_entries(self, ledger: int, first: int) -> EntryPage:
         """Return a page of the stored entries, from `first` on."""

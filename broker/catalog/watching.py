@@ -33,7 +33,7 @@ GATHER_S: Final = 0.1
 RETRY_S: Final = 1.0
 
 NAMES_PER_SLICE: Final = 5_000
-"""About 7 ms."""
+"""The names of one step of the event loop, which takes about 7 ms."""
 
 log = get_logger(__name__)
 

@@ -70,12 +70,12 @@ class CursorConfig:
     """A shorter tail causes no snapshot: a recovery reads it with one request."""
     ledger_bytes_max: int = 8 << 20
     """The journal rolls the ledger beyond this size or four times the live bytes, whichever is
-    more. It bounds the disk space of dead records: this, times the write quorum, for each active
-    topic."""
+    more. It bounds the disk space of dead records: for each active topic, this size times the write
+    quorum."""
     ledger_entries_max: int = 50_000
     inline_bytes_max: int = 64 << 10
-    """The inline state of all subscriptions when the topic closes. A larger state stays in the
-    ledger: the topic's record is limited to 1,000 KiB."""
+    """The limit of the inline state of all subscriptions when the topic closes. A larger state
+    stays in the ledger: the topic's record is limited to 1,000 KiB."""
     producers_max: int = 10_000
     """Sequence ids are kept for this many producers: those that stored an entry most recently."""
     receipts_max: int = 100_000

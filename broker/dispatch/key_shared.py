@@ -91,7 +91,8 @@ if TYPE_CHECKING:
 _UNKNOWN: Final = 0  # no slot has this number: the slot of a delayed entry before its read
 
 RETURN_STEP_S: Final = 0.001
-"""Between two parts of the entries of a departed consumer. The event loop serves others."""
+"""The pause between two parts of the entries of a departed consumer. Meanwhile the event loop does
+other work."""
 
 EXPLAINED_MAX: Final = 10
 """Draining hashes that `explain` names; it counts the others."""
@@ -237,9 +238,9 @@ class KeyShared:
         returned: Sequence[Position],
         now: float,
     ) -> list[Action]:
-        """With `ordered_nacks`: the consumer will ask for the entries at `positions` again. It has
-        later entries of their keys, and returns those that its application has not seen. Only if
-        `takes_negative_acks`."""
+        """The consumer will ask for the entries at `positions` again. It has later entries of their
+        keys, and returns those that its application has not seen. Called only with `ordered_nacks`
+        and if `takes_negative_acks`."""
         assert self.policy.ordered_nacks
         assert self.takes_negative_acks(consumer, positions)
         for position in positions:
@@ -743,9 +744,8 @@ class KeyShared:
             self._queue([slot for slot in self._replay.slots() if by_slot[slot]])
 
     def _astray(self, counts: dict[int, int]) -> dict[int, int]:
-        """Of the pending entries of slots that have moved away, counted by slot, those whose slot
-        is not pinned: a pinned one has not moved. Another consumer may drain some of the slots
-        already."""
+        """The pending entries of slots that have moved away, counted by slot. A pinned slot has not
+        moved, so its entries are left out. Another consumer may drain some of the slots already."""
         for slot in self._pins:
             counts.pop(slot, None)
         return counts

@@ -33,7 +33,7 @@ class KeySharedPolicy:
 
     @property
     def of_all(self) -> KeySharedPolicy:
-        """Without what belongs to one consumer: its ranges."""
+        """The policy without the ranges, which belong to one consumer."""
         return KeySharedPolicy(self.mode, (), self.allow_out_of_order, self.ordered_nacks)
 
     def agrees(self, other: KeySharedPolicy) -> bool:

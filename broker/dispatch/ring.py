@@ -95,7 +95,7 @@ class Ring:
         assert len(names) == len(set(names)), "3"
 
     def _points_of(self, consumer: Consumer) -> list[int]:
-        """Without repetitions."""
+        """The consumer's points on the ring, each once."""
         start = f"{consumer.name}\0{self._indexes[consumer]}\0"
         numbers = range(self._points_each)
         return list(dict.fromkeys(ring_slot(hash_of(f"{start}{it}")) for it in numbers))

@@ -384,7 +384,7 @@ class Shared:
             delivery.details[len(delivery.entries)] = EntryDetail(count, ack_set)
 
     def _release(self) -> None:
-        """Without a consumer hold no entry: it would stay in memory."""
+        """Hold no entry while there is no consumer: it would stay in memory."""
         if not self._consumers and self._held:
             for entry in self._held:
                 self._replay.add(entry.position)

@@ -111,11 +111,11 @@ class LogConfig:
     that takes 100 MB/s, and a roll costs about 20 ms."""
     ledger_age_s_max: float = 4 * 3600.0
     ledger_age_s_min: float = 600.0
-    """Before it `ledger_entries_max` does not count: a topic with 50,000 entries/s would otherwise
-    change its record each second."""
+    """`ledger_entries_max` does not apply to a younger ledger: a topic with 50,000 entries/s would
+    otherwise change its record each second."""
     degraded_age_s_min: float = 30.0
-    """Before it a degraded ledger is not rolled: a bookie that is listed and does not answer would
-    otherwise cost a ledger at each look."""
+    """A younger ledger is not rolled because it is degraded: a bookie that is listed and does not
+    answer would otherwise cost a ledger at each look."""
     pending_bytes_max: int = 16 << 20
     """While more bytes are queued and in flight, `wait_room` waits: 160 ms of 100 MB/s, which is
     longer than a roll; three entries of the largest size."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 BURST_BYTES: Final = 32 << 20
-"""Less is kept for the next publishes: asking the system for it again costs more than it saves."""
+"""A smaller burst's memory is kept for the next publishes: to ask the system for it again would
+cost more than it saves."""
 
 LOOK_S: Final = 5.0
 """How often the broker looks. It looks at two numbers."""

@@ -96,10 +96,12 @@ class OwnedRecord:
         self._version = taken.version
         # Decoding takes 8 ms for a record of 1,000 ledgers: values that are known are not decoded.
         self._value = taken.value  # of `record`
-        self.record = record  # as we know it; ours to change
+        self.record = (
+            record  # the stored record, as far as this owner knows; only this owner may change it
+        )
         self.epoch = self.record.epoch
         self.incarnation = self.record.incarnation
-        self.lost: LogFenced | None = None  # None: as far as we know the topic is ours
+        self.lost: LogFenced | None = None  # None: as far as this broker knows, it owns the topic
         self._successor: TopicRecord | None = None  # None: no other owner's record was seen
         self._watchers: list[Callable[[], None]] = []
         self._turn = asyncio.Lock()  # held while a write is in flight

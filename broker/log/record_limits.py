@@ -21,21 +21,23 @@ if TYPE_CHECKING:
     from magnetar.protos.names import TopicName
 
 LEDGERS_MAX: Final = 10_000
-"""At most 58 bytes each (five numbers of ten bytes, their tags, a header): 566 KiB. With
-`ledger_size_factor` they suffice a topic that always rolls as early as possible for two years, or
-100 TiB."""
+"""Ledgers of a topic. Each takes at most 58 bytes (five numbers of ten bytes, their tags, a
+header): 566 KiB in all. With `ledger_size_factor` they suffice a topic that always rolls as early
+as possible for two years, or 100 TiB."""
 
 DELETING_MAX: Final = 5_000
 """Ledgers that wait for their deletion: at most 10 bytes each. The log drops no more of its head
 while so many wait."""
 
 SUBSCRIPTIONS_BYTES_MAX: Final = 300 << 10
-"""Names, properties and the state that they begin with: 3,000 of 100 bytes. With the ledgers and
-`DELETING_MAX` and `CursorConfig.inline_bytes_max` it is 980 KiB. Notes of Spark's sinks, which are
-properties, take at most 10 KiB more (`broker/session/batch_notes.py`)."""
+"""The names, properties and initial states of the subscriptions: 3,000 subscriptions of 100 bytes.
+Together with LEDGERS_MAX, DELETING_MAX and `CursorConfig.inline_bytes_max` a record has 980 KiB.
+Notes of Spark's sinks, which are properties, take at most 10 KiB more
+(`broker/session/batch_notes.py`)."""
 
 LEDGERS_PER_STEP: Final = 500
-"""With each step of so many ledgers in its record, the next ledgers of a topic may be larger."""
+"""Each time a topic's record gets this many more ledgers, the topic's next ledgers may be
+larger."""
 
 
 def ledger_size_factor(ledgers: int) -> int:

@@ -25,7 +25,8 @@ class SchemaBody(BaseModel):
     @field_validator("properties", mode="before")
     @classmethod
     def _few(cls, found: object) -> object:
-        """Before they are looked at one by one: 27,000 wrong ones would take 0.2 s."""
+        """Check the number of properties before each of them is checked: to check 27,000 wrong ones
+        would take 0.2 s."""
         if isinstance(found, dict) and len(found) > PROPERTIES_MAX:
             raise ValueError(f"there are {len(found)}; the limit is {PROPERTIES_MAX}")
         return found

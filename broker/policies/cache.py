@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from magnetar.protos.names import NamespaceName, TopicName
 
 NAMESPACES_MAX: Final = 4_096
-"""About 6 KiB each with three watches: 24 MiB."""
+"""The namespaces in the cache. Each needs about 6 KiB with three watches: 24 MiB in all."""
 
 READERS: Final = 8
 """Reads in flight. After a lost connection 10,000 records take a second or two at 1 ms each."""
 
 RETRY_S: Final = 0.2
-"""Before a read that failed on a live connection is made again."""
+"""The pause before a read that failed on a live connection is made again."""
 
 CREATE_TIMEOUT_S: Final = 5.0
 """Time limit of the creation of a namespace's record; the request that needs it has its own

@@ -59,10 +59,11 @@ REQUESTS_READ_MAX: Final = (
     # once sends thousands, and an error would cost Apache's C++ client its whole connection
 )
 SLICE_COMMANDS: Final = 100
-"""Carried out in one step of the loop: 10 us each, up to 60 us for one that starts a task."""
+"""The commands of one step of the event loop. A command takes 10 us, or up to 60 us if it starts a
+task."""
 
 COMMAND_UNIT_BYTES: Final = 1 << 10
-"""A command counts once more for each of these bytes, which are parsed."""
+"""A large command counts as one more for each unit of this size: all its bytes are parsed."""
 
 PROBE_TIMEOUT_S: Final = 5.0  # Pulsar's connectionLivenessCheckTimeoutMillis
 LAST_COMMAND_TIMEOUT_S: Final = 1.0  # for the client to take the command that says why it must go
@@ -116,7 +117,6 @@ class Connection:
         self._declined = 0  # refused by the machine, and not answered yet
         self._transport = transport
         self._on_connected = on_connected
-        self._release: Callable[[], None] | None = None  # its place in the handshake; None: none
         self._admitted = False  # the transport knows that the client is connected
         self._steps = endpoint.broker.steps
         self._standstill = endpoint.broker.standstill
@@ -129,8 +129,8 @@ class Connection:
         self._tasks: asyncio.TaskGroup
 
     async def run(self) -> None:
-        """Serve until the client leaves or the broker ends the connection. Raises nothing but what
-        cancels it."""
+        """Serve until the client leaves or the broker ends the connection. Raises only when it is
+        cancelled."""
         limits, peer = self._endpoint.limits, self._stream.peer
         refusal = limits.enter(peer)
         if refusal is not None:
@@ -415,7 +415,8 @@ class Connection:
             self._outbox.put_control(answer)
 
     async def _put_shared(self, answer: Answer) -> None:
-        """Its bytes count until the client has taken it, or almost."""
+        """Send an answer that equal requests share. Its bytes count until the client has taken
+        nearly all of them."""
         try:
             self._outbox.put_control(*answer.parts)
             with suppress(StreamClosed):

@@ -81,7 +81,7 @@ class SessionProducerEvents:
         )
 
     def closed(self, reason: CloseReason) -> None:
-        """The topic closed it; its client looks the topic up again."""
+        """The topic closed the producer; its client looks the topic up again."""
         context, producer_id = self._context, self._producer_id
         context.remove_producer(producer_id, context.producers.get(producer_id))
         if reason is CloseReason.DELETED:
@@ -113,8 +113,8 @@ class SessionConsumerEvents:
         return self._context.writable(self._consumer_id)
 
     def deliver(self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail]) -> None:
-        """With the consumer's epoch, the client drops messages from before its last request for
-        redelivery."""
+        """Each message carries the consumer's epoch: the client drops messages from before its last
+        request for redelivery."""
         epoch = self.handle.epoch if self.handle is not None else None
         put, consumer_id = self._context.put, self._consumer_id
         wants_broker_metadata = self._context.session.wants_broker_metadata
@@ -154,7 +154,7 @@ class SessionConsumerEvents:
         return active
 
     def closed(self, reason: CloseReason) -> None:
-        """The subscription closed it; its client looks the topic up again."""
+        """The subscription closed the consumer; its client looks the topic up again."""
         context, consumer_id = self._context, self._consumer_id
         context.remove_consumer(consumer_id, context.consumers.get(consumer_id))
         if reason is CloseReason.DELETED:

@@ -38,7 +38,8 @@ REPLAY_BYTES_MAX: Final = 4 << 20
 """The bytes of one read while a topic opens."""
 
 SNAPSHOT_BYTES: Final = 64 << 20
-"""After so many published bytes the next snapshot is due, so that a recovery reads little more."""
+"""After this many published bytes the next snapshot is due, so that a recovery reads little
+more."""
 
 log = get_logger(__name__)
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 IDLE_S: Final = 60.0
-"""Enough for a client to reconnect and find its subscription's counters."""
+"""A client that reconnects within this time finds its subscription's counters."""
 
 TYPES: Final = tuple(SubscriptionType)
 

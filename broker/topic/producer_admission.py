@@ -154,7 +154,8 @@ class ProducerAdmission:
 
     @staticmethod
     def _succeeds(request: ProducerRequest, old: ProducerHandle) -> bool:
-        """The same producer again, after a reconnect of which we have seen only the second half."""
+        """Whether the request is from the same producer after a reconnect: the broker has not seen
+        the end of the old connection yet."""
         return (
             old.name == request.name
             and not old.request.user_provided_name
@@ -185,7 +186,7 @@ class ProducerAdmission:
         if brought is None or request.access_mode is AccessMode.SHARED:
             return
         if brought < current:
-            why = f"its epoch is {brought}, there has been {current} since"
+            why = f"its epoch is {brought}, but the topic has reached epoch {current} since"
             raise ProducerFenced(self._topic, request.name, why)
         if brought > max(current, BROUGHT_EPOCH_MAX):
             raise NotAllowed(f"topic epoch {brought}", "no producer was given it")
@@ -210,7 +211,7 @@ class ProducerAdmission:
         self._on_left(handle)
 
     def _is_here(self, handle: ProducerHandle) -> bool:
-        """Whether it is connected or waits."""
+        """Whether the producer is connected or waits."""
         name = handle.name
         return self.connected.get(name) is handle or self.waiting.get(name) is handle
 

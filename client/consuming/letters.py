@@ -56,7 +56,8 @@ def id_text(message_id: MessageId) -> str:
 
 
 def is_letter_topic(topic: TopicName, subscription: str, named: Collection[TopicName]) -> bool:
-    """Return whether a topic holds letters of this subscription. `named`: those of its policy.
+    """Return whether a topic holds letters of this subscription. `named`: the topics that its
+    policy names.
 
     A consumer of a pattern leaves such topics out: it would move its dead letters again and again.
     """

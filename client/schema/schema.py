@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class SchemaType(IntEnum):
-    """The types, with the names and numbers of Apache's client. The protocol has other
-    numbers, such as that of AUTO_CONSUME."""
+    """The types, with the names and numbers of Apache's client. The protocol has other numbers for
+    some types, such as AUTO_CONSUME."""
 
     NONE = 0
     STRING = 1
@@ -211,7 +211,7 @@ class JsonSchema(Schema):
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value that JSON cannot express as Apache's client writes it."""
+    """Return the form in which Apache's client writes a value that JSON cannot express."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, bytes):

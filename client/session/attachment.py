@@ -62,8 +62,8 @@ class Attachment:
         timeout_s: float,
         silence_s: float,
     ) -> None:
-        """`silence_s`: when another broker is asked about an owner that does not accept a
-        session."""
+        """`silence_s`: after this time without a session, another broker is asked about the
+        owner."""
         self._what = what
         self._purpose = purpose
         self._lookup = lookup

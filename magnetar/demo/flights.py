@@ -55,7 +55,7 @@ def load_flights(limit: int | None = None) -> pa.Table:
             strings_can_be_null=True, column_types={"time_hour": pa.string()}
         )
         with archive.open(name) as file:
-            # The file has the months in the order 1, 10, 11, 12, 2; a stream has them in time's.
+            # The file has the months in the order 1, 10, 11, 12, 2, …; a stream is in time order.
             table = csv.read_csv(file, convert_options=options).sort_by(
                 [("month", "ascending"), ("day", "ascending")]
             )

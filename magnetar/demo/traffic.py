@@ -180,7 +180,7 @@ class Traffic:
         consumer.close()
 
     def _on_processed(self, row: int, number: int) -> None:
-        """Before the acknowledgement, which lets the key go to another consumer."""
+        """Called before the acknowledgement, which lets the key go to another consumer."""
         with self._lock:
             if not self._processed[row]:
                 self._processed[row] = 1

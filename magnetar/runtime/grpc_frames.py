@@ -53,7 +53,7 @@ FRAME_LIMIT_BYTES = 16 << 20
 gRPC refuses a larger message before it allocates memory for it."""
 
 GREETING_KEY = "greeting-bin"
-"""Of the call's metadata. gRPC encodes the value in base64."""
+"""A key of the call's metadata. gRPC encodes the value in base64."""
 
 GREETING_BYTES_MAX = 64 << 10
 

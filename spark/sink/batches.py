@@ -34,7 +34,7 @@ class Entry:
     """Messages that are stored together."""
 
     target: Target
-    first_row: int  # number in the task of the row of the first message
+    first_row: int  # the row of the first message, by its number in the task
     messages: list[OutgoingMessage] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     bytes: int = 0

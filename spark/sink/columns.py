@@ -30,7 +30,7 @@ MESSAGE_OVERHEAD_BYTES: Final = 16
 """Bytes of a message in an entry besides payload, keys and properties, about."""
 
 TOPICS_MAX: Final = 1_000
-"""Topics that one task writes to: each of them is a producer."""
+"""Topics that one task writes to. Each of them needs a producer."""
 
 UNASSIGNED: Final = -1  # the sequence id of a message before it is cut
 TIME_MS_MAX: Final = (1 << 63) - 1
@@ -135,7 +135,7 @@ class Encoder:
     """Makes messages from the batches of rows of one task."""
 
     def __init__(self, topic: str | None, partition: int) -> None:
-        """`topic` None: the column __topic has it. `partition`: of the task, for errors."""
+        """`topic` None: the column __topic has it. `partition`: the task's number, for errors."""
         self._target = None if topic is None else Target(topic)
         self._partition = partition
         self._targets: dict[str, Target] = {}  # by the text in the column

@@ -1,7 +1,8 @@
 """Reads sealed ledgers from their bookies, on an executor.
 
-The reader of brokers (`LedgerReader`) does it, with less around it: the plan names the bookies, and
-no metadata is read. It runs on an event loop in a thread, one for each Python process. While the
+A task reads with `LedgerReader`, as brokers do, but without a metadata store: the plan has the
+ledgers' metadata and the addresses of the bookies. The reads run on an event loop in a thread, one
+for each Python process. While the
 task decodes one run of entries, the next one is read.
 
 The read key of the plan allows reads only, so no reader can fence a ledger. A read that fails, for
@@ -41,13 +42,13 @@ if TYPE_CHECKING:
     from magnetar.spark.sealed import Sealed
 
 READ_BYTES: Final = 2 << 20
-"""Of one read. Two are in memory: the one that is decoded, and the next one."""
+"""The size of one read. Two reads are in memory: the one that is decoded, and the next one."""
 
 READ_S_MAX: Final = 15.0
-"""Of one read. Each of three replicas has 5 s, and they overlap."""
+"""The time limit of one read. Each of three replicas has 5 s, and these times overlap."""
 
 AVOIDED_S: Final = 60.0
-"""A bookie that this process could not reach is left out for so long."""
+"""A bookie that this process could not reach is not asked for this time."""
 
 T = TypeVar("T")
 
@@ -186,7 +187,7 @@ class _Bookies:
             await peer.close()
 
 
-# Of this process. Spark forks its workers before they load this module.
+# State of this process. Spark forks its workers before they load this module.
 
 _avoided_until_s: dict[str, float] = {}  # by address; as many as there are bookies
 _starting = threading.Lock()
@@ -194,7 +195,7 @@ _loops: list[asyncio.AbstractEventLoop] = []  # at most one
 
 
 def _begin(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-    """Start it on the loop."""
+    """Start the work on the loop."""
     with _starting:
         if not _loops:
             _loops.append(uvloop.new_event_loop())

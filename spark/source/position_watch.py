@@ -29,14 +29,16 @@ SILENCE_S_MAX: Final = 6.0
 """Three beats of a broker."""
 
 STREAMS_MAX: Final = 32
-"""Of one query, each with a thread. The topics of further ones are polled."""
+"""The streams of one query, each with a thread. Topics that would need another stream are
+polled."""
 
 STREAMS_SPARE: Final = 3
 """Streams of one broker beyond those that its topics need. New topics get a stream of their own;
 beyond this number all topics of the broker are gathered in new streams."""
 
 RETRY_S: Final = 1.0
-"""Between the attempts to open a stream to a broker. A broker that dies is replaced in 3 s."""
+"""The time between the attempts to open a stream to a broker. A broker that dies is replaced in
+3 s."""
 
 REFUSED_S: Final = 30.0
 """The same after a refusal: the broker has too many watches, or is an older one."""

@@ -33,7 +33,7 @@ LIST: Final = 100
 LEDGER_ENTRIES: Final = 50_000
 
 
-class _View:
+class View:
     """What a dispatcher reads of an entry."""
 
     num_messages = 1
@@ -47,7 +47,7 @@ class _View:
         self.partition_key = f"key-{number}"
 
 
-class _NothingAcked:
+class NothingAcked:
     mark_delete = highest_acked = EARLIEST
 
     def is_acked(self, position: Position) -> bool:
@@ -68,7 +68,7 @@ def dispatcher() -> KeyShared:
     limits = Limits(unacked_per_consumer=UNLIMITED, unacked_per_subscription=UNLIMITED)
     delays, redeliveries = Delays(DelayPolicy(), lambda _: 0), Redeliveries(lambda: None)
     last = Position(1 << 40, 0)
-    acks = cast("Any", _NothingAcked())
+    acks = cast("Any", NothingAcked())
     return KeyShared(Environment("s", acks, lambda: last, limits, redeliveries, delays))
 
 
@@ -97,7 +97,7 @@ def fill(machine: KeyShared, count: int) -> float:
                 Position(number // LEDGER_ENTRIES, number % LEDGER_ENTRIES),
                 number,
                 0,
-                cast("Any", _View(number)),
+                cast("Any", View(number)),
             )
             for number in range(first, min(first + LIST, count))
         ]
@@ -155,7 +155,7 @@ def measure_empty_tracker() -> None:
     ratios = []
     for number in range(60):
         entries = [
-            StoredEntry(Position(number, at), at, 0, cast("Any", _View(at))) for at in range(20_000)
+            StoredEntry(Position(number, at), at, 0, cast("Any", View(at))) for at in range(20_000)
         ]
         order = (with_it, without) if number % 2 else (without, with_it)
         spent_s = {machine: cycle(machine, entries) for machine in order}

@@ -393,7 +393,7 @@ class KeyShared:
         reasons += self._explain_departed(now) + self._explain_waiting(now)
         if self._is_full():
             reasons.append(unacked_by_subscription(self.unacked, self._limits))
-        elif self._look_ahead_room() <= 0:
+        if self._look_ahead_room() <= 0:
             detail = (
                 f"{len(self._replay)} entries wait for their consumers; "
                 f"the broker reads on below {self._look_ahead_max()}"

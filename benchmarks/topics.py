@@ -1,8 +1,8 @@
 """Measures many topics: how fast they are created, and what an idle one costs.
 
-Also alone: `python -m benchmarks.topics --topics 10000`. One connection subscribes to the topics,
-500 at a time, which creates each topic and one durable subscription. Then the connection closes,
-and the topics stay loaded without a client.
+It can also run alone: `python -m benchmarks.topics --topics 10000`. One connection subscribes to
+the topics, 500 at a time, which creates each topic and one durable subscription. Then the
+connection closes, and the topics stay loaded without a client.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ async def subscribe(url: str, count: int, *, stem: str = "idle") -> Created:
 
 
 def embedded(count: int) -> None:
-    """`magnetar standalone`."""
+    """Measure `magnetar standalone` with this many topics."""
     folder = Path(tempfile.mkdtemp(prefix="magnetar-bench-"))
     process = standalone(folder)
     try:

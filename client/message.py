@@ -40,7 +40,7 @@ class Delivery:
     cluster: int | None = None
     key: tuple[int, int] | None = None  # ledger and entry. None: the program made the message
     batch: Batch | None = None  # None: the entry holds one message
-    payload_bytes: int = 0  # of the one message
+    payload_bytes: int = 0  # of the one message, if there is no batch
 
     @property
     def batch_size(self) -> int:
@@ -86,8 +86,8 @@ class Message:
         delivery: Delivery,
         place: int = -1,
     ) -> None:
-        """`received` and `message_id` None: made from
-        the delivery when they are asked for."""
+        """`received` and `message_id` None: the message makes them from the delivery when they are
+        needed."""
         self._received = received
         self._message_id = message_id
         self.delivery = delivery
@@ -181,7 +181,8 @@ class Message:
 
     @property
     def was_delivered(self) -> bool:
-        """Whether a consumer received it: else the program made it. Internal to the client."""
+        """Whether a consumer received the message; False: the program made it. Internal to the
+        client."""
         return self.delivery.key is not None
 
     @property

@@ -1,7 +1,8 @@
 """A cluster on this machine: real ZooKeepers, bookies, brokers and autorecovery processes.
 
-For trying a cluster out, for tests and for chaos. All processes listen on loopback and die with the
-process that started them. A directory can be used again: data, names and ports stay the same.
+It is made for trying a cluster out, for tests and for chaos tests. All processes listen on loopback
+and die with the process that started them. A directory can be used again: data, names and ports
+stay the same.
 
     <directory>/ports.json              the ports of each process, for the next start
     <directory>/cluster.json            what `describe` returns; only while the cluster runs
@@ -211,8 +212,8 @@ class LocalCluster:
             )
 
     async def _members(self, bookies: Sequence[str]) -> list[str]:
-        """The bookies that are to start: all, without those that were decommissioned. A
-        decommissioned bookie refuses to start on its old data, which would end the cluster."""
+        """The bookies to start: all of them except those that were decommissioned. A decommissioned
+        bookie refuses to start on its old data, which would end the cluster."""
         if not any(self._data(name).exists() for name in bookies):
             return list(bookies)  # the first start
         members = []

@@ -76,7 +76,7 @@ class LedgerAppender:
         """`on_busy`: call `tick` from now on, until it returns False."""
         self.ledger: LedgerId = metadata.ledger
         self.metadata = metadata  # as this writer last stored it
-        self.failure: LedgerError | None = None  # None: open, or closed in order
+        self.failure: LedgerError | None = None  # None: open, or closed cleanly
         self.progress: Callable[[], None] = _nothing
         self._services = services
         self._loop = asyncio.get_running_loop()
@@ -261,7 +261,7 @@ class LedgerAppender:
     # -- what bookies say (AddSink) --------------------------------------------------------------
 
     def on_acks(self, stream: AddStream, entries: list[int]) -> None:
-        # The appender has detached from members without a seat, so their acks do not arrive (T13).
+        # The appender has detached from members without a seat, so their acks do not arrive.
         self._carry_out(self._writer.on_acks(self._seats[stream], entries))
 
     def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:

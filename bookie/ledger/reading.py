@@ -1,7 +1,7 @@
 """What a reader of ledgers needs of its process.
 
-A broker gives it all its services (`Services`). A process without a metadata store gives less:
-records that never answer, and the bookies that it was told of.
+A broker gives the reader all its services (`Services`). A process without a metadata store gives it
+less: records that never answer, and a fixed list of bookies.
 """
 
 from __future__ import annotations

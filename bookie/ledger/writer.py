@@ -55,7 +55,7 @@ each for Python), its record (96), its place in the dict (~100), references in o
 
 CHANGES_IN_VAIN_MAX: Final = 4
 """Ensemble changes in a row without a confirmation in between. If four new ensembles failed or
-refused, the entry itself is probably the cause (T35). The ledger then waits for its members, and
+refused, the entry itself is probably the cause. The ledger then waits for its members, and
 fails at the quorum timeout."""
 
 Parts = tuple[bytes, bytes]

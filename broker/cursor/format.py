@@ -96,7 +96,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Redelivered:
-    """These entries were redelivered so often, as far as they are not acknowledged."""
+    """How often each of these entries was redelivered, as far as it is not acknowledged."""
 
     subscription: int
     ledger: int

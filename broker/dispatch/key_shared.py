@@ -115,7 +115,7 @@ class KeyShared:
         self._consumers: list[Consumer] = []
         self._selector: Selector = Ring()
         self.slots = PositionMap()  # of the pending entries
-        self._per_slot: dict[int, int] = {}  # how many of them; no zero
+        self._per_slot: dict[int, int] = {}  # the number of pending entries; never 0
         self._replay = KeyedReplay()  # the waiting entries
         self._draining = DrainingHashes()
         self._departed: list[Consumer] = []  # they have left, and their entries are still pending
@@ -197,7 +197,7 @@ class KeyShared:
         return self.advance(now)
 
     def on_leaving(self, consumer: Consumer, now: float) -> list[Action]:
-        """Its slots wait until it is gone."""
+        """The slots of the consumer wait until it is gone."""
         return self.advance(now)
 
     def on_flow(self, consumer: Consumer, permits: int, now: float) -> list[Action]:

@@ -74,7 +74,8 @@ class ConsumerStats(_Statistics):
         default=False, description="too many unacknowledged messages; it resumes at half"
     )
     draining_hashes_count: int = Field(
-        default=0, description="hashes that moved away while it has messages of them"
+        default=0,
+        description="hashes that moved to another consumer while this one has messages of them",
     )
     draining_hashes_cleared_total: int = Field(default=0, description="since it connected")
     draining_hashes_unacked_messages: int = 0
@@ -142,7 +143,7 @@ class SubscriptionStats(_Statistics):
     msg_in_replay: int = Field(default=0, description="entries that wait for their consumer")
     key_shared_mode: str | None = Field(default=None, description="null: not Key_Shared")
     allow_out_of_order_delivery: bool = False
-    draining_hashes_count: int = Field(default=0, description="of all consumers")
+    draining_hashes_count: int = Field(default=0, description="draining hashes of all consumers")
     draining_hashes_cleared_total: int = 0
     draining_hashes_unacked_messages: int = 0
     non_contiguous_deleted_messages_ranges: int = Field(
@@ -183,7 +184,7 @@ class TopicStats(_Statistics):
     storage_size: int = Field(default=0, description="bytes in all ledgers, one copy")
     msg_count: int = Field(default=0, description="messages in all ledgers")
     topic_epoch: str | None = Field(
-        default=None, description="of exclusive producers; null: there was none"
+        default=None, description="epoch of the last exclusive producer; null: there was none"
     )
     msg_drop_rate: float = Field(
         default=0.0, description="messages of a non-persistent topic dropped per second"
@@ -264,8 +265,8 @@ class InternalStats(_Statistics):
     terminated: str | None = Field(
         description="position of the last message of a terminated topic; null: not terminated"
     )
-    cursor_ledgers: list[int] = Field(description="of all cursors together")
-    delayed_ledgers: list[int] = Field(description="with the indexes of delayed messages")
+    cursor_ledgers: list[int] = Field(description="ledgers that all cursors share")
+    delayed_ledgers: list[int] = Field(description="ledgers with the indexes of delayed messages")
     ledgers_to_delete: int = Field(description="dropped ledgers whose deletion is not complete")
     lost: list[str] = Field(description="entries that were skipped: all bookies had lost them")
     ledgers: list[LedgerInfo]
@@ -280,7 +281,7 @@ class MessagePosition(BaseModel):
     ledger_id: int = Field(ge=-1, le=INT64_MAX)
     entry_id: int = Field(ge=-1, le=INT64_MAX)
     batch_index: int = Field(
-        default=-1, ge=-1, le=INT32_MAX, description="of a message in a batch; -1: the whole entry"
+        default=-1, ge=-1, le=INT32_MAX, description="index in the batch; -1: the whole entry"
     )
     is_excluded: bool = Field(default=False, description="begin after this message")
 

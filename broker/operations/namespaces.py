@@ -152,7 +152,7 @@ _DOMAINS: Final = {
 async def list_topics(broker: Broker, name: NamespaceName, mode: TopicMode) -> list[str]:
     """Full names, sorted, without those of the system. Raises NamespaceNotFound.
 
-    Of non-persistent topics without partitions, those that are open at this broker.
+    A non-persistent topic without partitions is listed only if it is open at this broker.
     """
     await namespace_record(broker, name)
     found = await visible_of(await broker.topics_of(name, _DOMAINS[mode]), broker.turns)
@@ -237,7 +237,8 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
 
 
 async def _topics_of(broker: Broker, name: NamespaceName) -> list[str]:
-    """Also partitioned topics without partitions: a creation or deletion was not finished."""
+    """The topics of the namespace. This includes partitioned topics without partitions, which an
+    unfinished creation or deletion has left."""
     found = [*await broker.topics_of(name, tuple(Domain))]
     for domain in Domain:
         found += await broker.catalog.partitioned.names(name, domain)
@@ -273,8 +274,8 @@ async def _touch_tenant(broker: Broker, tenant: str) -> None:
 
 
 async def _forget_topics(broker: Broker, name: NamespaceName) -> None:
-    """Policies and schemas of topics that are left in a deleted namespace: a new one must not find
-    them."""
+    """Delete the policies and schemas of topics that are left in a deleted namespace: a new
+    namespace with its name must not find them."""
     for folder in (
         paths.topic_policies_folder(name.tenant, name.namespace),
         paths.schemas_folder(name.tenant, name.namespace),

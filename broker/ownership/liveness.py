@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import BrokerId, BrokerRegistration
 
 SILENCE_S: Final = 2.0
-"""Four beats. A broker's loop is never busy for so long; an overloaded machine may be. A client
-that hears nothing for 2 s asks another broker, and would have to wait for a longer silence."""
+"""Four beats. A broker's event loop is never busy for this long, except on an overloaded machine. A
+client that hears nothing for 2 s asks another broker; with a longer silence it would have to wait.
+"""
 
 REFUSALS: Final = 3  # in a row, before an owner counts as dead
 REFUSAL_PAUSE_S: Final = 0.1  # between refusals: a broker may be restarting its listener
@@ -80,8 +81,8 @@ class Finding(Enum):
 
 
 def judge(answers: Sequence[LastHeard | None], silence_s: float) -> tuple[Finding, float]:
-    """Return what the answers of the registered bookies mean, and for how long the broker has been
-    silent at least. Pure."""
+    """Return what the answers of the registered bookies mean, and the least time for which the
+    broker has been silent. Pure."""
     told = [answer for answer in answers if answer is not None]
     if any(answer.heard_s < JUST_NOW_S for answer in told):
         return Finding.HEARD, 0.0
@@ -111,7 +112,8 @@ class Liveness:
         look_at_port: Callable[[BrokerRegistration], Awaitable[tuple[Port, float]]] | None = None,
     ) -> None:
         """`silence_s` 0: a silent broker counts as alive until its registration expires.
-        `look_at_port`: gives what a port does and for how long that is good; None: over TCP."""
+        `look_at_port`: returns what a port does, and how long this answer is valid; None: over TCP.
+        """
         self.found_silent = 0  # so far: how often a registered broker was found to be gone
         self._witnesses = witnesses
         self._silence_s = silence_s
@@ -136,7 +138,7 @@ class Liveness:
                 return self._silence_s > 0 and await self._silences.get(broker)
 
     async def _look_into_silence(self, broker: BrokerRegistration) -> tuple[bool, float]:
-        """Whether it is gone, and for how long that is good."""
+        """Whether the broker is gone, and how long this answer is valid."""
         loop = asyncio.get_running_loop()
         end_at = loop.time() + self._silence_s
         while True:
@@ -165,10 +167,10 @@ class _Known(Generic[T]):
 
 
 class _Shared(Generic[T]):
-    """Asks once for all callers, and keeps the answer for as long as it is good.
+    """Asks once for all callers, and keeps the answer as long as it is valid.
 
     The first caller asks; the others wait for it. If the first caller is cancelled, another one
-    asks. It keeps one answer for each broker, and drops those that are no longer good.
+    asks. It keeps one answer for each broker, and drops those that are no longer valid.
     """
 
     def __init__(self, ask: Callable[[BrokerRegistration], Awaitable[tuple[T, float]]]) -> None:
@@ -177,7 +179,7 @@ class _Shared(Generic[T]):
         self._asking: dict[tuple[BrokerId, str], asyncio.Event] = {}
 
     def known(self, broker: BrokerRegistration) -> T | None:
-        """The answer that is kept; None: there is none that is still good."""
+        """The answer that is kept; None: there is none that is still valid."""
         known = self._known.get(broker.broker)
         if known is None or known.incarnation != broker.incarnation:
             return None

@@ -1,4 +1,4 @@
-"""Pages of the pending entries of a subscription, with what their entries say.
+"""Pages of the pending entries of a subscription, with their messages' metadata.
 
 An entry that cannot be read is listed with the reason: an operator looks at pending entries most
 often when something is wrong.
@@ -47,7 +47,8 @@ async def pending_page(
     """Up to `limit` pending entries after a position, and the `after` of the next page (None: this
     was the last one). `consumer`: only those of consumers with this name; `slot`: only those of a
     Key_Shared hash. `show` makes what the caller needs of each before the next one is read: a page
-    of large entries may take 500 MB. Raises NotAllowed: a hash of another type."""
+    of large entries may take 500 MB. Raises NotAllowed for a hash of a subscription that is not
+    Key_Shared."""
     assert 0 < limit <= PAGE_ENTRIES_MAX
     found = await _find(subscription, consumer, slot, after, limit + 1)
     page, more = found[:limit], len(found) > limit

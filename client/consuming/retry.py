@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 
 class RetrySubscriber:
-    """The cores of the topics and of the retry topic, with the methods of one. `open` attaches
-    both."""
+    """A core made of two: that of the topics, and that of the retry topic. `open` attaches both."""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class RetrySubscriber:
     ) -> None:
         """Publish a copy that is delivered after `delay`, then acknowledge the message.
 
-        Raises InvalidMessage for a delay that is not a positive timedelta, and the errors of
+        Raises InvalidMessage for a delay that is not a timedelta of at least 0, and the errors of
         `Producer.send`: the message then stays unacknowledged.
         """
         given: object = delay

@@ -20,7 +20,7 @@ READ_BYTES: Final = 64 << 10
 class LineSource:
     """Reads the lines of a file without their line ends, at most READ_BYTES ahead.
 
-    A line that exceeds the maximum message size is returned as soon as it does, so that the
+    As soon as a line exceeds the maximum message size, the part read so far is returned, and the
     producer refuses it. This bounds the memory of a line.
     """
 

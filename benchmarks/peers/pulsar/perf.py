@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 UNLIMITED_PER_S: Final = 10_000_000
 WINDOW: Final = 1_000  # messages without a receipt
-GRACE_S: Final = 60.0  # of a start of Java, and of an end
+GRACE_S: Final = 60.0  # for the start and the end of Java
 
 _RATE: Final = re.compile(r"Aggregated throughput stats --- +(\d+) records \w+ --- +([\d.]+) msg/s")
 _LATENCY: Final = re.compile(

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 VERSIONS_MAX: Final = 1_000
 """Schema versions of all topics of a consumer; beyond it the decoder forgets the oldest one."""
 
+PARSED_AT_ONCE_MAX: Final = 8 << 10
+"""Characters of a definition that is parsed on the client's loop. An Avro definition of this size
+takes 6 ms, one of 128 KiB, the most that a broker stores, 100 ms."""
+
 log = get_logger(__name__)
 
 Key = tuple[str, bytes]
@@ -61,7 +65,7 @@ class Decoder:
             if self.knows(message):
                 return
             try:
-                decode = self.schema.message_decoder_of(await self._fetch(*key))
+                decode = await self._decode_of(await self._fetch(*key))
             except (TopicNotFound, ValueError, TypeError) as error:  # permanent
                 self._keep(key, InvalidMessage(f"schema version {_number(key[1])}: {error}"))
             except PulsarException as error:
@@ -91,6 +95,12 @@ class Decoder:
         if isinstance(found, PulsarException):
             raise found
         return found(message)
+
+    async def _decode_of(self, writer: SchemaInfo) -> Callable[[Message], Any] | None:
+        """As `Schema.message_decoder_of`; a large definition is parsed in a thread."""
+        if len(writer.schema()) <= PARSED_AT_ONCE_MAX:
+            return self.schema.message_decoder_of(writer)
+        return await asyncio.to_thread(self.schema.message_decoder_of, writer)
 
     def forget(self) -> None:
         """Forget all versions: in another cluster the numbers are those of other schemas."""

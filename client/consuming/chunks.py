@@ -6,9 +6,10 @@ completes it. A redelivery begins again with chunk 0. A producer that lost a rec
 again, as new entries: their keys are remembered, and are acknowledged with the message.
 
 A chunk whose predecessor is missing makes its message *broken*: the pieces are dropped, the keys
-are kept. A message that is not complete after `expire_s` is given up, and its chunks are
-acknowledged; otherwise they would be redelivered without end. Beyond the limit of begun messages,
-the oldest is given up: acknowledged or redelivered later, as the user chose.
+are kept. A message is given up if no chunk of it arrived for `expire_s`, and its chunks are
+acknowledged; otherwise they would be redelivered without end. The time counts from the last chunk:
+a large message of a slow producer is not given up while it arrives. Beyond the limit of begun
+messages, the oldest is given up: acknowledged or redelivered later, as the user chose.
 """
 
 from __future__ import annotations
@@ -55,7 +56,6 @@ class GivenUp:
 class _Begun:
     """A message of which some chunks have arrived."""
 
-    began_at: float
     chunk: Chunk
     keys: dict[Key, None] = field(default_factory=dict)  # in the order of their arrival
     last: Key | None = None  # the newest of them
@@ -78,6 +78,8 @@ class ChunkBuffer:
         self._expire_s = expire_s
         self._acknowledge_oldest = acknowledge_oldest
         self._begun: dict[str, _Begun] = {}  # by uuid, the oldest first
+        # uuid -> the arrival of its last chunk, the earliest first
+        self._heard_at: dict[str, float] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -89,7 +91,9 @@ class ChunkBuffer:
         """Add a chunk. Returns at most one Assembled, and the messages that were given up."""
         begun = self._begun.get(chunk.uuid)
         if begun is None:
-            begun = self._begun[chunk.uuid] = _Begun(now, chunk, is_broken=chunk.index > 0)
+            begun = self._begun[chunk.uuid] = _Begun(chunk, is_broken=chunk.index > 0)
+        self._heard_at.pop(chunk.uuid, None)
+        self._heard_at[chunk.uuid] = now
         if chunk.total_bytes > CHUNKED_MESSAGE_BYTES_MAX:
             return [self._give_up(chunk.uuid, "it is too large", acknowledge=True, last=key)]
         if len(begun.keys) >= CHUNKS_MAX:
@@ -124,25 +128,26 @@ class ChunkBuffer:
         """Give up the messages that are incomplete for too long."""
         if not self._expire_s:
             return []
-        late = [
-            uuid for uuid, begun in self._begun.items() if begun.began_at + self._expire_s <= now
-        ]
-        reason = f"it was incomplete for {self._expire_s:g} s"
+        late = [uuid for uuid, at in self._heard_at.items() if at + self._expire_s <= now]
+        reason = f"no chunk arrived for {self._expire_s:g} s"
         return [self._give_up(uuid, reason, acknowledge=True) for uuid in late]
 
     def timer_at(self) -> float | None:
         """Return when the oldest message expires. None: none does."""
-        if not self._begun or not self._expire_s:
+        if not self._heard_at or not self._expire_s:
             return None
-        return next(iter(self._begun.values())).began_at + self._expire_s
+        return next(iter(self._heard_at.values())) + self._expire_s
 
     def clear(self) -> None:
         """Drop everything: the broker will deliver all chunks again."""
         self._begun.clear()
+        self._heard_at.clear()
         self._bytes = 0
 
     def check(self) -> None:
         assert len(self._begun) <= self._messages_max
+        assert self._begun.keys() == self._heard_at.keys()
+        assert list(self._heard_at.values()) == sorted(self._heard_at.values())
         assert self._bytes <= CHUNKED_BYTES_MAX or len(self._begun) == 1
         assert self._bytes == sum(begun.size for begun in self._begun.values())
         assert not any(begun.pieces for begun in self._begun.values() if begun.is_broken)
@@ -182,6 +187,7 @@ class ChunkBuffer:
 
     def _forget(self, uuid: str) -> _Begun:
         begun = self._begun.pop(uuid)
+        del self._heard_at[uuid]
         self._bytes -= begun.size
         return begun
 

@@ -49,6 +49,14 @@ def corrupt_message(key: Key, error: EntryError, topic: str) -> PulsarException:
     return kind(f"message ({key[0]},{key[1]}) cannot be read: {error}", topic=topic)
 
 
+def incomplete_message(key: Key, reason: str, topic: str) -> PulsarException:
+    """Return what the user gets for a message some of whose chunks are missing. `key`: of a chunk
+    that arrived."""
+    return InvalidMessage(
+        f"the chunked message with chunk ({key[0]},{key[1]}) was given up: {reason}", topic=topic
+    )
+
+
 def validation_error(error: EntryError) -> pb.CommandAck.ValidationError.ValueType:
     """Return the wire value for an error in an entry."""
     match error:

@@ -21,6 +21,7 @@ from magnetar.client.consuming.chunks import ChunkBuffer, GivenUp
 from magnetar.client.consuming.dead_letters import DeadLetters
 from magnetar.client.consuming.delivery import (
     corrupt_message,
+    incomplete_message,
     messages_of,
     permits_of,
     validation_error,
@@ -842,16 +843,25 @@ class Subscriber:
         return MessageId(self._partition, *key, -1, 0, self.topic)
 
     def _on_given_up(self, lost: GivenUp) -> None:
-        """Acknowledge the chunks of a message that will not be complete, or request them later."""
+        """Acknowledge the chunks of a message that will not be complete, or request them later.
+
+        If the user wants corrupt entries to fail, they stay unacknowledged, and the user gets the
+        error.
+        """
+        fails = lost.acknowledge and self.subscription.fails_on_corrupt
+        done = "left unacknowledged" if fails else "acknowledged"
         log.warning(
             "a chunked message was given up",
             topic=self.topic,
             uuid=lost.uuid,
             chunks=len(lost.keys),
             reason=lost.reason,
-            then="acknowledged" if lost.acknowledge else "requested again later",
+            then=done if lost.acknowledge else "requested again later",
         )
         self.stats.chunked_given_up += 1
+        if fails:
+            self._queue.put_error(incomplete_message(lost.keys[-1], lost.reason, self.topic))
+            return
         now = self._loop.time()
         for key in lost.keys:
             if lost.acknowledge:

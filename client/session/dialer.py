@@ -24,18 +24,19 @@ then, the delivery raises an error in another loop."""
 
 
 class GrpcDialer:
-    """Opens streams. The streams to one broker share a channel."""
+    """Opens streams. A broker has one channel for each purpose, and each channel its own TCP
+    connection: deliveries in bulk do not delay receipts in the kernel's buffers."""
 
     def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
         """`credentials`: those of TLS; None: the streams are not encrypted."""
         self._credentials = credentials
-        self._channels: dict[str, aio.Channel] = {}
+        self._channels: dict[tuple[str, Purpose], aio.Channel] = {}
 
-    def open(self, broker: str, _: Purpose) -> FrameStream:
-        channel = self._channels.get(broker)
+    def open(self, broker: str, purpose: Purpose) -> FrameStream:
+        channel = self._channels.get((broker, purpose))
         if channel is None:
-            channel = self._channels[broker] = open_channel(
-                host_and_port(broker), self._credentials
+            channel = self._channels[broker, purpose] = open_channel(
+                host_and_port(broker), self._credentials, own_connection=True
             )
         return open_frame_stream(channel, SESSION_METHOD, peer=broker, greets=True)
 

@@ -53,6 +53,7 @@ class Tls:
         if self.allows_insecure:
             context.verify_mode = ssl.CERT_NONE
         if self.certificate is not None:
+            _refuse_encrypted_key(self.certificate[1])
             try:
                 context.load_cert_chain(*self.certificate)
             except OSError as error:
@@ -72,10 +73,22 @@ class Tls:
                 "tls_allow_insecure_connection: gRPC always checks certificates; use pulsar+ssl://"
             )
         certificate, key = self.certificate or (None, None)
+        if key is not None:
+            _refuse_encrypted_key(key)
         return grpc.ssl_channel_credentials(
             root_certificates=_read("tls_trust_certs_file_path", self.trust_certs),
             private_key=_read("tls_private_key_file_path", key),
             certificate_chain=_read("tls_certificate_file_path", certificate),
+        )
+
+
+def _refuse_encrypted_key(path: str) -> None:
+    """Raise InvalidConfiguration for a private key with a password. OpenSSL would ask for it on the
+    terminal, and the program would hang."""
+    key = _read("tls_private_key_file_path", path) or b""
+    if b"ENCRYPTED" in key:  # in the first line of PKCS 8, or in the header of the older form
+        raise InvalidConfiguration(
+            f"tls_private_key_file_path: the key {path} is encrypted; give one without a password"
         )
 
 

@@ -287,14 +287,21 @@ async def call_unary(channel: aio.Channel, method: str, request: bytes) -> bytes
         raise CallFailed(method, "the channel was closed here") from None
 
 
-def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> aio.Channel:
+def open_channel(
+    address: str,
+    credentials: grpc.ChannelCredentials | None = None,
+    *,
+    own_connection: bool = False,
+) -> aio.Channel:
     """Return a channel to "host:port", which connects at the first call. The caller closes it.
 
-    `credentials`: those of TLS; None: the channel is not encrypted.
+    `credentials`: those of TLS; None: the channel is not encrypted. `own_connection`: otherwise all
+    channels of a process to one address share a TCP connection.
     """
+    options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", int(own_connection))]
     if credentials is None:
-        return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        return aio.insecure_channel(address, options=options)
+    return aio.secure_channel(address, credentials, options=options)
 
 
 @asynccontextmanager

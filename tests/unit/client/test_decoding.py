@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +21,9 @@ from magnetar.client.errors import (
 from magnetar.client.message import Delivery, Message, MessageId
 from magnetar.protos.batch import ReceivedMessage
 from magnetar.schema import AvroSchema, JsonSchema, Record, SchemaInfo, SchemaType, String
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TOPIC = "persistent://public/default/t"
 
@@ -74,6 +78,34 @@ async def test_a_version_is_fetched_once_for_all_partitions() -> None:
             group.create_task(decoder.prepare(each))
     assert registry.asked == [(TOPIC, version(0))]
     assert [decoder.decode(it).b for it in messages] == ["-"] * 3
+
+
+class ThreadsSchema(AvroSchema):
+    """Notes the threads in which definitions are parsed."""
+
+    def __init__(self, record_cls: type[Record]) -> None:
+        super().__init__(record_cls)
+        self.threads: list[threading.Thread] = []
+
+    def message_decoder_of(self, writer: SchemaInfo) -> Callable[[Message], Any] | None:
+        self.threads.append(threading.current_thread())
+        return super().message_decoder_of(writer)
+
+
+@pytest.mark.real_loop
+async def test_a_large_definition_is_parsed_beside_the_loop() -> None:
+    registry, schema = Registry(), ThreadsSchema(New)
+    large = json.loads(AvroSchema(Old).schema_info().schema())
+    large["fields"][0]["doc"] = "x" * decoding.PARSED_AT_ONCE_MAX
+    registry.versions[1] = SchemaInfo(SchemaType.AVRO, "Old", json.dumps(large))
+    decoder = Decoder(schema, registry.fetch, None)
+    for number in range(2):
+        one = message(Old(a="x"), number)
+        await decoder.prepare(one)
+        assert decoder.decode(one).a == "x"
+    small_in, large_in = schema.threads
+    assert small_in is threading.current_thread()
+    assert large_in is not threading.current_thread()
 
 
 async def test_without_a_version_the_own_schema_decodes() -> None:

@@ -54,13 +54,28 @@ def test_chunks_that_the_producer_sent_twice_are_acknowledged_with_the_message()
     assert done == Assembled(((1, 0), (1, 1), (1, 2), (1, 3)), (1, 0), b"xyz")
 
 
+def test_a_message_that_goes_on_does_not_expire() -> None:
+    machine = buffer()
+    for index in range(5):
+        machine.on_chunk((1, index), chunk(index, "slow", 9, 9), b"x", 50.0 * index)
+        if index == 0:
+            machine.on_chunk((2, 0), chunk(0, "dead"), b"x", 0.0)
+        machine.check()
+        lost = machine.expire(50.0 * index + 10.0)
+        assert [one.uuid for one in lost] == (["dead"] if index == 1 else [])
+    assert machine.timer_at() == 260.0
+    (lost_at_last,) = machine.expire(260.0)
+    assert lost_at_last.reason == "no chunk arrived for 60 s"
+    assert machine.timer_at() is None
+
+
 def test_a_message_without_its_first_chunk_is_given_up_when_it_expires() -> None:
     machine = buffer()
     assert machine.on_chunk((1, 1), chunk(1), b"y", 0.0) == []
     assert machine.on_chunk((1, 2), chunk(2), b"z", 1.0) == []
-    assert machine.expire(59.0) == []
-    assert machine.timer_at() == 60.0
-    (lost,) = machine.expire(60.0)
+    assert machine.expire(60.0) == []
+    assert machine.timer_at() == 61.0
+    (lost,) = machine.expire(61.0)
     assert (lost.keys, lost.acknowledge) == (((1, 1), (1, 2)), True)
 
 

@@ -21,14 +21,14 @@ from support import settle
 from magnetar.client.consuming.letter_producer import LetterProducer
 from magnetar.client.consuming.letter_schemas import LetterSchemas
 from magnetar.client.consuming.subscriber import Subscriber
-from magnetar.client.errors import AlreadyClosed, ChecksumError
+from magnetar.client.errors import AlreadyClosed, ChecksumError, InvalidMessage, Timeout
 from magnetar.client.message import Delivery, Message, MessageId
 from magnetar.client.options import ConsumerDecodeFailureAction, ConsumerType, ProducerOptions
 from magnetar.client.policies import ConsumerDeadLetterPolicy
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.batch import ReceivedMessage
 from magnetar.protos.errors import DecompressionError
-from magnetar.protos.message import OutgoingMessage
+from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_chunks
 
 SHARED = ConsumerType.Shared
 DEAD = f"{TOPIC}-s-DLQ"
@@ -134,6 +134,25 @@ async def test_a_corrupt_entry_fails_a_receive_if_asked() -> None:
         cluster.damage = lambda entry: entry
         consumer.redeliver_unacknowledged_messages()
         assert (await consumer.receive(5000)).data() == b"0"
+
+
+@pytest.mark.parametrize("action", ConsumerDecodeFailureAction)
+async def test_an_incomplete_chunked_message_is_acknowledged_or_fails_a_receive(
+    action: ConsumerDecodeFailureAction,
+) -> None:
+    header, message = EntryHeader("p", 1), OutgoingMessage(b"12345678", 1)
+    first, _ = encode_chunks(message, header, uuid="u", chunk_bytes_max=4)
+    async with client_among() as (client, cluster):
+        cluster.topic(TOPIC).append(b"".join(first))
+        consumer = await client.subscribe(
+            "t", "s", SHARED, initial_position=EARLIEST, decode_failure_action=action
+        )
+        fails = action is ConsumerDecodeFailureAction.FAIL
+        with pytest.raises(InvalidMessage if fails else Timeout, match=r"no (chunk|message)"):
+            await consumer.receive(61_000)
+        assert consumer.get_stats().chunked_given_up == 1
+        await consumer.close()
+        assert bool(subscription(cluster).unacked) is fails
 
 
 async def test_a_corrupt_message_of_many_chunks_is_reported_in_commands_within_the_limit() -> None:

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from fakes.loops import LOOPS, loop_of
 from grpc import aio
+from support import wait_until
 
 import magnetar
 from magnetar.client.errors import ConnectError, InvalidConfiguration, NotAllowedError
@@ -23,6 +30,7 @@ from magnetar.client.session.transport import dialer_of, service_url_of
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.framing import encode_command
 from magnetar.runtime.grpc_frames import frame_stream_handler
+from magnetar.runtime.grpc_frames import grpc_server as frame_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -154,6 +162,46 @@ def test_files_that_cannot_be_used_are_named(scheme: str, option: str, value: An
     named = "tls_certificate_file_path" if option == "authentication" else option
     with pytest.raises(InvalidConfiguration, match=f"{named}|tls_private_key_file_path"):
         dialer_of(ClientOptions(f"{scheme}://a", **{option: value}))
+
+
+@pytest.mark.parametrize("scheme", ["grpcs", "pulsar+ssl"])
+@pytest.mark.parametrize("form", ["PKCS8", "TraditionalOpenSSL"])
+def test_encrypted_private_key_is_refused_without_a_question_on_the_terminal(
+    scheme: str, form: str, tmp_path: Path
+) -> None:
+    key = load_pem_private_key(Path(OWN[1]).read_bytes(), None)
+    password = BestAvailableEncryption(b"secret")
+    path = tmp_path / "key.pem"
+    path.write_bytes(key.private_bytes(Encoding.PEM, getattr(PrivateFormat, form), password))
+    options: dict[str, Any] = {
+        "tls_certificate_file_path": OWN[0],
+        "tls_private_key_file_path": str(path),
+    }
+    with pytest.raises(InvalidConfiguration, match=r"key\.pem is encrypted"):
+        dialer_of(ClientOptions(f"{scheme}://a", **options))
+
+
+async def test_each_purpose_has_its_own_connection_over_grpc() -> None:
+    peers: list[str] = []
+
+    async def accept(stream: FrameStream) -> None:
+        peers.append(stream.peer)
+        await stream.receive()
+
+    handlers = {"magnetar.broker.Broker": {"Session": frame_stream_handler(accept)}}
+    async with frame_server(handlers, host="127.0.0.1", port=0, grace_s=0.1) as port:
+        dialer = dialer_of(ClientOptions(f"grpc://127.0.0.1:{port}"))
+        streams = [
+            dialer.open(f"grpc://127.0.0.1:{port}", purpose)
+            for purpose in (Purpose.PUBLISH, Purpose.CONSUME, Purpose.PUBLISH)
+        ]
+        for stream in streams:
+            await stream.send([b"x"])
+        await wait_until(lambda: len(peers) == 3)
+        assert len(set(peers)) == 2
+        for stream in streams:
+            await stream.close()
+        await dialer.close()
 
 
 def test_grpc_refuses_connections_without_checks_by_name() -> None:

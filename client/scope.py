@@ -57,8 +57,12 @@ class Scope:
 
     async def close(self) -> None:
         """Cancel every task and wait until they have ended."""
+        self.cancel()
+        await self.wait_ended()
+
+    async def wait_ended(self) -> None:
+        """Return when every task has ended, after `cancel`."""
         if self._task is not None:
-            self._task.cancel()
             await asyncio.wait({self._task})
 
     async def _run(self) -> None:

@@ -186,6 +186,7 @@ class Client:
             thread.stop()
             raise
         self._client.wait_for_schemas = thread.call
+        thread.ending = self._client.parts.scope.wait_ended
         self._engine = _Engine(thread, self._client, options.message_listener_threads)
         self._life = Life(thread, self._engine.drop)
 

@@ -209,6 +209,7 @@ def test_clients_that_are_dropped_unclosed_are_freed(service: Service) -> None:
         use_one(number)
     gc.collect()
     wait_for(lambda: not client_threads())
+    gc.collect()  # of what ended with the threads
     wait_for(lambda: count_sockets() <= sockets)
 
 

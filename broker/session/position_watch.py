@@ -186,7 +186,7 @@ class _Watch:
         except OPERATING_ERRORS as error:
             found = pb.TopicPlan(error=text_of(error))
         del self._looks[place]
-        if found is not None:
+        if found is not None and not watched.over:  # it was told while this was looked up
             self._found[place] = found
         self._woken.set()
 

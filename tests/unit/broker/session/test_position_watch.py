@@ -61,6 +61,13 @@ class Watch:
             news += [update] if update.topics else []
         return news
 
+    async def topic(self) -> pb.TopicUpdate:
+        """The news of one topic."""
+        while not (topics := (await self.next()).topics):
+            pass
+        [update] = topics
+        return update
+
     @property
     def is_quiet(self) -> bool:
         return not any(update.topics for update in self._sent)

@@ -89,7 +89,7 @@ def carry_out(machine: KeyShared, actions: list[Action]) -> None:
 
 
 def fill(machine: KeyShared, count: int) -> float:
-    """Deliver so many entries. Returns the microseconds of an entry."""
+    """Deliver this many entries. Returns the microseconds of an entry."""
     began_s = time.thread_time()
     for first in range(0, count, LIST):
         entries = [

@@ -616,7 +616,7 @@ def _unknown(error: StorageFailed | ReadsOverloaded | EnvelopeDamaged) -> Bookie
 
 
 def _runs(entries: Sequence[int]) -> tuple[EntryRun, ...]:
-    """Ascending ids as runs."""
+    """Join ascending ids to runs."""
     runs: list[EntryRun] = []
     for entry in entries:
         if runs and runs[-1].first + runs[-1].count == entry:

@@ -464,8 +464,8 @@ class ProducerOptions:
         return (*first, *(name for name in self.encryption_keys if name not in first))
 
     def pending_messages_max(self, partitions: int = 1) -> int:
-        """The limit on pending messages of a topic with so many partitions: that of each partition
-        or that across partitions, whichever is smaller. A limit of 0 does not apply."""
+        """The limit on pending messages of a topic with this many partitions: that of each
+        partition or that across partitions, whichever is smaller. A limit of 0 does not apply."""
         limits = (
             self.max_pending_messages * partitions,
             self.max_pending_messages_across_partitions,

@@ -202,7 +202,8 @@ class LocalCluster:
                 await asyncio.to_thread(process.wait_stopped)
 
     def _check_ensemble(self) -> None:
-        """New ZooKeepers could outvote the old ones, and all metadata would be lost."""
+        """Refuse another number of ZooKeepers: new ones could outvote the old ones, and all
+        metadata would be lost."""
         there = len(list(self.directory.glob("zookeeper-*")))
         if there not in (0, self._counts[0]):
             raise DirectoryRefused(

@@ -1,7 +1,7 @@
 """MetadataStore in memory: for tests, and for simulated worlds with all failures of ZooKeeper.
 
 One `MemoryTree` is the ensemble; each `MemoryStore` is a client with a session of its own. A store
-has no thread, no real time and no randomness but what is passed in, so a run repeats exactly.
+has no thread, no real time and no randomness of its own, so a run repeats exactly.
 
 A request is queued, served in order of the calls after `delay_s()`, and its reply wakes the caller.
 Cancelling the caller does not withdraw the request, as with ZooKeeper. A test can inject `faults`

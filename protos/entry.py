@@ -335,7 +335,8 @@ def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
             raise ValueError("a number has more than 64 bits")
 
 
-# Messages of a batch. The acknowledgement bits of so many still fit into one command (framing.py).
+# Messages of a batch. The acknowledgement bits of this many messages still fit into one command
+# (framing.py).
 BATCH_MESSAGES_MAX: Final = 1 << 20
 
 # Mechanics

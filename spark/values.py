@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ERROR_CHARACTERS_MAX: Final = 200  # of a bad record's reason
-JSON_ROWS_MAX: Final = 16_384  # of one call of the parser: prefixes are cached for so many
+JSON_ROWS_MAX: Final = 16_384  # of one call of the parser: prefixes are cached for this many
 
 
 def decode_values(
@@ -104,7 +104,7 @@ _SPACE: Final = " \t\r\n"  # of JSON
 
 
 def _require_whole(texts: pa.Array) -> None:
-    """Raise ValueError unless each text is `null`, or an object with nothing behind it."""
+    """Raise ValueError unless each text is `null`, or an object with nothing after it."""
     texts = texts.drop_null()
     if not len(texts):
         return
@@ -119,7 +119,8 @@ def _require_whole(texts: pa.Array) -> None:
             raise ValueError("JSON: the payload is not an object")
     if np.count_nonzero(data == _CLOSING) == len(texts):
         return  # one closing brace each: the last byte
-    # What strings hold counts for nothing: first their escapes go, then quotes separate in and out.
+    # Brackets in strings do not count. So remove the escapes first; then the quotes show where each
+    # string begins and ends.
     if np.any(data == ord("\\")):
         for escape in ("\\\\", '\\"'):
             texts = pc.replace_substring(texts, escape, "__")

@@ -193,7 +193,7 @@ def windows(
     """The windows of a striped range to read at the same time, and the bytes to ask for in each.
     The windows are (first, last) pairs of `size` entries; together they make about `bytes_max` at
     about `entry_bytes` per entry. Each asks for twice its share of the bytes: if a window were cut
-    short, the windows behind it would be useless."""
+    short, the windows after it would be useless."""
     count = min(max(round(bytes_max / (entry_bytes * size)), 1), WINDOWS_MAX)
     starts = range(first, min(last + 1, first + count * size), size)
     found = [(start, min(start + size - 1, last)) for start in starts]

@@ -95,7 +95,7 @@ class Auditor:
         *,
         name: str,
     ) -> None:
-        """`name` must be unique among all processes, including earlier runs of this one."""
+        """`name` must be unique among all processes, and must change at each start."""
         self.findings = Findings()
         self._store = store
         self._under_replication = under_replication

@@ -75,8 +75,8 @@ async def serve_autorecovery(
     random: random.Random,
     on_ready: Callable[[int], None],
 ) -> None:
-    """`run_autorecovery` on an open metadata store. `on_ready` is called with the
-    HTTP port once the bookies are known; the caller closes the store, which ends the election."""
+    """Like `run_autorecovery`, with an open metadata store. `on_ready` is called with the HTTP port
+    once the bookies are known; the caller closes the store, which ends the election."""
     registry = CollectorRegistry()
     name = f"{config.id} {random.getrandbits(128):032x}"
     async with AsyncExitStack() as stack:

@@ -86,7 +86,7 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
     async def expire(
         tenant: str, namespace: str, topic: str, subscription: str, seconds: _Age
     ) -> None:
-        """Acknowledge the entries that the broker appended more than so many seconds ago."""
+        """Acknowledge the entries that the broker appended more than this many seconds ago."""
         name = topic_name(tenant, namespace, topic)
         await subscriptions.expire(broker, name, subscription_name(subscription), seconds)
 

@@ -20,7 +20,7 @@ WORK_PER_TURN: Final = 5_000
 """Steps of the pattern's automaton in one turn of the loop: up to 2 us each."""
 
 WORK_PER_NAME: Final = 20
-"""A name costs so many steps beside those of the pattern."""
+"""A name costs this many steps beside those of the pattern."""
 
 
 NAMES_PER_TURN: Final = 5_000
@@ -81,7 +81,7 @@ async def matching(
 
 
 def hash_of(names: Iterable[str]) -> str:
-    """Pulsar's: CRC32C over the sorted names joined with commas, lowest byte first, as hex."""
+    """Pulsar's hash: CRC32C of the sorted names joined with commas, lowest byte first, as hex."""
     joined = ",".join(sorted(names)).encode()
     found: int = google_crc32c.value(joined)
     return found.to_bytes(4, "little").hex()

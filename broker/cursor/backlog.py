@@ -115,7 +115,7 @@ def bytes_after(topic_log: Log, position: Position) -> int:
 
 
 def position_with(topic_log: Log, size: int) -> Position:
-    """The first position that has at most so many bytes after it, by the same estimate."""
+    """The first position that has at most this many bytes after it, by the same estimate."""
     left = size
     found = topic_log.chain.confirmed
     for ledger, entries, ledger_bytes in reversed(topic_log.ledger_sizes()):

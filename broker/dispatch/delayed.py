@@ -16,8 +16,8 @@ early, and up to one tick late.
 
 *Fixed delays*: if every message of a topic has the same delay, the first ones are due first, and
 reading on finds nothing to deliver. With `fixed_look_ahead` the dispatcher stops reading when the
-index has so many entries, all of which were read with ascending delivery times and no undelayed
-entry among them, and none is due. An undelayed message that is published behind them waits, too.
+index has this many entries, all of which were read with ascending delivery times and no undelayed
+entry among them, and none is due. An undelayed message that is published after them waits, too.
 
 The clock of a dispatcher is the time of the event loop; delivery times are wall time. `wall_ms`
 translates. The wall clock may jump: a timer looks at it again after CLOCK_LOOK_S.

@@ -54,7 +54,7 @@ class Reason:
     detail: str
     consumer: str = ""  # "": the reason is not about one consumer
     facts: Mapping[str, object] = field(default_factory=dict)
-    next_s: float | None = None  # when it changes by itself, in so many seconds. None: on an event
+    next_s: float | None = None  # seconds until it changes by itself; None: at an event
 
     def __str__(self) -> str:
         return f"{self.why}: {self.detail}"

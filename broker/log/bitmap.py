@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _STEP_BITS: Final = 1 << 16
-"""`nth_clear` counts so many bits at once: about 2 us."""
+"""`nth_clear` counts this many bits at once: about 2 us."""
 
 _NOT_FULL: Final = re.compile(rb"[^\xff]")
 _RUN_OF_ONES: Final = re.compile(r"1+")

@@ -72,7 +72,7 @@ class PublishBudget:
         return len(self._queue)
 
     def change(self, size: int) -> None:
-        """A log holds so many bytes more, or less."""
+        """A log holds this many bytes more, or less."""
         self.accepted += size
         if size < 0:
             if self._queue and self.accepted < self.bytes_max // 2:
@@ -86,7 +86,7 @@ class PublishBudget:
         return peak
 
     def hold(self, size: int) -> None:
-        """Producers hold so many bytes more, or less, before a log takes them."""
+        """Producers hold this many bytes more, or less, before a log takes them."""
         self.held += size
         self.peak = max(self.peak, self.accepted + self.held)
         if size < 0 and self._queue and self.used < self.bytes_max // 2:
@@ -103,7 +103,7 @@ class PublishBudget:
         return self.held < self.bytes_max // HELD_MAX_SHARE
 
     def may_read_ahead(self, size: int) -> bool:
-        """Whether so many bytes of a backlog may be read ahead. Producers come first."""
+        """Whether this many bytes of a backlog may be read ahead. Producers come first."""
         within = self.ahead + size <= self.bytes_max // AHEAD_SHARE
         return within and self.used + size <= self.bytes_max // 2
 

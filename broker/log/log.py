@@ -596,7 +596,8 @@ class Log:
 
     @property
     def _drop_count(self) -> int:
-        """How many ledgers to drop now: the record has room for so many that are being deleted."""
+        """How many ledgers to drop now: the record has room for this many that are being
+        deleted."""
         if self._drop_through == EARLIEST:
             return 0
         room = DELETING_MAX - len(self.owned_record.record.deleting)

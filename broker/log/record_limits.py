@@ -27,7 +27,7 @@ as possible for two years, or 100 TiB."""
 
 DELETING_MAX: Final = 5_000
 """Ledgers that wait for their deletion: at most 10 bytes each. The log drops no more of its head
-while so many wait."""
+while this many wait."""
 
 SUBSCRIPTIONS_BYTES_MAX: Final = 300 << 10
 """The names, properties and initial states of the subscriptions: 3,000 subscriptions of 100 bytes.

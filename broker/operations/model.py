@@ -112,7 +112,8 @@ class SubscriptionStats(_Statistics):
     msg_backlog_messages: int = Field(description="messages that are not acknowledged")
     backlog_size: int = Field(default=0, description="bytes that are not acknowledged, estimated")
     earliest_msg_publish_time_in_backlog: int = Field(
-        default=0, description="of the oldest unacknowledged message, in milliseconds; 0: none"
+        default=0,
+        description="when the oldest unacknowledged message was published, in ms; 0: none",
     )
     unacked_messages: int = Field(description="delivered and not acknowledged")
     msg_rate_out: float = Field(description="messages per second")
@@ -174,10 +175,11 @@ class TopicStats(_Statistics):
     bytes_out_counter: int
     average_msg_size: float = Field(description="bytes")
     earliest_msg_publish_time_in_backlogs: int = Field(
-        default=0, description="of the oldest unacknowledged message, in milliseconds; 0: none"
+        default=0,
+        description="when the oldest unacknowledged message was published, in ms; 0: none",
     )
     oldest_backlog_message_age_seconds: int = Field(
-        default=-1, description="since the broker appended it; -1: there is none"
+        default=-1, description="time since the broker appended it; -1: there is none"
     )
     oldest_backlog_message_subscription_name: str = ""
     backlog_size: int = Field(default=0, description="bytes of the largest backlog, estimated")

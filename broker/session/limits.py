@@ -40,7 +40,7 @@ REQUEST_BYTES_MAX: Final = 2 << 20
 """A thousand topics with their longest names. gRPC alone would take the largest frame."""
 
 REQUESTS_BYTES_MAX: Final = 64 << 20
-"""All requests that are being answered have at most so many bytes; beyond it the broker refuses
+"""All requests that are being answered have at most this many bytes; beyond it the broker refuses
 requests. The request of an honest client has some kilobytes."""
 
 

@@ -72,8 +72,8 @@ class DelayedStoreConfig:
     """Fewer dead bytes are not worth a new ledger."""
 
     close_entries_min: int = 100
-    """A clean close stores the entries that are in no run yet, if there are so many. The next owner
-    reads fewer from the log."""
+    """A clean close stores the entries that are in no run yet, if there are this many. The next
+    owner reads fewer from the log."""
 
 
 _DEFAULTS: Final = DelayedStoreConfig()

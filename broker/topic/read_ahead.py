@@ -113,7 +113,7 @@ class ReadAhead:
                     self.drop()
 
     def _fits(self, size: int) -> bool:
-        """Whether so many bytes may be held. A read gives one entry however large it is."""
+        """Whether this many bytes may be held. A read gives one entry however large it is."""
         more = size - self._held
         return more <= 0 or self._log.budget.may_read_ahead(more)
 

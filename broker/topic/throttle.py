@@ -47,7 +47,7 @@ class Bucket:
         self._tokens -= tokens
 
     def limit_debt(self, periods_max: int) -> None:
-        """Owe at most the tokens of so many periods."""
+        """Owe at most the tokens of this many periods."""
         self._tokens = max(self._tokens, -float(periods_max * self.tokens_max))
 
     def wait_s(self) -> float:

@@ -76,7 +76,7 @@ class OwningProducer(Protocol):
     """The producer that wraps a publisher and limits the pending messages."""
 
     def on_released(self, messages: int, message_bytes: int) -> None:
-        """The publisher is about to report the outcome of so many messages."""
+        """The publisher is about to report the outcome of this many messages."""
 
     def on_burst_end(self) -> None:
         """The publisher has reported all outcomes that are known now."""

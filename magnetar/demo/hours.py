@@ -63,8 +63,8 @@ def create_namespace(admin_url: str) -> None:
 def stream_delays(
     spark: SparkSession, service_url: str, topic: str, folder: Path, *, messages: int
 ) -> Streamed:
-    """Run the query over the messages of the topic, of which there are about so many; `folder` gets
-    its checkpoint. Raises Spark's exceptions."""
+    """Run the query over the messages of the topic, of which there are about this many; `folder`
+    gets its checkpoint. Raises Spark's exceptions."""
     from pyspark.sql import functions as F
 
     from magnetar.spark.pipelines.reading import run_to_end

@@ -128,8 +128,8 @@ class TopicView:
         return self._entry(topic, pb.FindEntryRequest(topic=topic, place=place))
 
     def copies(self, ledgers: Mapping[str, Sequence[int]]) -> Sealed:
-        """Where the copies of these ledgers are: {topic: sealed ledgers}. Without those of which
-        no owner says it."""
+        """Where the copies of these ledgers are: {topic: sealed ledgers}. Ledgers for which no
+        owner answers are left out."""
         found = Sealed()
         for broker, topics in self._by_owner(ledgers):
             for chunk in _copies_chunks({topic: ledgers[topic] for topic in topics}):
@@ -142,8 +142,8 @@ class TopicView:
     def hold(self, query: tuple[int, str], places: Mapping[str, Place]) -> None:
         """Move the subscription of the options to these places; it is created if it is new.
 
-        `query` is the start in ms and the id of the query. A topic that cannot be moved stops no
-        other one. Raises QueryFenced, ReadRefused, ReadStalled.
+        `query` is the start in ms and the id of the query. A failure for one topic
+        does not stop the others. Raises QueryFenced, ReadRefused, ReadStalled.
         """
         left = dict(places)
         self._retry(lambda: self._hold_all(query, left))
@@ -151,7 +151,7 @@ class TopicView:
     def hold_once(
         self, query: tuple[int, str], places: Mapping[str, Place]
     ) -> dict[str, BrokerLost | BrokerRefused]:
-        """As `hold`, without another attempt. Returns why topics were not moved.
+        """Like `hold`, with one attempt. Returns why topics were not moved.
 
         Raises QueryFenced.
         """

@@ -218,11 +218,10 @@ def test_standby_takes_over_from_a_client_of_the_other_transport(
 
 def test_partitions_are_spread_over_the_consumers(
     server: StandaloneProcess,
-    libraries: dict[str, Library],
+    library: Library,
     topic: str,
     stats: Callable[[str], dict[str, Any]],
 ) -> None:
-    apache = libraries["6650"]
     request = urllib.request.Request(
         f"http://localhost:{server.http_port}/admin/v2/persistent/public/default/{topic}/partitions",
         b"9",
@@ -235,7 +234,7 @@ def test_partitions_are_spread_over_the_consumers(
         parts = [f"persistent://public/default/{topic}-partition-{index}" for index in range(9)]
         return "".join(stats(part)["activeConsumerName"] for part in parts)
 
-    consumers = {name: apache.subscribe(topic, "Failover", name) for name in "CAB"}
+    consumers = {name: library.subscribe(topic, "Failover", name) for name in "CAB"}
     wait_until(lambda: active() == "ABCABCABC")
     consumers.pop("A").close()
     wait_until(lambda: active() == "BCBCBCBCB")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import total_ordering
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -41,11 +41,10 @@ class Delivery:
     key: tuple[int, int] | None = None  # ledger and entry. None: the program made the message
     batch: Batch | None = None  # None: the entry holds one message
     payload_bytes: int = 0  # of the one message, if there is no batch
+    batch_size: int = field(init=False)  # 0: there is no batch
 
-    @property
-    def batch_size(self) -> int:
-        """The number of messages in the batch; 0: the entry is none."""
-        return 0 if self.batch is None else len(self.batch)
+    def __post_init__(self) -> None:
+        self.batch_size = 0 if self.batch is None else len(self.batch)
 
     def bytes_of(self, first: int, end: int) -> int:
         """The size of the payloads of the messages from index `first` to before `end`."""

@@ -532,7 +532,7 @@ class Consumer:
         durable. The ids of a list travel in commands of at most 1,000; if one of them cannot be
         acknowledged, none is. Raises AlreadyClosed if the consumer is closed.
         """
-        if isinstance(message, Message) and message.was_delivered:
+        if isinstance(message, Message) and message.delivery.key is not None:
             self._inbox.acknowledge(message)
         elif isinstance(message, (Message, MessageId)):
             self._inbox.do(self._acknowledge, acknowledgeable(message, self._subscriber))
@@ -858,7 +858,8 @@ class _Inbox:
 
         Raises Timeout after `timeout_s` seconds, and the error that ended the consumer.
         """
-        self._thread.check_not_forked()
+        if self._thread.is_forked:
+            self._thread.check_not_forked()
         if self._yields:
             self._yields = False
             if not self._thread.is_current:
@@ -867,17 +868,22 @@ class _Inbox:
         if message is None:
             self._thread.check_may_wait()
             message = self.mailbox.take(timeout_s)
-        self.was_taken(message)
+        if self._bridge.on_taken(message):
+            self._on_new_delivery()
         return message
 
     def was_taken(self, message: Message) -> None:
-        if self._bridge.on_taken(message) and self._half:
+        self._bridge.on_taken(message)
+
+    def _on_new_delivery(self) -> None:
+        if self._half:
             was_above, self._is_above = self._is_above, len(self.mailbox) > self._half
             self._yields = was_above and not self._is_above
 
     def acknowledge(self, message: Message) -> None:
         """Acknowledge a delivered message. Raises AlreadyClosed if the consumer is closed."""
-        self._thread.check_not_forked()
+        if self._thread.is_forked:
+            self._thread.check_not_forked()
         self.subscriber.check_open()
         self._bridge.on_acknowledged(message)
 

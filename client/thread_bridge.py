@@ -53,7 +53,7 @@ class LoopThread:
         # What the loop waits for before it ends. Connections that it leaves open over gRPC stay
         # open for as long as the process runs. None: nothing.
         self.ending: Callable[[], Coroutine[Any, Any, None]] | None = None
-        self._is_forked = False  # this process is a fork: it does not have the thread
+        self.is_forked = False  # this process is a fork: it does not have the thread
         self._bridges: weakref.WeakSet[ThreadBridge[Any]] = weakref.WeakSet()
         self._calls: set[concurrent.futures.Future[Any]] = set()
         self._ended = False
@@ -130,16 +130,16 @@ class LoopThread:
     def check_not_forked(self) -> None:
         """Raise OperationNotSupported after a fork: the new process has no loop that would take
         items."""
-        if self._is_forked:
+        if self.is_forked:
             raise OperationNotSupported("the process was forked; create a client in the new one")
 
     def on_forked(self) -> None:
         """This process is a fork of the one that has the thread."""
-        self._is_forked = True
+        self.is_forked = True
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call `function` on the loop. No effect after the loop's end."""
-        if self._is_forked:
+        if self.is_forked:
             return  # this process shares the wake-up pipe of the parent's loop
         try:
             self.loop.call_soon_threadsafe(function)

@@ -69,6 +69,8 @@ class Batch:
 
     def payload_bytes(self, first: int, end: int) -> int:
         """Return the size of the payloads of the messages from `first` to before `end`."""
+        if end - first == 1:
+            return self._ends[first] - self._starts[first]
         return sum(self._ends[first:end]) - sum(self._starts[first:end])
 
     def message(self, index: int) -> ReceivedMessage:

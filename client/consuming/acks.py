@@ -87,16 +87,20 @@ class AckTracker:
 
         Returns whether the whole entry is acknowledged now.
         """
-        self._newest = max(self._newest, key)
+        is_new = key > self._newest
+        if is_new:
+            self._newest = key
         if batch_index < 0:
             self._partial.pop(key, None)
             unacked = 0
         else:
             assert 0 < count <= batch_size - batch_index
-            if key not in self._partial and self._is_done(key):
-                return True
-            bits = (1 << count) - 1 << batch_index
-            unacked = self._partial.get(key, (1 << batch_size) - 1) & ~bits
+            before = self._partial.get(key)
+            if before is None:
+                if not is_new and self._is_done(key):
+                    return True
+                before = (1 << batch_size) - 1
+            unacked = before & ~((1 << count) - 1 << batch_index)
             self._set_partial(key, unacked)
         if (unacked == 0 or self._batch_indexes) and not self._is_covered(key):
             self._pending[key] = unacked

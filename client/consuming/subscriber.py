@@ -631,9 +631,8 @@ class Subscriber:
         sent, wanted = self._wanted(key, size, command.ack_set, is_batch=is_batch)
         if self._is_stale(command):
             wanted = 0
-        delivery = self._delivery(key, received, command.redelivery_count, encryption)
+        delivery = self._delivery(key, received, command.redelivery_count, encryption, batch)
         if batch is not None:
-            delivery.batch = batch
             shown = messages_of(delivery, wanted)
         elif not wanted:
             shown = []
@@ -711,6 +710,7 @@ class Subscriber:
         received: ReceivedEntry,
         redelivery_count: int,
         encryption: EncryptionContext | None,
+        batch: Batch | None,
     ) -> Delivery:
         return Delivery(
             self.topic,
@@ -725,6 +725,7 @@ class Subscriber:
             decoder=self.subscription.decoder,
             cluster=self.cluster,
             key=key,
+            batch=batch,
         )
 
     def on_active_changed(self, *, active: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pulsar
 import pytest
@@ -66,7 +67,7 @@ def test_the_index_counts_back_from_the_last_message_of_the_entry() -> None:
             received = ReceivedMessage(b"", {}, None, False, None, 0, 0, False, -1)
             return [Message(received, None, delivery).index()]
         payload = encode_batch([OutgoingMessage(b"", n) for n in range(size)], EntryHeader("p", 1))
-        delivery.batch = open_batch(payload[1], 0, size, sequence_id=0)
+        delivery = replace(delivery, batch=open_batch(payload[1], 0, size, sequence_id=0))
         return [m.index() for m in messages_of(delivery, (1 << size) - 1)]
 
     assert indexes(9, 1, batch=False) == [9]

@@ -74,7 +74,7 @@ class BrokerSettings(PolicySettings):
         default=False,
         description="never deliver a delayed message early, but up to a tick late instead",
     )
-    # Pulsar's default is 50,000. Off here: an undelayed message would wait behind the delayed ones,
+    # Pulsar's default is 50,000. Off here: an undelayed message would wait for the delayed ones,
     # and an entry of the index takes 19 bytes.
     delayed_delivery_fixed_delay_detection_lookahead: int = Field(
         default=0,

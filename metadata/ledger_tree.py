@@ -16,7 +16,7 @@ _LEVELS_BELOW_ROOT = 3
 async def ledger_ids(
     store: MetadataStore, root: str, *, after: int = -1
 ) -> AsyncIterator[LedgerId]:
-    """Those greater than `after`. Raises what the store raises."""
+    """The ids greater than `after`. Raises what the store raises."""
     async for ledger in _below(store, root, _LEVELS_BELOW_ROOT, 10**12, 0, after):
         yield ledger
 

@@ -251,7 +251,8 @@ BROKER_DEFAULTS: Final = EffectivePolicies()
 def effective(
     broker_defaults: EffectivePolicies, namespace: Policies, topic: Policies
 ) -> EffectivePolicies:
-    """Each policy of the topic, else of its namespace, else of the broker."""
+    """The policies that apply to a topic: each from the topic, else from its namespace, else from
+    the broker."""
     return replace(broker_defaults, **{**_set(namespace), **_set(topic)})
 
 

@@ -415,8 +415,9 @@ class ZooKeeperStore:
         self._client.close()
 
     def _in_thread(self, call: Callable[[], object]) -> asyncio.Future[None]:
-        """Not in an executor: the loop waits for those when it ends, and kazoo may take long. The
-        future is always settled. An unexpected error also goes to the loop's exception handler."""
+        """Run `call` in a thread of its own, not in an executor: the loop waits for an executor
+        when it ends, and kazoo may take long. The future is always settled. An unexpected error
+        also goes to the loop's exception handler."""
         done: asyncio.Future[None] = self._loop.create_future()
 
         def run() -> None:

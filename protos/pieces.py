@@ -23,7 +23,7 @@ LONG_BYTES: Final = 16 << 10
 """A shorter command is carried out at once: 1,500 ids take 5 ms."""
 
 PIECE_IDS: Final = 1_000
-"""Some 3 ms: parsing, recording, and telling the dispatcher."""
+"""Message ids in a piece. They take about 3 ms: parsing, recording, and telling the dispatcher."""
 
 PIECE_BYTES: Final = 64 << 10
 """A piece ends here, too: ids may have bits of batches."""

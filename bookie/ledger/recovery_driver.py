@@ -78,7 +78,7 @@ async def recover_ledger(ledger: LedgerId, services: Services) -> LedgerMetadata
 
 
 class _Recoverer:
-    """One attempt. An AddSink of the streams for write-backs."""
+    """One attempt to recover a ledger. It is an AddSink of the streams for write-backs."""
 
     def __init__(self, metadata: LedgerMetadata, services: Services) -> None:
         self.machine = LedgerRecovery(metadata, limits=services.limits)

@@ -89,7 +89,7 @@ class LostBookies:
 
     @property
     def given_up(self) -> frozenset[Member]:
-        """Only members of present incarnations."""
+        """The bookies that were declared lost; only members of present incarnations."""
         return frozenset(self._given_up)
 
     @property

@@ -17,8 +17,8 @@ these writes compare with the same cookie, so after one arrived, the others fail
 A copy of the directory is still recognised. It knows the tokens drawn before the copy was made. A
 token that the original drew later is unknown to the copy, which is refused. Both accept an earlier
 token, but only the first to enter the next epoch continues, because the other is then behind. A
-bookie serves only after its own token is in the cookie. So a shared token whose process ended
-before that has no entries behind it. One case goes unnoticed: a copy made after a token was drawn
+bookie serves only after its own token is in the cookie. So no entries were stored under a shared
+token whose process ended before that. One case goes unnoticed: a copy made after a token was drawn
 and before the end of the epoch that served under it. As the NOTE says, that was unnoticed without
 intents too.
 

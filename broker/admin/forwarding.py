@@ -29,8 +29,9 @@ CALLS_MAX: Final = 16
 """Requests under way to other brokers. Further ones wait."""
 
 _THREADS: Final = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="forward")
-"""Not those of asyncio.to_thread, of which there are a few: a broker that hangs would keep them
-from the schemas of clients and from the metrics until the requests time out."""
+"""Threads for calls to other brokers. The few threads of asyncio.to_thread would not do: a broker
+that hangs would keep them from the schemas of clients and from the metrics until the calls time
+out."""
 
 FORWARD_TIMEOUT_S: Final = 30.0
 """Time limit of one forwarded request. The administrator's request, which may need several, has 60
@@ -44,7 +45,7 @@ LISTS_TIMEOUT_S: Final = 20.0
 """Time limit of all lists of one request together."""
 
 LIST_BYTES_MAX: Final = 16 << 20
-"""Some 100,000 names of topics."""
+"""The limit of one list: about 100,000 names of topics."""
 
 _DONE: Final = (
     HTTPStatus.NO_CONTENT,

@@ -144,7 +144,7 @@ class DrainingHashes:
         return True
 
     def on_gone(self, slot: int, consumer: Consumer, count: int = 1) -> bool:
-        """So many entries of the slot are no longer pending at the consumer. Returns whether they
+        """`count` entries of the slot are no longer pending at the consumer. Returns whether they
         were the last ones: deliveries of the slot may go on."""
         references = self.references.get(slot)
         if references is None:

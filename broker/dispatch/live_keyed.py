@@ -39,7 +39,8 @@ class KeyedLive:
         self._consumers: list[Consumer] = []
 
     def add_consumer(self, consumer: Consumer) -> list[Activate]:
-        """No consumer is the active one. Raises ConsumerRefused, before any change."""
+        """Returns []: a Key_Shared subscription has no active consumer. Raises ConsumerRefused,
+        before any change."""
         policy = (consumer.key_shared or KeySharedPolicy()).of_all
         selector = self._selector
         if not self._consumers:

@@ -604,7 +604,8 @@ class Log:
         return max(min(self.chain.droppable(self._drop_through), room), 0)
 
     async def _drop_head(self, count: int) -> None:
-        """Only `_settle` changes the list of ledgers, so the head is the same afterwards."""
+        """Drop the first `count` ledgers. They are still the first ones after the write: only
+        `_settle` changes the list of ledgers."""
         left, head = self.chain.records[count:], self.chain.head_without(count)
         await self._rolling.record(lambda record: with_data_ledgers(record, left, head))
         dropped = self.chain.drop_head(count)

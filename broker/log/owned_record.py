@@ -50,11 +50,12 @@ def _always() -> bool:
 
 
 CHANGES_MAX: Final = 50
-"""Made by one write. A change costs up to 0.3 ms in one step of the loop (1,000 subscriptions)."""
+"""Changes made by one write. A change costs up to 0.3 ms in one step of the loop, with 1,000
+subscriptions."""
 
 VERSIONS_PASSED_MAX: Final = 1_000
-"""Some seconds. A stale owner of a topic whose record was changed more often must be stopped for as
-long as the new topic needs for as many changes, in order to do harm."""
+"""To pass this many versions takes some seconds. If the deleted record was changed more often, a
+stale owner could still do harm, but only after the new record was changed as often."""
 
 
 class _Change:
@@ -305,7 +306,7 @@ def _without_deleted(record: TopicRecord, deleted: Collection[LedgerId]) -> Topi
 
 
 def _ignore() -> None:
-    """No deletion was started yet: it looks at the list when it is."""
+    """Nothing to tell: the deletion is not started yet, and reads the list when it starts."""
 
 
 async def _try_create(name: TopicName, store: MetadataStore, value: bytes) -> Versioned | None:

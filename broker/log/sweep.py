@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LEDGERS_PER_PAGE: Final = 1_000
-"""Some seconds: a request of an administrator gets its answer in time."""
+"""Ledgers of one page, which takes some seconds: a request of an administrator gets its answer in
+time."""
 
 PAUSE_S: Final = 0.002
 """The pause after each ledger: at most 500 reads a second, a small part of what the metadata store

@@ -62,8 +62,8 @@ async def create_subscription(
 async def delete_subscription(
     broker: Broker, name: TopicName, subscription: str, *, force: bool
 ) -> None:
-    """Its backlog is dropped. Raises SubscriptionNotFound; ConsumersConnected unless `force`, which
-    disconnects them."""
+    """Delete a subscription with its backlog. Raises SubscriptionNotFound; ConsumersConnected
+    unless `force`, which disconnects them."""
     await require_owner(broker, name)
     topic = await broker.topic(name, create=False)
     await topic.unsubscribe(subscription, force=force)

@@ -55,7 +55,7 @@ async def create_topic(broker: Broker, name: TopicName) -> None:
 
 
 async def delete_topic(broker: Broker, name: TopicName, *, force: bool) -> None:
-    """Its messages, subscriptions and own policies are deleted with it. Raises TopicNotFound;
+    """Delete a topic with its messages, subscriptions and own policies. Raises TopicNotFound;
     TopicInUse unless `force`, which disconnects producers and consumers."""
     await require_owner(broker, name)
     await broker.delete_topic(name, force=force)

@@ -71,7 +71,7 @@ class NamespaceView:
 
     @property
     def parts(self) -> tuple[Part[TenantRecord], Part[NamespaceRecord], Part[frozenset[str]]]:
-        """Those that are read for every namespace."""
+        """The parts that are read for every namespace."""
         return self.tenant, self.record, self.listed
 
     @property

@@ -21,7 +21,7 @@ SCHEMA_BYTES_MAX: Final = 128 << 10
 of 1,000 KiB."""
 
 PROPERTIES_MAX: Final = 256
-"""Each takes some microseconds whenever the record is read."""
+"""Properties of a schema. Each takes some microseconds whenever the record is read."""
 
 
 class SchemaType(IntEnum):
@@ -54,7 +54,7 @@ class SchemaType(IntEnum):
 
 
 AVRO_TYPES: Final = frozenset((SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF))
-"""Their definitions are Avro schemas."""
+"""The types whose definitions are Avro schemas."""
 
 _UNKNOWN: Final = frozenset((SchemaType.NONE, SchemaType.AUTO_CONSUME, SchemaType.EXTERNAL))
 

@@ -69,7 +69,7 @@ class ServedTopic(Protocol):
 
     @property
     def producers(self) -> Mapping[str, Producer]:
-        """Those that are connected, by name."""
+        """The connected producers, by name."""
 
     @property
     def subscription_names(self) -> Collection[str]: ...

@@ -618,7 +618,7 @@ class PersistentTopic:
 
     @property
     def producers(self) -> Mapping[str, ProducerHandle]:
-        """Those that are connected, by name; not those that wait for exclusive access."""
+        """The connected producers, by name; without those that wait for exclusive access."""
         return self.admission.connected
 
     @property

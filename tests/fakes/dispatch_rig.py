@@ -318,7 +318,8 @@ class DispatcherRig:
     def negative_ack(
         self, member: Member, positions: Sequence[Position], returned: Sequence[Position]
     ) -> None:
-        """Of a Key_Shared subscription with `ordered_nacks`. What is returned is no redelivery."""
+        """A negative acknowledgement on a Key_Shared subscription with `ordered_nacks`. Returned
+        entries do not count as redelivered."""
         for position in self._with_chunks(member, returned):
             del self.owner[position]
         machine: Any = self.machine
@@ -332,7 +333,7 @@ class DispatcherRig:
         return [it for it in mine if it in wanted or self._uuid(it) in uuids]
 
     def _uuid(self, position: Position) -> str:
-        """Of the chunked message; "": the entry is no chunk."""
+        """The uuid of the chunked message; "": the entry is no chunk."""
         for entry in self.log:
             if entry.position == position and entry.view.chunk is not None:
                 return entry.view.chunk.uuid

@@ -110,7 +110,7 @@ class Model(DispatcherRig):
         )
 
     def draw_policy(self, rng: Random) -> KeySharedPolicy:
-        """Of the next consumer."""
+        """Draw the policy of the next consumer."""
         return KeySharedPolicy(
             allow_out_of_order=rng.random() < self.relaxed_share,
             ordered_nacks=self.kind is Kind.ORDERED,

@@ -210,7 +210,7 @@ class Player:
         return next(entry for entry in self.it.log if entry.position == position)
 
     def _uuid(self, position: Position) -> str:
-        """Of the chunked message; "": the entry is no chunk."""
+        """The uuid of the chunked message; "": the entry is no chunk."""
         chunk = self._entry(position).view.chunk
         return "" if chunk is None else chunk.uuid
 

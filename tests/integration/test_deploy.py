@@ -48,7 +48,7 @@ def ours() -> dict[str, dict[str, Any]]:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Of the Dockerfile: the word, and what follows it, with lines joined."""
+    """The instructions of the Dockerfile: each as its word and its arguments, with lines joined."""
     text = re.sub(r"\\\n\s*", "", re.sub(r"(?m)^#.*\n", "", DOCKERFILE.read_text()))
     return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line]  # type: ignore[misc]
 

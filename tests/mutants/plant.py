@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Fired = Callable[[], None]
     Wrong = Callable[[Any, Fired], Any]
-    """Of the right function and of what to call when it is deviated from, the wrong function."""
+    """Makes the wrong function from the right one. It calls Fired when its result differs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ SINGLE_ACTIVE = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 
 @dataclass
 class Deliveries:
-    """Of all owners."""
+    """The deliveries of all owners."""
 
     world: World
     kind: SubscriptionType

@@ -29,7 +29,7 @@ LIST = "/topics/log"
 
 @dataclass
 class Messages:
-    """Of one topic."""
+    """The messages of one topic."""
 
     sent: dict[str, None] = field(default_factory=dict)
     acknowledged: dict[str, Position] = field(default_factory=dict)

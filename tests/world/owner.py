@@ -76,7 +76,7 @@ SWEEP_S = 1.5
 
 @dataclass
 class Clients:
-    """Of the topic, with what they remember."""
+    """The clients of the topic, with what they remember."""
 
     world: World
     deduplicates: bool

@@ -178,7 +178,7 @@ def _copy_unless_gone(source: str, target: str) -> None:
 
 
 def _abandon(directory: DataDirectory) -> None:
-    """Of a process that is no more: what it held in memory goes nowhere."""
+    """Abandon the directory of a killed process: what it held in memory is lost."""
     directory.manifest.close()
     directory.watermark.abandon()
     synced: Any = directory.storage._store

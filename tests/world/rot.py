@@ -26,7 +26,7 @@ class Damage(Enum):
 
 
 class Rot:
-    """Of one store, by key. Batches are those of its log, by number."""
+    """The rotten values of one store, by key. Batches are those of its log, by number."""
 
     def __init__(self) -> None:
         self.damaged: dict[bytes, Damage] = {}

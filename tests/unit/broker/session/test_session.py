@@ -259,7 +259,7 @@ def test_notices_for_consumers_that_are_gone_are_dropped() -> None:
 
 
 def test_a_negative_ack_for_a_consumer_that_is_gone_is_answered() -> None:
-    """Of the notices it alone has a request id in each case, and a client that waits for it."""
+    """NEGATIVE_ACK is the only notice that always has a request id, and its client waits."""
     session = connected()
     nack = command(pb.CommandNegativeAck(consumer_id=3, request_id=7))
     [action] = session.on_command(nack, 0.0)

@@ -44,7 +44,7 @@ def due_of(position: Position) -> int:
 
 @dataclass
 class Life:
-    """Of one broker. `stored` is what it knew to be stored when it ended."""
+    """The life of one broker. `stored` is what it knew to be stored when it ended."""
 
     topic: TopicLog
     cursors: Cursors

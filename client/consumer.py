@@ -223,14 +223,10 @@ class Consumer:
             raise AlreadyClosed("the consumer was closed", topic=self.topic())
         self._closed = True
         try:
-            if drain:
-                await self._subscriber.drain()
+            await close_core(self._subscriber, drain=drain)
         finally:
-            try:
-                await self._subscriber.close()
-            finally:
-                if self._hooks is not None:
-                    self._hooks.close()
+            if self._hooks is not None:
+                self._hooks.close()
 
     def topic(self) -> str:
         """Return the full name of the topic; of a list, the names; of a pattern, the pattern."""
@@ -401,6 +397,22 @@ async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | No
             subscriber.on_returned([message])
             raise
     return message
+
+
+async def close_core(
+    core: ConsumerCore, *, drain: bool, before_close: Callable[[], None] = lambda: None
+) -> None:
+    """Close a consumer; with `drain`, after what was delivered is acknowledged.
+
+    `before_close` is called between the two. Raises the errors of both; the consumer is closed in
+    every case.
+    """
+    try:
+        if drain:
+            await core.drain()
+    finally:
+        before_close()
+        await core.close()
 
 
 def subscription_of(options: ConsumerOptions) -> Subscription:

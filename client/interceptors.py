@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from magnetar.client.errors import PulsarException
+    from magnetar.protos.message import OutgoingMessage
 
     Done = Callable[[PulsarException | None, MessageId | None], None]
 
@@ -105,6 +106,23 @@ class ProducerHooks:
             except Exception as error:
                 log.error("an interceptor failed", exc_info=error, interceptor=repr(one))
         return message
+
+    def prepared(
+        self,
+        producer: object,
+        make: Callable[..., tuple[OutgoingMessage, int]],
+        done: Done,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[OutgoingMessage, int, Done]:
+        """Return the message that the interceptors make of the arguments of a send, its size, and
+        what to call with the outcome instead of `done`.
+
+        Raises the errors of `make`, and TypeError.
+        """
+        asked = self.before_send(producer, MessageToSend(*args, **kwargs))
+        message, size = make(**asked.arguments())
+        return message, size, self.around(producer, asked, done)
 
     def around(self, producer: object, message: MessageToSend, done: Done) -> Done:
         """Return a function that tells the interceptors the outcome, then calls `done`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from magnetar.client.callbacks import SendCallback, report
 from magnetar.client.errors import AlreadyClosed, Interrupted
-from magnetar.client.interceptors import MessageToSend, ProducerHooks
+from magnetar.client.interceptors import ProducerHooks
 from magnetar.client.producing.outgoing import (
     MESSAGE_OVERHEAD_BYTES,
     PendingLimit,
@@ -70,16 +70,19 @@ class Producer:
         InvalidMessage, and AlreadyClosed if the producer is closed. Cancelling the call does not
         take back a message that the producer has accepted.
         """
-        hooked = None
-        if self._hooks is not None:
-            hooked = self._hooks.before_send(self, MessageToSend(*args, **kwargs))
-            args, kwargs = (), hooked.arguments()
-        message, size = self._message(*args, **kwargs)
-        return await self._send(message, size, hooked)
+        outcome: asyncio.Future[MessageId] = self._loop.create_future()
+        done: Done = partial(_settle, outcome)
+        if self._hooks is None:
+            message, size = self._message(*args, **kwargs)
+        else:
+            message, size, done = self._hooks.prepared(self, self._message, done, *args, **kwargs)
+        return await self._send(message, size, done, outcome)
 
     async def forward(self, message: OutgoingMessage) -> MessageId:
         """Publish a message that the client made, as `send` does. Internal to the client."""
-        return await self._send(message, len(message.payload) + MESSAGE_OVERHEAD_BYTES)
+        outcome: asyncio.Future[MessageId] = self._loop.create_future()
+        size = len(message.payload) + MESSAGE_OVERHEAD_BYTES
+        return await self._send(message, size, partial(_settle, outcome), outcome)
 
     async def schema_version_of(self, schema: pb.Schema) -> bytes:
         """Return the version of a schema on the topic. Internal to the client."""
@@ -90,12 +93,9 @@ class Producer:
         self._publisher.shut_down(error)
 
     async def _send(
-        self, message: OutgoingMessage, size: int, hooked: MessageToSend | None = None
+        self, message: OutgoingMessage, size: int, done: Done, outcome: asyncio.Future[MessageId]
     ) -> MessageId:
-        outcome: asyncio.Future[MessageId] = self._loop.create_future()
-        done: Done = partial(_settle, outcome)
-        if hooked is not None and self._hooks is not None:
-            done = self._hooks.around(self, hooked, done)
+        """Publish a message when the limits admit it. `done` settles `outcome`."""
         if self._maybe_reserve(size):
             self._submit(message, size, done)
             return await outcome
@@ -124,15 +124,12 @@ class Producer:
         MemoryBufferIsFull at once. Raises InvalidMessage if the message is invalid. Apache's
         asyncio client does not have this method; its synchronous client does.
         """
-        hooked = None
-        if self._hooks is not None:
-            hooked = self._hooks.before_send(self, MessageToSend(content, *args, **kwargs))
-            arguments = hooked.arguments()
-            content, args, kwargs = arguments.pop("content"), (), arguments
-        message, size = self._message(content, *args, **kwargs)
         done: Done = partial(report, callback)
-        if hooked is not None and self._hooks is not None:
-            done = self._hooks.around(self, hooked, done)
+        if self._hooks is None:
+            message, size = self._message(content, *args, **kwargs)
+        else:
+            make = self._message
+            message, size, done = self._hooks.prepared(self, make, done, content, *args, **kwargs)
         if self._maybe_reserve(size):
             self._publisher.submit(message, size, done)
         else:

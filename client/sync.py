@@ -22,6 +22,7 @@ from magnetar.client.consumer import (
     acknowledge_each,
     acknowledgeable,
     check_cumulative,
+    close_core,
     known,
     negative_acknowledge,
     seconds,
@@ -40,7 +41,6 @@ from magnetar.client.errors import (
 from magnetar.client.guard import end_after_bug
 from magnetar.client.interceptors import (
     ConsumerHooks,
-    MessageToSend,
     ProducerHooks,
     consumer_hooks,
 )
@@ -346,15 +346,12 @@ class Producer:
         InvalidMessage, and AlreadyClosed if the producer is closed.
         """
         self._thread.check_may_wait()
-        hooked = None
-        if self._hooks is not None:
-            hooked = self._hooks.before_send(self, MessageToSend(*args, **kwargs))
-            args, kwargs = (), hooked.arguments()
-        message, size = self._message(*args, **kwargs)
         outcome = Outcome()
         done: Done = outcome.settle
-        if hooked is not None and self._hooks is not None:
-            done = self._hooks.around(self, hooked, done)
+        if self._hooks is None:
+            message, size = self._message(*args, **kwargs)
+        else:
+            message, size, done = self._hooks.prepared(self, self._message, done, *args, **kwargs)
         error = self._limit.reserve(size)
         if error is None:
             self._hand_over(message, size, done, waits=True)
@@ -375,15 +372,12 @@ class Producer:
         AlreadyClosed if the client is closed.
         """
         self._thread.check_not_forked()
-        hooked = None
-        if self._hooks is not None:
-            hooked = self._hooks.before_send(self, MessageToSend(content, *args, **kwargs))
-            arguments = hooked.arguments()
-            content, args, kwargs = arguments.pop("content"), (), arguments
-        message, size = self._message(content, *args, **kwargs)
         done: Done = partial(report, callback)
-        if hooked is not None and self._hooks is not None:
-            done = self._hooks.around(self, hooked, done)
+        if self._hooks is None:
+            message, size = self._message(content, *args, **kwargs)
+        else:
+            make = self._message
+            message, size, done = self._hooks.prepared(self, make, done, content, *args, **kwargs)
         error = self._limit.reserve(size)
         if error is None:
             self._hand_over(message, size, done, waits=False)
@@ -672,16 +666,12 @@ class Consumer:
         if self._closed:
             raise AlreadyClosed("the consumer was closed", topic=self.topic())
         self._closed = True
+        pause = self.pause_message_listener
         try:
-            if drain:
-                self._thread.call(self._subscriber.drain())
+            self._thread.call(close_core(self._subscriber, drain=drain, before_close=pause))
         finally:
-            self.pause_message_listener()
-            try:
-                self._thread.call(self._subscriber.close())
-            finally:
-                if self._hooks is not None:
-                    self._hooks.close()
+            if self._hooks is not None:
+                self._hooks.close()
 
     def topic(self) -> str:
         """Return the full name of the topic; of a list, the names; of a pattern, the pattern."""

@@ -153,7 +153,7 @@ class NamespaceNotFound(BrokerError):
 
 
 class RequestRefused(BrokerError):
-    """The request of a gRPC call was too large, too slow, or one too many."""
+    """The request of a gRPC call was too large or too slow, or there are too many requests."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the request was refused: {reason}")
@@ -291,7 +291,7 @@ class ListUnavailable(BrokerError):
 
 
 class TooManyWatchers(BrokerError):
-    """The connection watches as many lists of topics as it may."""
+    """The connection has the most watchers of topic lists that one connection can have."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"this connection has {limit} watchers of topic lists already")

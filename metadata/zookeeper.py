@@ -65,10 +65,10 @@ log = get_logger(__name__)
 
 SESSION_TIMEOUT_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 15.0
-"""Long enough to come up beside an ensemble that is starting as well."""
+"""Time limit of the first connection: the ensemble may be starting at the same time."""
 
 _CLOSE_S: Final = 5.0
-"""To end a session. After that the ensemble ends it when its timeout passes."""
+"""Time limit of ending a session. A session that was not ended expires."""
 
 _RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 """The pauses between rounds over the hosts. By default, kazoo would wait up to an hour."""

@@ -62,7 +62,7 @@ class LedgerReader:
         fence: bool = False,
         favourite: Member | None = None,
     ) -> None:
-        """`favourite`: the replica to ask first among those that are as good. None: any."""
+        """`favourite`: the replica to ask first among equally good ones. None: any."""
         self.metadata = metadata  # replaced when replicas have moved
         self._services = services
         self._fence = fence  # (recovery fences with every read)

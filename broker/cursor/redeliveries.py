@@ -19,7 +19,7 @@ COUNTS_MAX: Final = 400_000
 twice the default limit of unacknowledged messages of a subscription."""
 
 COUNT_MAX: Final = (1 << 32) - 1
-"""Stored in four bytes. A count that reaches it no longer grows."""
+"""The largest count: it is stored in four bytes. A count that reaches it no longer grows."""
 
 
 class Redeliveries:

@@ -1,8 +1,8 @@
 """Dispatch without storage: an entry goes to a consumer at once, or to none.
 
 Theory of operation. The entries of a non-persistent topic come from its producers, not from a log.
-An entry goes to the next consumer that has permits, whose connection takes more. If there is none,
-the entry is dropped and counted. Nothing is kept, so nothing is acknowledged or redelivered.
+An entry goes to the next consumer that has permits and whose connection takes more. If there is
+none, the entry is dropped and counted. Nothing is kept, so nothing is acknowledged or redelivered.
 
 An Exclusive subscription has one consumer; a Shared one takes them in turn. Of a Failover
 subscription only the active consumer gets entries. The active one changes at once: there is

@@ -37,12 +37,12 @@ RETRY_S_MAX: Final = 600.0
 without help. An attempt costs one call, and the delay grows to ten minutes."""
 
 LEDGERS_PER_PASS: Final = 100
-"""Deleted between two changes of the topic's record. A crash repeats this many deletions at
-most."""
+"""Ledgers deleted between two changes of the topic's record. A crash repeats at most this many
+deletions."""
 
 LEDGERS_AT_CLOSE: Final = 8
-"""Deleted when the log closes; what remains is left to the next owner, so that a hand-over does not
-wait for a long list. A cursor ledger and an empty data ledger are usual."""
+"""Ledgers deleted when the log closes; what remains is left to the next owner, so that a hand-over
+does not wait for a long list. A cursor ledger and an empty data ledger are usual."""
 
 
 class Deletion:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.chain import Chain
 
 RANGES_MAX: Final = 100
-"""Kept for people; the number of lost entries counts all."""
+"""Lost ranges that are kept for operators to read; the number of lost entries counts all."""
 
 
 @dataclass(frozen=True, slots=True)

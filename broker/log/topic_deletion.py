@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LEDGERS_PER_PASS: Final = 100
-"""Deleted between two changes of the topic's record. A crash repeats this many deletions at
-most."""
+"""Ledgers deleted between two changes of the topic's record. A crash repeats at most this many
+deletions."""
 
 CLIENTS_MAX: Final = 1_000
 """Names of connected clients that a tombstone keeps: about 60 KB. Clients beyond it may make the

@@ -51,8 +51,8 @@ METADATA_TIMEOUT_S: Final = 10.0
 """Time limit of one change while the metadata store does not answer."""
 
 RECORDS_MAX: Final = 16
-"""Read or written at the same time; further calls wait. A record has up to 1,000 KiB, and a client
-asks for one with 60 bytes."""
+"""Records that are read or written at the same time; further calls wait. A record has up to 1,000
+KiB, and a client asks for one with 60 bytes."""
 
 T = TypeVar("T")
 

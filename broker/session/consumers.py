@@ -47,7 +47,7 @@ async def close_consumer(context: Context, body: pb.CommandCloseConsumer) -> byt
 
 async def drain_consumer(context: Context, body: pb.CommandDrainConsumer) -> bytes:
     """The answer comes when the consumer has acknowledged what it has. A client that gets an error,
-    after the time of a request, asks again."""
+    after the time limit of a request, asks again."""
     await context.consumer(body.consumer_id).drain()
     return reply.success(body.request_id)
 

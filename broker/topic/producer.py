@@ -42,9 +42,9 @@ whose every publish is refused while the bookies are silent is disconnected."""
 
 
 HELD_BYTES_MAX: Final = 256 << 10
-"""Held for the topic's publish rate, per producer, while the connection is read on: a full frame,
-so that a producer over its rate does not stop the others on its connection at once. Less if
-producers hold much in all: see HELD_SHARE."""
+"""Bytes of publishes that each producer holds for the topic's publish rate while its connection is
+still read: a full frame, so that a producer over its rate does not stop the others on its
+connection at once. The limit is smaller if all producers together hold much: see HELD_SHARE."""
 
 AHEAD_LOOK_S: Final = 0.25
 """How often a producer whose publishes were let through looks at the rate again."""

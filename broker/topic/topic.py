@@ -746,8 +746,8 @@ class PersistentTopic:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """For what is stored beside the topic and deleted with it: a deletion waits until this is
-        left. Raises TopicClosing."""
+        """Use it while you store something that is deleted with the topic: a deletion waits until
+        the block is left. Raises TopicClosing."""
         self._require_open()
         self._holds += 1
         try:

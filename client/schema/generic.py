@@ -254,4 +254,4 @@ _PRIMITIVES: Final[Mapping[SchemaType, Decode]] = {
     SchemaType.LOCAL_TIME: _local_time,
     SchemaType.LOCAL_DATE_TIME: _local_date_time,
 }
-"""As Pulsar's Java client writes them: big-endian; moments in milliseconds since 1970."""
+"""The formats of Pulsar's Java client: big-endian; moments in milliseconds since 1970."""

@@ -76,7 +76,8 @@ def behind(topic: str, identity: Identity, batch: int) -> CheckpointRefused:
 
 
 class Digest:
-    """Of rows for one topic: equal for equal rows, however tasks divide and order them."""
+    """The digest of rows for one topic: equal for equal rows, however tasks divide and order
+    them."""
 
     def __init__(self) -> None:
         self.rows = 0

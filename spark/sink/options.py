@@ -60,8 +60,8 @@ class ValueFormat(StrEnum):
 
 
 class RowOrder(StrEnum):
-    """Of the rows of one task. Sorted: by all columns, so that a repeated task has the same order
-    also after a shuffle."""
+    """The order of the rows of one task. SORTED sorts by all columns, so that a repeated task has
+    the same order also after a shuffle."""
 
     ARRIVAL = "arrival"
     SORTED = "sorted"

@@ -68,7 +68,7 @@ _ID = re.compile(r"(\d{1,18}):(\d{1,18})(?::(\d{1,9}))?")
 
 
 class ValueFormat(Enum):
-    """What the payloads are, or their keys and values."""
+    """The format of the payloads, or of their keys and values."""
 
     BYTES = "bytes"
     STRING = "string"

@@ -36,8 +36,8 @@ def may_unload(topic: Topic, idle_s: float, now: float) -> bool:
 
 
 def may_delete(topic: Topic, now: float, now_ms: int) -> bool:
-    """Whether the policy for inactive topics deletes this one now. Never from policies that may
-    have changed since they were read."""
+    """Whether the policy for inactive topics deletes this one now. False if the policies may have
+    changed since they were read."""
     idle_since = topic.idle_since
     if idle_since is None or not topic.policies.is_fresh:
         return False
@@ -59,7 +59,7 @@ def _has_backlog(topic: Topic) -> bool:
 
 def _is_retained(topic: Topic, now: float, now_ms: int) -> bool:
     """Whether retention keeps messages of the topic, as in Pulsar by their age only: a topic whose
-    last message is younger than that is not deleted."""
+    last message is younger than the retention time is not deleted."""
     retention_s = topic.policies.effective.retention.time_s
     if retention_s == 0 or topic.log.chain.entry_count == 0:
         return False

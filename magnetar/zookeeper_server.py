@@ -1,7 +1,7 @@
 """A real Apache ZooKeeper, one server or an ensemble, from jars of the PySpark wheel.
 
-For tests and for the local cluster: nothing is installed on the system, and the servers listen on
-loopback. A production cluster uses an ensemble of its own.
+It is for tests and for the local cluster: nothing is installed on the system, and the servers
+listen on loopback. A production cluster uses an ensemble of its own.
 
 The calls block: run them in a test's set-up or on a thread. A server that was killed keeps its data
 and its ports, and can be started again.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import Member
 
 SCORE_MAX: Final = 8.0
-"""Decays within four half-lives at most (8 -> 0.5): 40 s by default."""
+"""The largest score. It decays to 0.5 within four half-lives: 40 s by default."""
 
 FAILING_SCORE: Final = 0.5
 """From this score a bookie counts as failing. A single error falls below it after one half-life."""

@@ -1,4 +1,5 @@
-"""BookiePeer: the seam between ledgers and one bookie: over TCP and gRPC, in process, simulated."""
+"""BookiePeer: the interface of one bookie to ledgers, over TCP and gRPC, in process or
+simulated."""
 
 from __future__ import annotations
 

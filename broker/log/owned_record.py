@@ -137,7 +137,7 @@ class OwnedRecord:
             nonlocal bumped
             if not holds():
                 raise NotOwner(str(name))
-            # A bump of ours whose reply was lost is bumped over: only the last one counts.
+            # If the reply to a bump was lost, the epoch is bumped again: only the last bump counts.
             if stored is None and not create:
                 raise TopicNotFound(str(name))
             record = TopicRecord(epoch_min) if stored is None else decode_topic(stored)

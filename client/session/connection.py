@@ -402,7 +402,7 @@ class Connection:
 
     def _on_connected(self, body: pb.CommandConnected) -> None:
         if body.max_message_size > 0:
-            # Of a broker with a higher limit, the client takes larger messages, and sends none.
+            # The client takes larger messages from a broker with a higher limit, but sends none.
             self.max_message_bytes = min(body.max_message_size, MESSAGE_BYTES_MAX)
             taken_bytes = min(max(body.max_message_size, MESSAGE_BYTES_MAX), TAKEN_BYTES_MAX)
             self._frame_bytes_max = frame_bytes_max(taken_bytes)
@@ -581,8 +581,8 @@ class Connection:
 
     async def _ask_others(self, others: OtherBrokers, number: int) -> None:
         """End the session if another broker serves one of its topics, or if the session has no
-        topics: questions can go to every broker. `number`: of the question; each is about another
-        topic."""
+        topics: questions can go to every broker. `number`: the number of the question; each
+        question is about another topic."""
         topics = [it.topic for it in self._consumers.values()]
         topics += [it.topic for it in self._producers.values()]
         began, owner = self._loop.time(), None

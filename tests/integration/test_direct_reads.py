@@ -42,7 +42,7 @@ class Job:
             "service.url": cluster.service_url,
             "topic": TOPIC,
             "targetBytesPerTask": "1400000",
-            "readTimeoutMs": "300",
+            "maxPartitions": "3",
         } | given
         self.schema = StructType().add("value", "binary").add("__index", "long")
 
@@ -84,7 +84,7 @@ def without_brokers(task: Task) -> None:
     task.owners = dict.fromkeys(task.owners, NO_BROKER["service.url"])
 
 
-NO_BROKER = {"service.url": f"grpc://127.0.0.1:{free_port()}"}
+NO_BROKER = {"service.url": f"grpc://127.0.0.1:{free_port()}", "readTimeoutMs": "300"}
 
 
 async def test_sealed_ledgers_are_read_from_bookies_and_the_rest_from_the_owner(

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -111,6 +112,7 @@ def a_full_queue_of_pending_messages_fails_a_send(pair: Pair) -> None:
     wait_for(lambda: results)
     assert [str(one) for one in results] == [str(pair.senders.Result.ProducerQueueIsFull)]
     producer.flush()
+    wait_for(lambda: len(results) == 4)
     assert sorted(map(str, results))[:3] == [str(pair.senders.Result.Ok)] * 3
     producer.close()
 
@@ -235,17 +237,12 @@ def a_queue_size_bounds_what_one_consumer_gets(pair: Pair) -> None:
     other = pair.subscribe(kind="Shared")
     for number in range(1, 10):
         producer.send(b"%d" % number)
-    got = 0
-    while True:
-        try:
-            other.acknowledge(other.receive(timeout_millis=QUIET_MS))
-        except pair.module.Timeout:
-            break
-        got += 1
-    assert got >= 7  # the small queue holds two at most
+    for message in pair.take(other, 7):  # the small queue holds two at most
+        other.acknowledge(message)
     small.acknowledge(first)
     small.close()
-    assert len(pair.take(other, 9 - got)) == 9 - got
+    pair.take(other, 2)
+    pair.expect_none(other)
 
 
 def cumulative_acknowledgement_covers_all_before_and_needs_one_consumer(pair: Pair) -> None:
@@ -490,7 +487,8 @@ def a_dead_letter_topic_without_permission_for_subscriptions_keeps_the_message(p
         pair.producer().send(b"x")
         for _ in range(2):
             consumer.negative_acknowledge(pair.take(consumer, 1)[0])
-        time.sleep(0.5)
+        with suppress(pair.module.Timeout):  # Apache's client delivers it again
+            consumer.receive(timeout_millis=QUIET_MS)
         assert pair.backlog() == 1
     finally:
         pair.admin("DELETE", f"{namespace}/autoSubscriptionCreation")

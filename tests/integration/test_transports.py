@@ -9,7 +9,15 @@ import httpx
 import pytest
 from fakes.blocking import blocking_client
 from fakes.standalone_process import StandaloneProcess
-from fakes.usage import USES, Place, asyncio_face, survive_a_restart
+from fakes.usage import (
+    USES,
+    Place,
+    asyncio_face,
+    retries_of_a_list,
+    retries_of_a_pattern,
+    retries_of_partitions,
+    survive_a_restart,
+)
 
 import magnetar
 
@@ -72,6 +80,19 @@ def place_over_tcp(over_tcp: tuple[magnetar.Client, str], server: StandaloneProc
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
 def test_every_use_works(place: Place, use: Callable[[Place], None]) -> None:
     use(place)
+
+
+@pytest.mark.parametrize("use", [retries_of_partitions, retries_of_a_list, retries_of_a_pattern])
+@pytest.mark.parametrize("face", ["synchronous over gRPC", "asyncio over TCP"])
+def test_retries_work_with_each_face_over_each_transport(
+    server: StandaloneProcess, face: str, use: Callable[[Place], None]
+) -> None:
+    if face == "asyncio over TCP":
+        with blocking_client(server.pulsar_url) as client:
+            use(place_of((client, server.pulsar_url), server))
+    else:
+        with magnetar.Client(server.service_url) as client:
+            use(place_of((client, server.service_url), server))
 
 
 @pytest.mark.real_loop

@@ -14,6 +14,7 @@ Magnetar adds three rules, because a name also becomes part of paths and URLs. N
 """
 
 import re
+import sys
 import zlib
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -85,7 +86,8 @@ class TopicName:
             parts = [DEFAULT_NAMESPACE.tenant, DEFAULT_NAMESPACE.namespace, *parts]
         if (problem := _topic_problem(parts)) is not None:
             raise InvalidTopicName(text, problem)
-        name = cls(Domain(scheme), *parts)
+        tenant, namespace, topic = parts  # the first two are those of many topics
+        name = cls(Domain(scheme), sys.intern(tenant), sys.intern(namespace), topic)
         if (problem := _encoding_problem(str(name))) is not None:
             raise InvalidTopicName(text, problem)
         return name

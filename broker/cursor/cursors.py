@@ -44,6 +44,15 @@ READ_BYTES_MAX: Final = 4 << 20
 class Cursors:
     """Made by `Cursors.open`, then started. Close the cursors before the log."""
 
+    __slots__ = (
+        "_config",
+        "_cursors",
+        "_journal",
+        "_log",
+        "_owned_record",
+        "sequences",
+    )
+
     def __init__(self, topic_log: Log, config: CursorConfig) -> None:
         self._log = topic_log
         self._owned_record = topic_log.owned_record

@@ -137,10 +137,32 @@ class CursorJournal:
         self._moving = False  # an idle ledger is to be replaced
         self._closing = False
         self._ended: LogError | None = None
-        self._work = OnDemandTask(f"cursors {topic_log.name}", self._settle)
+        self._work = OnDemandTask("cursors", self._settle, of=topic_log.name)
         self._hurry = Event()  # the next write must not wait for more changes
         self._finished = Event()
         topic_log.owned_record.watch(self._wake)
+
+    __slots__ = (
+        "_closing",
+        "_config",
+        "_dirty",
+        "_ended",
+        "_finished",
+        "_hurry",
+        "_ledger",
+        "_live",
+        "_log",
+        "_moving",
+        "_newest",
+        "_owned_record",
+        "_receipts",
+        "_restarts",
+        "_rolling",
+        "_work",
+        "_writing",
+        "newest_number",
+        "on_ledger_left",
+    )
 
     def add(self, cursor: Journaled) -> None:
         """Add a subscription. Its whole state is stored, in the topic's record or in the ledger."""

@@ -57,10 +57,9 @@ class Deletion:
         self._owned_record = owned_record
         self._on_progress = on_progress
         self._ledgers = ledgers
-        self._refused: frozenset[LedgerId] = (
-            frozenset()
-        )  # unreadable metadata: they cannot be deleted
-        self._task = OnDemandTask(f"deletions {owned_record.name}", self._delete_all)
+        # Their metadata is unreadable, so that they cannot be deleted. Few, or none.
+        self._refused: tuple[LedgerId, ...] = ()
+        self._task = OnDemandTask("deletions", self._delete_all, of=owned_record.name)
 
     def start(self, spawn: Spawn) -> None:
         """From now on, delete listed ledgers."""
@@ -103,7 +102,7 @@ class Deletion:
             try:
                 await self._ledgers.delete(ledger)
             except InvalidRecord as error:  # delete the ledgers after it all the same
-                self._refused |= {ledger}
+                self._refused += (ledger,)
                 why = str(error)
                 log.warning("cannot delete a ledger", topic=self._name, ledger=ledger, error=why)
             except (LedgerError, MetadataError) as error:

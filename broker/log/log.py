@@ -249,7 +249,7 @@ class Log:
         self._terminating = False
         self._stepped = Event()  # a step was made; each step gets a new event
         self._ended: LogError | None = None  # why it takes nothing any more
-        self._work = OnDemandTask(f"log {self.name}", self._settle)
+        self._work = OnDemandTask("log", self._settle, of=self.name)
         self._room = Event()
         self._room.set()
         self._finished = Event()

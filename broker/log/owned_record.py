@@ -105,7 +105,7 @@ class OwnedRecord:
         self.lost: LogFenced | None = None  # None: as far as this broker knows, it owns the topic
         self._successor: TopicRecord | None = None  # None: no other owner's record was seen
         self._watchers: list[Callable[[], None]] = []
-        self._turn = asyncio.Lock()  # held while a write is in flight
+        self._turn: asyncio.Lock | None = None  # held during a write; None: no change waits
         self._waiting: list[_Change] = []  # for their turn
         self.on_listed: Callable[[], None] = _ignore  # ledgers are listed as being deleted
 
@@ -170,6 +170,8 @@ class OwnedRecord:
             raise self.lost
         ours = _Change(change)
         self._waiting.append(ours)
+        if self._turn is None:  # it takes 350 bytes, and most topics are idle
+            self._turn = asyncio.Lock()
         try:
             async with self._turn:
                 if not ours.is_done:  # then it is the first that waits
@@ -177,6 +179,8 @@ class OwnedRecord:
         finally:
             if not ours.is_done:  # the caller was cancelled
                 self._waiting.remove(ours)
+            if not self._waiting:  # a task that waits for the turn has nothing to write
+                self._turn = None
         if ours.error is not None:
             raise ours.error
 

@@ -42,7 +42,7 @@ class Rolling:
     """`kind`, the topic and its epoch go into the ledgers' own metadata, where they tell whether a
     ledger is an orphan (orphans.py). `quorum` is asked for each new ledger."""
 
-    __slots__ = ("_custom", "_kind", "_ledgers", "_owned_record", "_quorum", "_retry_s", "trouble")
+    __slots__ = ("_kind", "_ledgers", "_owned_record", "_quorum", "_retry_s", "trouble")
 
     def __init__(
         self,
@@ -57,20 +57,20 @@ class Rolling:
         self._owned_record = owned_record
         self._ledgers = ledgers
         self._quorum = quorum
-        self._custom = custom_of(str(owned_record.name), kind=kind, epoch=owned_record.epoch)
         self._kind = kind
         self._retry_s = (retry_s_first, retry_s_max)
         self.trouble = ""  # for people: what is being tried again, and why; "": nothing
 
     async def create(self, *, newer_than: LedgerId) -> Appender:
         """Create a ledger. Raises LogFenced."""
-        delays = self.delays()
+        delays, owned = self.delays(), self._owned_record
+        custom = custom_of(str(owned.name), kind=self._kind, epoch=owned.epoch)
         while True:
             self._raise_if_lost()
             try:
                 return self._done(
                     await self._ledgers.create(
-                        newer_than=newer_than, custom=self._custom, quorum=self._quorum()
+                        newer_than=newer_than, custom=custom, quorum=self._quorum()
                     )
                 )
             except (LedgerError, MetadataError) as error:

@@ -63,6 +63,11 @@ class Joined(Protocol):
 class ConsumerAdmission:
     """Admits the consumers of one topic."""
 
+    __slots__ = (
+        "_rates",
+        "_topic",
+    )
+
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self._rates = SubscribeRates()

@@ -129,7 +129,7 @@ class DelayedStore:
         self._closing = False
         self._ended = False
         self._finished = Event()
-        self._work = OnDemandTask(f"delayed messages {topic_log.name}", self._settle)
+        self._work = OnDemandTask("delayed messages", self._settle, of=topic_log.name)
 
     # ---- opening ---------------------------------------------------------------------------------
 

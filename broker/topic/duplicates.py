@@ -76,6 +76,11 @@ class _Progress:
 class DuplicatesStage:
     """`sequences` None: deduplication is off, and everything is let through."""
 
+    __slots__ = (
+        "_progress",
+        "sequences",
+    )
+
     def __init__(self) -> None:
         self.sequences: Sequences | None = None
         self._progress: dict[str, _Progress] = {}

@@ -171,6 +171,8 @@ class Held:
 class Pipeline:
     """The stages of one topic."""
 
+    __slots__ = ("stages",)
+
     def __init__(self, stages: Sequence[Stage]) -> None:
         self.stages = stages
 
@@ -224,6 +226,11 @@ class SizeStage:
     Apache's clients compare the payload after compression with the announced size, so a message, or
     a batch, may be larger before compression.
     """
+
+    __slots__ = (
+        "_entry_bytes_max",
+        "_message_bytes_max",
+    )
 
     def __init__(self, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         self._message_bytes_max = message_bytes_max
@@ -282,6 +289,11 @@ class DelayStage:
     The publish time counts only up to CLOCK_SKEW_MS_MAX after the arrival.
     """
 
+    __slots__ = (
+        "_wall_ms",
+        "delay_ms_max",
+    )
+
     def __init__(self, wall_ms: Callable[[], int]) -> None:
         self.delay_ms_max = 0  # 0: no limit
         self._wall_ms = wall_ms
@@ -305,6 +317,11 @@ class DelayStage:
 
 class AccessModeStage:
     """Refuses entries that an exclusive producer sends after another one has taken its place."""
+
+    __slots__ = (
+        "_current_epoch",
+        "_topic",
+    )
 
     def __init__(self, topic: str, current_epoch: Callable[[], int]) -> None:
         self._topic = topic

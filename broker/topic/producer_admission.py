@@ -64,6 +64,23 @@ class ProducerNames:
 class ProducerAdmission:
     """The producers of one topic."""
 
+    __slots__ = (
+        "_exceeds_rate",
+        "_last_sequence_id",
+        "_log",
+        "_log_failed",
+        "_names",
+        "_pipeline",
+        "_policies",
+        "_require_open",
+        "_spawn",
+        "_time_stamp",
+        "_topic",
+        "connected",
+        "holding",
+        "waiting",
+    )
+
     def __init__(
         self,
         topic: str,

@@ -39,10 +39,12 @@ class OnDemandTask:
     2. Wakes before `start` count from `start` on; wakes after `cancel` do nothing.
     """
 
-    __slots__ = ("_cancelled", "_name", "_spawn", "_task", "_woken", "_work")
+    __slots__ = ("_cancelled", "_kind", "_of", "_spawn", "_task", "_woken", "_work")
 
-    def __init__(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        self._name = name
+    def __init__(self, kind: str, work: Callable[[], Awaitable[None]], *, of: object = "") -> None:
+        """The task's name is its `kind` and the text of `of`, which is made when it starts."""
+        self._kind = kind
+        self._of = of
         self._work = work
         self._spawn: Spawn | None = None  # None: not started
         self._task: asyncio.Task[None] | None = None  # None: there is nothing to do
@@ -80,7 +82,7 @@ class OnDemandTask:
     def _begin(self) -> None:
         if self._spawn is None or self._cancelled:
             return
-        self._task = self._spawn(self._run, self._name)
+        self._task = self._spawn(self._run, f"{self._kind} {self._of}".rstrip())
 
     async def _run(self) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from magnetar.client.message import MessageId
 from magnetar.client.options import ConsumerBatchReceivePolicy, ConsumerType
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.message import decode_messages, read_entry
+from magnetar.schema import AutoConsumeSchema, StringSchema
 
 if TYPE_CHECKING:
     from fakes.session_broker import FakeBrokers
@@ -238,7 +240,10 @@ async def test_a_cancelled_subscribe_leaves_nothing_behind() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["producer", "consumer", "reader", "list", "retry", "table"])
+@pytest.mark.parametrize(
+    "kind",
+    ["producer", "consumer", "reader", "list", "retry", "table", "pattern", "retry of a pattern"],
+)
 async def test_a_cancelled_create_on_partitions_leaves_nothing_behind(kind: str) -> None:
     async def creates(world: World) -> None:
         world.cluster.partitions[TOPIC] = 2
@@ -251,6 +256,11 @@ async def test_a_cancelled_create_on_partitions_leaves_nothing_behind(kind: str)
                 await world.client.create_reader("t", MessageId.earliest)
             case "retry":
                 await world.client.subscribe(["t", "u"], "s", enable_retry=True)
+            case "pattern":
+                await world.client.subscribe(re.compile("public/default/.*"), "s")
+            case "retry of a pattern":
+                pattern = re.compile("public/default/.*")
+                await world.client.subscribe(pattern, "s", enable_retry=True)
             case "table":
                 await world.client.create_table_view("t")
             case _:
@@ -339,7 +349,9 @@ async def test_a_cancelled_seek_can_be_repeated() -> None:
     await cancel_everywhere(seeks, before=with_received, after=seeks_again)
 
 
-@pytest.mark.parametrize("name", ["close", "unsubscribe", "get_last_message_id"])
+@pytest.mark.parametrize(
+    "name", ["close", "unsubscribe", "get_last_message_id", "get_last_message_ids"]
+)
 async def test_other_calls_of_a_consumer(name: str) -> None:
     async def calls(world: World) -> None:
         await getattr(world.consumer, name)()
@@ -433,6 +445,31 @@ async def test_calls_of_a_reader(name: str) -> None:
         assert got == list(range(6))
 
     await cancel_everywhere(calls, before=before, after=reads_again)
+
+
+async def test_a_cancelled_receive_with_a_schema_leaves_the_consumer_usable() -> None:
+    """The asyncio client asks for the schema's version before `receive` returns."""
+
+    async def before(world: World) -> None:
+        world.consumer = await world.client.subscribe(
+            "t", "s", SHARED, initial_position=EARLIEST, schema=AutoConsumeSchema()
+        )
+        async with await world.client.create_producer("t", schema=StringSchema()) as producer:
+            for number in range(3):
+                await producer.send(str(number))
+
+    async def receives(world: World) -> None:
+        assert world.consumer is not None
+        await world.consumer.receive(5000)
+
+    async def receives_again(world: World) -> None:
+        assert world.consumer is not None
+        await world.consumer.close()
+        consumer = await world.client.subscribe("t", "s", SHARED, schema=AutoConsumeSchema())
+        got = {(await consumer.receive(5000)).value() for _ in range(3)}
+        assert got == {"0", "1", "2"}
+
+    await cancel_everywhere(receives, before=before, after=receives_again)
 
 
 async def test_a_cancelled_get_topic_partitions_leaves_the_client_usable() -> None:

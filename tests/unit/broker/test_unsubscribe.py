@@ -108,11 +108,13 @@ async def test_when_another_broker_takes_the_topic(applied: bool) -> None:
         opened_topic(world) as new,
     ):
         producer, _ = await it.produce("p")
-        publish(producer, entry_of("b"), first=0)
-        await wait_until(lambda: it.failures != [], what="a fenced log")
+        publish(producer, entry_of("b"), first=0)  # the ledger is fenced
+        await settle()
         assert session.reason is None, "told to come back"
+        assert not asking.done()
         go_on.set()
         error = await asking
+        await wait_until(lambda: it.failures != [], what="a fenced log")
         if applied:
             assert error is None
             assert session.reason is None

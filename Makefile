@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 # processes, and each would compile the whole tree.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo check test night lint sim histories chaos rolling siege powercuts explore mutants bench bench-versus bench-pulsar docs constraints compose pulsar protos clean
+.PHONY: setup demo check test night lint sim histories chaos rolling spark-kills siege powercuts explore mutants bench bench-versus bench-pulsar docs constraints compose pulsar protos clean
 
 setup: $(STAMP)
 
@@ -72,6 +72,12 @@ chaos: setup
 ROUNDS ?= 10
 rolling: setup
 	PYTHONPATH=tests $(BIN)/python -m chaos.rolling --rounds $(ROUNDS)
+
+# Spark's source and sink copy a topic exactly once, without and with a shuffle, while Python workers,
+# drivers, brokers and bookies are killed. KILLS=20; SEED=N does again what was done with N.
+KILLS ?= 20
+spark-kills: setup
+	PYTHONPATH=tests $(BIN)/python -m chaos.spark_exactly_once --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 # Hostile programs against a server, beside honest clients whose service is measured; prints a report.
 # COMMANDS=100000; SEED=N repeats the run with seed N. `make test` runs a short siege.

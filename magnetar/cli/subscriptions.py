@@ -151,13 +151,11 @@ def clear_backlog(
 
 def expire(
     topic: Topic,
+    age: Annotated[str, typer.Option("--older-than", help="an age: 30s, 10m, 2h, 1d, or seconds")],
     subscription: Annotated[
         str | None,
         typer.Argument(help="name of the subscription; not given: every subscription"),
     ] = None,
-    age: Annotated[
-        str, typer.Option("--older-than", help="an age: 30s, 10m, 2h, 1d, or seconds")
-    ] = "",
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
     """Acknowledge the messages that are older than an age."""

@@ -129,6 +129,14 @@ def test_a_refusal_is_printed_with_its_advice() -> None:
     assert errors == f"Error: {refusal['reason']} (HTTP status 412); {refusal['advice']}\n"
 
 
+def test_expiry_without_an_age_is_refused_before_a_request_is_sent() -> None:
+    with broker() as it:
+        code, _, errors = invoke(it.url, "subscriptions", "expire", "t", "s")
+        assert it.asked == []
+    assert code == 2
+    assert "--older-than" in errors
+
+
 def test_a_change_without_an_answer_is_not_repeated_at_the_next_broker() -> None:
     with broker() as first, broker() as second:
         first.answers = {}  # its handler fails, and the connection ends without an answer

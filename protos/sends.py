@@ -6,9 +6,9 @@ along in the run, and the stages of the topic decide.
 
 Most SENDs are *plain*: the command has a producer and a sequence id and at most `num_messages = 1`,
 and the entry is one message with a checksum whose metadata has only what clients write into each
-message (`plain_rest`). Consecutive plain ones differ in little. Each is compared with what the one
-before leads to expect, in a sixth of the time that parsing takes. Every other SEND goes through
-`parse_command` and `parse_sent`.
+message (`plain_rest`), and perhaps a key (`plain_key`). Consecutive plain ones differ in little.
+Each is compared with what the one before leads to expect, in a sixth of the time that parsing
+takes. Every other SEND goes through `parse_command` and `parse_sent`.
 """
 
 import struct
@@ -22,6 +22,7 @@ from magnetar.protos.entry import (
     PLAIN_METADATA_BYTES_MAX,
     EntryView,
     checksum_in,
+    plain_key,
     plain_name,
     plain_rest,
 )
@@ -248,6 +249,7 @@ def _plain_fields(metadata: bytes, number: bytes) -> tuple[bytes, bytes] | None:
     if metadata[name_end:rest_at] != b"\x10" + number:
         return None
     name, rest = metadata[:name_end], metadata[rest_at:]
-    if plain_name(name) is None or plain_rest(rest) is None:
+    keyed = plain_key(rest)
+    if keyed is None or plain_name(name) is None or plain_rest(keyed[0]) is None:
         return None
     return name + b"\x10", rest

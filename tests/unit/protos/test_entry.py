@@ -5,7 +5,7 @@ from typing import Any
 
 import google_crc32c
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from magnetar.protos import pulsar_pb2 as pb
@@ -108,13 +108,24 @@ def crc32c_by_the_bit(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
+key_fields = st.builds(
+    lambda key, stretch, rest: b"\x32" + bytes([max(0, len(key) + stretch)]) + key + rest,
+    st.binary(max_size=8) | st.text(max_size=4).map(str.encode),
+    st.sampled_from([0, 0, 0, 1, -1]),
+    st.sampled_from(
+        [b"", b"\x48\x05", b"\x88\x01\x00", b"\x88\x01\x01", b"\x82\x01\x01v\x88\x01\x00"]
+    ),
+)
+
+
 @given(
     st.binary(max_size=8),
     st.integers(0, 2**70),
-    st.integers(0, 2**70),
-    st.binary(max_size=4) | st.just(b""),
+    st.integers(0, 2**70) | st.integers(2**35 - 1, 2**42),
+    st.binary(max_size=4) | st.just(b"") | key_fields,
     st.integers(-1, 1),
 )
+@example(b"p", 1, 2**41, b"\x32\x03key\x48\x05\x88\x01\x00", 0)
 def test_plain_view_equals_protobuf(
     name: bytes, sequence_id: int, publish_time: int, rest: bytes, stretch: int
 ) -> None:

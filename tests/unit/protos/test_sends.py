@@ -37,6 +37,7 @@ class Sent:
     num_messages: int = 0  # 0: not said
     highest: int = 0
     key: str | None = None
+    is_base64: bool | None = None  # None: not said; Apache's Java client says so of each key
     batch: bool = False
     uncompressed: int = 0  # as Apache's Java client adds it to every message
     schema: bytes | None = None  # likewise
@@ -47,10 +48,12 @@ class Sent:
         header = EntryHeader(self.name, self.time_ms)
         encode = encode_batch([message], header) if self.batch else encode_message(message, header)
         entry = b"".join(encode)
-        if self.uncompressed or self.schema is not None:
+        if self.uncompressed or self.schema is not None or self.is_base64 is not None:
             size = int.from_bytes(entry[6:10])
             metadata = pb.MessageMetadata.FromString(entry[10 : 10 + size])
             metadata.uncompressed_size = self.uncompressed
+            if self.is_base64 is not None:
+                metadata.partition_key_b64_encoded = self.is_base64
             if self.schema is not None:
                 metadata.schema_version = self.schema
             front = metadata.SerializeToString()
@@ -71,7 +74,15 @@ class Sent:
 
     @property
     def plain(self) -> bool:
-        unusual = self.highest or self.key or self.batch or self.unchecked
+        has_plain_key = (
+            self.key is not None
+            and len(self.key) < 40
+            and not self.is_base64
+            and 2**35 <= self.time_ms < 2**42
+        )
+        unusual = self.highest or self.batch or self.unchecked
+        if not has_plain_key:
+            unusual = unusual or self.key is not None or self.is_base64 is not None
         return not unusual and self.num_messages in (0, 1) and self.producer_id < 0x80
 
 
@@ -84,7 +95,8 @@ SENT = st.builds(
     time_ms=st.sampled_from([0, 1, 1_700_000_000_000, 1_700_000_000_001, 2**63 - 1]),
     num_messages=st.sampled_from([0, 0, 0, 1, 1, 2]),
     highest=st.sampled_from([0, 0, 0, 5]),
-    key=st.sampled_from([None, None, None, "key"]),
+    key=st.sampled_from([None, None, None, "key", "", "\N{SNOWMAN}", "k" * 127, "k" * 128]),
+    is_base64=st.sampled_from([None, None, None, False, True]),
     batch=st.sampled_from([False, False, False, True]),
     uncompressed=st.sampled_from([0, 0, 1, 1024, 2**32 - 1]),
     schema=st.sampled_from([None, None, b"", b"\0\0\0\0\0\0\0\7", b"long" * 9]),
@@ -116,9 +128,9 @@ def holds(run: SendRun, frames: list[bytes]) -> None:
         view, error = parsed(frames[place], entry)
         assert repr(run.errors.get(place)) == repr(error)
         if view is not None and place not in run.views:
-            # An entry without a view is taken for one whole message, and has nothing more to say.
-            plain = (view.is_batch, view.chunk, view.partition_key, view.compression)
-            assert plain == (False, None, None, Compression.NONE)
+            # An entry without a view is taken for one whole message; it may have a key.
+            plain = (view.is_batch, view.chunk, view.compression, view.deliver_at_ms)
+            assert plain == (False, None, Compression.NONE, None)
             assert view.num_messages == 1
         else:
             assert run.views.get(place) == view

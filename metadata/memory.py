@@ -120,7 +120,7 @@ class _Request:
     answer: asyncio.Future[Any]
     fault: Fault | None
     session: int
-    is_fresh: bool  # the reply, even a refusal, comes after everything that it was compared with
+    is_fresh: bool  # a lagging follower catches up before it replies, even with a refusal
 
 
 class MemoryStore:
@@ -233,8 +233,9 @@ class MemoryStore:
         self._fire_soon(set(self._watches.paths))
 
     def fall_behind(self) -> None:
-        """The follower stops following: reads and watches stay as they are now, until this session
-        gets the reply to a change or to a `sync`, reconnects, or the world calls `catch_up`."""
+        """The server of this session stops following the leader. Reads and watches show the present
+        state until this session gets the reply to a change or to a `sync`, or reconnects, or until
+        the test calls `catch_up`."""
         if self._stale is None:
             self._stale = Tree(self._shared.nodes.copy())
 
@@ -294,7 +295,8 @@ class MemoryStore:
         error: MetadataError | None = None
         result = None
         if request.is_fresh and request.fault is None:
-            self.catch_up()  # a reply that is lost shows nothing: another server may be asked next
+            # Not if the reply is lost: the client's next request may reach a server that lags.
+            self.catch_up()
         if request.fault is not Fault.REQUEST_LOST:
             try:
                 result = request.apply()

@@ -195,7 +195,7 @@ def encode_watermark(watermark: Watermark) -> bytes:
 def decode_watermark(slots: bytes) -> Watermark:
     """The later of the two slots; one may be torn. Raises FormatDamaged when both are.
 
-    For an idle store the slots differ only in RocksDB's changes to its manifest.
+    In an idle store both have the same sequence; then the one with the later MANIFEST is taken.
     """
     found: list[Watermark] = []
     reasons: list[str] = []
@@ -276,9 +276,11 @@ class Identity:
     incarnation: str  # 32 hex digits, made with the store
     former: str | None  # the incarnation that this one replaced. None: it is the bookie's first
     boot_epoch: int  # of the last or the running start; continues the count of the former
-    start: str  # 32 hex digits of that epoch, to tell two copies of a directory apart; or ""
+    # The token of that start, 32 hex digits: it tells two copies of a directory apart. "": none.
+    start: str
     state: DirectoryState
-    # Earlier tokens of the same epoch, oldest first, whose cookie writes may still arrive.
+    # Tokens of earlier starts with the same epoch, oldest first: their cookie writes may still
+    # arrive.
     intents: tuple[str, ...] = ()
 
 

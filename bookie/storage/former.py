@@ -7,8 +7,8 @@ An entry that such a store still has is valid: a checksum covers its content and
 entry is unknown. So the store is opened with everything that can be read. Damaged records of the
 log are skipped, and missing tables matter only when they are read.
 
-NOTE: entries that only the log had stay in memory while the store is open: up to eight memtables,
-512 MiB. RocksDB has no other way to read a log without writing.
+NOTE: while the store is open, RocksDB keeps the entries of its log in memory: up to eight
+memtables, 512 MiB. It has no other way to read a log without writing.
 
 RocksDB opens a view instead of the store, because rocksdict writes a file of its own into each
 store that it opens.
@@ -43,7 +43,7 @@ log = get_logger(__name__)
 # that damages a fifth store in that time must be replaced.
 FORMERS_MAX: Final = 4
 
-# Every start waits for them; a store that hangs must not delay the bookie for long.
+# A bookie opens these stores before it serves; a store that hangs must not delay it for long.
 OPEN_DEADLINE_S: Final = 15.0
 
 # RocksDB's text log, rocksdict's settings, and the options of the last opening, which may be
@@ -78,7 +78,7 @@ def move_to_former(path: Path, incarnation: str) -> None:
 
 async def open_formers(path: Path, *, deadline_s: float) -> dict[str, RocksStorage | None]:
     """Open the stores of former incarnations; returns them by incarnation. None: the store cannot
-    be read, or not within the shorter deadline."""
+    be read, or does not open within `deadline_s` or OPEN_DEADLINE_S."""
     deadline_s = min(deadline_s, OPEN_DEADLINE_S)
     formers: dict[str, RocksStorage | None] = {}
     for incarnation in former_incarnations(path):

@@ -1,8 +1,9 @@
 """Awake: how long the event loop did not run.
 
 A process that was stopped (a signal, a suspended machine, a full host) wakes up with old deadlines.
-What its peers said meanwhile waits in the sockets, so their silence is the process's own. Code that
-judges a peer by its silence subtracts `stalled_s`. It costs the process one timer a second.
+What its peers sent meanwhile waits in the sockets: the process did not read, and the peers were not
+silent. Code that judges a peer by its silence subtracts `stalled_s`. `Awake` costs the process one
+timer a second.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 
 TICK_S: Final = 1.0
 STALL_S: Final = 1.0
-"""A later tick is a stall. A loop that is only busy is late by a tenth of it."""
+"""A tick that is late by more than this is a stall. A busy loop is late by a tenth of it."""
 
 
 class Awake:

@@ -1,5 +1,5 @@
-"""Gives a method parameters that are declared once: by an options class, or by the function that
-makes a message."""
+"""Decorators that copy the parameters of a method from the one place that declares them: an options
+class, or the function that makes a message."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from magnetar.protos.names import TopicName
     from magnetar.runtime.frames import Outbox
 
-DELIVERY_BYTES_MAX: Final = 1 << 20  # toward a consumer: four full frames keep a stream busy
+DELIVERY_BYTES_MAX: Final = 1 << 20
+"""Bytes in a connection's outbox above which no subscription delivers to the connection. Four full
+frames keep a stream busy."""
 
 SCHEMAS_MAX: Final = 4
 """Requests of one connection that parse, compare or read schemas at the same time; further ones

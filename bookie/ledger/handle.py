@@ -66,7 +66,8 @@ class LedgerReader:
         self.metadata = metadata  # replaced when replicas have moved
         self._services = services
         self._fence = fence  # (recovery fences with every read)
-        self._favourite = favourite  # then the last one that answered: it has read ahead
+        # Each read replaces it by the replica that answered, because that one has read ahead.
+        self._favourite = favourite
         self._entry_bytes = _mean_entry_bytes(metadata)  # an estimate
 
     async def read(self, first: int, last: int, *, bytes_max: int) -> list[LedgerEntry]:
@@ -113,8 +114,8 @@ class LedgerReader:
         return entries
 
     async def _read_stripes(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
-        """Ask as few bookies as hold the range together, each once for its whole part. The first
-        problem ends the run; the next read from there examines it."""
+        """Ask the fewest bookies that together hold the range, each once for its whole part. Return
+        the entries before the first one that is missing or damaged; the caller reads that one."""
         metadata, quorum = self.metadata, quorum_of(self.metadata)
         last = min(last, self._segment_end(metadata, first))
         last = min(last, first + max(round(bytes_max / self._entry_bytes), 1) - 1)
@@ -156,7 +157,8 @@ class LedgerReader:
     async def _ask_stripe(
         self, member: Member, request: ReadRequest, *, sealed: bool
     ) -> dict[int, LedgerEntry]:
-        """Return the sound entries that arrive, until a single read would ask another replica."""
+        """Return the sound entries that arrive until the bookie is silent for
+        `speculative_read_s`."""
         wanted = (
             entry
             for begin in range(request.first, request.last + 1, request.stride)

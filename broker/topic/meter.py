@@ -43,7 +43,7 @@ class Meter:
         self._recent_bytes = self._recent_bytes * decay + size
 
     def rates(self, now: float) -> Rates:
-        """A steady flow reads as what it is from its first second on."""
+        """The rates now. Those of a steady flow are right from the meter's first second on."""
         decay = exp((self._at - now) / RATE_WINDOW_S)
         age_s = max(now - self._born, 1.0)
         weight_s = RATE_WINDOW_S * (1.0 - exp(-age_s / RATE_WINDOW_S))

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from magnetar.client.ids import Key
     from magnetar.client.message import Message
 
-    Place = tuple[int, int, int]  # ledger, entry, index in the batch (-1: it is none)
+    Place = tuple[int, int, int]  # ledger, entry, index in the batch (-1: not a batch)
 
 
 class NackOrder:
-    """The guarded keys. False: there are none."""
+    """The guarded keys. An instance is false if no key is guarded."""
 
     def __init__(self) -> None:
         self._guards: dict[int, tuple[str, Place]] = {}  # by number
@@ -34,31 +34,32 @@ class NackOrder:
 
     @staticmethod
     def has_key(message: Message) -> bool:
-        """Whether the order of its key can be kept: it has one, and is not in chunks."""
+        """Whether the order of the message's key can be kept: the message has a key, and is not in
+        chunks."""
         return bool(_key(message)) and not isinstance(message.message_id(), ChunkedMessageId)
 
     def guard(self, message: Message) -> int:
-        """Withhold the later messages of its key from now on. Returns the number of the guard."""
+        """Withhold the later messages of the message's key. Returns the number of the guard."""
         self._count += 1
         self._guards[self._count] = (_key(message), _place(message))
         return self._count
 
     def release(self, guard: int) -> None:
-        """The broker withholds them now, or the connection is lost."""
+        """End a guard: the broker withholds the later messages now, or the connection is lost."""
         self._guards.pop(guard, None)
 
     def clear(self) -> None:
         self._guards.clear()
 
     def withholds(self, message: Message) -> bool:
-        """Whether the message is later than one of its key that is guarded."""
+        """Whether a guard of the message's key withholds the message."""
         key, place = _key(message), _place(message)
         return any(guarded == key and at < place for guarded, at in self._guards.values())
 
 
 def entries_of(messages: Sequence[Message]) -> tuple[list[Key], list[Key]]:
-    """The entries of messages that the user has not seen: those that are here as a whole, and
-    those of whose batch the user has seen a part."""
+    """The entries of messages that the user has not seen, in two lists: entries of which the user
+    has seen nothing, and batches of which the user has seen a part."""
     first: dict[Key, int] = {}
     for message in messages:
         ledger, entry, index = _place(message)

@@ -32,7 +32,7 @@ MESSAGE_OVERHEAD_BYTES: Final = 16
 TOPICS_MAX: Final = 1_000
 """Topics that one task writes to. Each of them needs a producer."""
 
-UNASSIGNED: Final = -1  # the sequence id of a message before it is cut
+UNASSIGNED: Final = -1  # the sequence id of a message that is not yet in an entry
 TIME_MS_MAX: Final = (1 << 63) - 1
 
 _TEXT: Final = ("string", "binary")
@@ -93,7 +93,7 @@ def check_columns(schema: spark.StructType, options: WriteOptions) -> None:
         kinds = METADATA.get(field.name)
         if kinds is not None and field.dataType.simpleString() not in kinds:
             kind = field.dataType.simpleString()
-            raise InvalidSchema(field.name, f"has the type {' or '.join(kinds)}, not {kind}")
+            raise InvalidSchema(field.name, f"must be {' or '.join(kinds)}, not {kind}")
         if field.name.startswith("__") and kinds is None and field.name not in ASSIGNED:
             names = ", ".join(METADATA)
             raise InvalidSchema(field.name, f"is unknown; a sink has value and {names}")
@@ -111,7 +111,7 @@ def check_columns(schema: spark.StructType, options: WriteOptions) -> None:
     if others:
         raise InvalidSchema(
             others[0],
-            "stands beside value; put it into value, or write columns without a column value",
+            "cannot be written beside a column value: put it into value, or leave out value",
         )
     value = schema["value"].dataType
     if value.simpleString() in _TEXT:
@@ -126,7 +126,7 @@ def check_columns(schema: spark.StructType, options: WriteOptions) -> None:
         )
     if not isinstance(value, (spark.StructType, spark.MapType, spark.ArrayType)):
         raise InvalidSchema(
-            "value", f"is binary, string, struct, map or array, not {value.simpleString()}"
+            "value", f"must be binary, string, struct, map or array, not {value.simpleString()}"
         )
     _check_json("value", value)
 

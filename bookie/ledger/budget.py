@@ -28,7 +28,7 @@ class Account:
 class ByteBudget:
     def __init__(self, *, retained_bytes_max: int, lag_bytes_max: int) -> None:
         self.retained = 0
-        self.lagging = 0  # of it, what only late bookies need
+        self.lagging = 0  # the part of `retained` that only late bookies need
         self._retained_bytes_max = retained_bytes_max
         self._lag_bytes_max = lag_bytes_max
         self._lag: dict[AddStream, int] = {}

@@ -29,7 +29,7 @@ DEBT_PERIODS_MAX: Final = 60
 producers of the broker wait for what one of them claims."""
 
 WAIT_S_MIN: Final = 0.001
-"""Fractions of a token round."""
+"""The shortest sleep: rounding errors of a fraction of a token can leave a wait of almost 0 s."""
 
 
 class PausingRate:

@@ -18,7 +18,7 @@ class Position(NamedTuple):
 
 
 EARLIEST: Final = Position(-1, -1)
-"""Before every entry there is or was. On the wire both ids are 2^64 - 1."""
+"""A position before every entry. On the wire both ids are 2^64 - 1."""
 
 LATEST: Final = Position((1 << 63) - 1, (1 << 63) - 1)
 """A position after every entry."""

@@ -281,8 +281,8 @@ class Lookup:
         raise ConnectError("no broker is reachable: " + "; ".join(failures))
 
     async def _session(self, broker: str, purpose: Purpose) -> Connection:
-        """Return a session with the broker. Raises ConnectError; where there is another broker to
-        ask, after `silence_s`. A session that opens later serves the next attempt."""
+        """Return a session with the broker. Raises ConnectError: after `silence_s` if the service
+        URL names another broker. A session that opens later serves the next attempt."""
         patience_s = self._silence_s if self.knows_others(broker) else None
         try:
             async with asyncio.timeout(patience_s):

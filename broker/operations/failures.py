@@ -27,7 +27,7 @@ class FailureMetrics(Collector):
         self._broker = broker
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the places come with the failures."""
+        """Nothing: the values of the label `where` are not known before a failure."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

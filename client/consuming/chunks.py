@@ -7,9 +7,9 @@ again, as new entries: their keys are remembered, and are acknowledged with the 
 
 A chunk whose predecessor is missing makes its message *broken*: the pieces are dropped, the keys
 are kept. A message is given up if no chunk of it arrived for `expire_s`, and its chunks are
-acknowledged; otherwise they would be redelivered without end. The time counts from the last chunk:
-a large message of a slow producer is not given up while it arrives. Beyond the limit of begun
-messages, the oldest is given up: acknowledged or redelivered later, as the user chose.
+acknowledged; otherwise they would be redelivered without end. Each chunk that arrives begins the
+time again: a large message of a slow producer is not given up while it arrives. Beyond the limit of
+begun messages, the oldest is given up: acknowledged or redelivered later, as the user chose.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ChunkBuffer:
         self._expire_s = expire_s
         self._acknowledge_oldest = acknowledge_oldest
         self._begun: dict[str, _Begun] = {}  # by uuid, the oldest first
-        # uuid -> the arrival of its last chunk, the earliest first
+        # uuid -> the latest arrival of a chunk, the earliest first
         self._heard_at: dict[str, float] = {}
         self._bytes = 0
 

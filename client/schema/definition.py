@@ -26,8 +26,8 @@ _OWN = ("_default", "_required", "_required_default")
 class Field:
     """A field of a record.
 
-    `default`: the value of a record that is made without one. `required`: the schema is not a union
-    with null. `required_default`: the schema has the default.
+    `default`: the field's value in a record that is made without this field. `required`: the schema
+    is not a union with null. `required_default`: the schema has the default.
     """
 
     kind: ClassVar[str] = ""  # in Avro
@@ -191,7 +191,8 @@ class CustomEnum(Field):
         return {"type": "enum", "name": name, "symbols": [it.name for it in self.enum_type]}
 
 
-# Each class declares its parameters, because the first one has another name in each of Apache's.
+# Each class declares its parameters, because the first one has a different name in each of these
+# classes of Apache's client.
 
 
 class Array(Field):

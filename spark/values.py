@@ -7,9 +7,11 @@ their neighbours.
 JSON: each payload is wrapped as `{"i":<row>,"v":<payload>}` and one call parses all lines. A
 payload could close its wrapper and begin another one; then the rows are not 0, 1, 2, ..., and the
 call is refused. A payload could also add fields to its wrapper (`{"a":1},"x":2`): each payload must
-be `null` or one object that ends where the payload ends. An object whose only closing brace is its
-last byte does so; the brackets of other payloads are counted. Fields that the schema does not name
-are ignored; a missing field is null; a number is no string and a string no number.
+be `null` or one object that ends where the payload ends. If the only closing brace of a payload is
+its last byte, the object ends there; otherwise the decoder counts the brackets.
+
+Fields that the schema does not name are ignored; a missing field is null; a number is no string and
+a string no number.
 
 Pure.
 """

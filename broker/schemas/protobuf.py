@@ -52,7 +52,7 @@ class Field:
     name: str
     type: int
     required: bool
-    message: str  # full name; "": the type is another
+    message: str  # full name of the message type; "": the field is not a message
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from magnetar.broker.schemas.schema import Schema
 
 NAME_BYTES_MAX: Final = 1_024
-"""The longest name of a subscription, producer or consumer, as of a topic (protos/names.py). Names
-are part of the topic's record, of statistics and of metrics."""
+"""The longest name of a subscription, producer or consumer: the limit of topic names, too
+(protos/names.py). Names are part of the topic's record, of statistics and of metrics."""
 
 _NO_SCHEMA: Final = (pb.Schema.Bytes, pb.Schema.AutoConsume)
 

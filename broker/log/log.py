@@ -97,7 +97,7 @@ Pulsar's figure for an active cursor; at 1 KB it is 1 MB, some 20 ms of a fast t
 
 
 QUEUE_RUN_ENTRIES: Final = 1000
-"""Queued entries that are handed to a new ledger in one go: what a frame or four hold at 1 KB."""
+"""Queued entries that are handed to a new ledger in one go: four frames, if entries have 1 KB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,13 +316,14 @@ class Log:
         *,
         now: float,
     ) -> None:
-        """Append a run of entries, all or none. What is in the log is reported with `context`
-        later, in parts as large as the ledgers confirm them; or the log's failure is.
+        """Append a run of entries, all or none. Later `on_appended` gets the entries that are in
+        the log, with `context`, in parts as large as the ledgers confirm them. If the log fails,
+        `on_failed` gets the others.
 
         `views` has those entries, by place, that are more than one plain message. The entries must
-        be memory of their own, and of sizes that a producer may send. `now` is the loop's time.
-        Raises LogFenced, LogClosed, LogUnavailable (the log failed for good): nothing was appended
-        then, and nothing is reported.
+        be copies, not views of a frame, and of sizes that a producer may send. `now` is the loop's
+        time. Raises LogFenced, LogClosed, LogUnavailable (the log failed for good): nothing was
+        appended then, and nothing is reported.
         """
         if self._ended is not None:
             raise self._ended
@@ -485,8 +486,8 @@ class Log:
         return True
 
     def tend(self) -> None:
-        """Roll the open ledger if it is too old, or if bookies are back that it should be on.
-        Called about every `check_interval_s`."""
+        """Roll the open ledger if it is too old, or if it is degraded and there are enough bookies
+        again. Called about every `check_interval_s`."""
         appender = self._appender
         if appender is None:
             return
@@ -503,8 +504,8 @@ class Log:
         return self.ledgers.full_ensemble_possible(self.quorum())
 
     async def _seal(self, appender: Appender) -> None:
-        """Close the retired ledger. What is in it is appended; the rest goes back into the
-        queue."""
+        """Close the retired ledger. Report the entries that are in it as appended; put the others
+        back into the queue."""
         metadata = await self._rolling.close(appender)
         assert metadata.last_entry is not None
         assert metadata.length is not None

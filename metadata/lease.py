@@ -61,7 +61,7 @@ class Lease:
     async def run(self) -> None:
         """Take the lease and keep it, until cancelled; cancelling leaves the node where it is.
         Raises LeaseTaken when another process replaced our node while our session was alive: both
-        believe to be the same one, and the other one has won."""
+        processes have the same identity, and the other one has won."""
         unwatch = self._store.watch(self._path, self._wake.set)
         unwatch_session = self._store.watch_session(lambda state: self._tell())
         try:

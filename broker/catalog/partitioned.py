@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 PARTITIONS_MAX: Final = 10_000
-"""Where the configuration sets no limit. A client opens a producer for each; the records of so many
-partitions take 10 s with ZooKeeper."""
+"""The configuration can set a lower limit only. A client opens a producer for each partition; the
+records of so many partitions take 10 s with ZooKeeper."""
 
 METADATA_TIMEOUT_S: Final = 10.0
 """Time limit of one access to a record while the metadata store does not answer."""
@@ -174,8 +174,9 @@ class PartitionedTopics:
         return sorted(left, key=lambda it: it.partition or 0)
 
     async def end_deletion(self, name: TopicName) -> None:
-        """The partitions are deleted. The policies that they shared and the schema go with the
-        record. A topic that was created since another request ended this deletion stays."""
+        """The partitions are deleted: remove the policies that they shared, the schema and the
+        record. If another request ended this deletion before, and the topic was created again, the
+        new topic stays."""
         policies_path = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
         schema_path = paths.schema(name.tenant, name.namespace, name.topic)
         await self._store.sync(policies_path)
@@ -236,8 +237,9 @@ class PartitionedTopics:
     async def _write_partition(
         self, name: TopicName, subscriptions: Mapping[str, Mapping[str, str]]
     ) -> None:
-        """Create its record, or add what it lacks of the subscriptions. An owner that has opened it
-        keeps its own subscriptions: it makes those that its consumers ask for."""
+        """Create the partition's record, or add the subscriptions that it lacks. If an owner has
+        opened the partition, the record stays as it is: the owner makes the subscriptions that its
+        consumers ask for."""
 
         def write(value: bytes | None) -> bytes | Verdict:
             record = TopicRecord(epoch=0) if value is None else codec.decode_topic(value)

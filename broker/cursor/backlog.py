@@ -1,6 +1,6 @@
 """The backlog of a subscription, in entries and in messages.
 
-The number of entries follows from the positions. The number of messages is a difference of message
+The number of entries follows from the positions. The number of messages is computed from message
 indexes: of the end of the log, of the mark, and of the ends of each acknowledged range after it. In
 a ledger without batches the index follows from the position. In a ledger with batches it is stored
 in the entry, so the entry must be read.

@@ -36,7 +36,9 @@ class Explanation(_Model):
     mark_delete_position: str | None = Field(description="null: the topic is not open")
     read_position: str | None = Field(description="null while no consumer has connected")
     reasons: list[ReasonShown]
-    next_change_ms: int | None = Field(description="the earliest of the reasons'; null: none")
+    next_change_ms: int | None = Field(
+        description="the earliest of the reasons; null: no reason has one"
+    )
 
 
 class PendingShown(_Model):
@@ -51,7 +53,7 @@ class PendingShown(_Model):
     redelivery_count: int
     key: str | None = Field(description="null: it has none, or see `problem`")
     key_is_base64: bool
-    ordering_key: str | None = Field(description="base64; it decides before the key")
+    ordering_key: str | None = Field(description="base64; it decides the hash instead of the key")
     producer_name: str | None
     publish_time: int | None = Field(description="milliseconds since 1970-01-01 UTC")
     age_ms: int | None = Field(description="since the broker appended it")

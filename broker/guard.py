@@ -4,8 +4,8 @@ A bug that is met while a topic's callback, timer or task runs must not end the 
 thousands of other topics: bookies and metadata call these functions in their own steps, and an
 exception would go up into those. The topic's state in memory may be wrong after it, so the topic
 fails: its clients are disconnected, it is closed, and the next request opens it again from what is
-stored. That is what happens when a broker dies, for one topic. A step that the guard runs is also
-measured (runtime/steps.py).
+stored. This topic alone meets what all topics of a broker meet when the broker dies. The guard also
+measures the steps that it runs (runtime/steps.py).
 
 A topic that fails FAILURES_MAX times within WINDOW_S is quarantined: requests are refused for
 PAUSE_S_FIRST, and twice as long each further time, up to PAUSE_S_MAX.
@@ -35,7 +35,8 @@ PAUSE_S_MAX: Final = 600.0
 FORGET_S: Final = 3600.0
 """After this time without a failure, the earlier failures of a topic are forgotten."""
 TOPICS_MAX: Final = 10_000
-"""Remembered with their failures, the latest ones."""
+"""Topics whose failures are remembered. Beyond it, the topic that failed longest ago is forgotten.
+"""
 
 log = get_logger(__name__)
 

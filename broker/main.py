@@ -345,7 +345,7 @@ class BrokerProcess:
         self, ledgers: Ledgers, witnesses: Witnesses, directory: BookieRegistry
     ) -> Broker:
         cache = EntryCache(self._config.cache_bytes)
-        gauge(self._registry, "magnetar_entry_cache_bytes", "Entries kept.", lambda: cache.bytes)
+        gauge(self._registry, "magnetar_entry_cache_bytes", "Bytes cached.", lambda: cache.bytes)
         budget = PublishBudget(
             self._config.max_message_publish_buffer_size_in_mb << 20, kept=ledgers.held_bytes
         )

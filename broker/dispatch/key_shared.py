@@ -461,8 +461,8 @@ class KeyShared:
     def _describe_draining(
         self, consumer: Consumer, mine: Mapping[int, int], at_several: Mapping[int, int]
     ) -> dict[str, object]:
-        """The blocked attempts by slot: of those that the consumer drains alone, and of those that
-        several consumers drain."""
+        """The statistics of the slots that the consumer drains. The blocked attempts by slot are in
+        `mine` for slots that it drains alone, in `at_several` for slots that several drain."""
         attempts = {**mine, **at_several}
         messages = Counter[int]()
         if attempts:
@@ -720,7 +720,7 @@ class KeyShared:
         return self._selector.select(slot)
 
     def _drains(self, slot: int) -> bool:
-        """Whether another consumer than its own drains the slot."""
+        """Whether the slot drains at another consumer than the one that has it."""
         draining = self._draining.get(slot) if self._draining else None
         if draining is None:
             return False

@@ -48,7 +48,8 @@ class PublishBudget:
     def __init__(
         self, bytes_max: int = PUBLISH_BYTES_MAX, *, kept: Callable[[int], int] | None = None
     ) -> None:
-        """`kept` gets the bytes of the logs and returns the bytes of all, at least as many."""
+        """`kept` gets the bytes that the logs hold, and returns them plus what the process keeps
+        longer for slow bookies."""
         self.bytes_max = bytes_max
         self.accepted = 0  # by logs, and not confirmed
         self.held = 0  # publishes that wait for a rate or for the outcome of another publish

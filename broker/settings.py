@@ -80,8 +80,8 @@ class BrokerSettings(PolicySettings):
         default=0,
         ge=0,
         le=2_000_000,  # INDEX_ENTRIES_MAX: more are not kept
-        description="delayed messages, all with the same delay, after which a subscription reads "
-        "on when the first one is due; 0: it always reads on",
+        description="after so many delayed messages with the same delay, a subscription reads no "
+        "more until the first one is due; 0: it always reads on",
     )
     message_expiry_check_interval_in_minutes: float = Field(
         default=5.0, gt=0, description="how often messages are checked against their time to live"

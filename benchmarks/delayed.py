@@ -1,7 +1,8 @@
 """Measures a million delayed entries in the index of one subscription: memory, CPU, steps.
 
 The delays are fixed, or random within an hour. Entries are taken in lists of 100 as a dispatcher
-does, and each must come at its time. CPU time. Alone: `python -m benchmarks.delayed`.
+does, and each must come at its time. The figures are CPU time. Run it with
+`python -m benchmarks.delayed`.
 """
 
 from __future__ import annotations

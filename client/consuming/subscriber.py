@@ -82,8 +82,8 @@ Answer = TypeVar("Answer", bound="Body")
 
 CHUNKED_UNACKED_MAX: Final = 10_000
 """Chunked messages whose chunks are remembered until the acknowledgement. Beyond this limit, the
-chunks of the oldest are forgotten: its acknowledgement covers the last chunk only. The others are
-redelivered after a reconnection and acknowledged when they expire."""
+chunks of the oldest are forgotten: its acknowledgement covers the last chunk only. The other
+chunks are redelivered after a reconnection and acknowledged when they expire."""
 
 
 class Subscriber:
@@ -561,7 +561,8 @@ class Subscriber:
         self._connection, self._consumer_id = connection, consumer_id
         self._permits.on_attached()
         # Before the permits, so that the broker does not deliver acknowledged messages. Otherwise
-        # its answer could overtake such a delivery, and the client would not recognise it.
+        # the broker could answer the acknowledgement, and then deliver the message: the client
+        # would not know any more that it is acknowledged.
         self._acks.on_attached(connection, consumer_id)
         self._grant()
 

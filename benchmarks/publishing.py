@@ -1,7 +1,7 @@
 """Measures what publishing costs beside the plain case: to 1,000 topics at once, and with
 deduplication.
 
-Alone: `python -m benchmarks.publishing`. Unbatched messages of 1 KB go over one connection to
+Run it with `python -m benchmarks.publishing`. Unbatched messages of 1 KB go over one connection to
 `magnetar standalone`, with WINDOW of them in flight. The cases take turns. The frames are encoded
 before: the rates are those of the server, and so is the CPU time. Each of the 1,000 topics gets one
 message at a time, or IN_A_ROW, as from a client with a queue for each producer.

@@ -25,7 +25,8 @@ class LedgerConfig:
     ack_quorum: int = 2
     # The fewest copies of a new ledger when few bookies answer. None: the ack quorum.
     min_write_quorum: int | None = None
-    # 16 MiB is a tenth of a second at 160 MB/s: more than one bookie takes, several round trips.
+    # 16 MiB is a tenth of a second at 160 MB/s, which is more than one bookie stores. A tenth of a
+    # second is several round trips.
     unconfirmed_bytes_max: int = 16 * MIB
     # A bookie that lags by more counts as failed: half a second of the others' writes.
     lag_bytes_max: int = 64 * MIB

@@ -87,8 +87,8 @@ async def reset_to_message(
     batch_index: int = -1,
     excluded: bool = False,
 ) -> None:
-    """The same from the message at `start`, or from the next one if `excluded`. With a
-    `batch_index` the message is one of the batch at `start`. Raises PositionNotFound, too."""
+    """Like `reset_to_time`, from the message at `start`, or from the next one if `excluded`. With
+    a `batch_index` the message is one of the batch at `start`. Raises PositionNotFound, too."""
     topic = await open_topic(broker, name)
     found = _found(topic, subscription)
     _require_reached(topic, start)
@@ -115,8 +115,9 @@ async def skip_all(broker: Broker, name: TopicName, subscription: str) -> int:
 async def expire(
     broker: Broker, name: TopicName, subscription: str | None, older_than_s: int
 ) -> dict[str, int]:
-    """Acknowledge what was appended longer ago than that, as `skip` does, in one subscription or in
-    all (None). Returns the number of entries by subscription. Raises ReadFailed, too."""
+    """Acknowledge the entries that are older than `older_than_s`, as `skip` does, in one
+    subscription or in all (None). Returns the number of entries by subscription. Raises
+    ReadFailed, too."""
     topic = await open_topic(broker, name)
     found = topic.all_subscriptions if subscription is None else [_found(topic, subscription)]
     return {each.name: await topic.expire(each, older_than_s=older_than_s) for each in found}

@@ -123,7 +123,7 @@ class StreamDriver:
     def report(self) -> dict[str, Any] | None:
         """The ends of the topics as far as they are known. None: nothing is known.
 
-        Rows and bytes behind are the differences to the end of a batch.
+        Their differences to the end of a batch are the rows and bytes that the query is behind.
         """
         ends = {
             topic: state.end_from(self._reached[topic])
@@ -334,8 +334,8 @@ class StreamDriver:
         )
 
     def _hold(self, places: Mapping[str, Place]) -> None:
-        """Move the subscription. Failures of topics are logged. Those of brokers are repeated, at
-        most once in `pollIntervalMs`; what is refused for good is not asked for again.
+        """Move the subscription. Failures are logged. If a broker was lost, the driver tries again,
+        at most once in `pollIntervalMs`; what a broker refused is not asked for again.
 
         A topic that was deleted is noticed as a loss. Raises QueryFenced.
         """

@@ -83,9 +83,9 @@ async def open_bookie(
     """Run a bookie inside of the context. Raises StartRefused, or what the metadata store raises;
     later WrongIncarnation when another process takes the bookie's name.
 
-    `new_incarnation`: take a new incarnation on an empty directory. Every `epoch_s` starts a boot
-    epoch. On leaving, the bookie syncs and acknowledges what was written, within `stop_grace_s`,
-    and then closes the store.
+    `new_incarnation`: take a new incarnation on an empty directory. A new boot epoch begins every
+    `epoch_s` seconds. On leaving, the bookie syncs and acknowledges what was written, within
+    `stop_grace_s`, and then closes the store.
     """
     release_if_short(data_dir, upkeep_config.disk)
     directory = await open_directory(

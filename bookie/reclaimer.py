@@ -40,7 +40,7 @@ DEAD_SHARE_MIN: Final = 0.2
 # The ledgers of one compaction. Neighbouring ids were written at the same time, to the same files.
 # Adds and reads use the disk between two compactions.
 REGION_LEDGERS_MAX: Final = 256
-# Share of the time. After each compaction the disk is left to adds and reads for as long again.
+# Share of the time for compactions: 0.5 is a pause as long as the compaction before it.
 DUTY: Final = 0.5
 
 
@@ -89,7 +89,7 @@ class Reclaimer:
         """Compact the regions with enough dead ledgers. `alive`: the ledgers stored before,
         ascending, with or without those just deleted. A failed compaction is logged; the next write
         shows whether the store is still good."""
-        self._dead.difference_update(alive)  # a copy that was made again
+        self._dead.difference_update(alive)  # a ledger that was copied to this bookie again
         self.note_dead(deleted)
         loop = asyncio.get_running_loop()
         if not self._dead:

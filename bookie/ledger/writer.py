@@ -311,8 +311,8 @@ class LedgerWriter:
         return self._end_change()
 
     def on_spares(self) -> list[FindSpares]:
-        """New bookies may be available, or an idle ledger was appended to: look for all failed
-        seats."""
+        """New bookies may be available, or an idle ledger was appended to: look for spares for all
+        failed seats."""
         self.declined = 0
         return self.maybe_find()
 

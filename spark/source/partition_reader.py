@@ -52,7 +52,7 @@ class RangeEntry:
 
 
 class TopicReader:
-    """Reads one topic from its owner, which it finds, or what it can from elsewhere."""
+    """Reads one topic: from its owner, which it finds, and what it can from `direct`."""
 
     def __init__(
         self,
@@ -62,7 +62,8 @@ class TopicReader:
         owner: str | None = None,
         direct: Callable[[Span], Iterator[RangeEntry]] | None = None,
     ) -> None:
-        """`direct` yields the first entries of a span, in order, from elsewhere; None: none."""
+        """`direct` yields the first entries of a span, in order, as far as another source has them;
+        the owner has the rest. None: there is no other source."""
         self._direct = direct
         self._options = options
         self._topic = topic

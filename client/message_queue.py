@@ -72,7 +72,7 @@ class Sources:
         return None if taken is None else taken.message_id()
 
     def current(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages whose topic's messages were not dropped since."""
+        """Return the messages that came after the last drop of their topic's messages."""
         return [
             message
             for message in messages

@@ -167,8 +167,8 @@ class SchemaRegistry:
             raise NoSchema(str(topic.base))
         newest = seen[-1].version
         if force:
-            # A record that begins in another way was made after this deletion, whose answer was
-            # lost: producers have its versions.
+            # Keep a record that does not begin with these versions. It was made after this
+            # deletion, whose reply was lost, and producers use its versions.
             await self._update(
                 topic,
                 lambda value: DELETE if _decoded(value).versions[: len(seen)] == seen else KEEP,

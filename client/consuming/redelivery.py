@@ -22,7 +22,8 @@ REDELIVERY_IDS_MAX: Final = 10_000
 """Entries in one command. At up to 24 bytes each, they fit into a command's limit of 256 KiB."""
 
 STALE_TIMES_MAX: Final = 1000
-"""The heap may hold as many times of discarded entries as there are entries, and this many more."""
+"""The heap also holds due times of discarded entries: at most the number of waiting entries plus
+this number."""
 
 
 class Redeliveries:

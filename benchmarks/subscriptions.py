@@ -6,8 +6,8 @@ waits for fsync. Printed are the messages per second, the messages per entry tha
 and the CPU of each message in the broker, in the bookies and in the client. The last column is what
 two cores could carry if they did nothing else.
 
-The reference (reference.py) publishes entries of the same size, and delivers nothing. They take
-turns.
+The reference (reference.py) publishes entries of the same size, and delivers nothing. The loads and
+the reference take turns.
 """
 
 from __future__ import annotations

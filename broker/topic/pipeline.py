@@ -8,7 +8,7 @@ run is split there, and the later stages see only the parts that are left.
 If a stage answers "wait", the rest of the run is held, and with it everything that its producer
 sends later. When the outcome is known, the same stage decides on the rest again. The earlier stages
 do not see it again. So every stage sees the entries of a producer in send
-order, and each entry until it has decided.
+order, and sees an entry again until it has decided on it.
 
 Stages are machines: they do no I/O, and time is passed in.
 """
@@ -136,7 +136,7 @@ class Wait:
     """The stage decides on the rest of the run again when the outcome of a publish is known, or
     when a gate is open."""
 
-    # A publish that the same stage let through; None: what this run has before.
+    # A publish that the same stage let through; None: the part of this run before the wait.
     until: Publish | Gate | None
 
 

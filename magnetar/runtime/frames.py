@@ -86,8 +86,9 @@ class Outbox:
     most what one turn of the loop puts.
 
     With `hold_bytes`, fewer bulk bytes than this wait for an answer to the frame before, as in
-    Nagle's algorithm. Items that arrive one after the other then share a frame, and at the peer a
-    sync and an answer. A single item, large items and control items are never held.
+    Nagle's algorithm. Items that arrive one after the other then share a frame, and the peer
+    needs one sync and one answer for them. A single item, large items and control items are never
+    held.
 
     `run` is called once and owns the stream's sending side. When it ends, the outbox drops what is
     pending and what is put later: the stream is over, and its reader learns the reason.

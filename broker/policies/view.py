@@ -183,7 +183,8 @@ class NamespaceView:
         )
 
     def on_listed(self, keys: frozenset[str]) -> Effects:
-        """A topic that left the list keeps its part, which is found absent: it sets no policies."""
+        """A topic that left the list keeps its part. The next read of the part finds no record: the
+        topic sets no policies."""
         before = self.listed.on_read(keys)
         load = []
         for key in keys - (before or frozenset()):

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 REFILL_S: Final = 0.1
 
 WAIT_S_MIN: Final = 0.001
-"""Fractions of a token round: without it a read would look again without end."""
+"""The shortest wait. Without it, rounding errors of a fraction of a token could leave a wait of
+almost 0 s again and again."""
 
 _NO_LIMIT: Final = 1 << 62
 
@@ -48,7 +49,7 @@ class _Bucket:
 
 
 class DispatchRate:
-    """`what` has it, for people: the topic or the subscription."""
+    """The rate of one topic or subscription. `what`: "topic" or "subscription", for texts."""
 
     __slots__ = ("_bytes", "_messages", "_rate", "_what")
 

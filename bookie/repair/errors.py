@@ -18,7 +18,7 @@ class RepairError(Exception):
 
 
 class NoTarget(RepairError):
-    """No writable bookie that does not hold the segment already answers."""
+    """No writable bookie answers, except those that hold the segment already."""
 
     def __init__(self, ledger: int, first: int) -> None:
         super().__init__(f"no other bookie accepts the entries of ledger {ledger} from {first} on")

@@ -94,7 +94,7 @@ async def test_bookies_without_ports_are_not_named() -> None:
 
 
 class Tokens(AllowAll):
-    """Everything for clients of sessions; nobody may consume by other calls."""
+    """Everything for clients of sessions; no client may consume by other calls."""
 
     def __init__(self) -> None:
         self.consumes = True

@@ -216,19 +216,23 @@ def test_standby_takes_over_from_a_client_of_the_other_transport(
     third.close()
 
 
+def create_partitions(server: StandaloneProcess, topic: str, number: int) -> None:
+    request = urllib.request.Request(
+        f"http://localhost:{server.http_port}/admin/v2/persistent/public/default/{topic}/partitions",
+        b"%d" % number,
+        {"content-type": "application/json"},
+        method="PUT",
+    )
+    urllib.request.urlopen(request, timeout=30).close()
+
+
 def test_partitions_are_spread_over_the_consumers(
     server: StandaloneProcess,
     library: Library,
     topic: str,
     stats: Callable[[str], dict[str, Any]],
 ) -> None:
-    request = urllib.request.Request(
-        f"http://localhost:{server.http_port}/admin/v2/persistent/public/default/{topic}/partitions",
-        b"9",
-        {"content-type": "application/json"},
-        method="PUT",
-    )
-    urllib.request.urlopen(request, timeout=30).close()
+    create_partitions(server, topic, 9)
 
     def active() -> str:
         parts = [f"persistent://public/default/{topic}-partition-{index}" for index in range(9)]
@@ -240,6 +244,27 @@ def test_partitions_are_spread_over_the_consumers(
     wait_until(lambda: active() == "BCBCBCBCB")
     for consumer in consumers.values():
         consumer.close()
+
+
+def test_former_active_consumer_may_still_work_on_what_the_next_one_gets(
+    server: StandaloneProcess, library: Library, topic: str
+) -> None:
+    """The active consumer of partition 0 is the first by name."""
+    create_partitions(server, topic, 1)
+    partition = f"{topic}-partition-0"
+    former = library.subscribe(partition, "Failover", "b")
+    send(library, partition, "x", "y")
+    held = receive(former, 2)
+    following = library.subscribe(partition, "Failover", "a")
+    again = receive(following, 2)
+    assert texts(again) == texts(held) == ["x", "y"]
+    former.acknowledge(held[0])  # late
+    following.acknowledge(again[1])
+    former.close()
+    following.close()
+    last = library.subscribe(partition, "Failover")
+    assert is_silent(library, last, 500)
+    last.close()
 
 
 def test_better_priority_takes_over_after_the_active_consumer_has_acknowledged(

@@ -169,6 +169,86 @@ def test_key_moves_only_after_its_messages_are_acknowledged(api: Api, topic: str
     producer.close()
 
 
+def test_draining_hash_counts_what_is_unacknowledged_and_blocked(api: Api, topic: str) -> None:
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    first = api.subscribe(topic, "c1")
+    keys = [f"key-{number}" for number in range(30)]
+    for key in keys * 3:
+        producer.send(b"0", partition_key=key)
+    held = api.drain(first)
+    assert len(held) == 90
+    second = api.subscribe(topic, "c2")
+
+    def draining() -> dict[int, tuple[int, int]]:
+        [one] = [it for it in api.stats(topic)["consumers"] if it["consumerName"] == "c1"]
+        hashes = one["drainingHashes"]
+        return {it["hash"]: (it["unackMsgs"], it["blockedAttempts"]) for it in hashes}
+
+    for key in keys:
+        producer.send(b"1", partition_key=key)
+    assert api.drain(second) == []
+    before = draining()
+    assert before
+    assert set(before.values()) == {(3, 1)}
+    for message in held[:60]:  # two of each key
+        first.acknowledge(message)
+    wait_for(lambda: {unacked for unacked, _ in draining().values()} == {1})
+    assert draining().keys() == before.keys()
+    for message in held[60:]:
+        first.acknowledge(message)
+    moved = [second.receive(timeout_millis=TIMEOUT_MS) for _ in before]
+    assert all(message.data() == b"1" for message in moved)
+    wait_for(lambda: draining() == {})
+    first.close()
+    second.close()
+    producer.close()
+
+
+def test_key_that_returns_to_its_consumer_goes_on_at_once(api: Api, topic: str) -> None:
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    first = api.subscribe(topic, "c1")
+    keys = [f"key-{number}" for number in range(30)]
+    for key in keys:
+        producer.send(b"0", partition_key=key)
+    assert len(api.drain(first)) == 30
+    second = api.subscribe(topic, "c2")
+    for key in keys:
+        producer.send(b"1", partition_key=key)
+    stayed = api.drain(first)
+    assert api.drain(second) == []
+    second.close()
+    returned = [first.receive(timeout_millis=TIMEOUT_MS) for _ in range(30 - len(stayed))]
+    assert sorted(it.partition_key() for it in (*stayed, *returned)) == sorted(keys)
+    assert all(message.data() == b"1" for message in returned)
+    found = api.stats(topic)
+    assert (found["drainingHashesCount"], found["unackedMessages"]) == (0, 60)
+    first.close()
+    producer.close()
+
+
+def test_keys_of_a_consumer_that_disconnects_while_they_drain_keep_their_order(
+    api: Api, topic: str
+) -> None:
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    first = api.subscribe(topic, "c1")
+    keys = [f"key-{number}" for number in range(30)]
+    for key in keys:
+        producer.send(b"0", partition_key=key)
+    assert len(api.drain(first)) == 30
+    second = api.subscribe(topic, "c2")
+    for text in (b"1", b"2"):
+        for key in keys:
+            producer.send(text, partition_key=key)
+    first.close()
+    seen: dict[str, list[bytes]] = defaultdict(list)
+    for _ in range(90):
+        message = second.receive(timeout_millis=TIMEOUT_MS)
+        seen[message.partition_key()].append(message.data())
+    assert seen == {key: [b"0", b"1", b"2"] for key in keys}
+    second.close()
+    producer.close()
+
+
 def test_key_based_batches_keep_each_key_at_one_consumer(api: Api, topic: str) -> None:
     producer = api.client.create_producer(
         topic,

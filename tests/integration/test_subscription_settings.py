@@ -37,6 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
         "--failover-non-partitioned=hash",
         "--no-subscription-key-shared-use-consistent-hashing",
         "--no-subscription-key-shared-spread-keyless",
+        "--key-shared-unblocking-interval-ms=1000",
         f"--delayed-delivery-tick-time-millis={int(TICK_S * 1_000)}",
         f"--delayed-delivery-fixed-delay-detection-lookahead={LOOK_AHEAD}",
     )
@@ -143,6 +144,28 @@ def test_hash_ranges_are_split_and_merged(api: Api, topic: str) -> None:
     assert ranges() == {"C3": [[1, 16_384]], "C2": [[16_385, 65_535]]}
     for consumer in (two, three):
         consumer.close()
+    producer.close()
+
+
+def test_keys_that_have_drained_are_collected_for_the_interval(api: Api, topic: str) -> None:
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    first = api.subscribe(topic, "a", "KeyShared")
+    keys = [f"key-{number}" for number in range(30)]
+    for key in keys:
+        producer.send(key.encode(), partition_key=key)
+    held = [first.receive(timeout_millis=TIMEOUT_MS) for _ in keys]
+    second = api.subscribe(topic, "b", "KeyShared")
+    for key in keys:
+        producer.send(key.encode(), partition_key=key)
+    stayed = api.texts(first)
+    assert 0 < len(stayed) < 30
+    for message in held:
+        first.acknowledge(message)
+    assert api.texts(second) == []
+    moved = [second.receive(timeout_millis=TIMEOUT_MS).data() for _ in range(30 - len(stayed))]
+    assert sorted((*stayed, *moved)) == sorted(key.encode() for key in keys)
+    first.close()
+    second.close()
     producer.close()
 
 

@@ -90,6 +90,16 @@ def stats(server: StandaloneProcess) -> Callable[[str], dict[str, Any]]:
     return get
 
 
+def create_partitions(server: StandaloneProcess, topic: str, number: int) -> None:
+    request = urllib.request.Request(
+        f"http://localhost:{server.http_port}/admin/v2/persistent/public/default/{topic}/partitions",
+        b"%d" % number,
+        {"content-type": "application/json"},
+        method="PUT",
+    )
+    urllib.request.urlopen(request, timeout=30).close()
+
+
 def send(library: Library, topic: str, *texts: str, keys: bool = False) -> None:
     producer = library.client.create_producer(topic, batching_enabled=False)
     for text in texts:
@@ -140,6 +150,21 @@ def test_second_exclusive_consumer_and_another_type_are_refused(
     send(library, topic, "b")
     assert texts(receive(second, 1)) == ["b"]
     second.close()
+
+
+def test_exclusive_consumer_takes_all_partitions(
+    server: StandaloneProcess, library: Library, topic: str
+) -> None:
+    create_partitions(server, topic, 3)
+    only = library.subscribe(topic, "Exclusive")
+    with pytest.raises(library.module.ConsumerBusy):
+        library.subscribe(topic, "Exclusive")
+    with pytest.raises(library.module.ConsumerBusy):
+        library.subscribe(f"{topic}-partition-1", "Exclusive")
+    for partition in range(3):
+        send(library, f"{topic}-partition-{partition}", str(partition))
+    assert sorted(texts(receive(only, 3))) == ["0", "1", "2"]
+    only.close()
 
 
 @pytest.mark.parametrize("kind", ["Exclusive", "Failover"])
@@ -214,16 +239,6 @@ def test_standby_takes_over_from_a_client_of_the_other_transport(
     second.close()
     assert texts(receive(third, 1)) == ["x"]
     third.close()
-
-
-def create_partitions(server: StandaloneProcess, topic: str, number: int) -> None:
-    request = urllib.request.Request(
-        f"http://localhost:{server.http_port}/admin/v2/persistent/public/default/{topic}/partitions",
-        b"%d" % number,
-        {"content-type": "application/json"},
-        method="PUT",
-    )
-    urllib.request.urlopen(request, timeout=30).close()
 
 
 def test_partitions_are_spread_over_the_consumers(

@@ -70,8 +70,8 @@ enter(
 
 
 def _twice(right: Any, fired: Fired) -> Any:
-    def _astray(self: Any, consumer: Any, counts: Any) -> Any:
-        found = right(self, consumer, counts)
+    def _astray(self: Any, counts: Any) -> Any:
+        found = right(self, counts)
         if found:
             fired()
         return {slot: 2 * count for slot, count in found.items()}
@@ -92,8 +92,8 @@ enter(
 
 
 def _only_one(right: Any, fired: Fired) -> Any:
-    def _astray(self: Any, consumer: Any, counts: Any) -> Any:
-        found = right(self, consumer, counts)
+    def _astray(self: Any, counts: Any) -> Any:
+        found = right(self, counts)
         if any(count > 1 for count in found.values()):
             fired()
         return dict.fromkeys(found, 1)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fakes.client_world import EARLIEST, TOPIC, A, client_among, world_of
 from fakes.session_broker import FakeBrokers
-from support import ManualClock, settle
+from support import ManualClock, settle, wait_for
 
 import magnetar
 from magnetar.client.asyncio import Client
@@ -248,8 +248,7 @@ def test_listener_that_raises_gets_the_next_message(caplog: pytest.LogCaptureFix
         with client.create_producer("t") as producer:
             for value in (b"1", b"2"):
                 producer.send(value)
-        reader = client.create_reader("t", magnetar.MessageId.earliest)
-        assert [reader.read_next(5000).data() for _ in range(2)] == [b"1", b"2"]
+        wait_for(lambda: len(got) == 2)
         client.close()  # a listener finishes its message
     assert list(got) == [b"1", b"2"]
     assert caplog.text.count("a callback failed") == 2

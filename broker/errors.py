@@ -257,7 +257,10 @@ class IsPartitioned(BrokerError):
     """The topic consists of partitions, and the request needs a topic that does not."""
 
     def __init__(self, topic: str, partitions: int) -> None:
-        super().__init__(f"topic {topic} has {partitions} partitions: name one of them")
+        one = f"{topic}-partition-0"
+        super().__init__(
+            f"topic {topic} has {partitions} partitions: name one of them, as in {one}"
+        )
         self.topic = topic
         self.partitions = partitions
 

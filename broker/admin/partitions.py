@@ -249,8 +249,7 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
                 last = await partitions.terminate_partitioned_topic(broker, name, calls)
                 answer = JSONResponse({it: at.model_dump(by_alias=True) for it, at in last.items()})
             elif _is_about_one(method, rest, body):
-                reason = f"{name} has {record.partitions} partitions: name one of them"
-                answer = _refusal(Refusal(reason=reason, error=IsPartitioned.__name__), 405)
+                raise IsPartitioned(str(name), record.partitions)
             else:
                 names = [name.with_partition(index) for index in range(record.partitions)]
                 if (method, rest) == ("PUT", "/unload"):

@@ -151,6 +151,10 @@ class Outcome:
 
 
 _LATER: Final = "try again in a moment"
+_OF_ALL_PARTITIONS: Final = (
+    "`magnetar topics partitioned-stats`, `partitioned-terminate` and `delete-partitioned-topic`"
+    " are for all partitions"
+)
 
 # The first row whose class fits decides; base classes come last.
 OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
@@ -182,7 +186,7 @@ OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
     (PartitionFailed, Outcome(503, "ask again: what is done already stays done")),
     (errors.NonPersistentInUse, Outcome(412, "close them first, or use --force")),
     (errors.ReservedName, Outcome(412, "choose another name")),
-    (errors.IsPartitioned, Outcome(405, "`magnetar topics partitioned-stats` shows all of them")),
+    (errors.IsPartitioned, Outcome(405, _OF_ALL_PARTITIONS)),
     (errors.InvalidPartitionCount, Outcome(406, "")),
     (errors.ConsumersConnected, Outcome(412, "close them first, or use --force")),
     (errors.NotAllowed, Outcome(405, "")),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 WIDTH_MAX: Final = 120  # columns; longer lines are hard to read
 
+COMMANDS: Final = "Commands"  # title of the section for the commands without a panel
+
 SENTENCE_MAX: Final = 200  # characters; Click cuts at what is left of the line
 
 _HEADING = re.compile(r"\S.*:")
@@ -50,13 +52,18 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A command with subcommands. Their first sentences are listed whole."""
+    """A command with subcommands. Their first sentences are listed whole, those of each
+    `rich_help_panel` in a section of their own."""
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        names = self.list_commands(ctx)
-        texts = [self.commands[name].get_short_help_str(limit=SENTENCE_MAX) for name in names]
-        with formatter.section("Commands"):
-            formatter.write_dl(list(zip(names, texts, strict=True)))
+        sections: dict[str, list[tuple[str, str]]] = {COMMANDS: []}
+        for name in self.list_commands(ctx):
+            command = self.commands[name]
+            rows = sections.setdefault(getattr(command, "rich_help_panel", None) or COMMANDS, [])
+            rows.append((name, command.get_short_help_str(limit=SENTENCE_MAX)))
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         with _values_named():

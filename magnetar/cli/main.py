@@ -38,10 +38,13 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "magnetar.cli.namespaces",
         "Create, list and delete namespaces, and set their policies.",
     ),
-    "topics": ("magnetar.cli.topics", "Look at topics: list, create, delete, peek, stats."),
+    "topics": (
+        "magnetar.cli.topics",
+        "Create, list, look at and delete topics, and set their policies.",
+    ),
     "subscriptions": (
         "magnetar.cli.subscriptions",
-        "Look at the subscriptions of a topic: list, delete, reset.",
+        "Look at the subscriptions of a topic, and move or delete them.",
     ),
     "schemas": (
         "magnetar.cli.schemas",

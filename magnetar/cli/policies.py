@@ -181,4 +181,4 @@ def _register(
         ]
     )
     called.__annotations__ = {each: annotation for each, (annotation, _) in parameters.items()}
-    app.command(name, help=text)(called)
+    app.command(name, help=text, rich_help_panel="Policies")(called)

@@ -43,6 +43,19 @@ def test_a_command_with_subcommands_prints_its_help(name: str) -> None:
     assert "Commands:" in said
 
 
+@pytest.mark.parametrize("name", ["topics", "namespaces"])
+def test_help_lists_policies_after_the_other_commands(name: str) -> None:
+    _, said = invoke(name, "--help")
+    commands, policies = said.split("Policies:")
+    assert " set-" not in commands
+    assert all(
+        line.startswith(("  set-", "  get-", "  remove-", "    "))
+        for line in policies.splitlines()
+        if line
+    )
+    assert "  unload" in commands
+
+
 def test_the_version_is_printed() -> None:
     assert invoke("--version") == (0, f"magnetar {version('magnetar')}\n")
 

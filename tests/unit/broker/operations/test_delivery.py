@@ -213,7 +213,9 @@ async def test_a_partitioned_topic_is_asked_for_one_partition() -> None:
         for what in ("explain", "pending", "key?key=k"):
             found = await admin.get(f"public/default/p/subscription/s/{what}")
             assert found.status_code == 405
-            assert "has 2 partitions: name one of them" in found.json()["reason"]
+            assert "name one of them, as in" in found.json()["reason"]
+            assert "p-partition-0" in found.json()["reason"]
+            assert "partitioned-stats" in found.json()["advice"]
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,9 @@ class Pause:
 
 
 def plan(random: Random, *, kills: int, pauses: int, bookie_first: bool) -> list[Kill | Pause]:
-    """`bookie_first`: the bookie dies at the first kill, so that it is dead through all of them."""
-    with_bookie = 0 if bookie_first else random.randrange(kills)
+    """`bookie_first`: the bookie dies at the first kill, so that it is dead through all of them.
+    Without kills of owners no bookie is killed."""
+    with_bookie = 0 if bookie_first or not kills else random.randrange(kills)
     faults: list[Kill | Pause] = [
         Kill(
             quiet_s=random.uniform(1.5, 3.5),
@@ -64,7 +65,7 @@ def plan(random: Random, *, kills: int, pauses: int, bookie_first: bool) -> list
     ]
     for _ in range(pauses):
         pause = Pause(random.uniform(1.5, 3.5), random.uniform(0.0, 12.0))
-        faults.insert(random.randint(1, len(faults)), pause)
+        faults.insert(random.randint(min(1, len(faults)), len(faults)), pause)
     return faults
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from checkers.history import History, Outcome
@@ -44,11 +45,26 @@ def text(title: str, history: History, found: Sequence[Anomaly], trouble: Sequen
             outage = f"; served again after {fault.outage_s:.2f} s{late}"
         seconds = (fault.at_ns - begun) / 1e9
         lines.append(f"  {seconds:7.2f} s  {fault.what} {fault.target}: {fault.effect}{outage}")
+    lines += _outages(history)
     lines += [f"  longest pause between receipts {longest_pause_s(history):.2f} s"]
     lines += [f"  TROUBLE {each}" for each in trouble]
     lines += [f"  ANOMALY {each}" for each in found]
     lines += ["  FAILED" if found or trouble else "  nothing acknowledged was lost; passed"]
     return "\n".join(lines)
+
+
+def _outages(history: History) -> list[str]:
+    """For each kind of fault: after how long the topic was served again."""
+    kinds: dict[str, list[float]] = {}
+    for fault in history.faults:
+        if fault.outage_s is not None:
+            kinds.setdefault(fault.what, []).append(fault.outage_s)
+    return [
+        f"  {what} {len(times)} times, served again after {median(times):.2f} s (median), "
+        f"{max(times):.2f} s (longest); {sum(each > OUTAGE_TARGET_S for each in times)} times over "
+        f"{OUTAGE_TARGET_S:g} s"
+        for what, times in kinds.items()
+    ]
 
 
 def longest_pause_s(history: History) -> float:

@@ -5,6 +5,8 @@
 A workload runs on a local cluster while the nemesis kills and stops brokers and kills bookies; then
 the cluster is healed, must recover, and everything is read back and judged. The nemesis's choices
 follow from the seed. Timing does not, so a seed gives the same faults but not the same run.
+
+`make stops` only stops the owner and lets it continue, 100 times (`--stops 100`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import asyncio
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Final
@@ -65,6 +67,7 @@ FULL: Final = (
     Setting(bookies=4, subscription=ConsumerType.Shared),
     Setting(bookies=3, subscription=ConsumerType.Exclusive),
 )
+STOPS_PER_S: Final = 500.0  # messages a second of a run of stops: 100 of them take about 20 minutes
 
 
 @dataclass(slots=True)
@@ -106,10 +109,8 @@ async def run_chaos(setting: Setting, seed: int, directory: Path) -> Run:
         finally:
             client.shutdown()
             await store.close()
-    run.anomalies += check_faults(
-        run.history,
-        {"kill-owner": setting.kills, "pause-owner": setting.pauses, "kill-bookie": 1},
-    )
+    planned = {"kill-owner": setting.kills, "pause-owner": setting.pauses}
+    run.anomalies += check_faults(run.history, planned | {"kill-bookie": 1 if setting.kills else 0})
     if run.history.reads:
         run.anomalies += check_topic(run.history)
         run.anomalies += check_subscription(run.history)
@@ -165,6 +166,19 @@ async def _phases(run: Run, cluster: LocalCluster, store: ZooKeeperStore, client
     begin("end")
 
 
+def stops(rounds: int) -> Setting:
+    """The owner is stopped and continues, `rounds` times. The run takes as long as these take."""
+    return Setting(
+        bookies=3,
+        subscription=ConsumerType.Exclusive,
+        messages=0,
+        rate=STOPS_PER_S,
+        kills=0,
+        pauses=rounds,
+        zookeepers=1,
+    )
+
+
 def write(run: Run) -> Path:
     """The report's files: text, timeline, history. Gives their folder."""
     folder = REPORTS / f"chaos-{run.setting.bookies}-{run.seed}"
@@ -182,17 +196,23 @@ def main() -> int:
     parser.add_argument("--bookies", type=int, choices=(3, 4), help="one of the two settings")
     parser.add_argument("--messages", type=int, default=FULL[0].messages)
     parser.add_argument("--rate", type=float, default=FULL[0].rate)
+    parser.add_argument("--stops", type=int, help="instead of both settings: so many stops")
     parser.add_argument("--keep", action="store_true", help="the cluster's directory, with logs")
     arguments = parser.parse_args()
+    if arguments.stops is not None:
+        settings = [stops(arguments.stops)]
+    else:
+        settings = [
+            replace(setting, messages=arguments.messages, rate=arguments.rate)
+            for setting in FULL
+            if arguments.bookies in (None, setting.bookies)
+        ]
     failed = False
-    for setting in FULL:
-        if arguments.bookies not in (None, setting.bookies):
-            continue
-        chosen = Setting(setting.bookies, setting.subscription, arguments.messages, arguments.rate)
+    for setting in settings:
         with tempfile.TemporaryDirectory(
             prefix="magnetar-chaos-", ignore_cleanup_errors=True
         ) as folder:
-            run = asyncio.run(run_chaos(chosen, arguments.seed, Path(folder)))
+            run = asyncio.run(run_chaos(setting, arguments.seed, Path(folder)))
             reported = write(run)
             if arguments.keep or not run.passed:
                 for log in Path(folder).glob("*/*.log"):
@@ -200,7 +220,8 @@ def main() -> int:
         print(run.text(), f"  report in {reported}", sep="\n", flush=True)
         failed |= not run.passed
     if failed:
-        print(f"again: make chaos SEED={arguments.seed}", file=sys.stderr)
+        same = "chaos" if arguments.stops is None else f"stops ROUNDS={arguments.stops}"
+        print(f"again: make {same} SEED={arguments.seed}", file=sys.stderr)
     return int(failed)
 
 

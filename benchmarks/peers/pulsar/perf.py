@@ -16,22 +16,34 @@ if TYPE_CHECKING:
 UNLIMITED_PER_S: Final = 10_000_000
 WINDOW: Final = 1_000  # messages without a receipt
 GRACE_S: Final = 60.0  # for the start and the end of Java
+INTERVAL_S: Final = 10  # between two lines of the report
 
 _RATE: Final = re.compile(r"Aggregated throughput stats --- +(\d+) records \w+ --- +([\d.]+) msg/s")
 _LATENCY: Final = re.compile(
     r"Aggregated latency stats --- Latency: mean: +[\d.]+ ms - med: +([\d.]+)"
     r".* - 99pct: +([\d.]+) .*- Max: +([\d.]+)"
 )
+_RECEIVED: Final = re.compile(
+    r"Throughput received: .* - med: ([\d.]+) .* - 99pct: ([\d.]+) .* - Max: ([\d.]+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """In ms. Those of a consumer are from publish to receipt."""
+
+    p50: float
+    p99: float
+    max: float
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The last lines of a run. Latencies of a consumer are those from publish to receipt."""
+    """The last lines of a run, and those of a consumer for each INTERVAL_S."""
 
     per_s: float
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
+    latencies: Latencies
+    received: tuple[Latencies, ...]
 
 
 class Perf:
@@ -64,7 +76,12 @@ class Perf:
         rate, latency = _RATE.search(said), _LATENCY.search(said)
         if rate is None or latency is None:
             raise RuntimeError(f"pulsar-perf reported nothing:\n{said[-2_000:]}")
-        return Report(float(rate[2]), *(float(latency[group]) for group in (1, 2, 3)))
+        received = tuple(_latencies(it) for it in _RECEIVED.finditer(said))
+        return Report(float(rate[2]), _latencies(latency), received)
+
+
+def _latencies(found: re.Match[str]) -> Latencies:
+    return Latencies(float(found[1]), float(found[2]), float(found[3]))
 
 
 def produce(folder: Path, url: str, topic: str, *, seconds: int, batched: bool) -> Perf:

@@ -338,21 +338,26 @@ class LoopQueue:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def maybe_take(self) -> Message | None:
-        """Return the next message, or None if there is none. Raises the error given to `fail`."""
+    def first(self) -> Message | None:
+        """Return the next message, which stays in the queue, or None if there is none. Raises the
+        error given to `fail`, and once each error given to `put_error`."""
         if self._failure is not None:
             raise self._failure
         if not self._messages:
             if self._errors:
                 raise self._errors.popleft()
             return None
+        return self._messages[0]
+
+    def take_first(self) -> Message:
+        """Take the message that `first` has returned in this step of the loop."""
         message = self._last_taken = self._messages.popleft()
         if self._sources is not None:
             self._sources.on_taken(message)
         return message
 
     async def wait(self) -> None:
-        """Return when `maybe_take` may have a message or an error."""
+        """Return when `first` may have a message or an error."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -361,8 +366,12 @@ class LoopQueue:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)  # otherwise cancelled waiters would accumulate
             elif not waiter.cancelled():
-                self._wake(1)  # this waiter was woken; pass the wake-up on
+                self.pass_on()
             raise
+
+    def pass_on(self) -> None:
+        """Wake another waiter: the one that was woken takes no message."""
+        self._wake(1)
 
     def _wake(self, count: int) -> None:
         while count > 0 and self._waiters:
@@ -375,28 +384,40 @@ class LoopQueue:
 async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | None) -> Message:
     """Take a message out of the queue; wait until there is one.
 
-    Raises Timeout after `timeout_s` seconds, and the error given to the queue's `fail`.
+    Raises Timeout after `timeout_s` seconds, and the error given to the queue's `fail`. With a
+    schema, raises the errors of `Decoder.prepare`: the message is still in the queue then.
     """
-    message = queue.maybe_take()
-    if message is None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                while message is None:
-                    subscriber.on_waiting()
-                    await queue.wait()
-                    message = queue.maybe_take()
-        except TimeoutError:
-            raise Timeout(f"no message within {timeout_s} s", topic=subscriber.topic) from None
-    subscriber.on_taken((message.run,))
     decoder = subscriber.subscription.decoder
-    if decoder is not None and not decoder.knows(message):
+    while True:
+        message = queue.first()
+        if message is None:  # or another task took the message while its schema was fetched
+            message = await _next(subscriber, queue, timeout_s)
+        if decoder is None or decoder.knows(message):
+            break
+        # Before the message is taken: a reader that loses its broker goes on after the last
+        # message that was taken.
         try:
             await decoder.prepare(message)
         except BaseException:
-            queue.put_back([message])
-            subscriber.on_returned([message])
+            queue.pass_on()
             raise
-    return message
+    taken = queue.take_first()
+    subscriber.on_taken((taken.run,))
+    return taken
+
+
+async def _next(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | None) -> Message:
+    """Wait for the next message, which stays in the queue."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                subscriber.on_waiting()
+                await queue.wait()
+                message = queue.first()
+                if message is not None:
+                    return message
+    except TimeoutError:
+        raise Timeout(f"no message within {timeout_s} s", topic=subscriber.topic) from None
 
 
 async def close_core(

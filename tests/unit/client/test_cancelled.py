@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fakes.client_world import EARLIEST, TOPIC, A, client_among, publish, receive, subscription
+from fakes.client_world import EARLIEST, TOPIC, A, B, client_among, publish, receive, subscription
 from support import settle
 
 from magnetar.client.asyncio import Client, Consumer, Producer
@@ -470,6 +470,34 @@ async def test_a_cancelled_receive_with_a_schema_leaves_the_consumer_usable() ->
         assert got == {"0", "1", "2"}
 
     await cancel_everywhere(receives, before=before, after=receives_again)
+
+
+@pytest.mark.parametrize("lost", ["before", "after"])
+async def test_a_reader_that_loses_its_broker_beside_a_cancelled_read_skips_nothing(
+    lost: str,
+) -> None:
+    """The read is cancelled while it asks for the schema of the first message."""
+    async with client_among(operation_timeout_seconds=5) as (client, cluster):
+        async with await client.create_producer("t", schema=StringSchema()) as producer:
+            for number in range(3):
+                await producer.send(str(number))
+        first = cluster.brokers[A]
+        first.script(pb.CommandGetSchema, None)  # no answer
+        reader = await client.create_reader("t", MessageId.earliest, schema=AutoConsumeSchema())
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(reader.read_next())
+            await settle()
+            assert first.commands(pb.CommandGetSchema)
+            if lost == "before":
+                first.kill()
+                await settle()
+            assert reading.cancel()
+            await settle()
+        first.kill()
+        cluster.take_over(B)
+        await settle()
+        got = [(await reader.read_next(5000)).value() for _ in range(3)]
+    assert got == ["0", "1", "2"]
 
 
 async def test_a_cancelled_get_topic_partitions_leaves_the_client_usable() -> None:

@@ -30,7 +30,7 @@ from magnetar.client.session.backoff import ReconnectDelay
 from magnetar.spark.errors import CheckpointRefused, WriteRefused, WriteStalled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from magnetar.protos.message import OutgoingMessage
     from magnetar.spark.sink.identity import Identity
@@ -146,12 +146,11 @@ def _note(broker: str, sink: str, query: str, batch: int, left: dict[str, str]) 
         by_owner: dict[str, list[str]] = {}
         for topic in left:
             by_owner.setdefault(owners.get(topic, broker), []).append(topic)
-        for owner, topics in by_owner.items():
-            some = topics[:TOPICS_MAX]
+        for owner, part in _calls(by_owner):
             request = pb.NoteBatchesRequest(sink=sink, query=query, batch=batch)
-            for topic in some:
+            for topic in part:
                 request.topics.add(topic=topic, digest=left[topic])
-            for topic, noted in zip(some, note_batches(owner, request), strict=True):
+            for topic, noted in zip(part, note_batches(owner, request), strict=True):
                 if noted.owner_url:
                     owners[topic] = noted.owner_url
                 elif noted.error:
@@ -161,3 +160,10 @@ def _note(broker: str, sink: str, query: str, batch: int, left: dict[str, str]) 
         if not left:
             return
     raise BrokerLost(f"no owner of {next(iter(left))} after {REDIRECTS_MAX} redirects")
+
+
+def _calls(by_owner: Mapping[str, list[str]]) -> Iterator[tuple[str, list[str]]]:
+    """The calls of one round: each has a broker and at most TOPICS_MAX of its topics."""
+    for owner, topics in by_owner.items():
+        for first in range(0, len(topics), TOPICS_MAX):
+            yield owner, topics[first : first + TOPICS_MAX]

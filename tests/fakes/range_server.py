@@ -52,6 +52,7 @@ class RangeServer:
     copies: Callable[[int], pb.LedgerCopies] = lambda ledger: pb.LedgerCopies(ledger=ledger)
     copies_asked: list[int] = field(default_factory=list)  # ledgers of each request
     watched: list[dict[str, int]] = field(default_factory=list)  # topics -> first ledger
+    noted: list[list[str]] = field(default_factory=list)  # the topics of each call
     # What a watch sends, one after the other; None ends it. No queue: it is an older broker.
     pushes: queue.Queue[pb.PositionsUpdate | None] | None = None
     # Called before each frame of a read with the frames sent so far in it; may abort the call or
@@ -125,6 +126,12 @@ class RangeServer:
                 return
             yield update.SerializeToString()
 
+    def note(self, request: bytes, call: grpc.ServicerContext) -> bytes:
+        asked = pb.NoteBatchesRequest.FromString(request)
+        self.noted.append([it.topic for it in asked.topics])
+        notes = [pb.NotedTopic(owner_url=self.owner) for _ in asked.topics]
+        return pb.NoteBatchesReply(topics=notes).SerializeToString()
+
     def read(self, request: bytes, call: grpc.ServicerContext) -> Iterator[bytes]:
         asked = pb.ReadRangeRequest.FromString(request)
         self.reads.append((asked.ledger, asked.first_entry, asked.last_entry))
@@ -152,6 +159,7 @@ def serving(server: RangeServer) -> Iterator[RangeServer]:
         "FindTopics": grpc.unary_unary_rpc_method_handler(server.find),
         "PlanTopics": grpc.unary_unary_rpc_method_handler(server.plan_topics),
         "WatchPositions": grpc.unary_stream_rpc_method_handler(server.watch),
+        "NoteBatches": grpc.unary_unary_rpc_method_handler(server.note),
         "ReadRange": grpc.unary_stream_rpc_method_handler(server.read),
     }
     handler = grpc.method_handlers_generic_handler("magnetar.broker.Broker", methods)

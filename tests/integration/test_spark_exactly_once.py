@@ -13,7 +13,7 @@ from magnetar.spark.session import require_java
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Three Java processes at times, and a cluster, share two cores.
+# The test runs up to three Java processes and a Magnetar cluster on two cores.
 pytestmark = [pytest.mark.spark, pytest.mark.night, pytest.mark.real_loop(2_400)]
 
 

@@ -78,7 +78,8 @@ def expected(entries: Sequence[bytes], first: int) -> tuple[list[int], list[int]
 
 
 def random_topic(draw: random.Random) -> list[bytes]:
-    """Producers send chunked messages, all at once, and send the last entries again at times."""
+    """Four producers send one chunked message each. Their chunks interleave; a producer sometimes
+    sends its last chunks again."""
     left = [chunks_of(bytes(range(draw.randint(3, 9))), f"u{it}") for it in range(4)]
     topic: list[bytes] = []
     at = [0] * len(left)

@@ -12,6 +12,7 @@ import pytest
 from fakes.admin import admin_of
 from fakes.broker import RunningBroker, running_broker
 from fakes.cluster_state import ClusterState
+from fakes.range_server import RangeServer, serving
 
 from magnetar.broker.errors import NotAllowed
 from magnetar.broker.session.batch_notes import SINKS_MAX, note_batches, note_of
@@ -21,7 +22,7 @@ from magnetar.protos import broker_pb2 as pb
 from magnetar.protos.names import TopicName
 from magnetar.spark.errors import CheckpointRefused, WriteRefused
 from magnetar.spark.sink.identity import Identity
-from magnetar.spark.sink.notes import joined, note_batch
+from magnetar.spark.sink.notes import TOPICS_MAX, joined, note_batch
 from magnetar.spark.sink.options import parse_options
 from magnetar.spark.sink.policies import Policies, policies_of
 from magnetar.spark.sink.task import TaskWriter
@@ -140,6 +141,18 @@ async def test_a_batch_that_was_not_noted_is_completed() -> None:
         await it.write(range(20), batch=0)
         await it.write(range(20, 30), batch=1)
         assert await it.stored() == list(range(30))
+
+
+def test_a_batch_of_many_topics_is_noted_in_calls_of_a_thousand_topics() -> None:
+    owner = RangeServer(None)
+    with serving(owner), serving(RangeServer(None)) as asked:
+        asked.owner = owner.url
+        options = parse_options({"service.url": asked.url, "sendTimeoutMs": "1"}, streaming=True)
+        digests = {f"t{number}": "d" for number in range(TOPICS_MAX * 6 + 1)}
+        note_batch(options, sink="s", query="q", batch=3, digests=digests)
+    for server in (asked, owner):
+        assert [len(part) for part in server.noted] == [TOPICS_MAX] * 6 + [1]
+        assert [topic for part in server.noted for topic in part] == list(digests)
 
 
 async def test_notes_have_a_limit_and_refuse_invalid_values() -> None:

@@ -62,19 +62,21 @@ def parse_schema(text: str) -> StructType:
 def _from_json(text: str) -> StructType:
     try:
         parsed = StructType.fromJson(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"is not the JSON of a schema: {error!r}") from None
-    _require_supported(parsed)
+    _require_supported(parsed, 0)
     return parsed
 
 
-def _require_supported(kind: DataType) -> None:
+def _require_supported(kind: DataType, depth: int) -> None:
+    if depth > DEPTH_MAX:
+        raise ValueError(f"types are nested deeper than {DEPTH_MAX}")
     match kind:
         case StructType():
             for field in kind.fields:
-                _require_supported(field.dataType)
+                _require_supported(field.dataType, depth + 1)
         case ArrayType():
-            _require_supported(kind.elementType)
+            _require_supported(kind.elementType, depth + 1)
         case DecimalType():
             return
         case _:

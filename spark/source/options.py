@@ -64,7 +64,9 @@ NUMBER_MAX: Final = (1 << 63) - 1
 Choice = TypeVar("Choice", bound=Enum)
 
 _OWN = {False: ONLY_BATCH, True: ONLY_STREAM, None: (*ONLY_BATCH, *ONLY_STREAM)}
-_ID = re.compile(r"(\d{1,18}):(\d{1,18})(?::(\d{1,9}))?")
+_ID = re.compile(r"([0-9]{1,18}):([0-9]{1,18})(?::([0-9]{1,9}))?")
+_PARTITION = re.compile(r"[0-9]{1,9}")
+_PLAIN = re.compile(r"[0-9]{1,19}")
 
 
 class ValueFormat(Enum):
@@ -286,10 +288,10 @@ def _bounds(values: Mapping[str, str], which: str, default: Edge) -> Bounds:
         return Bounds(edge, {}, edge.value)
     try:
         by_topic = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         by_topic = None
     if not isinstance(by_topic, dict):
-        reason = f"{text!r} is not 'earliest', 'latest' or a JSON object"
+        reason = f"{text[:40]!r} is not 'earliest', 'latest' or a JSON object"
         raise InvalidOption(offsets, reason)
     topics = {}
     for name, bound in by_topic.items():
@@ -298,8 +300,8 @@ def _bounds(values: Mapping[str, str], which: str, default: Edge) -> Bounds:
             topics[str(topic)] = _bound(bound, offsets, name)
             continue
         for partition, of_partition in bound.items():
-            if not partition.isdecimal() or topic.partition is not None:
-                raise InvalidOption(offsets, f"{name}: {partition!r} is not a partition")
+            if not _PARTITION.fullmatch(partition) or topic.partition is not None:
+                raise InvalidOption(offsets, f"{name}: {partition[:40]!r} is not a partition")
             part = topic.with_partition(int(partition))
             topics[str(part)] = _bound(of_partition, offsets, f"{name}, {partition}")
     rest = Edge.LATEST if which == "ending" else Edge.EARLIEST
@@ -314,7 +316,7 @@ def _bound(value: Any, option: str, name: str) -> Bound:
         match = _ID.fullmatch(value)
         if match is not None:
             return MessagePlace(int(match[1]), int(match[2]), int(match[3] or 0))
-    reason = f"{name}: {value!r} is not 'earliest', 'latest' or 'ledger:entry[:batch index]'"
+    reason = f"{name}: {str(value)[:40]!r} is not 'earliest', 'latest' or 'ledger:entry[:batch index]'"
     raise InvalidOption(option, reason)
 
 
@@ -396,6 +398,6 @@ def _limit(values: Mapping[str, str], name: str) -> int | None:
 
 def _number(values: Mapping[str, str], name: str, default: int) -> int:
     text = values.get(name.lower(), str(default))
-    if not text.isdecimal() or not 0 < int(text[:20]) <= NUMBER_MAX:
+    if not _PLAIN.fullmatch(text) or not 0 < int(text) <= NUMBER_MAX:
         raise InvalidOption(name, f"{text[:40]!r} is not a whole number above 0")
     return int(text)

@@ -41,6 +41,12 @@ def test_a_schema_is_parsed_as_spark_does(text: str, parsed: str) -> None:
         '{"type":"struct","fields":[{"name":"a","type":"binary","nullable":true,"metadata":{}}]}',
         "a " + "array<" * 100 + "int" + ">" * 100,
         "x" * 200_000,
+        '{"type":"struct","fields":[' + '{"name":' * 10_000,
+        '{"type":"struct","fields":[{"name":"a","nullable":true,"metadata":{},"type":'
+        + '{"type":"array","containsNull":true,"elementType":' * 40
+        + '"long"'
+        + "}" * 40
+        + "}]}",
     ],
 )
 def test_what_is_no_schema_is_refused(text: str) -> None:

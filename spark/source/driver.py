@@ -74,6 +74,7 @@ class StreamDriver:
         self._tried = Clock(options.poll_interval_s)
         self._discovered = Clock(options.discovery_interval_s)
         self._frozen = False
+        self._batched = Clock(options.trigger_delay_s)  # when a batch was planned last
         self._query = now_ms, query
         self._held: dict[str, Place] = {}
         self._not_held: dict[str, Place] = {}  # refused for good, as of a deleted topic
@@ -98,6 +99,7 @@ class StreamDriver:
         Raises DataLost, QueryFenced, TopicNotFound, InvalidOffsets, ReadRefused, ReadStalled.
         """
         offsets = parse_offsets(start)
+        is_first = offsets is None
         if offsets is None:
             offsets = Offsets({}, self._begin())
             begins = offsets.begun
@@ -113,10 +115,15 @@ class StreamDriver:
             for topic, state in self._states.items()
             if state is not None and (topic in begins or topic in offsets.places)
         }
+        self._reached = starts
+        if not (is_first or begins) and self._waits_for_more(starts):
+            return start
         ends = self._ends(starts, rows_max, bytes_max)
         self._reached = ends
-        if not begins and ends == offsets.places:
+        # A first batch without topics is noted, too: the next call polls, and does not begin again.
+        if not (is_first or begins) and ends == offsets.places:
             return start
+        self._batched.reset()
         division = self._options.target_bytes_per_task, self._options.tasks_max
         return Offsets(ends, begins, division).to_json()
 
@@ -268,6 +275,17 @@ class StreamDriver:
         if self._options.fail_on_data_loss:
             raise DataLost(topic, what)
         log.warning("data lost, failOnDataLoss is false: %s: %s", topic, what)
+
+    def _waits_for_more(self, starts: Mapping[str, Place]) -> bool:
+        """Whether the batch waits for `minRowsPerTrigger`. AvailableNow waits for nothing."""
+        if self._options.rows_min == 1 or self._frozen or self._batched.is_due:
+            return False
+        backlog = sum(
+            state.end_from(starts[topic]).index - starts[topic].index
+            for topic, state in _existing(self._states).items()
+            if topic in starts
+        )
+        return backlog < self._options.rows_min
 
     def _ends(
         self, starts: Mapping[str, Place], rows_max: int | None, bytes_max: int | None

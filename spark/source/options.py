@@ -44,6 +44,9 @@ ONLY_STREAM: Final = (
     "subscription",
     "maxRowsPerTrigger",
     "maxBytesPerTrigger",
+    "minRowsPerTrigger",
+    "maxTriggerDelay",
+    "waitingForNonExistedTopic",
     "pollIntervalMs",
     "discoveryIntervalMs",
 )
@@ -55,6 +58,9 @@ READ_TIMEOUT_MS: Final = 60_000
 # once in this time.
 POLL_INTERVAL_MS: Final = 50
 DISCOVERY_INTERVAL_MS: Final = 5_000
+# Spark's Kafka source has the same default.
+MAX_TRIGGER_DELAY_S: Final = 15 * 60
+DURATION_S_MAX: Final = 366 * 86_400
 TOPICS_MAX: Final = 10_000  # of one option
 PATTERN_CHARACTERS_MAX: Final = 1_024
 SUBSCRIPTION_CHARACTERS_MAX: Final = 256
@@ -67,6 +73,8 @@ _OWN = {False: ONLY_BATCH, True: ONLY_STREAM, None: (*ONLY_BATCH, *ONLY_STREAM)}
 _ID = re.compile(r"([0-9]{1,18}):([0-9]{1,18})(?::([0-9]{1,9}))?")
 _PARTITION = re.compile(r"[0-9]{1,9}")
 _PLAIN = re.compile(r"[0-9]{1,19}")
+_DURATION = re.compile(r"([0-9]{1,12}) ?(ms|s|m|h|d)")
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class ValueFormat(Enum):
@@ -169,6 +177,9 @@ class ReadOptions:
     reads_from_bookies: bool = True  # what is sealed
     rows_max: int | None = None  # of one batch; None: no limit
     bytes_max: int | None = None
+    rows_min: int = 1  # of one batch, unless `trigger_delay_s` has passed
+    trigger_delay_s: float = MAX_TRIGGER_DELAY_S  # how long a batch waits for `rows_min`
+    waits_for_topics: bool = False  # that the user named and that do not exist yet
     poll_interval_s: float = POLL_INTERVAL_MS / 1_000
     discovery_interval_s: float = DISCOVERY_INTERVAL_MS / 1_000
     takes_filters: bool = False  # of a batch read
@@ -217,6 +228,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = False) -
         subscription=_subscription(values.get("subscription", "")),
         rows_max=_limit(values, "maxRowsPerTrigger"),
         bytes_max=_limit(values, "maxBytesPerTrigger"),
+        **_least_options(values),
+        waits_for_topics=_flag(values, "waitingForNonExistedTopic", default=False),
         poll_interval_s=_number(values, "pollIntervalMs", POLL_INTERVAL_MS) / 1_000,
         discovery_interval_s=_number(values, "discoveryIntervalMs", DISCOVERY_INTERVAL_MS) / 1_000,
         takes_filters=_flag(values, "filterPushdown", default=False),
@@ -316,7 +329,9 @@ def _bound(value: Any, option: str, name: str) -> Bound:
         match = _ID.fullmatch(value)
         if match is not None:
             return MessagePlace(int(match[1]), int(match[2]), int(match[3] or 0))
-    reason = f"{name}: {str(value)[:40]!r} is not 'earliest', 'latest' or 'ledger:entry[:batch index]'"
+    reason = (
+        f"{name}: {str(value)[:40]!r} is not 'earliest', 'latest' or 'ledger:entry[:batch index]'"
+    )
     raise InvalidOption(option, reason)
 
 
@@ -370,6 +385,20 @@ def _key_options(values: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+def _least_options(values: Mapping[str, str]) -> dict[str, Any]:
+    """How long a batch waits for more rows."""
+    least = _limit(values, "minRowsPerTrigger")
+    if least is None:
+        if "maxtriggerdelay" in values:
+            raise InvalidOption("maxTriggerDelay", "needs minRowsPerTrigger")
+        return {}
+    most = _limit(values, "maxRowsPerTrigger")
+    if most is not None and least > most:
+        raise InvalidOption("minRowsPerTrigger", f"{least} is more than maxRowsPerTrigger, {most}")
+    delay_s = _duration_s(values, "maxTriggerDelay", MAX_TRIGGER_DELAY_S)
+    return {"rows_min": least, "trigger_delay_s": delay_s}
+
+
 def _schema_text(values: Mapping[str, str], part: str, found: ValueFormat) -> str:
     """The schema of the key or of the value, which some formats need and others refuse."""
     option = f"{part}Schema"
@@ -390,6 +419,19 @@ def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
     if text not in ("true", "false"):
         raise InvalidOption(name, f"{text!r} is not true or false")
     return text == "true"
+
+
+def _duration_s(values: Mapping[str, str], name: str, default_s: float) -> float:
+    text = values.get(name.lower())
+    if text is None:
+        return default_s
+    match = _DURATION.fullmatch(text.lower())
+    duration_s = int(match[1]) * _UNITS_MS[match[2]] / 1_000 if match else 0.0
+    if not 0 < duration_s <= DURATION_S_MAX:
+        raise InvalidOption(
+            name, f"{text[:40]!r} is not a duration of 1ms to 366d with a unit: ms, s, m, h or d"
+        )
+    return duration_s
 
 
 def _limit(values: Mapping[str, str], name: str) -> int | None:

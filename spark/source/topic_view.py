@@ -61,20 +61,25 @@ class TopicView:
         self._options = options
         self._brokers = list(options.brokers)  # the one to ask first is in front
         self._owners: dict[str, str] = {}
+        self._missing: list[str] = []  # that do not exist, as the log says
         self.topics: tuple[str, ...] = ()  # full names; partitions instead of partitioned topics
 
     def discover(self, *, once: bool = False) -> None:
         """Set `topics`. With `once` a failure raises BrokerLost, otherwise the call is repeated.
 
         Raises TopicNotFound if a topic that the user named does not exist (with failOnDataLoss
-        false: if none of them exists); ReadRefused, ReadStalled.
+        false: if none of them exists; with waitingForNonExistedTopic: never); ReadRefused,
+        ReadStalled.
         """
         attempt = self._find_all
         found, missing = attempt() if once else self._retry(attempt)
-        if missing and not self.topics and (self._options.fail_on_data_loss or not found):
+        options = self._options
+        fails = not options.waits_for_topics and (options.fail_on_data_loss or not found)
+        if missing and not self.topics and fails:
             raise TopicNotFound(missing[0])
-        for topic in missing:
-            log.warning("topic %s does not exist", topic)
+        if missing and missing != self._missing:
+            log.warning("%d topics do not exist, the first one is %s", len(missing), missing[0])
+        self._missing = missing
         self.topics = tuple(found)
 
     def states(

@@ -47,6 +47,7 @@ class RangeServer:
     reads: list[tuple[int, int, int]] = field(default_factory=list)  # ledger, first, last
     plans: int = 0
     finds: int = 0
+    absent: frozenset[str] = frozenset()  # topics that FindTopics does not find
     # The copies of each ledger that is asked for; without bookies there are none.
     bookies: list[pb.BookieData] = field(default_factory=list)
     copies: Callable[[int], pb.LedgerCopies] = lambda ledger: pb.LedgerCopies(ledger=ledger)
@@ -78,7 +79,10 @@ class RangeServer:
     def find(self, request: bytes, call: grpc.ServicerContext) -> bytes:
         self.finds += 1
         asked = pb.FindTopicsRequest.FromString(request)
-        return pb.FindTopicsReply(topics=asked.topics).SerializeToString()
+        reply = pb.FindTopicsReply()
+        for topic in asked.topics:
+            (reply.missing if topic in self.absent else reply.topics).append(topic)
+        return reply.SerializeToString()
 
     def plan_topics(self, request: bytes, call: grpc.ServicerContext) -> bytes:
         reply = pb.PlanTopicsReply(bookies=self.bookies)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from fakes.range_server import RangeServer, Topic, serving
+from support import wait_for
 
-from magnetar.spark.errors import DataLost, ReadStalled
+from magnetar.spark.errors import DataLost, ReadStalled, TopicNotFound
 from magnetar.spark.offsets import Offsets, Place
 from magnetar.spark.source.driver import StreamDriver
 from magnetar.spark.source.options import parse_options
@@ -100,3 +101,72 @@ def test_a_repeated_batch_has_the_same_tasks_although_the_options_have_changed(
     assert [task.spans for task in again.tasks(START, end)] == [task.spans for task in tasks]
     del end["tasks"]  # a checkpoint of an earlier version
     assert len(again.tasks(START, end)) == 9
+
+
+def test_a_batch_waits_for_enough_rows_or_until_the_trigger_delay_has_passed(
+    servers: ExitStack,
+) -> None:
+    """pulsar-spark#117."""
+    topic = topic_of(l3=2)
+    server = servers.enter_context(serving(RangeServer(topic)))
+    given = {"minRowsPerTrigger": "3", "pollIntervalMs": "1"}
+    driver = driver_of(server, maxTriggerDelay="1h", **given)
+    first = driver.latest(START, rows_max=None, bytes_max=None)  # of a start: at once
+    assert first["t"][TOPIC][:3] == [3, 2, 2]
+    topic.add_batch(3, b"one", b"two")
+    for _ in range(20):
+        assert driver.latest(first, rows_max=None, bytes_max=None) is first
+    assert driver.report() is not None
+    topic.add_batch(3, b"three")
+    wait_for(lambda: driver.latest(first, rows_max=None, bytes_max=None) != first)
+    second = driver.latest(first, rows_max=None, bytes_max=None)
+    assert second["t"][TOPIC][:3] == [3, 4, 5]
+
+    driver = driver_of(server, maxTriggerDelay="300ms", **given)
+    began_s = time.monotonic()
+    third = driver.latest(START, rows_max=None, bytes_max=None)
+    topic.add_batch(3, b"four")
+    wait_for(lambda: driver.latest(third, rows_max=None, bytes_max=None) != third)
+    assert time.monotonic() - began_s >= 0.3
+
+
+def test_available_now_reads_fewer_rows_than_a_batch_waits_for(servers: ExitStack) -> None:
+    topic = topic_of(l3=2)
+    server = servers.enter_context(serving(RangeServer(topic)))
+    driver = driver_of(server, minRowsPerTrigger="5")
+    first = driver.latest(START, rows_max=None, bytes_max=None)
+    topic.add_batch(3, b"one")
+    driver.freeze()
+    assert driver.latest(first, rows_max=None, bytes_max=None)["t"][TOPIC][:3] == [3, 3, 3]
+
+
+def test_a_query_waits_for_a_topic_that_does_not_exist_and_reads_all_of_it(
+    servers: ExitStack,
+) -> None:
+    """pulsar-spark#86."""
+    server = servers.enter_context(serving(RangeServer(topic_of(l3=2))))
+    server.absent = frozenset({TOPIC})
+    with pytest.raises(TopicNotFound, match=TOPIC):
+        driver_of(server).latest({"v": 1, "start": "latest"}, rows_max=None, bytes_max=None)
+    given = {"startingOffsets": "latest", "discoveryIntervalMs": "1", "pollIntervalMs": "1"}
+    driver = driver_of(server, waitingForNonExistedTopic="true", **given)
+    start = driver.latest(driver.initial(), rows_max=None, bytes_max=None)
+    assert start["t"] == {}
+    assert driver.latest(start, rows_max=None, bytes_max=None) is start
+    server.absent = frozenset()
+    wait_for(lambda: driver.latest(start, rows_max=None, bytes_max=None) != start)
+    end = driver.latest(start, rows_max=None, bytes_max=None)
+    assert entries_in(driver.tasks(start, end)) == [(3, 0, 1)]
+
+
+def test_a_query_without_topics_asks_for_them_once_in_an_interval(servers: ExitStack) -> None:
+    """Spark asks an idle source 100 times a second."""
+    server = servers.enter_context(serving(RangeServer(topic_of(l3=2))))
+    given = {"service.url": server.url, "topicsPattern": "public/default/x.*"}
+    options = parse_options(given | {"discoveryIntervalMs": "200"}, streaming=True)
+    driver = StreamDriver(options, now_ms=0, query="q")
+    at = driver.latest(driver.initial(), rows_max=None, bytes_max=None)
+    until_s = time.monotonic() + 1.0
+    while time.monotonic() < until_s:
+        assert driver.latest(at, rows_max=None, bytes_max=None) is at
+    assert 2 <= server.finds <= 8

@@ -109,6 +109,12 @@ def test_a_column_that_a_topic_does_not_have_is_refused(schema: StructType, colu
     [
         ({"endingOffsets": "latest"}, "endingoffsets"),
         ({"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger"),
+        ({"minRowsPerTrigger": "9", "maxRowsPerTrigger": "8"}, "minRowsPerTrigger"),
+        ({"maxTriggerDelay": "5s"}, "maxTriggerDelay"),
+        ({"minRowsPerTrigger": "9", "maxTriggerDelay": "5"}, "maxTriggerDelay"),
+        ({"minRowsPerTrigger": "9", "maxTriggerDelay": "0s"}, "maxTriggerDelay"),
+        ({"minRowsPerTrigger": "9", "maxTriggerDelay": "999999d"}, "maxTriggerDelay"),
+        ({"waitingForNonExistedTopic": "perhaps"}, "waitingForNonExistedTopic"),
         ({"subscription": "a/b"}, "subscription"),
     ],
 )
@@ -116,6 +122,14 @@ def test_a_wrong_option_of_a_stream_is_refused_by_name(given: dict[str, str], op
     with pytest.raises(InvalidOption) as caught:
         parse_options(GIVEN | given, streaming=True)
     assert caught.value.option == option
+
+
+def test_a_batch_may_wait_for_rows() -> None:
+    given = {"minRowsPerTrigger": "9", "maxRowsPerTrigger": "9"}
+    options = parse_options(GIVEN | given, streaming=True)
+    assert (options.rows_min, options.trigger_delay_s) == (9, 900.0)
+    options = parse_options(GIVEN | given | {"maxTriggerDelay": "1500 ms"}, streaming=True)
+    assert options.trigger_delay_s == 1.5
 
 
 def test_a_start_may_be_given_for_each_topic_and_partition() -> None:

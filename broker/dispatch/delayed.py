@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from magnetar.broker.dispatch.delayed_index import DUE_MS_MAX, DelayedIndex
 from magnetar.broker.dispatch.explain import Reason, Why
@@ -45,6 +45,10 @@ entries are due or acknowledged."""
 
 CLOCK_LOOK_S: Final = 60.0
 """How late an entry is at most when the wall clock jumps forwards."""
+
+_EMPTY: Final = DelayedIndex(run_entries=0)
+"""The index of all subscriptions without a delayed entry so far: an empty index of its own would
+take a kilobyte. It takes no entries."""
 
 _JUMPS_MAX: Final = 64
 """Steps of `first_new` over acknowledged and indexed entries: about 0.3 ms. A read after them costs
@@ -66,20 +70,48 @@ class DelayPolicy:
     fixed_look_ahead: int = 0  # entries of the index from which fixed delays count; 0: never
 
 
+class Indexes(Protocol):
+    """The stored indexes of a topic's durable subscriptions."""
+
+    def find(self, subscription: str) -> DelayedIndex | None:
+        """The index of a subscription. None: it has none yet."""
+
+    def index_of(self, subscription: str) -> DelayedIndex:
+        """The index of a subscription, a new one if it has none yet."""
+
+
 class Delays:
     """The delayed entries of one subscription."""
+
+    __slots__ = (
+        "_entries_max",
+        "_highest_ms",
+        "_indexes",
+        "_is_fixed",
+        "_policy",
+        "_subscription",
+        "_wake_ms",
+        "_wake_s",
+        "_wall_ms",
+        "index",
+    )
 
     def __init__(
         self,
         policy: DelayPolicy,
         wall_ms: Callable[[float], int],
         *,
-        index: DelayedIndex | None = None,
+        indexes: Indexes | None = None,
+        subscription: str = "",
         entries_max: int = INDEX_ENTRIES_MAX,
     ) -> None:
         """`wall_ms`: the wall clock in milliseconds at a time of the event loop, which is about
-        now. `index`: what an earlier owner has found; None: an empty one."""
-        self.index = DelayedIndex() if index is None else index
+        now. `indexes` has the index of `subscription`, perhaps with what an earlier owner has
+        found; None: the index is not stored."""
+        found = None if indexes is None else indexes.find(subscription)
+        self.index = _EMPTY if found is None else found
+        self._indexes = indexes
+        self._subscription = subscription
         self._policy = policy
         self._wall_ms = wall_ms
         self._entries_max = entries_max
@@ -115,6 +147,8 @@ class Delays:
             deliver_at_ms = entry.view.deliver_at_ms
             if deliver_at_ms is not None and deliver_at_ms > until_ms:
                 if not acks.is_acked(entry.position):
+                    if index is _EMPTY:
+                        index = self.index = self._new_index()
                     index.add(entry.position, deliver_at_ms)
                     if deliver_at_ms < self._highest_ms - self._policy.tick_ms:
                         self._is_fixed = False
@@ -199,6 +233,11 @@ class Delays:
             detail += "; the broker reads no new entries until then, because all have one delay"
         facts = {"delayed": len(self.index), "nextDueMs": due_ms}
         return [Reason(Why.DELAYED, detail, "", facts, in_s)]
+
+    def _new_index(self) -> DelayedIndex:
+        if self._indexes is None:
+            return DelayedIndex()
+        return self._indexes.index_of(self._subscription)
 
     def _until_ms(self, now: float) -> int:
         """Entries are due up to this delivery time."""

@@ -95,6 +95,7 @@ class DelayedIndex:
 
     def add(self, position: Position, due_ms: int) -> None:
         """Add an entry. Does nothing if the index has it."""
+        assert self._run_entries > 0, "this index takes no entries"
         if position in self:
             return
         due_ms = min(max(due_ms, 0), DUE_MS_MAX)

@@ -140,8 +140,6 @@ class DelayedStore:
         """Read what is stored of the durable subscriptions. Without the delayed ledgers the topic
         opens, too. Raises LogFenced."""
         store = cls(topic_log, config)
-        for name in cursors.names:
-            store.index_of(name)
         try:
             async with asyncio.timeout(RESTORE_TIMEOUT_S):
                 for ledger in tuple(store._live):
@@ -183,13 +181,18 @@ class DelayedStore:
             return
         is_entry, is_acked = self._log.chain.is_entry, cursor.is_acked
         left = [item for item in items if is_entry(item[0]) and not is_acked(item[0])]
-        run = self._indexes[name].restore(left)
+        run = self.index_of(name).restore(left)
         if run is not None:
             self._stored[run] = _Stored(name, ledger, len(payload))
             self._live[ledger] += len(payload)
 
+    def find(self, subscription: str) -> DelayedIndex | None:
+        """See Indexes."""
+        return self._indexes.get(subscription)
+
     def index_of(self, subscription: str) -> DelayedIndex:
-        """The index of a durable subscription. Its runs are stored."""
+        """The index of a durable subscription, a new one if it has none yet. Its runs are
+        stored."""
         index = self._indexes.get(subscription)
         if index is None:
             index = self._indexes[subscription] = DelayedIndex(self._config.run_entries)

@@ -589,7 +589,8 @@ class PersistentTopic:
             delays=Delays(
                 self._delay_policy,
                 self._wall_ms,
-                index=self.delayed.index_of(cursor.name) if cursor.durable else None,
+                indexes=self.delayed if cursor.durable else None,
+                subscription=cursor.name,
             ),
             now_ms=self._clock.now_ms,
             abandoned=self._forget_subscription,

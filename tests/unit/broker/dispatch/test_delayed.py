@@ -182,6 +182,7 @@ def test_new_dispatcher_delivers_once_what_became_due_before_it_read_so_far(
     it = world(make=make)
     for number in range(10):
         it.append(key=str(number), delay_ms=5_000 if number in (4, 6) else None)
+    it.delays.index = DelayedIndex()
     for number in (4, 6):
         it.delays.index.add(it.log[number].position, it.wall_ms(it.now) + 5_000)
     it.sleep(10)
@@ -260,12 +261,42 @@ def test_other_delays_do_not_stop_reading(
     assert len(member.inbox) == 11
 
 
+class Stored:
+    """Indexes of subscriptions, as a topic has them."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, DelayedIndex] = {}
+
+    def find(self, subscription: str) -> DelayedIndex | None:
+        return self.made.get(subscription)
+
+    def index_of(self, subscription: str) -> DelayedIndex:
+        return self.made.setdefault(subscription, DelayedIndex())
+
+
 def test_index_of_a_former_owner_is_not_taken_for_fixed_delays() -> None:
-    index = DelayedIndex()
+    stored = Stored()
     for number in range(8):
-        index.add(Position(0, number), 50_000)
+        stored.index_of("s").add(Position(0, number), 50_000)
     policy = DelayPolicy(fixed_look_ahead=4)
-    assert not Delays(policy, lambda _: 0, index=index).pauses(0.0)
+    delays = Delays(policy, lambda _: 0, indexes=stored, subscription="s")
+    assert len(delays.index) == 8
+    assert not delays.pauses(0.0)
+
+
+def test_stored_index_is_made_for_the_first_delayed_entry() -> None:
+    stored = Stored()
+    it = world()
+    it.delays = delays = Delays(it.delay, it.wall_ms, indexes=stored, subscription="s")
+    it.append()
+    assert delays.hold_back(it.log, it.acks, it.now) == it.log
+    assert stored.made == {}, "no entry is delayed"
+    it.append(delay_ms=5_000)
+    assert delays.hold_back(it.log, it.acks, it.now) == it.log[:1]
+    assert stored.made["s"] is delays.index
+    assert [position for position, _ in delays.index] == [it.log[1].position]
+    other = Delays(it.delay, it.wall_ms)
+    assert not other.index, "the subscriptions do not share entries"
 
 
 def test_permits_bound_what_becomes_due() -> None:
@@ -317,6 +348,7 @@ def test_failed_read_of_due_entries_is_repeated(make: type[Shared | KeyShared]) 
 def test_timer_looks_at_a_wall_clock_that_jumps() -> None:
     jumped_ms = 0
     delays = Delays(DelayPolicy(), lambda now: int(now * 1_000) + jumped_ms)
+    delays.index = DelayedIndex()
     delays.index.add(Position(1, 1), 1_000_000)
     assert delays.wake_s(0.0) == CLOCK_LOOK_S
     jumped_ms = 900_000
@@ -327,6 +359,7 @@ def test_timer_looks_at_a_wall_clock_that_jumps() -> None:
 
 def test_clock_that_stands_still_causes_no_busy_timer() -> None:
     delays = Delays(DelayPolicy(strict=True), lambda now: 999_999)
+    delays.index = DelayedIndex()
     delays.index.add(Position(1, 1), 1_000_000)
     assert delays.wake_s(5.0) == pytest.approx(5.001)
     assert delays.wake_s(5.001) == pytest.approx(5.002)

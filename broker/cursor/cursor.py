@@ -64,7 +64,7 @@ class Cursor:
         self._log = topic_log
         self._state = state
         self._journal = journal  # None: not durable
-        self.redeliveries = Redeliveries(lambda: self._note(None))
+        self.redeliveries = Redeliveries(self._note)
         self.durable_mark = state.mark_delete  # the next owner finds this mark or a later one
         # The changes since the last delta or snapshot for the journal:
         self._known_mark = state.mark_delete
@@ -197,7 +197,7 @@ class Cursor:
         """The batch has this many messages: forget the bits of its ack set beyond them."""
         if self._state.on_batch_size(position, messages):
             self._note_part(position)
-            self._note(None)
+            self._note()
 
     async def reset(self, start: Position, remaining: int = 0) -> None:
         """Move the cursor: the first entry at or after `start` (EARLIEST, LATEST, or an entry) is
@@ -241,7 +241,7 @@ class Cursor:
         elif self._journal is not None:
             self._partly[position] = None
 
-    def _note(self, done: Receipt | None) -> None:
+    def _note(self, done: Receipt | None = None) -> None:
         if self._journal is not None:
             self._journal.note(self, done)
         elif done is not None:

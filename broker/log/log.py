@@ -148,6 +148,10 @@ class LogState(StrEnum):
 class _Watcher:
     callback: Callable[[], None]
     read_position: Callable[[], Position]
+    watchers: dict[_Watcher, None]  # all of the log
+
+    def end(self) -> None:
+        self.watchers.pop(self, None)
 
 
 class Log:
@@ -223,7 +227,7 @@ class Log:
         self.config = config
         self._clock = clock
         self._cache = cache
-        self._reader = LogReader(chain, ledgers, cache, lambda: self._writing)
+        self._reader = LogReader(chain, ledgers, cache, self._open_ledger)
         self._watchers: dict[_Watcher, None] = {}
 
         self._outstanding = Outstanding(next_index=chain.next_index, timestamp_ms=timestamp_ms)
@@ -235,7 +239,9 @@ class Log:
             retry_s_max=config.retry_s_max,
             quorum=quorum,
         )
-        self._deletion = Deletion(owned_record, ledgers, lambda: self._work.wake())
+        self._work = OnDemandTask("log", self._settle, of=self.name)
+        wake = self._work.wake
+        self._deletion = Deletion(owned_record, ledgers, wake)
         self._appender: Appender | None = None  # takes new appends; None: they queue
         self._writing: Appender | None = None  # the ledger that is not closed, also a retired one
         self._reported = -1  # its last entry that `on_appended` was told of
@@ -249,11 +255,10 @@ class Log:
         self._terminating = False
         self._stepped = Event()  # a step was made; each step gets a new event
         self._ended: LogError | None = None  # why it takes nothing any more
-        self._work = OnDemandTask("log", self._settle, of=self.name)
         self._room = Event()
         self._room.set()
         self._finished = Event()
-        owned_record.watch(self._work.wake)
+        owned_record.watch(wake)
 
     @classmethod
     async def open(
@@ -377,6 +382,9 @@ class Log:
             if is_full or self._ledger_bytes >= ledger_bytes_max:
                 self._retire()
                 return
+
+    def _open_ledger(self) -> Appender | None:
+        return self._writing
 
     @property
     def _age_s(self) -> float:
@@ -754,13 +762,9 @@ class Log:
         `read_position` says where the watcher reads next: entries are kept in the cache when they
         are appended while some watcher is near the end. Returns the function that ends it.
         """
-        watcher = _Watcher(callback, read_position)
+        watcher = _Watcher(callback, read_position, self._watchers)
         self._watchers[watcher] = None
-
-        def unwatch() -> None:
-            self._watchers.pop(watcher, None)
-
-        return unwatch
+        return watcher.end
 
     async def close(self) -> None:
         """Take no more, wait for what is outstanding, close the ledger and record its end. It takes

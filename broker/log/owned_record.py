@@ -71,7 +71,6 @@ class _Change:
 
 class OwnedRecord:
     __slots__ = (
-        "_path",
         "_store",
         "_successor",
         "_turn",
@@ -92,7 +91,6 @@ class OwnedRecord:
     ) -> None:
         """Use `take`. `record` is `taken`, decoded."""
         self.name = name
-        self._path = topic_path(name)
         self._store = store
         self._version = taken.version
         # Decoding takes 8 ms for a record of 1,000 ledgers: values that are known are not decoded.
@@ -260,7 +258,7 @@ class OwnedRecord:
         """Make sure that the topic is still ours, at some moment after this call. Raises LogFenced,
         LogUnavailable, LogDamaged."""
         try:
-            await self._store.sync(self._path)
+            await self._store.sync(topic_path(self.name))
         except MetadataError as error:
             raise LogUnavailable(str(self.name), "reading its record", error) from error
         await self.change(lambda record: record)

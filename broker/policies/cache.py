@@ -197,8 +197,7 @@ class PolicyCache:
     def subscribe(self, topic: TopicName, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back when the policies of a followed topic may have changed. Callbacks run on the
         loop and must be short. Returns the function that ends it; `unfollow` ends it, too."""
-        view = self._known(topic)
-        return partial(view.unsubscribe, view.subscribe(topic, callback))
+        return self._known(topic).subscribe(topic, callback).end
 
     # ---- reading ----
 

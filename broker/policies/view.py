@@ -34,6 +34,12 @@ UNSET = Policies()
 class PolicyListener:
     topic: TopicName
     callback: Callable[[], None] | None  # None: it has ended
+    view: NamespaceView
+
+    def end(self) -> None:
+        if self.callback is not None:
+            self.callback = None
+            self.view.forget(self)
 
     def notify(self) -> None:
         if self.callback is not None:
@@ -142,7 +148,7 @@ class NamespaceView:
         followed = self._followed[key]
         followed.count -= 1
         for subscription in [one for one in followed.subscriptions if one.topic == topic]:
-            self.unsubscribe(subscription)
+            subscription.end()
         if followed.count:
             return None
         del self._followed[key]
@@ -150,14 +156,13 @@ class NamespaceView:
 
     def subscribe(self, topic: TopicName, callback: Callable[[], None]) -> PolicyListener:
         """The topic must be followed."""
-        subscription = PolicyListener(topic, callback)
+        subscription = PolicyListener(topic, callback, self)
         self._followed[topic_key(topic)].subscriptions.append(subscription)
         return subscription
 
-    def unsubscribe(self, subscription: PolicyListener) -> None:
-        if subscription.callback is not None:
-            subscription.callback = None
-            self._followed[topic_key(subscription.topic)].subscriptions.remove(subscription)
+    def forget(self, subscription: PolicyListener) -> None:
+        """It has ended."""
+        self._followed[topic_key(subscription.topic)].subscriptions.remove(subscription)
 
     def own_part(self, topic: TopicName) -> Part[Policies]:
         """The own policies of a followed topic."""

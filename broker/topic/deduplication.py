@@ -121,7 +121,9 @@ class Deduplication:
 
     async def follow(self) -> None:
         """Carry the policy out. Raises LogError."""
-        if self._switching is None:  # it takes 350 bytes, and most topics are idle
+        if self._switching is None:
+            if self.is_settled:
+                return
             self._switching = asyncio.Lock()
         async with self._switching:
             while not self.is_settled:

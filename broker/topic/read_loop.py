@@ -63,21 +63,22 @@ log = get_logger(__name__)
 
 class ReadLoop:
     """`tell` reports an answer to the dispatcher and executes its actions. One of them may `want`
-    the next read. `on_read` sees the entries before the dispatcher. `name` is for logs."""
+    the next read. `on_read` sees the entries before the dispatcher."""
 
     __slots__ = (
         "_ahead",
         "_bytes_max",
         "_delays",
         "_log",
-        "_name",
         "_on_read",
         "_rates",
         "_retry_at",
         "_skip",
         "_spawn",
+        "_subscription",
         "_task",
         "_tell",
+        "_topic",
         "_wanted",
         "failure",
     )
@@ -85,7 +86,8 @@ class ReadLoop:
     def __init__(
         self,
         topic_log: Log,
-        name: str,
+        topic: str,
+        subscription: str,
         *,
         bytes_max: int,
         rates: Sequence[DispatchRate] = (),
@@ -98,7 +100,8 @@ class ReadLoop:
         self.failure: LogError | None = None  # of the read that the loop tries again
         self._log = topic_log
         self._ahead = ReadAhead(topic_log, spawn)
-        self._name = name
+        self._topic = topic
+        self._subscription = subscription
         self._bytes_max = bytes_max
         self._rates = rates
         self._spawn = spawn
@@ -109,6 +112,11 @@ class ReadLoop:
         self._task: asyncio.Task[None] | None = None  # None: no read is outstanding
         self._retry_at = 0.0  # the next attempt after a failure
         self._delays: Iterator[float] = iter(())  # before the next attempts
+
+    @property
+    def _name(self) -> str:
+        """For logs and errors."""
+        return f"{self._topic} {self._subscription}"
 
     def want(self, wanted: Read | Replay) -> None:
         """Start this read. No other read may be outstanding."""

@@ -34,9 +34,10 @@ class Trimmer:
         self._cursors = cursors
         self._policies = policies
         self._clock = clock
-        topic_log.on_ledger_closed = self.trim
-        cursors.on_ledger_left(self.trim)
-        self.end: Callable[[], None] = policies.subscribe(self.trim)
+        trim = self.trim  # one bound method for all three
+        topic_log.on_ledger_closed = trim
+        cursors.on_ledger_left(trim)
+        self.end: Callable[[], None] = policies.subscribe(trim)
 
     def trim(self) -> None:
         """Drop what is not needed any more. Without fresh policies nothing is dropped: the topic

@@ -171,6 +171,7 @@ class Subscription:
         of the topic among its partitions; None: it is no partition. `delays`: None: every entry is
         due at once. `now_ms`: the wall clock."""
         self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
         self.cursor = cursor
         self.state = SubscriptionState.OPEN
         self.consumers: dict[Consumer, ConsumerHandle] = {}  # in the order of joining
@@ -197,7 +198,8 @@ class Subscription:
         self.rate = DispatchRate("subscription")
         self._read_loop = ReadLoop(
             topic_log,
-            f"{topic} {cursor.name}",
+            topic,
+            cursor.name,
             bytes_max=limits.read_bytes,
             rates=[self.rate] if rate is None else [rate, self.rate],
             spawn=spawn,
@@ -208,17 +210,17 @@ class Subscription:
         self._leaving: dict[ConsumerHandle, asyncio.Event] = {}  # set: it may close
         self._asker: ConsumerHandle | None = None  # asked for the deletion; None: none did
         self._return_timer: asyncio.TimerHandle | None = None
-        self._meter = Meter(self._loop.time())
-        self._redelivered = Meter(self._loop.time())
+        self._meter = Meter(now)
+        self._redelivered = Meter(now)
         self.oldest = OldestUnacked(cursor, topic_log)
         self.expired = 0  # entries that the broker expired here
         self.last_expire_ms = 0  # 0: never
-        self._expired = Meter(self._loop.time())
+        self._expired = Meter(now)
         self._now_ms = now_ms
         self._activity = Activity()  # of the consumers that have left
         self._mark = cursor.mark_delete
         self._mark_moved_ms = 0  # 0: not on this broker
-        self._left_s = self._loop.time()  # when the last consumer left, or the topic was opened
+        self._left_s = now  # when the last consumer left, or the topic was opened
         self._unwatch = topic_log.watch(self.advance, read_position=self._tail)
 
     @property
@@ -295,6 +297,7 @@ class Subscription:
             now = self._loop.time()
             self._carry_out(self._dispatcher.remove_consumer(handle.machine, now), now)
         if not self.consumers:
+            self.consumers.clear()  # frees the table of the empty dict
             self._read_loop.drop_ahead()
         last = not self.consumers and not self.cursor.durable
         if last and self.state is SubscriptionState.OPEN:
@@ -762,7 +765,7 @@ class Subscription:
         return Environment(
             self.name,
             self._acks,
-            lambda: self._log.confirmed,
+            self._confirmed,
             self._limits,
             self.cursor.redeliveries,
             self.delays,
@@ -771,6 +774,9 @@ class Subscription:
             failover=self._failover,
             key_shared=self._key_shared,
         )
+
+    def _confirmed(self) -> Position:
+        return self._log.confirmed
 
     def _carry_out(self, actions: list[Action], now: float) -> None:
         for action in actions:

@@ -22,6 +22,7 @@ from magnetar.protos.errors import EntryTooLarge
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from magnetar.broker.log.budget import PublishBudget
     from magnetar.broker.topic.pipeline import Answer, Publish
     from magnetar.metadata.policies import Rate
 
@@ -71,14 +72,12 @@ class RateStage:
     """Holds publishes while the rate is exceeded. `wake_at` is called with the time at which `open`
     is to be called; nothing is called while the rate is kept."""
 
-    __slots__ = ("_bytes", "_gate", "_may_hold", "_messages", "_rate", "_wake_at")
+    __slots__ = ("_budget", "_bytes", "_gate", "_messages", "_rate", "_wake_at")
 
-    def __init__(
-        self, wake_at: Callable[[float], None], *, may_hold: Callable[[], bool] = lambda: True
-    ) -> None:
-        """`may_hold`: whether the broker has memory for one more publish that waits."""
+    def __init__(self, wake_at: Callable[[float], None], budget: PublishBudget) -> None:
+        """`budget` says whether the broker has memory for one more publish that waits."""
         self._wake_at = wake_at
-        self._may_hold = may_hold
+        self._budget = budget
         self._rate: Rate | None = None
         self._messages: Bucket | None = None
         self._bytes: Bucket | None = None
@@ -100,7 +99,7 @@ class RateStage:
             size.has_tokens(now)
             self._gate = Gate()
             self._wake_at(now + max(messages.wait_s(), size.wait_s()))
-        if self._gate is not None and self._may_hold():
+        if self._gate is not None and self._budget.may_hold:
             return [Wait(self._gate)]
         sends = publish.sends
         messages.take(len(sends) + sum([view.num_messages - 1 for view in sends.views.values()]))

@@ -152,6 +152,7 @@ class PersistentTopic:
         "_size",
         "_subscriptions",
         "_tasks",
+        "_text",
         "_unfollow",
         "admission",
         "cursors",
@@ -198,7 +199,7 @@ class PersistentTopic:
             incarnation=incarnation,
             create=create,
             epoch_min=epoch_min,
-            quorum=lambda: quorum_of(policies),
+            quorum=partial(quorum_of, policies),
             version_min=version_min,
             holds=holds,
         )
@@ -244,13 +245,14 @@ class PersistentTopic:
         self._rate = DispatchRate("topic")
         self._consumer_admission = ConsumerAdmission(text)
         self._creating = _NO_KEYS  # subscriptions that are being created
+        self._text = text
         self.guard = Guard(text) if guard is None else guard(self._on_bug)
         self._in = Meter(now)
         self._chunks = Meter(now)
         self.deduplication = deduplication
         self.delayed = delayed
         self._size = TopicSizeStage()
-        self._publish_rate = RateStage(self._wake_at, may_hold=lambda: log.budget.may_hold)
+        self._publish_rate = RateStage(self._wake_at, log.budget)
         self._rate_timer: asyncio.TimerHandle | None = None  # None: none was ever set
         self._delay_stage = DelayStage(clock.now_ms)
         self._delay_policy = DelayPolicy(
@@ -261,7 +263,7 @@ class PersistentTopic:
                 SizeStage(environment.message_bytes_max),
                 *_WITHOUT_STATE,
                 self._delay_stage,
-                AccessModeStage(text, lambda: self.admission.epoch),
+                AccessModeStage(text, self._producer_epoch),
                 self._size,
                 self._publish_rate,
                 deduplication.stage,
@@ -276,12 +278,12 @@ class PersistentTopic:
             time_stamp=self._time_stamp,
             require_open=self._require_takes,
             log_failed=self._fail,
-            exceeds_rate=lambda: self._publish_rate.is_exceeded,
+            exceeds_rate=self._exceeds_rate,
             last_sequence_id=deduplication.last_sequence_id,
             spawn=tasks.create_task,
         )
         self.quotas = BacklogQuotas(
-            log, policies, clock, lambda: self.all_subscriptions, self._disconnect_producers
+            log, policies, clock, self._list_subscriptions, self._disconnect_producers
         )
         self._removed_messages = 0  # delivered by subscriptions that are gone
         self._removed_bytes = 0
@@ -294,9 +296,10 @@ class PersistentTopic:
         log.on_appended = self._on_appended
         log.on_failed = self._on_log_failed
         log.protect = partial(self.guard.call, "log")
-        log.start(self._spawn)
-        cursors.start(self._spawn)
-        self.delayed.start(self._spawn)
+        spawn = self._spawn  # one bound method for all three
+        log.start(spawn)
+        cursors.start(spawn)
+        self.delayed.start(spawn)
         for subscription in cursors.names:
             self._add_durable(subscription)
         self._unfollow = policies.subscribe(self._on_policies)
@@ -320,6 +323,15 @@ class PersistentTopic:
         if self.log.is_terminating:  # the client comes back when the outcome is known
             raise TopicClosing(str(self.name))
         self._idle_since = None
+
+    def _producer_epoch(self) -> int:
+        return self.admission.epoch
+
+    def _exceeds_rate(self) -> bool:
+        return self._publish_rate.is_exceeded
+
+    def _list_subscriptions(self) -> list[Subscription]:
+        return self.all_subscriptions
 
     def _disconnect_producers(self) -> None:
         self.admission.disconnect_all(CloseReason.QUOTA)
@@ -578,7 +590,7 @@ class PersistentTopic:
 
     def _add_subscription(self, cursor: Cursor) -> None:
         subscription = Subscription(
-            str(self.name),
+            self._text,
             cursor,
             self.cursors,
             self.log,

@@ -125,8 +125,8 @@ def test_a_subscription_that_ended_is_not_notified() -> None:
     view.subscribe(T1, lambda: called.append("kept"))
     read(view.record)
     effects = view.on_record(NamespaceRecord(policies=Policies(message_ttl_s=1)))
-    view.unsubscribe(ended)
-    view.unsubscribe(ended)
+    ended.end()
+    ended.end()
     view.unfollow(T0)
     for one in effects.notify:
         one.notify()

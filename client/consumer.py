@@ -391,7 +391,7 @@ async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | No
     while True:
         message = queue.first()
         if message is None:  # or another task took the message while its schema was fetched
-            message = await _next(subscriber, queue, timeout_s)
+            message = await next_message(subscriber, queue, timeout_s)
         if decoder is None or decoder.knows(message):
             break
         # Before the message is taken: a reader that loses its broker goes on after the last
@@ -406,8 +406,13 @@ async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | No
     return taken
 
 
-async def _next(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | None) -> Message:
-    """Wait for the next message, which stays in the queue."""
+async def next_message(
+    subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | None
+) -> Message:
+    """Wait for the next message of an empty queue. It stays there.
+
+    Raises the errors of `take` that are not of a schema.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             while True:

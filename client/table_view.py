@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from magnetar.client.callbacks import call
-from magnetar.client.consumer import take
-from magnetar.client.errors import AlreadyClosed, PulsarException
+from magnetar.client.consumer import next_message, take
+from magnetar.client.errors import AlreadyClosed, PulsarException, Timeout
 from magnetar.client.guard import guarded
 from magnetar.client.message import MessageId
 from magnetar.client.options import ReaderOptions, TableViewOptions
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from magnetar.client.scope import Scope
 
 log = get_logger(__name__)
+
+LOOK_AGAIN_S: Final = 1.0
+"""Seconds that a view which is being created waits for a message before it asks again whether there
+is one: the client drops entries that it cannot read, and chunks whose message stays incomplete."""
 
 Changed = Callable[[str, Any], object]
 """Called as `callback(key, value)`. The value is decoded by the schema; without a schema it is the
@@ -53,7 +58,11 @@ class TableRows:
         """Read what the topic holds, and begin to follow it. If that fails, close the view."""
         try:
             while await self._subscriber.has_message_available():
-                self._on_message(await take(self._subscriber, self._queue, None))
+                if self._queue.first() is not None:
+                    self._on_message(await take(self._subscriber, self._queue, None))
+                else:
+                    with suppress(Timeout):
+                        await next_message(self._subscriber, self._queue, LOOK_AGAIN_S)
         except BaseException:
             error = AlreadyClosed("the table view was not created", topic=self._subscriber.topic)
             self._subscriber.shut_down(error)

@@ -146,6 +146,9 @@ class Subscriber:
         self._seek_turn = asyncio.Lock()  # held: a seek is in progress, its outcome unknown
         self._seeking = False  # the seek was sent; the broker has not closed the consumer yet
         self._active: bool | None = None  # as the broker said; None: not attached, or not said
+        # The last entry that the client dropped since the queue was cleared: the user gets nothing
+        # of it.
+        self._dropped: Key = (-1, -1)
         self._waiting = False  # the user waits for a message
         self._burst: list[Message] = []  # messages of the frame that is being read
         # What `_permits` has not counted yet of the frame: permits, messages and bytes.
@@ -422,14 +425,21 @@ class Subscriber:
         return [last]
 
     async def has_message_available(self) -> bool:
-        """Return whether there is a message after the last one that the user took."""
+        """Return whether there is a message after the last one that the user took.
+
+        Entries that the client dropped hold none.
+        """
         if len(self._queue):
             return True
         taken = self._queue.last_taken
         place = self._start if taken is None else Start(taken, inclusive=False)
         last, done = await self.last_message_id()
+        if len(self._queue):
+            return True  # they came before the answer
         if last.entry_id() < 0:
             return False  # the topic is empty
+        if _key_of(last) <= self._dropped:
+            return False
         if place is None or place.message_id == MessageId.latest:
             return _key_of(last) > _key_of(done)
         return place.is_before(last)
@@ -697,6 +707,7 @@ class Subscriber:
             then="acknowledged" if discards else "left unacknowledged",
         )
         if discards:
+            self._dropped = max(self._dropped, key)
             self._acks.acknowledge(key, -1, 0)
         else:
             if self._unacked is not None:
@@ -801,7 +812,9 @@ class Subscriber:
         self._permits.on_delivered(permits, 0, 0)
         if self.subscription.fails_on_corrupt:
             self._queue.put_error(corrupt_message(key, error, self.topic))
-        elif self._connection is not None:
+            return
+        self._dropped = max(self._dropped, key)
+        if self._connection is not None:
             for first in range(0, len(keys), REDELIVERY_IDS_MAX):
                 some = keys[first : first + REDELIVERY_IDS_MAX]
                 self._connection.send_control(
@@ -865,6 +878,8 @@ class Subscriber:
             self._queue.put_error(incomplete_message(lost.keys[-1], lost.reason, self.topic))
             return
         now = self._loop.time()
+        if lost.acknowledge:
+            self._dropped = max(self._dropped, *lost.keys)
         for key in lost.keys:
             if lost.acknowledge:
                 self._acks.acknowledge(key, -1, 0)
@@ -1028,6 +1043,7 @@ class Subscriber:
     def _clear_queue(self) -> None:
         self._count_delivered()
         self._burst.clear()
+        self._dropped = (-1, -1)  # the next broker delivers the entry again, or a seek does
         taken = self._queue.clear()
         self._generation = self._queue.generation
         if taken is not None and not self.subscription.is_durable and not self._seeking:

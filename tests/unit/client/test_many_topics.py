@@ -26,7 +26,7 @@ from magnetar.client.options import ConsumerType, ProducerAccessMode
 from magnetar.client.policies import ConsumerDeadLetterPolicy
 from magnetar.client.schema.schema import BytesSchema
 from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.message import read_entry
+from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_chunks, read_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -637,6 +637,32 @@ async def test_table_view_holds_the_last_value_of_each_key(partitions: int) -> N
         await table.close()
         await settle()
         assert not own_tasks()
+
+
+@pytest.mark.parametrize("end", ["corrupt", "chunk"])
+async def test_table_view_opens_although_the_last_entry_of_the_topic_holds_no_message(
+    end: str,
+) -> None:
+    async with client_among() as (client, cluster):
+        await put(client, a=b"1")
+        if end == "corrupt":
+            cluster.damage = lambda entry: entry[:-1] + b"?" if b"broken" in entry else entry
+            await put(client, a=b"broken")
+        else:  # its producer died before the last chunk
+            message = OutgoingMessage(b"12345678", 1)
+            first, _ = encode_chunks(message, EntryHeader("p", 1), uuid="u", chunk_bytes_max=4)
+            cluster.topic(TOPIC).append(b"".join(first))
+        async with asyncio.timeout(100):
+            table = await client.create_table_view("t")
+        assert table.get("a") == b"1"
+        reader = await client.create_reader("t", MessageId.earliest)
+        assert (await reader.read_next()).data() == b"1"
+        await asyncio.sleep(100)
+        assert not await reader.has_message_available()
+        await put(client, b=b"2")
+        assert await reader.has_message_available()
+        assert (await reader.read_next()).data() == b"2"
+        assert table.get("b") == b"2"
 
 
 class Strange(BytesSchema):

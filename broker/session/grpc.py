@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
@@ -13,11 +13,12 @@ from magnetar.broker.session import ranges
 from magnetar.broker.session.batch_notes import note_batches, note_of
 from magnetar.broker.session.caller import Caller, authenticated
 from magnetar.broker.session.connection import Connection, Transport
-from magnetar.broker.session.limits import Requests
+from magnetar.broker.session.limits import REQUEST_FIELDS_MAX, Requests
 from magnetar.broker.session.position_watch import PositionWatches
 from magnetar.broker.session.topic_ranges import TopicRanges, ledger_range
 from magnetar.protos import broker_pb2 as pb
 from magnetar.protos.errors import MalformedCommand
+from magnetar.protos.field_count import has_more_fields
 from magnetar.protos.names import TopicName
 from magnetar.runtime.frames import StreamClosed
 from magnetar.runtime.grpc_frames import (
@@ -30,6 +31,8 @@ from magnetar.runtime.grpc_frames import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from google.protobuf.descriptor import Descriptor
 
     from magnetar.broker.broker import Broker
     from magnetar.broker.session.endpoint import Endpoint
@@ -167,7 +170,9 @@ async def _policies(broker: Broker, asked: pb.TopicPoliciesRequest) -> pb.TopicP
 
 
 def _parsed(kind: type[Request], data: bytes) -> Request:
-    """Raises MalformedCommand."""
+    """Raises MalformedCommand, RequestRefused."""
+    if has_more_fields(data, cast("Descriptor", kind.DESCRIPTOR), REQUEST_FIELDS_MAX):
+        raise RequestRefused(f"it has more than {REQUEST_FIELDS_MAX} fields")
     try:
         return kind.FromString(data)
     except DecodeError as error:

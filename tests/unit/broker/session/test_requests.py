@@ -19,11 +19,14 @@ from magnetar.broker.session.limits import (
     HANDSHAKE_FAIR_S,
     HANDSHAKES_MAX,
     REQUEST_BYTES_MAX,
+    REQUEST_FIELDS_MAX,
     REQUESTS_BYTES_MAX,
     Requests,
 )
+from magnetar.broker.session.topic_ranges import TOPICS_MAX
 from magnetar.protos import broker_pb2, framing
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.field_count import has_more_fields
 from magnetar.runtime.errors import CallFailed, StreamClosed
 from magnetar.runtime.grpc_frames import call_unary, open_channel
 
@@ -97,6 +100,42 @@ async def test_a_request_of_frame_size_is_refused_and_an_honest_one_answered() -
         asked = broker_pb2.PlanRangeRequest(topic=topic).SerializeToString()
         reply = broker_pb2.PlanRangeReply.FromString(await call_unary(channel, method, asked))
         assert not reply.exists
+
+
+@pytest.mark.real_loop
+@pytest.mark.parametrize(
+    ("method", "field"),
+    [
+        ("PlanTopics", b"\x0a\x00"),
+        ("WatchPositions", b"\x0a\x00"),
+        ("FindTopics", b"\x0a\x00"),
+        ("HoldTopics", b"\x22\x00"),
+        ("NoteBatches", b"\x22\x00"),
+    ],
+)
+async def test_a_request_of_a_million_topics_is_refused_without_parsing(
+    method: str, field: bytes
+) -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        open_channel(broker.grpc_url.removeprefix("grpc://")) as channel,
+    ):
+        request = field * (REQUEST_BYTES_MAX // len(field))
+        with pytest.raises(CallFailed, match="more than 6000 fields"):
+            await call_unary(channel, f"/{SERVICE}/{method}", request)
+
+
+def test_the_largest_honest_request_has_few_enough_fields() -> None:
+    place = broker_pb2.EntryPlace(ledger=2**62, entry=2**62)
+    topics = [broker_pb2.TopicPlace(topic="t" * 1_024, place=place)] * TOPICS_MAX
+    held = broker_pb2.HoldTopicsRequest(
+        subscription="s", query="q", query_start_ms=2**62, topics=topics
+    )
+    asks = [broker_pb2.TopicAsk(topic="t", from_ledger=2**62, copies_of=[1])] * TOPICS_MAX
+    for request in (held, broker_pb2.PlanTopicsRequest(topics=asks)):
+        data = request.SerializeToString()
+        assert len(data) < REQUEST_BYTES_MAX
+        assert not has_more_fields(data, request.DESCRIPTOR, REQUEST_FIELDS_MAX)
 
 
 class _Client:

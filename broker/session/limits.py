@@ -9,7 +9,8 @@ late. Therefore CONNECT travels in the metadata of the call, which gRPC bounds
 CONNECT. Only a client that must answer a challenge sends messages before: the broker reads at most
 HANDSHAKES_MAX such streams; the others wait in FIFO order. While others wait, a stream that takes
 longer than HANDSHAKE_FAIR_S is closed. `Requests` limits the requests of other gRPC calls in the
-same way, and also their bytes.
+same way, with REQUESTS_READ_MAX and REQUEST_FAIR_S, and also their bytes. What gRPC gathers of the
+streams that wait is bounded for each connection (STREAMS_MAX, STREAM_WINDOW_BYTES).
 """
 
 from __future__ import annotations
@@ -29,12 +30,18 @@ HANDSHAKE_BYTES_MAX: Final = 64 << 10
 """A CONNECT has some hundred bytes, and with a large token some kilobytes."""
 
 HANDSHAKES_MAX: Final = 32
-"""An honest client needs a few milliseconds. Over gRPC a challenged client, or a request, may have
-6 MB: 192 MB."""
+"""An honest client needs a few milliseconds. Over gRPC a challenged client may send 6 MB: 192 MB in
+all."""
 
 HANDSHAKE_FAIR_S: Final = 1.0
 """A client on the other side of the world needs a third of it."""
 
+REQUESTS_READ_MAX: Final = 8
+"""Requests that are read at once. gRPC takes 6 MB and holds them twice: 96 MB."""
+
+REQUEST_FAIR_S: Final = HANDSHAKE_FAIR_S / 4
+"""A request that waited is in gRPC's window already, if it has at most STREAM_WINDOW_BYTES: reading
+it needs no round trip. So slow requests give up as many places a second as slow handshakes."""
 
 REQUEST_BYTES_MAX: Final = 2 << 20
 """A thousand topics with their longest names. gRPC alone would take the largest frame."""
@@ -87,8 +94,9 @@ class ConnectionLimits:
 class Handshakes:
     """The streams that are read before their clients are connected."""
 
-    def __init__(self) -> None:
-        self._places = asyncio.Semaphore(HANDSHAKES_MAX)
+    def __init__(self, places: int = HANDSHAKES_MAX, *, fair_s: float = HANDSHAKE_FAIR_S) -> None:
+        self._places = asyncio.Semaphore(places)
+        self._fair_s = fair_s
         self._running: dict[object, tuple[float, Callable[[], None]]] = {}  # since, how to end it
         self._waiting = 0
         self._timer: asyncio.TimerHandle | None = None  # None: no stream waits
@@ -127,17 +135,17 @@ class Handshakes:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for since, give_up in list(self._running.values()):
-            if now - since >= HANDSHAKE_FAIR_S:
+            if now - since >= self._fair_s:
                 give_up()
-        self._timer = loop.call_later(HANDSHAKE_FAIR_S / 2, self._end_slow)
+        self._timer = loop.call_later(self._fair_s / 2, self._end_slow)
 
 
 class Requests:
-    """The requests of gRPC calls other than sessions. The broker reads at most HANDSHAKES_MAX at
+    """The requests of gRPC calls other than sessions. The broker reads at most REQUESTS_READ_MAX at
     once, and answers requests of at most REQUESTS_BYTES_MAX at once."""
 
     def __init__(self) -> None:
-        self._reading = Handshakes()
+        self._reading = Handshakes(REQUESTS_READ_MAX, fair_s=REQUEST_FAIR_S)
         self._bytes = 0
 
     @asynccontextmanager
@@ -163,7 +171,7 @@ class Requests:
                 async with self._reading.place(lambda: slow.reschedule(loop.time())):
                     return await read()
         except TimeoutError:
-            reason = f"reading it took longer than {HANDSHAKE_FAIR_S:g} s while others waited"
+            reason = f"reading it took longer than {REQUEST_FAIR_S:g} s while others waited"
             raise RequestRefused(reason) from None
 
 

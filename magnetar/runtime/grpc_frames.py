@@ -60,6 +60,17 @@ GREETING_BYTES_MAX = 64 << 10
 _METADATA_BYTES_MAX = GREETING_BYTES_MAX * 4 // 3 + (8 << 10)
 """The greeting in base64, and what gRPC itself and proxies add: 8 KiB is gRPC's usual limit."""
 
+STREAM_WINDOW_BYTES = 512 << 10
+"""What gRPC gathers of a stream that the server does not read. Over a round trip of 50 ms a client
+sends 10 MB/s. gRPC would otherwise raise the window to what a fast client has shown it can send,
+2.5 MB over loopback, also for streams that are never read."""
+
+STREAMS_MAX = 100
+"""The open calls of one connection; HTTP/2 recommends at least as many. Unread calls of one
+connection thus hold 50 MB at most. Further calls wait at the client, and may fail as UNAVAILABLE: a
+client that begins one as soon as the server ends another can be early. A session has a connection
+of its own, and a Spark process asks a broker a few things at once."""
+
 CLOSE_S = 1.0
 """How long a close waits for the peer before it breaks the stream."""
 
@@ -90,6 +101,9 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing
     ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
     ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
+    ("grpc.max_concurrent_streams", STREAMS_MAX),
+    ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
+    ("grpc.http2.bdp_probe", 0),  # otherwise the window grows
     ("grpc.so_reuseport", 0),  # otherwise a second server can listen on the same port
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # accept the clients' keep-alive
 ]

@@ -20,6 +20,8 @@ from magnetar.runtime.grpc_frames import (
     FRAME_LIMIT_BYTES,
     GREETING_BYTES_MAX,
     GREETING_KEY,
+    STREAM_WINDOW_BYTES,
+    STREAMS_MAX,
     call_unary,
     decode_frame,
     encode_frame,
@@ -47,6 +49,61 @@ async def serving(**methods: MethodHandler) -> AsyncIterator[aio.Channel]:
         open_channel(f"127.0.0.1:{port}") as channel,
     ):
         yield channel
+
+
+async def test_a_fast_client_gets_no_larger_window_for_streams_that_are_not_read() -> None:
+    taken = 0
+
+    async def read(stream: FrameStream) -> None:
+        nonlocal taken
+        with suppress(StreamClosed):
+            while True:
+                taken += len(await stream.receive())
+
+    async def ignore(_: FrameStream) -> None:
+        await asyncio.Event().wait()
+
+    part = bytes(64 << 10)
+    async with serving(
+        Read=frame_stream_handler(read), Ignore=frame_stream_handler(ignore)
+    ) as channel:
+        fast = open_frame_stream(channel, "/t.T/Read", peer="the server")
+        for _ in range(1_000):
+            await fast.send([part])
+        await wait_until(lambda: taken == 1_000 * len(part))
+        unread = open_frame_stream(channel, "/t.T/Ignore", peer="the server")
+        sent = 0
+        with suppress(TimeoutError, StreamClosed):
+            while sent <= 4 * STREAM_WINDOW_BYTES:
+                async with asyncio.timeout(1):
+                    await unread.send([part])
+                sent += len(part)
+        # One more frame waits at each end.
+        assert 0 < sent <= STREAM_WINDOW_BYTES + 2 * len(part)
+        await fast.close()
+
+
+async def test_one_connection_has_a_bounded_number_of_open_calls() -> None:
+    begun = 0
+    end = asyncio.Event()
+
+    async def hold(_: FrameStream) -> None:
+        nonlocal begun
+        begun += 1
+        await end.wait()
+
+    async with serving(Hold=frame_stream_handler(hold)) as channel:
+        streams = [
+            open_frame_stream(channel, "/t.T/Hold", peer="the server", close_s=0.1)
+            for _ in range(STREAMS_MAX + 5)
+        ]
+        async with asyncio.TaskGroup() as group:
+            for stream in streams:
+                group.create_task(ended(stream))
+            await wait_until(lambda: begun == STREAMS_MAX)
+            await settle()
+            assert begun == STREAMS_MAX
+            end.set()
 
 
 # -- the wire form ---------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from magnetar.client.errors import InvalidUrl
-from magnetar.client.session.service_url import Scheme, parse_service_url, scheme_of
+from magnetar.client.session.service_url import parse_service_url, scheme_of
 from magnetar.spark.errors import InvalidOption
 
 
@@ -13,6 +13,7 @@ def brokers_of(text: str) -> tuple[str, ...]:
         brokers, scheme = parse_service_url(text), scheme_of(text)
     except InvalidUrl as error:
         raise InvalidOption("service.url", str(error)) from None
-    if scheme is not Scheme.GRPC:
-        raise InvalidOption("service.url", f"expected grpc://host:port: {text!r}")
+    if not scheme.is_grpc:
+        reason = f"expected grpc://host:port, or grpcs:// with TLS: {text!r}"
+        raise InvalidOption("service.url", reason)
     return brokers

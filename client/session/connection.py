@@ -232,19 +232,7 @@ class Connection:
             if not self._opened.done():
                 self._opened.set_exception(error)
             return
-        connect = pb.CommandConnect(
-            client_version=CLIENT_VERSION,
-            protocol_version=PROTOCOL_VERSION,
-            auth_method_name=self._credentials.method,
-            auth_data=data,
-            proxy_to_broker_url=self._proxy_to,
-            feature_flags=pb.FeatureFlags(
-                supports_auth_refresh=True,
-                supports_broker_entry_metadata=True,
-                supports_topic_watchers=True,
-            ),
-        )
-        self.send_control(connect)
+        self.send_control(connect_command(self._credentials.method, data, proxy_to=self._proxy_to))
 
     async def _authenticate_again(self) -> None:
         """Answer a challenge of the broker with new credentials."""
@@ -624,6 +612,24 @@ class Connection:
         asked, self._asked = self._asked, {}
         for done in asked.values():  # last: no callback may find this connection attached
             done(error)
+
+
+def connect_command(
+    method: str, data: bytes | None, *, proxy_to: str | None = None
+) -> pb.CommandConnect:
+    """The CONNECT with these credentials. `proxy_to`: the broker behind a proxy, as host:port."""
+    return pb.CommandConnect(
+        client_version=CLIENT_VERSION,
+        protocol_version=PROTOCOL_VERSION,
+        auth_method_name=method,
+        auth_data=data,
+        proxy_to_broker_url=proxy_to,
+        feature_flags=pb.FeatureFlags(
+            supports_auth_refresh=True,
+            supports_broker_entry_metadata=True,
+            supports_topic_watchers=True,
+        ),
+    )
 
 
 _HANDLERS: dict[int, Callable[[Connection, Any], None]] = {

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from magnetar.protos.message import OutgoingMessage
+    from magnetar.spark.access import Access
     from magnetar.spark.sink.identity import Identity
     from magnetar.spark.sink.options import WriteOptions
 
@@ -124,7 +125,7 @@ def note_batch(
     brokers = list(options.brokers)
     while True:
         try:
-            _note(brokers[0], sink, query, batch, left)
+            _note(options.access, brokers[0], sink, query, batch, left)
             return
         except BrokerRefused as error:
             raise WriteRefused(next(iter(left)), str(error)) from error
@@ -136,7 +137,9 @@ def note_batch(
         time.sleep(delay.on_failed(time.monotonic()))
 
 
-def _note(broker: str, sink: str, query: str, batch: int, left: dict[str, str]) -> None:
+def _note(
+    access: Access, broker: str, sink: str, query: str, batch: int, left: dict[str, str]
+) -> None:
     """One round: ask a broker, then the owners that it names. Noted topics are removed."""
     from magnetar.protos import broker_pb2 as pb
     from magnetar.spark.source.range_client import BrokerLost, note_batches, raise_named
@@ -150,7 +153,7 @@ def _note(broker: str, sink: str, query: str, batch: int, left: dict[str, str]) 
             request = pb.NoteBatchesRequest(sink=sink, query=query, batch=batch)
             for topic in part:
                 request.topics.add(topic=topic, digest=left[topic])
-            for topic, noted in zip(part, note_batches(owner, request), strict=True):
+            for topic, noted in zip(part, note_batches(access, owner, request), strict=True):
                 if noted.owner_url:
                     owners[topic] = noted.owner_url
                 elif noted.error:

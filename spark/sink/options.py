@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from magnetar.client.enums import CompressionType
 from magnetar.protos.errors import InvalidTopicName
 from magnetar.protos.names import Domain, TopicName
+from magnetar.spark import access
+from magnetar.spark.access import ANONYMOUS, Access, parse_access
 from magnetar.spark.errors import InvalidOption
 from magnetar.spark.service_url import brokers_of
 
@@ -29,6 +31,7 @@ OPTIONS: Final = (
     "pendingBytes",
     "sendTimeoutMs",
     "jobId",
+    *access.OPTIONS,
 )
 # Spark puts these into the options of a streaming query.
 OF_SPARK: Final = ("path", "checkpointlocation", "queryname")
@@ -88,7 +91,7 @@ class WriteOptions:
     """The parsed options of one write."""
 
     service_url: str
-    brokers: tuple[str, ...]  # grpc:// URLs, one broker each
+    brokers: tuple[str, ...]  # grpc:// or grpcs:// URLs, one broker each
     topic: TopicName | None  # None: the column __topic names the topic of each row
     guarantee: Guarantee
     value_format: ValueFormat
@@ -99,6 +102,7 @@ class WriteOptions:
     job_id: str | None  # of a batch job with dedup; None: a new one for each job
     row_order: RowOrder = RowOrder.ARRIVAL
     query_name: str = ""  # of a streaming query; empty: it has none
+    access: Access = ANONYMOUS
 
     @property
     def division(self) -> tuple[str, ...]:
@@ -137,6 +141,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> Write
         _job_id(values.get("jobid"), guarantee, streaming=streaming),
         _choice(values, "rowOrder", RowOrder, RowOrder.ARRIVAL),
         _query_name(values.get("queryname", "")),
+        parse_access(values),
     )
 
 

@@ -12,6 +12,7 @@ from magnetar.spark.errors import WriteRefused, WriteStalled
 from magnetar.spark.sink.notes import Note
 
 if TYPE_CHECKING:
+    from magnetar.spark.access import Access
     from magnetar.spark.sink.options import WriteOptions
 
 REDIRECTS_MAX: Final = 4  # in one round; the next round begins after a delay
@@ -39,7 +40,7 @@ def policies_of(options: WriteOptions, topic: str, sink: str = "") -> Policies:
         failure = ""
         for broker in options.brokers:
             try:
-                return _follow(broker, topic, sink)
+                return _follow(options.access, broker, topic, sink)
             except BrokerLost as error:
                 failure = str(error)
             except BrokerRefused as error:
@@ -50,11 +51,11 @@ def policies_of(options: WriteOptions, topic: str, sink: str = "") -> Policies:
         time.sleep(delay.on_failed(time.monotonic()))
 
 
-def _follow(broker: str, topic: str, sink: str) -> Policies:
+def _follow(access: Access, broker: str, topic: str, sink: str) -> Policies:
     from magnetar.spark.source.range_client import BrokerLost, topic_policies
 
     for _ in range(REDIRECTS_MAX + 1):
-        found = topic_policies(broker, topic, sink)
+        found = topic_policies(access, broker, topic, sink)
         if not found.owner_url:
             has_note = found.HasField("noted")
             note = Note(found.noted.query, found.noted.batch) if has_note else None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from magnetar.client.asyncio import Client
 from magnetar.client.environment import Environment
 from magnetar.client.errors import ProducerBusy, PulsarException, is_retriable
-from magnetar.client.options import ClientOptions, ProducerOptions
+from magnetar.client.options import ProducerOptions
 from magnetar.client.producing.hashing import java_string_hash
 from magnetar.client.producing.publisher import Publisher
 from magnetar.spark.errors import (
@@ -71,8 +71,8 @@ class TaskWriter:
         self._policies = policies
         world = Environment(pending_bytes_max=UNLIMITED) if environment is None else environment
         self._client = Client.in_environment(
-            ClientOptions(
-                options.service_url, operation_timeout_seconds=max(1, int(options.send_timeout_s))
+            options.access.client_options(
+                options.service_url, operation_timeout_s=max(1, int(options.send_timeout_s))
             ),
             world,
         )

@@ -66,7 +66,7 @@ class StreamDriver:
         None: one with the default limits."""
         self._options = options
         self._view = TopicView(options)
-        self._watch = watch or PositionWatch()
+        self._watch = watch or PositionWatch(options.access)
         self._states: dict[str, TopicState | None] = {}
         self._from: dict[str, int] = {}  # topic -> the first ledger that its state has
         self._pushed: Mapping[str, Known] = {}  # of which an owner pushes news now

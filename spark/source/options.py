@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from magnetar.client.session.service_url import scheme_of
 from magnetar.protos.errors import InvalidNamespaceName, InvalidTopicName
 from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, NamespaceName, TopicName
+from magnetar.spark import access
+from magnetar.spark.access import ANONYMOUS, Access, parse_access
 from magnetar.spark.errors import InvalidOption
 from magnetar.spark.planner import TARGET_BYTES_PER_TASK, TASKS_MAX
 from magnetar.spark.service_url import brokers_of
@@ -38,6 +41,7 @@ COMMON: Final = (
     "maxPartitions",
     "readTimeoutMs",
     "readFromBookies",
+    *access.OPTIONS,
 )
 ONLY_BATCH: Final = ("endingOffsets", "endingTime", "filterPushdown")
 ONLY_STREAM: Final = (
@@ -158,7 +162,7 @@ class TopicPattern:
 class ReadOptions:
     """The parsed options of one read."""
 
-    brokers: tuple[str, ...]  # grpc:// URLs, one broker each
+    brokers: tuple[str, ...]  # grpc:// or grpcs:// URLs, one broker each
     topics: tuple[TopicName, ...]  # empty: there is a pattern
     pattern: TopicPattern | None
     start: Bounds
@@ -182,6 +186,7 @@ class ReadOptions:
     waits_for_topics: bool = False  # that the user named and that do not exist yet
     poll_interval_s: float = POLL_INTERVAL_MS / 1_000
     discovery_interval_s: float = DISCOVERY_INTERVAL_MS / 1_000
+    access: Access = ANONYMOUS
     takes_filters: bool = False  # of a batch read
     pushed: Pushed | None = None  # the filters that Spark gave; None: it gave none
 
@@ -206,6 +211,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = False) -
     values = {name.lower(): value.strip() for name, value in given.items()}
     _check_names(values, streaming=streaming)
     brokers = brokers_of(_required(values, "service.url"))
+    is_encrypted = scheme_of(brokers[0]).is_tls
     topics, pattern = _which_topics(values)
     start = _bounds(values, "starting", Edge.LATEST if streaming else Edge.EARLIEST)
     end = _bounds(values, "ending", Edge.LATEST)
@@ -224,7 +230,9 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = False) -
         value_schema=_schema_text(values, "value", value_format),
         **_key_options(values),
         mode=_choice(values, "mode", Mode.FAILFAST),
-        reads_from_bookies=_flag(values, "readFromBookies", default=True),
+        # Bookies have no TLS.
+        reads_from_bookies=_flag(values, "readFromBookies", default=not is_encrypted),
+        access=parse_access(values),
         subscription=_subscription(values.get("subscription", "")),
         rows_max=_limit(values, "maxRowsPerTrigger"),
         bytes_max=_limit(values, "maxBytesPerTrigger"),

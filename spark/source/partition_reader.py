@@ -115,7 +115,7 @@ class TopicReader:
             self._ask_all()
             assert self._owner is not None
         following = span.first
-        with frames_of(self._owner, self._topic, span) as frames:
+        with frames_of(self._options.access, self._owner, self._topic, span) as frames:
             for frame in frames:
                 self._retries.on_progress()
                 for stored in records_of(frame):
@@ -144,7 +144,7 @@ class TopicReader:
 
     def _follow(self, broker: str) -> Plan:
         for _ in range(REDIRECTS_MAX + 1):
-            plan = plan_range(broker, self._topic)
+            plan = plan_range(self._options.access, broker, self._topic)
             if not plan.owner:
                 self._owner = broker
                 return plan

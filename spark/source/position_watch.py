@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from magnetar.spark.access import ANONYMOUS
 from magnetar.spark.source.range_client import BrokerLost, BrokerRefused, watch_positions
 from magnetar.spark.source.topic_view import TOPICS_PER_CALL, state_of
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from magnetar.protos import broker_pb2 as pb
+    from magnetar.spark.access import Access
     from magnetar.spark.topic_state import TopicState
 
 SILENCE_S_MAX: Final = 6.0
@@ -59,11 +61,13 @@ class PositionWatch:
 
     def __init__(
         self,
+        access: Access = ANONYMOUS,
         *,
         streams_max: int = STREAMS_MAX,
         silence_s_max: float = SILENCE_S_MAX,
         retry_s: float = RETRY_S,
     ) -> None:
+        self._access = access
         self._streams_max = streams_max
         self._silence_s_max = silence_s_max
         self._retry_s = retry_s
@@ -118,7 +122,12 @@ class PositionWatch:
                 log.info("%d topics are polled, all streams are in use", len(names) - at)
                 return
             part = {name: topics[name] for name in names[at : at + TOPICS_PER_CALL]}
-            self._streams.append(_Stream(owner, part, self._silence_s_max))
+            try:
+                stream = _Stream(self._access, owner, part, self._silence_s_max)
+            except (BrokerLost, BrokerRefused) as error:  # no credentials, or no TLS
+                log.info("%d topics are polled: %s", len(names) - at, error)
+                return
+            self._streams.append(stream)
 
     def _drop(self, stream: _Stream) -> None:
         stream.close()
@@ -130,7 +139,9 @@ class PositionWatch:
 class _Stream:
     """One stream of a broker, and the thread that receives it."""
 
-    def __init__(self, owner: str, topics: Mapping[str, int], silence_s_max: float) -> None:
+    def __init__(
+        self, access: Access, owner: str, topics: Mapping[str, int], silence_s_max: float
+    ) -> None:
         self.owner = owner
         self.topics: frozenset[str] = frozenset(topics)
         self.refused = False
@@ -142,7 +153,7 @@ class _Stream:
         self._from = dict(topics)
         self._heard_s = time.monotonic()
         self._ended = False
-        updates, self.close = watch_positions(owner, topics)
+        updates, self.close = watch_positions(access, owner, topics)
         receiver = threading.Thread(
             target=self._receive, args=(updates,), name="magnetar-positions", daemon=True
         )

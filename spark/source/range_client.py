@@ -1,12 +1,14 @@
 """Blocking calls to a broker for Spark's Python processes.
 
-Each process keeps one channel for each broker until it ends: Spark reuses a worker for many tasks,
+Each call carries the credentials of the options in its metadata, as a CONNECT. Each process keeps
+one channel for each broker and access until it ends: Spark reuses a worker for many tasks,
 and a channel costs more than a small task. This module imports grpc and is loaded after Spark's
 start, because grpc's threads do not survive the fork that creates a worker.
 """
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from contextlib import contextmanager
@@ -16,16 +18,22 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from magnetar.client.session.service_url import host_and_port
+from magnetar.client.errors import InvalidConfiguration, PulsarException
+from magnetar.client.session.connection import connect_command
+from magnetar.client.session.service_url import host_and_port, scheme_of
+from magnetar.client.session.tls import Tls
 from magnetar.protos import broker_pb2 as pb
+from magnetar.protos.framing import encode_command
 from magnetar.runtime.errors import StreamClosed
-from magnetar.runtime.grpc_frames import CHANNEL_OPTIONS, decode_frame
+from magnetar.runtime.grpc_frames import CHANNEL_OPTIONS, GREETING_KEY, decode_frame
 from magnetar.spark.planner import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from google.protobuf.message import Message
+
+    from magnetar.spark.access import Access
 
 # Frames to read ahead. A frame has 2 MiB, at most 16 MiB.
 FRAMES_AHEAD: Final = 2
@@ -73,38 +81,42 @@ class Plan:
     ledgers: tuple[Span, ...]
 
 
-def plan_range(broker: str, topic: str) -> Plan:
+def plan_range(access: Access, broker: str, topic: str) -> Plan:
     """Ask a broker which ledgers of the topic can be read now. Raises BrokerLost, BrokerRefused."""
-    reply = _ask(broker, _PLAN, pb.PlanRangeRequest(topic=topic), pb.PlanRangeReply)
+    reply = _ask(access, broker, _PLAN, pb.PlanRangeRequest(topic=topic), pb.PlanRangeReply)
     ledgers = (Span(r.ledger, r.first_entry, r.last_entry, r.bytes) for r in reply.ledgers)
     return Plan(reply.owner_url, reply.exists, tuple(ledgers))
 
 
-def topic_policies(broker: str, topic: str, sink: str = "") -> pb.TopicPoliciesReply:
+def topic_policies(
+    access: Access, broker: str, topic: str, sink: str = ""
+) -> pb.TopicPoliciesReply:
     """Ask a broker for the policies of a topic, and for the last note of a sink. Raises BrokerLost,
     BrokerRefused."""
     request = pb.TopicPoliciesRequest(topic=topic, sink=sink)
-    return _ask(broker, f"{_SERVICE}TopicPolicies", request, pb.TopicPoliciesReply)
+    return _ask(access, broker, f"{_SERVICE}TopicPolicies", request, pb.TopicPoliciesReply)
 
 
 def find_topics(
-    broker: str, topics: Sequence[str], namespaces: Sequence[str]
+    access: Access, broker: str, topics: Sequence[str], namespaces: Sequence[str]
 ) -> pb.FindTopicsReply:
     """Ask any broker for the topics and partitions. Raises BrokerLost, BrokerRefused."""
     request = pb.FindTopicsRequest(topics=topics, namespaces=namespaces)
-    return _ask(broker, f"{_SERVICE}FindTopics", request, pb.FindTopicsReply)
+    return _ask(access, broker, f"{_SERVICE}FindTopics", request, pb.FindTopicsReply)
 
 
-def plan_topics(broker: str, topics: Mapping[str, int]) -> list[pb.TopicPlan]:
+def plan_topics(access: Access, broker: str, topics: Mapping[str, int]) -> list[pb.TopicPlan]:
     """Ask a broker for plans: {topic: first ledger of interest}. Raises BrokerLost,
     BrokerRefused."""
     asks = [pb.TopicAsk(topic=topic, from_ledger=ledger) for topic, ledger in topics.items()]
     request = pb.PlanTopicsRequest(topics=asks)
-    reply = _ask(broker, f"{_SERVICE}PlanTopics", request, pb.PlanTopicsReply)
+    reply = _ask(access, broker, f"{_SERVICE}PlanTopics", request, pb.PlanTopicsReply)
     return _as_many(broker, reply.topics, len(asks))
 
 
-def ledger_copies(broker: str, ledgers: Mapping[str, Sequence[int]]) -> pb.PlanTopicsReply:
+def ledger_copies(
+    access: Access, broker: str, ledgers: Mapping[str, Sequence[int]]
+) -> pb.PlanTopicsReply:
     """Ask a broker where the copies of sealed ledgers are: {topic: ledgers}. Raises BrokerLost,
     BrokerRefused."""
     asks = [
@@ -112,11 +124,11 @@ def ledger_copies(broker: str, ledgers: Mapping[str, Sequence[int]]) -> pb.PlanT
         for topic, part in ledgers.items()
     ]
     request = pb.PlanTopicsRequest(topics=asks)
-    return _ask(broker, f"{_SERVICE}PlanTopics", request, pb.PlanTopicsReply)
+    return _ask(access, broker, f"{_SERVICE}PlanTopics", request, pb.PlanTopicsReply)
 
 
 def watch_positions(
-    broker: str, topics: Mapping[str, int]
+    access: Access, broker: str, topics: Mapping[str, int]
 ) -> tuple[Iterator[pb.PositionsUpdate], Callable[[], object]]:
     """Ask a broker to push the states of topics: {topic: first ledger of interest}.
 
@@ -124,8 +136,9 @@ def watch_positions(
     BrokerLost, BrokerRefused.
     """
     asks = [pb.TopicAsk(topic=topic, from_ledger=ledger) for topic, ledger in topics.items()]
-    ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = _channel(broker).unary_stream(_WATCH)
-    call = ask(pb.WatchPositionsRequest(topics=asks).SerializeToString())
+    ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = _channel(access, broker).unary_stream(_WATCH)
+    request = pb.WatchPositionsRequest(topics=asks)
+    call = ask(request.SerializeToString(), metadata=_greeting(access))
 
     def updates() -> Iterator[pb.PositionsUpdate]:
         try:
@@ -139,20 +152,22 @@ def watch_positions(
     return updates(), call.cancel
 
 
-def find_entry(broker: str, request: pb.FindEntryRequest) -> pb.FindEntryReply:
+def find_entry(access: Access, broker: str, request: pb.FindEntryRequest) -> pb.FindEntryReply:
     """Ask a broker for the place of an entry. Raises BrokerLost, BrokerRefused."""
-    return _ask(broker, f"{_SERVICE}FindEntry", request, pb.FindEntryReply)
+    return _ask(access, broker, f"{_SERVICE}FindEntry", request, pb.FindEntryReply)
 
 
-def hold_topics(broker: str, request: pb.HoldTopicsRequest) -> list[pb.HeldTopic]:
+def hold_topics(access: Access, broker: str, request: pb.HoldTopicsRequest) -> list[pb.HeldTopic]:
     """Ask a broker to move a subscription on topics. Raises BrokerLost, BrokerRefused."""
-    reply = _ask(broker, f"{_SERVICE}HoldTopics", request, pb.HoldTopicsReply)
+    reply = _ask(access, broker, f"{_SERVICE}HoldTopics", request, pb.HoldTopicsReply)
     return _as_many(broker, reply.topics, len(request.topics))
 
 
-def note_batches(broker: str, request: pb.NoteBatchesRequest) -> list[pb.NotedTopic]:
+def note_batches(
+    access: Access, broker: str, request: pb.NoteBatchesRequest
+) -> list[pb.NotedTopic]:
     """Ask a broker to note a batch of a sink. Raises BrokerLost, BrokerRefused."""
-    reply = _ask(broker, f"{_SERVICE}NoteBatches", request, pb.NoteBatchesReply)
+    reply = _ask(access, broker, f"{_SERVICE}NoteBatches", request, pb.NoteBatchesReply)
     return _as_many(broker, reply.topics, len(request.topics))
 
 
@@ -170,10 +185,23 @@ def _as_many(broker: str, answers: Sequence[Reply], count: int) -> list[Reply]:
     return list(answers)
 
 
-def _ask(broker: str, method: str, request: Message, reply: type[Reply]) -> Reply:
-    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = _channel(broker).unary_unary(method)
+def _ask(access: Access, broker: str, method: str, request: Message, reply: type[Reply]) -> Reply:
     try:
-        return reply.FromString(ask(request.SerializeToString(), timeout=SILENCE_S_MAX))
+        return _ask_once(access, broker, method, request, reply)
+    except BrokerRefused as error:
+        if error.name != NOT_AUTHENTICATED or not access.plugin:
+            raise
+    _on_refused(access)
+    return _ask_once(access, broker, method, request, reply)
+
+
+def _ask_once(
+    access: Access, broker: str, method: str, request: Message, reply: type[Reply]
+) -> Reply:
+    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = _channel(access, broker).unary_unary(method)
+    message, metadata = request.SerializeToString(), _greeting(access)
+    try:
+        return reply.FromString(ask(message, metadata=metadata, timeout=SILENCE_S_MAX))
     except grpc.RpcError as error:
         raise _failure(error, broker) from None
     except DecodeError as error:
@@ -181,7 +209,9 @@ def _ask(broker: str, method: str, request: Message, reply: type[Reply]) -> Repl
 
 
 @contextmanager
-def frames_of(broker: str, topic: str, span: Span) -> Iterator[Iterator[memoryview]]:
+def frames_of(
+    access: Access, broker: str, topic: str, span: Span
+) -> Iterator[Iterator[memoryview]]:
     """Yield an iterator over the frames of a span. A thread reads ahead inside of the block.
 
     The iterator raises BrokerLost and BrokerRefused.
@@ -189,8 +219,8 @@ def frames_of(broker: str, topic: str, span: Span) -> Iterator[Iterator[memoryvi
     request = pb.ReadRangeRequest(
         topic=topic, ledger=span.ledger, first_entry=span.first, last_entry=span.last
     )
-    ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = _channel(broker).unary_stream(_READ)
-    call = ask(request.SerializeToString())
+    ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = _channel(access, broker).unary_stream(_READ)
+    call = ask(request.SerializeToString(), metadata=_greeting(access))
     ahead: queue.Queue[memoryview | Exception | None] = queue.Queue(FRAMES_AHEAD)
     left = threading.Event()
 
@@ -238,6 +268,8 @@ def _arriving(
 
 # Mechanics
 
+NOT_AUTHENTICATED: Final = "NotAuthenticated"
+
 # Permanent errors: another attempt gets the same answer. A broker's other errors are temporary: the
 # owner is changing, the topic is being opened, or bookies are unavailable.
 PERMANENT: Final = {
@@ -245,6 +277,8 @@ PERMANENT: Final = {
     "InvalidTopicName",
     "NamespaceNotFound",
     "NotAllowed",
+    NOT_AUTHENTICATED,
+    "NotAuthorized",
     "QueryFenced",
     "RangeDeleted",
     "TenantNotFound",
@@ -260,17 +294,50 @@ _TEMPORARY_CODES = {
     grpc.StatusCode.UNKNOWN,
 }
 
-_channels: dict[str, grpc.Channel] = {}
+_channels: dict[tuple[Access, str], grpc.Channel] = {}
 _channels_lock = threading.Lock()
 
 
-def _channel(broker: str) -> grpc.Channel:
+def _channel(access: Access, broker: str) -> grpc.Channel:
+    """Raises BrokerRefused if TLS cannot be used."""
     with _channels_lock:
-        if broker not in _channels:
-            _channels[broker] = grpc.insecure_channel(
-                host_and_port(broker), options=CHANNEL_OPTIONS
-            )
-        return _channels[broker]
+        if (access, broker) not in _channels:
+            _channels[access, broker] = _new_channel(access, broker)
+        return _channels[access, broker]
+
+
+def _new_channel(access: Access, broker: str) -> grpc.Channel:
+    address = host_and_port(broker)
+    if not access.encrypts:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    if not scheme_of(broker).is_tls:
+        reason = f"the topic's owner is {broker}, without TLS, and service.url demands TLS"
+        raise BrokerRefused("", reason)
+    try:
+        credentials = Tls.of(access.client_options(broker)).grpc_credentials()
+    except InvalidConfiguration as error:
+        raise BrokerRefused("", str(error)) from None
+    return grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+
+
+def _greeting(access: Access) -> tuple[tuple[str, bytes], ...]:
+    """The metadata of a call: who asks. Raises BrokerLost if the credentials cannot be got now."""
+    authentication = access.authentication()
+    if authentication is None:
+        return ()
+    credentials = authentication.auth
+    try:
+        data = asyncio.run(credentials.data())
+    except PulsarException as error:
+        raise BrokerLost(f"there are no credentials: {error}") from None
+    return ((GREETING_KEY, encode_command(connect_command(credentials.method, data))),)
+
+
+def _on_refused(access: Access) -> None:
+    """A broker has refused the credentials: they may be outdated."""
+    authentication = access.authentication()
+    if authentication is not None:
+        authentication.auth.on_refused()
 
 
 def _failure(error: Any, broker: str) -> BrokerLost | BrokerRefused:

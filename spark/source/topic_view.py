@@ -140,7 +140,9 @@ class TopicView:
         for broker, topics in self._by_owner(ledgers):
             for chunk in _copies_chunks({topic: ledgers[topic] for topic in topics}):
                 try:
-                    found = found.merged(sealed_of(ledger_copies(broker, chunk)))
+                    found = found.merged(
+                        sealed_of(ledger_copies(self._options.access, broker, chunk))
+                    )
                 except (BrokerLost, BrokerRefused) as error:
                     log.warning("no copies of ledgers, they are read from brokers: %s", error)
         return found
@@ -225,7 +227,7 @@ class TopicView:
             named = pb.EntryPlace(ledger=place.ledger, entry=place.entry)
             request.topics.add(topic=topic, place=named)
         try:
-            answers = hold_topics(broker, request)
+            answers = hold_topics(self._options.access, broker, request)
         except BrokerLost as error:
             self.forget(places)
             failed |= dict.fromkeys(places, error)
@@ -255,11 +257,11 @@ class TopicView:
         missing: list[str] = []
         try:
             if pattern is not None:
-                reply = find_topics(broker, (), (str(pattern.namespace),))
+                reply = find_topics(self._options.access, broker, (), (str(pattern.namespace),))
                 names = map(TopicName.parse, reply.topics)
                 return sorted(str(name) for name in names if pattern.matches(name)), []
             for chunk in _chunks([str(topic) for topic in self._options.topics]):
-                reply = find_topics(broker, chunk, ())
+                reply = find_topics(self._options.access, broker, chunk, ())
                 found |= dict.fromkeys(reply.topics)
                 missing += reply.missing
         except BrokerLost:
@@ -282,7 +284,7 @@ class TopicView:
         self, broker: str, asks: Mapping[str, int], found: dict[str, TopicState | None]
     ) -> None:
         try:
-            plans = plan_topics(broker, asks)
+            plans = plan_topics(self._options.access, broker, asks)
         except BrokerLost:
             self.forget(asks)
             raise
@@ -301,7 +303,7 @@ class TopicView:
             for _ in range(REDIRECTS_MAX + 1):
                 broker = self._owners.get(topic, self._brokers[0])
                 try:
-                    reply = find_entry(broker, request)
+                    reply = find_entry(self._options.access, broker, request)
                 except BrokerLost:
                     self.forget([topic])
                     raise

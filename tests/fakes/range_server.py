@@ -155,8 +155,10 @@ class RangeServer:
 
 
 @contextmanager
-def serving(server: RangeServer) -> Iterator[RangeServer]:
-    """Serve on any free port; `server.url` says which."""
+def serving(
+    server: RangeServer, credentials: grpc.ServerCredentials | None = None
+) -> Iterator[RangeServer]:
+    """Serve on any free port; `server.url` says which. `credentials`: those of TLS."""
     grpc_server = grpc.server(ThreadPoolExecutor(4))
     methods: dict[str, Any] = {
         "PlanRange": grpc.unary_unary_rpc_method_handler(server.plan),
@@ -168,7 +170,11 @@ def serving(server: RangeServer) -> Iterator[RangeServer]:
     }
     handler = grpc.method_handlers_generic_handler("magnetar.broker.Broker", methods)
     grpc_server.add_generic_rpc_handlers((handler,))
-    server.url = f"grpc://127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"
+    if credentials is None:
+        server.url = f"grpc://127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"
+    else:
+        port = grpc_server.add_secure_port("127.0.0.1:0", credentials)
+        server.url = f"grpcs://localhost:{port}"
     grpc_server.start()
     try:
         yield server

@@ -192,6 +192,25 @@ def test_a_topic_that_was_only_subscribed_is_empty(
     assert reader(spark, service.grpc_url, topic).load().collect() == []
 
 
+def test_spark_shows_no_token_in_its_plans_and_errors(
+    spark: SparkSession, service: Service, topic: str
+) -> None:
+    given = {
+        "service.url": service.grpc_url,
+        "topic": topic,
+        "pulsar.client.authPluginClassName": "token",
+        "pulsar.client.authParams": "token:eyJhbGciOi",
+    }
+    frame = spark.read.format("magnetar").options(**given).load()
+    stream = spark.readStream.format("magnetar").options(**given).load()
+    shown = [it._jdf.queryExecution().toString() for it in (frame, stream)]
+    assert "*********(redacted)" in shown[1]  # a plan of a stream has the options
+    with pytest.raises(Exception, match="does not exist") as caught:
+        frame.collect()
+    for text in (*shown, str(caught.value)):
+        assert "eyJhbGciOi" not in text
+
+
 @pytest.mark.parametrize(
     ("options", "schema", "named"),
     [

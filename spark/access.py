@@ -1,0 +1,120 @@
+"""How source and sink present themselves to brokers: the options `pulsar.client.*`.
+
+The names are those of StreamNative's connector. The values travel to the executors with the tasks.
+Spark hides an option in plans if its name or its value matches REDACTED_BY_SPARK, so a secret that
+Spark would show is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from magnetar.client.errors import InvalidConfiguration, NotAllowedError
+from magnetar.client.session.service_url import scheme_of
+from magnetar.spark.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from magnetar.client.authentication import Authentication
+    from magnetar.client.options import ClientOptions
+
+PLUGIN: Final = "pulsar.client.authPluginClassName"
+PARAMS: Final = "pulsar.client.authParams"
+TRUST: Final = "pulsar.client.tlsTrustCertsFilePath"
+CERTIFICATE: Final = "pulsar.client.tlsCertificateFilePath"
+KEY: Final = "pulsar.client.tlsKeyFilePath"
+OPTIONS: Final = (PLUGIN, PARAMS, TRUST, CERTIFICATE, KEY)
+
+REDACTED_BY_SPARK: Final = re.compile(r"(?i)secret|password|token|access[.]?key")
+"""The default of Spark's setting `spark.redaction.regex`."""
+
+CHARACTERS_MAX: Final = 60_000
+"""Of authParams: credentials travel in the metadata of a call, which has at most 64 KiB."""
+
+_WITHOUT_SECRET: Final = ("file:", "env:", "tlsCertFile:", "tlsKeyFile:")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The credentials of one read or write. The paths are those of PEM files on each machine."""
+
+    plugin: str = ""  # empty: no credentials
+    params: str = field(default="", repr=False)
+    trust_certs: str | None = None  # None: the authorities that the system trusts
+    certificate: str | None = None
+    key: str | None = None
+    encrypts: bool = False  # the service URL has TLS: no call goes to a broker without it
+
+    def authentication(self) -> Authentication | None:
+        """The same for equal values, as it may keep a token. Raises InvalidConfiguration,
+        NotAllowedError."""
+        return _authentication(self.plugin, self.params) if self.plugin else None
+
+    def client_options(self, service_url: str, *, operation_timeout_s: int = 30) -> ClientOptions:
+        """Raises InvalidConfiguration, NotAllowedError."""
+        from magnetar.client.options import ClientOptions  # takes 0.1 s
+
+        return ClientOptions(
+            service_url,
+            authentication=self.authentication(),
+            operation_timeout_seconds=operation_timeout_s,
+            tls_trust_certs_file_path=self.trust_certs,
+            tls_certificate_file_path=self.certificate,
+            tls_private_key_file_path=self.key,
+        )
+
+
+ANONYMOUS: Final = Access()
+
+
+def parse_access(values: Mapping[str, str]) -> Access:
+    """Parse the options, whose names are in lower case. Raises InvalidOption. No error shows
+    authParams."""
+    plugin, params = (values.get(name.lower(), "") for name in (PLUGIN, PARAMS))
+    trust, certificate, key = (
+        values.get(name.lower()) or None for name in (TRUST, CERTIFICATE, KEY)
+    )
+    if params and not plugin:
+        raise InvalidOption(PARAMS, f"needs {PLUGIN}")
+    if len(params) > CHARACTERS_MAX:
+        raise InvalidOption(PARAMS, f"has more than {CHARACTERS_MAX} characters")
+    if (certificate is None) != (key is None):
+        raise InvalidOption(CERTIFICATE, f"is used together with {KEY}")
+    url = values.get("service.url", "")
+    encrypts = scheme_of(url).is_tls
+    access = Access(plugin, params, trust, certificate, key, encrypts)
+    try:
+        access.authentication()
+    except NotAllowedError as error:
+        raise InvalidOption(PLUGIN, str(error)) from None
+    except InvalidConfiguration:  # its text may show the parameters
+        raise InvalidOption(PARAMS, f"is not what {plugin} expects") from None
+    if _may_hold_secret(params) and not REDACTED_BY_SPARK.search(params):
+        raise InvalidOption(PARAMS, "would be shown in Spark's plans: write it as token:...")
+    if any((trust, certificate, key)) and not encrypts:
+        raise InvalidOption(TRUST if trust else CERTIFICATE, "needs a service.url with grpcs://")
+    if encrypts:
+        from magnetar.client.session.tls import Tls
+
+        try:
+            Tls.of(access.client_options(url)).grpc_credentials()
+        except InvalidConfiguration as error:
+            raise InvalidOption(TRUST if trust else CERTIFICATE, str(error)) from None
+    return access
+
+
+def _may_hold_secret(params: str) -> bool:
+    is_path = params.startswith(_WITHOUT_SECRET)
+    is_json_with_path = params.lstrip().startswith("{") and "data:" not in params
+    return bool(params) and not is_path and not is_json_with_path
+
+
+@lru_cache(maxsize=16)
+def _authentication(plugin: str, params: str) -> Authentication:
+    from magnetar.client.authentication import Authentication
+
+    return Authentication(plugin, params)

@@ -466,18 +466,18 @@ class DispatcherRig:
         if self.outstanding is None and Why.UNACKED_BY_SUBSCRIPTION not in general and self.shared:
             waiting = [it.position for it in self.log if it.position not in self.acks.acked]
             delayed = {position for position, _ in self.delays.index}
-            if len(delayed) >= self.delayed_max or self.delays.pauses(self._last_tick):
-                assert Why.DELAYED in general
-                return
             assert (Why.DELAYED in general) == bool(delayed)
             left = set(waiting) - set(self.owner)
+            if len(delayed) >= self.delayed_max or self.delays.pauses(self._last_tick):
+                left = {it for it in left if it < self.machine.read_position} | delayed
             assert left == delayed, f"entries wait while a consumer is available: {reasons}"
             assert all(due > self._past_ms for _, due in self.delays.index), "delivered too late"
             assert (self.machine.next_timer() is not None) == bool(delayed)
 
     @property
     def _last_tick(self) -> float:
-        """The last moment at which a timer of the delayed entries can have fired."""
+        """The last moment at which a timer of the delayed entries can have fired: until the next
+        one, a dispatcher that has stopped reading for fixed delays does not read on."""
         return self.now - self.wall_ms(self.now) % self.delay.tick_ms / 1_000
 
     @property

@@ -121,14 +121,34 @@ def measure(pending: int, consumers: int) -> None:
     )
 
 
+def measure_waiting(count: int) -> None:
+    """The entries of a consumer that has left wait for the only other one."""
+    machine = dispatcher()
+    join(machine, 0)
+    fill(machine, count)
+    join(machine, 1)
+    leave(machine)
+    waiting = machine.waiting
+    steps = [join(machine, 2), *parts(machine)]
+    left = leave(machine)
+    print(
+        f"{waiting} waiting, 1 consumer: longest of {len(steps)} steps of a join"
+        f" {max(steps) * 1e3:.1f} ms (together {sum(steps) * 1e3:.0f} ms), of {len(left)} steps of"
+        f" a leave {max(left) * 1e3:.1f} ms"
+    )
+
+
 def leave(machine: KeyShared) -> list[float]:
     """The first consumer leaves. Returns the seconds of each step until its entries are back."""
-    leaver, now = machine._consumers[0], 0.0
     began_s = time.thread_time()
-    machine.remove_consumer(leaver, now)
-    steps = [time.thread_time() - began_s]
-    while machine._departed:
-        now = machine.next_timer() or now
+    machine.remove_consumer(machine._consumers[0], 0.0)
+    return [time.thread_time() - began_s, *parts(machine)]
+
+
+def parts(machine: KeyShared) -> list[float]:
+    """The seconds of each step that a join or a leave has left to do."""
+    steps = []
+    while (now := machine.next_timer()) is not None:
         began_s = time.thread_time()
         machine.on_timer(now)
         steps.append(time.thread_time() - began_s)
@@ -151,7 +171,6 @@ def measure_empty_tracker() -> None:
     without._draining = cast("Any", _NoTracker())
     for machine in (with_it, without):
         join(machine, 0)
-    gc.disable()
     ratios = []
     for number in range(60):
         entries = [
@@ -160,7 +179,6 @@ def measure_empty_tracker() -> None:
         order = (with_it, without) if number % 2 else (without, with_it)
         spent_s = {machine: cycle(machine, entries) for machine in order}
         ratios.append(spent_s[with_it] / spent_s[without])
-    gc.enable()
     print(
         f"an empty tracker: {100 * (median(ratios) - 1):+.1f} % of the CPU of a delivery and its"
         f" acknowledgement (quartiles {100 * (sorted(ratios)[15] - 1):+.1f} and"
@@ -181,9 +199,11 @@ def measure_memory() -> None:
 
 
 def main() -> None:
+    gc.disable()  # a broker does not keep objects for each entry, as this benchmark does
     for pending in (60_000, 100_000):
         for consumers in (1, 10, 100):
             measure(pending, consumers)
+        measure_waiting(pending)
     measure_memory()
     measure_empty_tracker()
 

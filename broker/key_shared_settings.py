@@ -24,9 +24,10 @@ class KeySharedSettings:
     # Entries that are negatively acknowledged in the order of keys and not acknowledged yet: about
     # 200 bytes each, 10 MB for a subscription. A consumer that goes beyond it is disconnected.
     withheld_max: int = 50_000
-    # Pending entries of a consumer that left which the dispatcher returns at once: about 5 ms in
-    # which the event loop does nothing else. The others follow in parts of this size.
-    return_entries: int = 2_000
+    # Pending entries of a consumer that left which the dispatcher returns at once, or slots that it
+    # queues at once: at most 5 ms in which the event loop does nothing else. The others follow in
+    # parts of this size.
+    part_entries: int = 2_000
 
     def __post_init__(self) -> None:
         assert self.ring_points >= 0
@@ -34,7 +35,7 @@ class KeySharedSettings:
         assert self.look_ahead_per_consumer > 0
         assert self.look_ahead_per_subscription > 0
         assert self.withheld_max > 0
-        assert self.return_entries > 0
+        assert self.part_entries > 0
 
 
 KEY_SHARED_DEFAULTS: Final = KeySharedSettings()

@@ -40,7 +40,8 @@ several consumers. From then on every slot with pending entries drains at all of
 
 A consumer that leaves may have 50,000 pending entries. The dispatcher returns them in parts, so
 that other keys go on: the consumer is *departed* until the last of them is returned, and its slots
-drain there. No acknowledgement is needed: the next part follows RETURN_STEP_S later.
+drain there. No acknowledgement is needed: the next part follows PART_PAUSE_S later. In the same way
+it queues waiting slots in parts if many of them move or are unblocked at once (65,535 at most).
 
 Invariants (see `check`):
     1. An entry is in at most one of the five places, and pending at most one consumer.
@@ -51,7 +52,7 @@ Invariants (see `check`):
     4. Ordered: a slot with pending entries at a consumer that does not have the slot drains, and
        its references are these entries.
     5. A waiting slot is queued for its consumer, unless it drains at another one, is about to be
-       unblocked, has no consumer, or is withheld.
+       unblocked or queued, has no consumer, or is withheld.
     6. Every number of unacknowledged messages is the sum over the pending entries.
 """
 
@@ -90,9 +91,9 @@ if TYPE_CHECKING:
 
 _UNKNOWN: Final = 0  # no slot has this number: the slot of a delayed entry before its read
 
-RETURN_STEP_S: Final = 0.001
-"""The pause between two parts of the entries of a departed consumer. Meanwhile the event loop does
-other work."""
+PART_PAUSE_S: Final = 0.001
+"""The pause between two parts of much work: to return the entries of a departed consumer, or to
+queue slots. Meanwhile the event loop does other work."""
 
 EXPLAINED_MAX: Final = 10
 """Draining hashes that `explain` names; it counts the others."""
@@ -119,7 +120,8 @@ class KeyShared:
         self._replay = KeyedReplay()  # the waiting entries
         self._draining = DrainingHashes()
         self._departed: list[Consumer] = []  # they have left, and their entries are still pending
-        self._return_at = 0.0  # the next part of them; valid while `_departed` is not empty
+        self._unqueued: set[int] = set()  # slots that may have to be queued, in parts
+        self._part_at = 0.0  # the next part; valid while `_departed` or `_unqueued` is not empty
         self._unsettled: set[int] = set()  # pinned when the order began: maybe at several consumers
         self._unblocked: set[int] = set()  # drained slots with waiting entries, until the timer
         self._unblock_at = 0.0  # valid while `_unblocked` is not empty
@@ -174,8 +176,8 @@ class KeyShared:
         self._selector = selector
         self.policy = replace(policy, allow_out_of_order=self.policy.allow_out_of_order)
         self._consumers.append(consumer)
-        self._decide_order()
-        self._on_moved(moved)
+        self._decide_order(now)
+        self._on_moved(moved, now)
         return self.advance(now)  # the look-ahead may be larger
 
     def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
@@ -185,15 +187,14 @@ class KeyShared:
         self._chunks.on_left(consumer)
         self._replay.on_left(consumer)
         if self._consumers:
-            self._decide_order()
+            self._decide_order(now)
         else:
             self._withheld.clear()
         self._refresh_pins()
-        self._on_moved(moved)
-        if len(consumer.pending) <= self._settings.return_entries:
-            self._return_some(now)
-        else:
-            self._return_at = now + RETURN_STEP_S  # this step has been long enough
+        self._on_moved(moved, now)
+        if len(consumer.pending) <= self._settings.part_entries:
+            self._return_some()  # else this step has been long enough
+        self._part_at = now + PART_PAUSE_S
         return self.advance(now)
 
     def on_leaving(self, consumer: Consumer, now: float) -> list[Action]:
@@ -366,8 +367,8 @@ class KeyShared:
 
     def next_timer(self) -> float | None:
         times = [self._unblock_at] if self._unblocked else []
-        if self._departed:
-            times.append(self._return_at)
+        if self._departed or self._unqueued:
+            times.append(self._part_at)
         if self._wake_s is not None:
             times.append(self._wake_s)
         return min(times, default=None)
@@ -375,9 +376,13 @@ class KeyShared:
     def on_timer(self, now: float) -> list[Action]:
         if self._unblocked and now >= self._unblock_at:
             ready, self._unblocked = self._unblocked, set()
-            self._queue(ready)
-        if self._departed and now >= self._return_at:
-            self._return_some(now)
+            self._queue_in_parts(ready, now)
+        if (self._unqueued or self._departed) and now >= self._part_at:
+            if self._unqueued:
+                self._queue_some()
+            else:
+                self._return_some()
+            self._part_at = now + PART_PAUSE_S
         return self.advance(now)
 
     # ---- asking ----------------------------------------------------------------------------------
@@ -530,7 +535,9 @@ class KeyShared:
             target = self._target(slot)
             lowest = self._replay.lowest(slot)
             waits = self._drains(slot) or self._withheld.withholds(slot, lowest)
-            if target is not None and slot not in self._unblocked and not waits:
+            if target is None or slot in self._unblocked or slot in self._unqueued:
+                continue
+            if not waits:
                 assert self._replay.is_queued(slot, target), "5"
         assert len(places) == len(set(places)), "an entry is in two places"
         assert not any(position in self._delays.index for position in places), "1: delayed, too"
@@ -635,6 +642,20 @@ class KeyShared:
             if target is not None and slot in self._replay and not self._drains(slot):
                 self._replay.queue(slot, target)
 
+    def _queue_in_parts(self, slots: Iterable[int], now: float) -> None:
+        """The same for any number of slots: `part_entries` at once, the others later."""
+        is_first = not self._unqueued
+        self._unqueued.update(slots)
+        if is_first:
+            self._queue_some()
+            if self._unqueued:
+                self._part_at = now + PART_PAUSE_S
+
+    def _queue_some(self) -> None:
+        """Queue the next part of the slots."""
+        count = min(len(self._unqueued), self._settings.part_entries)
+        self._queue([self._unqueued.pop() for _ in range(count)])
+
     def _forget(self, position: Position, consumer: Consumer, now: float) -> int:
         """The entry is not pending at the consumer any more. Returns its slot; 0: it was not."""
         messages = consumer.pending.pop(position)
@@ -670,9 +691,9 @@ class KeyShared:
             for ledger, entries in consumer.pending.ledgers().items():
                 self._redeliveries.count_again(ledger, entries)
 
-    def _return_some(self, now: float) -> None:
+    def _return_some(self) -> None:
         """Return the next part of the entries of departed consumers."""
-        left, ready = self._settings.return_entries, set[int]()
+        left, ready = self._settings.part_entries, set[int]()
         while self._departed and left:
             consumer = self._departed[0]
             for ledger in islice(consumer.pending.ledgers(), 1):
@@ -692,11 +713,10 @@ class KeyShared:
                 del self._departed[0]
         self._returned |= ready
         self._queue(ready)
-        self._return_at = now + RETURN_STEP_S
 
     # ---- slots -----------------------------------------------------------------------------------
 
-    def _decide_order(self) -> None:
+    def _decide_order(self, now: float) -> None:
         """Entries may be delivered out of order while every consumer allows it."""
         relaxed = all(
             it.key_shared is not None and it.key_shared.allow_out_of_order for it in self._consumers
@@ -708,7 +728,7 @@ class KeyShared:
             self._draining.clear()
             self._unblocked.clear()
             self._unsettled.clear()
-            self._queue(list(self._replay.slots()))
+            self._queue_in_parts(self._replay.slots(), now)
         else:
             self._unsettled = {slot for slot in self._pins if slot in self._per_slot}
             self._draining.register(None, self._astray(dict(self._per_slot)))
@@ -726,7 +746,7 @@ class KeyShared:
             return False
         return draining.consumer is None or draining.consumer is not self._target(slot)
 
-    def _on_moved(self, moved: list[Moved]) -> None:
+    def _on_moved(self, moved: list[Moved], now: float) -> None:
         """These slots have other consumers now. However many consumers lose some, it takes one pass
         over the slots with pending entries."""
         numbers = {it: n for n, it in enumerate(dict.fromkeys(it.source for it in moved), 1)}
@@ -736,12 +756,13 @@ class KeyShared:
         losers = [it for it in numbers if it is not None and it.pending]
         if losers and not self.policy.allow_out_of_order:
             counts: list[dict[int, int]] = [{} for _ in range(len(numbers) + 1)]
-            for slot in filter(by_slot.__getitem__, self._per_slot):
-                counts[by_slot[slot]][slot] = self._per_slot[slot]
+            for slot, count in self._per_slot.items():
+                if by_slot[slot]:
+                    counts[by_slot[slot]][slot] = count
             for source in losers:
                 self._draining.register(source, self._astray(counts[numbers[source]]))
         if self._replay:
-            self._queue([slot for slot in self._replay.slots() if by_slot[slot]])
+            self._queue_in_parts(filter(by_slot.__getitem__, self._replay.slots()), now)
 
     def _astray(self, counts: dict[int, int]) -> dict[int, int]:
         """The pending entries of slots that have moved away, counted by slot. A pinned slot has not
@@ -884,11 +905,11 @@ class KeyShared:
             if slot in self._replay and self._withheld.withholds(slot, self._replay.lowest(slot))
         ]
         reasons += [self._explain_withheld(slot) for slot in sorted(held_back)[:EXPLAINED_MAX]]
-        if self._unblocked:
-            count = len(self._unblocked)
-            detail = f"{count} hashes have drained; the broker delivers them soon"
-            next_s = max(0.0, self._unblock_at - now)
-            reasons.append(Reason(Why.UNBLOCKING, detail, "", {"hashes": count}, next_s))
+        for hashes, what, at in self._soon():
+            if hashes:
+                detail = f"{len(hashes)} hashes have {what}; the broker delivers them soon"
+                facts = {"hashes": len(hashes)}
+                reasons.append(Reason(Why.UNBLOCKING, detail, "", facts, max(0.0, at - now)))
         unassigned = [slot for slot in self._replay.slots() if self._target(slot) is None]
         if unassigned:
             count = sum(map(self._replay.waiting, unassigned))
@@ -896,6 +917,13 @@ class KeyShared:
             facts = {"entries": count, "hash": unassigned[0]}
             reasons.append(Reason(Why.UNASSIGNED, detail, facts=facts))
         return reasons
+
+    def _soon(self) -> tuple[tuple[set[int], str, float], ...]:
+        """Slots that a timer queues, what happened to them, and its time."""
+        return (
+            (self._unblocked, "drained", self._unblock_at),
+            (self._unqueued, "moved or drained", self._part_at),
+        )
 
     def _explain_departed(self, now: float) -> list[Reason]:
         if not self._departed:
@@ -905,7 +933,7 @@ class KeyShared:
             f"{count} entries of consumers that have left are being returned, to be redelivered"
         )
         facts = {"entries": count, "consumers": len(self._departed)}
-        return [Reason(Why.RETURNING, detail, "", facts, max(0.0, self._return_at - now))]
+        return [Reason(Why.RETURNING, detail, "", facts, max(0.0, self._part_at - now))]
 
     def _explain_draining(self, slot: int) -> Reason:
         draining = self._draining.get(slot)
@@ -944,10 +972,11 @@ class KeyShared:
             reasons.append(self._explain_draining(slot))
         if self._withheld.has(slot):
             reasons.append(self._explain_withheld(slot))
-        if slot in self._unblocked:
-            next_s = max(0.0, self._unblock_at - now)
-            detail = f"hash {slot} has drained; the broker delivers it soon"
-            reasons.append(Reason(Why.UNBLOCKING, detail, "", {"hash": slot}, next_s))
+        for hashes, what, at in self._soon():
+            if slot in hashes:
+                detail = f"hash {slot} has {what}; the broker delivers it soon"
+                next_s = max(0.0, at - now)
+                reasons.append(Reason(Why.UNBLOCKING, detail, "", {"hash": slot}, next_s))
         target = self._target(slot)
         if target is None:
             detail = f"no consumer has hash {slot}; {self._replay.waiting(slot)} entries wait"

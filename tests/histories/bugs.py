@@ -112,8 +112,8 @@ class LosesTheLastAck(KeyShared):
 class RelaxesForOne(KeyShared):
     """One consumer that allows another order decides for all."""
 
-    def _decide_order(self) -> None:
-        super()._decide_order()
+    def _decide_order(self, now: float) -> None:
+        super()._decide_order(now)
         if any(it.key_shared and it.key_shared.allow_out_of_order for it in self._consumers):
             self._draining.clear()
             self._unsettled.clear()
@@ -123,10 +123,10 @@ class RelaxesForOne(KeyShared):
 class ForgetsWhatWasRelaxed(KeyShared):
     """Entries at several consumers, from before the order began, hold nothing back."""
 
-    def _decide_order(self) -> None:
+    def _decide_order(self, now: float) -> None:
         draining, self._draining = self._draining, DrainingHashes()
         try:
-            super()._decide_order()
+            super()._decide_order(now)
         finally:
             self._draining = draining
 
@@ -134,16 +134,16 @@ class ForgetsWhatWasRelaxed(KeyShared):
 class ForgetsADepartedConsumer(KeyShared):
     """Returns only the first part of its entries."""
 
-    def _return_some(self, now: float) -> None:
-        super()._return_some(now)
+    def _return_some(self) -> None:
+        super()._return_some()
         self._departed.clear()
 
 
 class LetsADepartedConsumerBe(KeyShared):
     """Does not wait for the entries that are still to be returned."""
 
-    def _on_moved(self, moved: Any) -> None:
-        super()._on_moved([it for it in moved if it.source not in self._departed])
+    def _on_moved(self, moved: Any, now: float) -> None:
+        super()._on_moved([it for it in moved if it.source not in self._departed], now)
 
 
 class ForgetsToRegister(KeyShared):
@@ -152,9 +152,16 @@ class ForgetsToRegister(KeyShared):
 
 
 class ForgetsTheWaitingOnMove(KeyShared):
-    def _queue(self, slots: Any) -> None:
-        if not isinstance(slots, list):
-            super()._queue(slots)
+    def _on_moved(self, moved: Any, now: float) -> None:
+        self._queue_in_parts = lambda slots, now: None  # type: ignore[method-assign]
+        super()._on_moved(moved, now)
+        del self._queue_in_parts
+
+
+class QueuesOnlyTheFirstPart(KeyShared):
+    def _queue_some(self) -> None:
+        super()._queue_some()
+        self._unqueued.clear()
 
 
 class KeepsThePins(KeyShared):
@@ -295,6 +302,7 @@ BUGS: Final[Mapping[Callable[[Environment], Dispatcher], Kind]] = {
     ForgetsADepartedConsumer: Kind.KEY_SHARED,
     LetsADepartedConsumerBe: Kind.KEY_SHARED,
     ForgetsTheWaitingOnMove: Kind.KEY_SHARED,
+    QueuesOnlyTheFirstPart: Kind.KEY_SHARED,
     KeepsThePins: Kind.KEY_SHARED,
     LosesWhatALeaverHad: Kind.KEY_SHARED,
     ForgetsTheWithheldWhenDispatching: Kind.ORDERED,

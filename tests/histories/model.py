@@ -92,7 +92,7 @@ class Model(DispatcherRig):
             look_ahead_per_consumer=rng.choice((3, 100)),
             look_ahead_per_subscription=rng.choice((7, 1_000)),
             withheld_max=WITHHELD_MAX,
-            return_entries=rng.choice((1, 3, 2_000)),
+            part_entries=rng.choice((1, 3, 2_000)),
         )
         super().__init__(
             make or DISPATCHERS[kind],

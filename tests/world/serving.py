@@ -92,7 +92,7 @@ class Director:
             look_ahead_per_consumer=random.choice((5, 100)),
             look_ahead_per_subscription=random.choice((10, 100)),
             withheld_max=random.choice((3, 100)),
-            return_entries=2,  # a consumer that leaves has more, as a rule
+            part_entries=2,  # a consumer that leaves has more, as a rule
         )
         self.wanted = brokers[0]
         self.servings: list[Serving] = []

@@ -36,7 +36,7 @@ class Scene(DispatcherRig):
     def __init__(self, causes: Collection[Why], look_ahead: int = 40_000) -> None:
         limits = Limits(unacked_per_consumer=1_000, unacked_per_subscription=10_000)
         settings = KeySharedSettings(
-            return_entries=2, look_ahead_per_consumer=40_000, look_ahead_per_subscription=look_ahead
+            part_entries=2, look_ahead_per_consumer=40_000, look_ahead_per_subscription=look_ahead
         )
         super().__init__(KeyShared, shared=True, limits=limits, key_shared=settings)
         self.causes = causes
@@ -54,6 +54,7 @@ class Scene(DispatcherRig):
         self.append_all(*KEYS)
         self.other = self.join_as("other", 1_000)
         self.settle()
+        self.wait(1)  # until the hashes that moved are queued
         slots = {key: self.slot(key) for key in KEYS if self.pending(key, self.holder)}
         self.moved = [
             key for key, slot in slots.items() if self.machine.holder(slot)[0] is self.other.machine

@@ -5,13 +5,14 @@ from fakes.dispatch_rig import DispatcherRig, Member
 
 from magnetar.broker.dispatch.dispatcher import ConsumerRefused, Read
 from magnetar.broker.dispatch.explain import Why
-from magnetar.broker.dispatch.key_shared import RETURN_STEP_S, KeyShared
+from magnetar.broker.dispatch.key_shared import PART_PAUSE_S, KeyShared
 from magnetar.broker.dispatch.key_shared_policy import (
     HashRange,
     KeySharedMode,
     KeySharedPolicy,
 )
 from magnetar.broker.dispatch.permits import Limits
+from magnetar.broker.dispatch.ring import Ring
 from magnetar.broker.dispatch.sticky_hash import hash_of
 from magnetar.broker.errors import ConsumerAssignFailed, ConsumerBusy
 from magnetar.broker.key_shared_settings import KeySharedSettings
@@ -50,22 +51,32 @@ class World(DispatcherRig):
                 return f"key-{number}"
         raise AssertionError("no key")
 
-    def moving_key(self, source: Member, target_name: str) -> str:
-        """A key of `source` that a consumer of this name takes when it joins."""
-        from magnetar.broker.dispatch.ring import Ring
-
+    def moving_keys(self, source: Member, target_name: str, count: int) -> list[str]:
+        """Keys of `source` that a consumer of this name takes when it joins."""
         ring = Ring()
         for member in self.members:
             ring.add(member.machine)
-        newcomer = Member(target_name)
-        newcomer.machine = type(source.machine)(target_name, 0, lambda: True, self.limits)
-        before = {n: ring.select(ring.slot_of(hash_of(f"key-{n}"))) for n in range(500)}
-        ring.add(newcomer.machine)
-        for number, owner in before.items():
-            now = ring.select(ring.slot_of(hash_of(f"key-{number}")))
-            if owner is source.machine and now is newcomer.machine:
-                return f"key-{number}"
-        raise AssertionError("no key")
+        slots = {f"key-{n}": ring.slot_of(hash_of(f"key-{n}")) for n in range(500)}
+        mine = [key for key, slot in slots.items() if ring.select(slot) is source.machine]
+        newcomer = type(source.machine)(target_name, 0, lambda: True, self.limits)
+        ring.add(newcomer)
+        moving = [key for key in mine if ring.select(slots[key]) is newcomer]
+        assert len(moving) >= count
+        return moving[:count]
+
+    def handover(
+        self, first: KeySharedPolicy | None = None, second: KeySharedPolicy | None = None
+    ) -> tuple[Member, Member, str]:
+        """The consumers `first` and `second`, with these policies, and a key: the first one has an
+        entry of it, and it moved to the second one, which joined later."""
+        old = self.join(name="first", policy=first)
+        self.flow(old, 100)
+        [key] = self.moving_keys(old, "second", 1)
+        self.append(key=key)
+        self.settle()
+        new = self.join(name="second", policy=second)
+        self.flow(new, 100)
+        return old, new, key
 
 
 def world(limits: Limits | None = LARGE, settings: KeySharedSettings | None = None) -> World:
@@ -91,7 +102,7 @@ def test_key_moves_after_its_pending_entries_are_acknowledged() -> None:
     it = world()
     first = it.join(name="first")
     it.flow(first, 100)
-    key = it.moving_key(first, "second")
+    [key] = it.moving_keys(first, "second", 1)
     it.append(key=key)
     it.append(key=key)
     it.settle()
@@ -114,13 +125,7 @@ def test_key_moves_after_its_pending_entries_are_acknowledged() -> None:
 
 def test_key_moves_when_its_consumer_leaves() -> None:
     it = world()
-    first = it.join(name="first")
-    it.flow(first, 100)
-    key = it.moving_key(first, "second")
-    it.append(key=key)
-    it.settle()
-    second = it.join(name="second")
-    it.flow(second, 100)
+    first, second, key = it.handover()
     it.append(key=key)
     it.settle()
     assert second.inbox == []
@@ -132,13 +137,7 @@ def test_key_moves_when_its_consumer_leaves() -> None:
 
 def test_other_keys_go_on_while_one_drains() -> None:
     it = world()
-    first = it.join(name="first")
-    it.flow(first, 100)
-    key = it.moving_key(first, "second")
-    it.append(key=key)
-    it.settle()
-    second = it.join(name="second")
-    it.flow(second, 100)
+    first, second, key = it.handover()
     it.append(key=key)
     it.append(key=it.key_for(second) if it.key_for(second) != key else "x")
     it.append(key=it.key_for(first))
@@ -149,12 +148,7 @@ def test_other_keys_go_on_while_one_drains() -> None:
 
 def test_slot_that_returns_to_its_consumer_stops_draining() -> None:
     it = world()
-    first = it.join(name="first")
-    it.flow(first, 100)
-    key = it.moving_key(first, "second")
-    it.append(key=key)
-    it.settle()
-    second = it.join(name="second")
+    first, second, key = it.handover()
     it.append(key=key)
     it.settle()
     it.leave(second)
@@ -253,14 +247,7 @@ def test_other_policy_than_the_connected_consumers_is_refused() -> None:
 
 def test_out_of_order_delivery_does_not_drain() -> None:
     it = world()
-    policy = KeySharedPolicy(allow_out_of_order=True)
-    first = it.join(name="first", policy=policy)
-    it.flow(first, 100)
-    key = it.moving_key(first, "second")
-    it.append(key=key)
-    it.settle()
-    second = it.join(name="second", policy=policy)
-    it.flow(second, 100)
+    _, second, key = it.handover(RELAXED, RELAXED)
     it.append(key=key)
     it.settle()
     assert second.inbox == [Position(0, 1)]
@@ -268,13 +255,7 @@ def test_out_of_order_delivery_does_not_drain() -> None:
 
 def test_order_is_kept_while_one_consumer_wants_it() -> None:
     it = world()
-    first = it.join(name="first")
-    it.flow(first, 100)
-    key = it.moving_key(first, "second")
-    it.append(key=key)
-    it.settle()
-    second = it.join(name="second", policy=RELAXED)
-    it.flow(second, 100)
+    first, second, key = it.handover(second=RELAXED)
     assert it.machine.policy.allow_out_of_order is False
     it.append(key=key)
     it.settle()
@@ -292,13 +273,7 @@ def test_order_is_kept_while_one_consumer_wants_it() -> None:
 
 def test_slots_drain_at_several_consumers_when_the_order_begins() -> None:
     it = world()
-    first = it.join(name="first", policy=RELAXED)
-    it.flow(first, 100)
-    key = it.moving_key(first, "second")
-    it.append(key=key)
-    it.settle()
-    second = it.join(name="second", policy=RELAXED)
-    it.flow(second, 100)
+    first, second, key = it.handover(RELAXED, RELAXED)
     it.append(key=key)
     it.settle()
     assert (first.inbox, second.inbox) == ([Position(0, 0)], [Position(0, 1)])
@@ -330,13 +305,7 @@ def test_slots_drain_at_several_consumers_when_the_order_begins() -> None:
 
 def test_order_that_begins_amid_a_chunked_message_waits_for_its_end() -> None:
     it = world()
-    first = it.join(name="first", policy=RELAXED)
-    it.flow(first, 100)
-    key = it.moving_key(first, "second")
-    it.append(key=key)
-    it.settle()
-    second = it.join(name="second", policy=RELAXED)
-    it.flow(second, 100)
+    first, second, key = it.handover(RELAXED, RELAXED)
     it.append(key=key, chunk=Chunk("u", 0, 2, 30))
     it.settle()
     assert second.inbox == [Position(0, 1)], "it pins the slot"
@@ -354,7 +323,7 @@ def test_order_that_begins_amid_a_chunked_message_waits_for_its_end() -> None:
 
 
 def test_entries_of_a_departed_consumer_return_in_parts() -> None:
-    it = world(settings=KeySharedSettings(return_entries=10))
+    it = world(settings=KeySharedSettings(part_entries=10))
     first = it.join(name="first")
     it.flow(first, 1_000)
     for number in range(35):
@@ -368,7 +337,7 @@ def test_entries_of_a_departed_consumer_return_in_parts() -> None:
     [returning] = [it for it in it.machine.explain(it.now) if it.why is Why.RETURNING]
     assert returning.facts == {"entries": 35, "consumers": 1}
     assert returning.detail.startswith("35 entries of consumers that have left")
-    assert returning.next_s == pytest.approx(RETURN_STEP_S, abs=0.001)
+    assert returning.next_s == pytest.approx(PART_PAUSE_S, abs=0.001)
     it.append(key="key-34")
     it.settle()
     assert Position(0, 35) not in second.inbox, "an earlier entry of its key is to come"
@@ -377,15 +346,40 @@ def test_entries_of_a_departed_consumer_return_in_parts() -> None:
     it.fire_timer()
     it.settle()
     assert len(second.inbox) == 10
-    it.wait(4 * RETURN_STEP_S)
+    it.wait(4 * PART_PAUSE_S)
     assert Why.RETURNING not in it.whys()
     wanted = [Position(0, number) for number in range(36) if number != 33]
     assert second.inbox == wanted
     assert second.counts == [1] * 34 + [0]
 
 
+def test_waiting_hashes_that_move_are_queued_in_parts() -> None:
+    it = world(settings=KeySharedSettings(part_entries=10))
+    first = it.join(name="first")
+    it.flow(first, 24)
+    for key in it.moving_keys(first, "second", 24):
+        it.append(key=key)
+    it.settle()
+    it.redeliver(first)
+    assert it.machine.waiting == 24
+    second = it.join(name="second")
+    [soon] = [each for each in it.machine.explain(it.now) if each.why is Why.UNBLOCKING]
+    assert soon.detail == "14 hashes have moved or drained; the broker delivers them soon"
+    assert soon.next_s == pytest.approx(PART_PAUSE_S, abs=0.001)
+    it.flow(second, 100)
+    it.settle()
+    assert len(second.inbox) == 10
+    it.fire_timer()
+    it.settle()
+    assert len(second.inbox) == 20
+    it.fire_timer()
+    it.settle()
+    assert len(second.inbox) == 24
+    assert it.machine.next_timer() is None
+
+
 def test_entries_of_the_last_consumer_are_there_for_the_next_one() -> None:
-    it = world(settings=KeySharedSettings(return_entries=10))
+    it = world(settings=KeySharedSettings(part_entries=10))
     first = it.join(name="first")
     it.flow(first, 1_000)
     for number in range(35):
@@ -418,7 +412,7 @@ def test_chunks_follow_the_first_one_although_their_key_moves() -> None:
     it = world()
     first = it.join(name="first")
     it.flow(first, 100)
-    key = it.moving_key(first, "second")
+    [key] = it.moving_keys(first, "second", 1)
     chunks = [Chunk("u", index, 3, 30) for index in range(3)]
     it.append(key=key, chunk=chunks[0])
     it.settle()
@@ -511,7 +505,7 @@ def test_statistics_of_draining_hashes() -> None:
     it = world()
     first = it.join(name="first")
     it.flow(first, 100)
-    key = it.moving_key(first, "second")
+    [key] = it.moving_keys(first, "second", 1)
     it.append(3, batch=True, key=key)
     it.append(key=key)
     it.settle()

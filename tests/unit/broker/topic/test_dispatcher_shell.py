@@ -227,7 +227,7 @@ async def test_another_key_shared_mode_begins_with_new_slots() -> None:
 
 
 async def test_another_type_amid_the_return_of_entries_keeps_their_redelivery_counts() -> None:
-    settings = KeySharedSettings(return_entries=2)
+    settings = KeySharedSettings(part_entries=2)
     async with opened_topic(ClusterState(), key_shared=settings) as rig:
         await rig.publish(*"abcdefg")
         first, _ = await rig.subscribe(kind=KEY_SHARED)

@@ -83,6 +83,7 @@ class Model(DispatcherRig):
         self.told: tuple[Member, int] | None = None  # the active one, and what it was told so far
         self.delivered: set[Position] = set()
         self.loose: set[Position] = set()  # delivered while the order was not kept
+        self.astray: set[Position] = set()  # of these, not delivered again in order
         self.nacked: set[Position] = set()  # in order, and not acknowledged
         self.of_partition = rng.choice((None, 0, 1, 5)) if kind is Kind.FAILOVER else None
         # The share of the consumers that allow delivery out of order.
@@ -143,6 +144,7 @@ class Model(DispatcherRig):
         self.next, self.told = BEGIN, None
         self.delivered.clear()
         self.loose.clear()
+        self.astray.clear()
         self.nacked.clear()
         self.delays.on_acked_through(target)
         super().seek(target)
@@ -187,7 +189,9 @@ class Model(DispatcherRig):
             for entry in action.entries:
                 self._judge_key(member, entry, action.entries)
         elif self.kind.keyed:
-            self.loose.update(entry.position for entry in action.entries)
+            positions = [entry.position for entry in action.entries]
+            self.loose.update(positions)
+            self.astray.update(positions)
         super()._deliver(action)
 
     # ---- one active consumer ---------------------------------------------------------------------
@@ -221,12 +225,14 @@ class Model(DispatcherRig):
 
     def _judge_key(self, member: Member, entry: StoredEntry, together: list[StoredEntry]) -> None:
         position, key = entry.position, entry.view.partition_key
-        is_excused = bool(self.relaxed_share) and self._is_chunked(key)
+        self.astray.discard(position)
+        is_pinned = self._is_chunked(key)
         for other in self.log:
             at = other.position
             if other.view.partition_key != key or at == position or at in self.acks.acked:
                 continue
             owner = self.owner.get(at)
+            is_excused = is_pinned and at in self.astray
             alone = is_excused or owner in (None, member)
             assert alone, f"{key}: unacknowledged at two consumers"
             overtakes = at < position and at in self.nacked
@@ -243,7 +249,7 @@ class Model(DispatcherRig):
 
     def _is_chunked(self, key: str | None) -> bool:
         """Whether a chunked message of the key is not acknowledged. Its chunks go to one consumer,
-        also if others got earlier messages of the key when order was not kept."""
+        also if others have messages of the key that they got when the order was not kept."""
         return any(
             it.view.partition_key == key and it.view.chunk and it.position not in self.acks.acked
             for it in self.log

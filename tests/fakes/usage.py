@@ -1,7 +1,7 @@
 """What our client must be able to do with any broker, over any transport: one function for each.
 
-`tests/integration/test_transports.py` runs them against Magnetar over both transports and with both
-faces of the client, `tests/apache` against a real Apache Pulsar. Each function gets its own topic.
+`tests/integration/test_transports.py` runs them against Magnetar with both faces of the client over
+both transports, `tests/apache` against a real Apache Pulsar. Each function gets its own topic.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each use of our client: synchronous over Pulsar's TCP protocol, asyncio over gRPC."""
+"""Each use of our client, with both faces over both transports."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from fakes.usage import (
     USES,
     Place,
     asyncio_face,
-    retries_of_a_list,
-    retries_of_a_pattern,
-    retries_of_partitions,
     survive_a_restart,
 )
 
@@ -46,15 +43,20 @@ def over_tcp(server: StandaloneProcess) -> Iterator[tuple[magnetar.Client, str]]
     client.shutdown()
 
 
-@pytest.fixture(scope="module", params=["synchronous over TCP", "asyncio over gRPC"])
-def connected(
-    request: pytest.FixtureRequest, server: StandaloneProcess
-) -> Iterator[tuple[Any, str]]:
-    if request.param == "synchronous over TCP":
-        yield request.getfixturevalue("over_tcp")
-        return
-    with blocking_client(server.service_url, operation_timeout_seconds=20) as client:
-        yield client, server.service_url
+@pytest.fixture(scope="module", params=["over TCP", "over gRPC"])
+def url(request: pytest.FixtureRequest, server: StandaloneProcess) -> str:
+    return server.pulsar_url if request.param == "over TCP" else server.service_url
+
+
+@pytest.fixture(scope="module", params=["synchronous", "asyncio"])
+def connected(request: pytest.FixtureRequest, url: str) -> Iterator[tuple[Any, str]]:
+    """A client with each face, over each transport."""
+    if request.param == "asyncio":
+        with blocking_client(url, operation_timeout_seconds=20) as client:
+            yield client, url
+    else:
+        with magnetar.Client(url, operation_timeout_seconds=20) as client:
+            yield client, url
 
 
 def place_of(connected: tuple[Any, str], server: StandaloneProcess) -> Place:
@@ -80,19 +82,6 @@ def place_over_tcp(over_tcp: tuple[magnetar.Client, str], server: StandaloneProc
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
 def test_every_use_works(place: Place, use: Callable[[Place], None]) -> None:
     use(place)
-
-
-@pytest.mark.parametrize("use", [retries_of_partitions, retries_of_a_list, retries_of_a_pattern])
-@pytest.mark.parametrize("face", ["synchronous over gRPC", "asyncio over TCP"])
-def test_retries_work_with_each_face_over_each_transport(
-    server: StandaloneProcess, face: str, use: Callable[[Place], None]
-) -> None:
-    if face == "asyncio over TCP":
-        with blocking_client(server.pulsar_url) as client:
-            use(place_of((client, server.pulsar_url), server))
-    else:
-        with magnetar.Client(server.service_url) as client:
-            use(place_of((client, server.service_url), server))
 
 
 @pytest.mark.real_loop

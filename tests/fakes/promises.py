@@ -322,6 +322,20 @@ def a_part_of_a_batch_is_acknowledged(pair: Pair) -> None:
     pair.expect_none(consumer)
 
 
+def a_negatively_acknowledged_message_comes_after_the_delay(pair: Pair) -> None:
+    pair.producer().send(b"x")
+    for delay_ms in (300, 900):
+        name = f"after-{delay_ms}"
+        consumer = pair.subscribe(name, "Shared", negative_ack_redelivery_delay_ms=delay_ms)
+        (message,) = pair.take(consumer, 1)
+        began = time.monotonic()
+        consumer.negative_acknowledge(message)
+        (again,) = pair.take(consumer, 1)
+        assert time.monotonic() - began >= delay_ms / 1000 * 0.8  # ours: at most 50 ms early
+        assert again.message_id() == message.message_id()
+        consumer.close()
+
+
 def the_delay_of_negative_acknowledgements_grows(pair: Pair) -> None:
     backoff = magnetar.MultiplierRedeliveryBackoff(100, 400, 2)
     consumer = pair.subscribe(kind="Shared", negative_ack_redelivery_backoff=backoff)
@@ -337,9 +351,11 @@ def the_delay_of_negative_acknowledgements_grows(pair: Pair) -> None:
 
 
 def unacknowledged_messages_come_again_after_the_ack_timeout(pair: Pair) -> None:
-    """With a growing delay, too, and before they are dead letters."""
+    """With a growing delay, too, and before they are dead letters. A negative acknowledgement ends
+    the ack timeout; without a setting, its delay is a minute."""
     options: dict[str, Any] = {"unacked_messages_timeout_ms": 10_000}
     plain = pair.subscribe("plain", "Shared", **options)
+    returning = pair.subscribe("returning", "Shared", **options)
     policy = pair.module.ConsumerDeadLetterPolicy(1, initial_subscription_name="keep")
     dying = pair.subscribe("dying", "Shared", dead_letter_policy=policy, **options)
     without = pair.subscribe("without", "Shared", dead_letter_policy=policy)
@@ -357,6 +373,7 @@ def unacknowledged_messages_come_again_after_the_ack_timeout(pair: Pair) -> None
     began = time.monotonic()
     for consumer in filter(None, (plain, dying, without, growing)):
         pair.take(consumer, 1)
+    returning.negative_acknowledge(pair.take(returning, 1)[0])
     (again,) = pair.take(plain, 1)
     assert again.redelivery_count() == 1
     assert time.monotonic() - began >= 9.0  # it is looked at every second
@@ -367,6 +384,7 @@ def unacknowledged_messages_come_again_after_the_ack_timeout(pair: Pair) -> None
         pair.take(growing, 1)
         assert time.monotonic() - began >= 10.8
     pair.expect_none(without)  # a dead-letter policy does not set an ack timeout
+    pair.expect_none(returning)
 
 
 # Chunks
@@ -509,6 +527,7 @@ PROMISES = [
     cumulative_acknowledgement_covers_all_before_and_needs_one_consumer,
     each_subscription_keeps_a_message_until_it_acknowledges_it,
     a_negative_acknowledgement_redelivers_by_type,
+    a_negatively_acknowledged_message_comes_after_the_delay,
     a_batch_comes_again_as_a_whole_without_acknowledgements_of_its_parts,
     a_part_of_a_batch_is_acknowledged,
     chunks_need_single_messages,

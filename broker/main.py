@@ -304,7 +304,7 @@ class BrokerProcess:
             serving = group.create_task(broker.run(stop))
             await broker.started.wait()
             service.serve(endpoint)
-            await pulsar.start(pulsar_socket)
+            await pulsar.start(pulsar_socket, group)
             group.create_task(self._announce())
             await serving
             self._stopping = True

@@ -2,6 +2,10 @@
 
 A stream of bytes becomes a FrameStream whose frames hold one or more whole Pulsar frames. The gRPC
 transport carries the same frames, so sessions do not depend on the transport.
+
+A connection keeps what arrives until its session takes it: one read of the socket is handed on
+without a copy, several reads are joined once. `receive` looks for frames, not `data_received`:
+how large a frame may be depends on whether the session has answered CONNECT.
 """
 
 from __future__ import annotations
@@ -9,14 +13,14 @@ from __future__ import annotations
 import asyncio
 import struct
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from magnetar.broker.session.limits import HANDSHAKE_BYTES_MAX
 from magnetar.protos.errors import FrameTooLarge
 from magnetar.protos.framing import COMMAND_FRAME_BYTES_MAX
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.log import get_logger
-from magnetar.runtime.tcp_frames import HANDLE_ERRORS
+from magnetar.runtime.tcp_frames import HANDLE_ERRORS, wake, write_parts
 
 if TYPE_CHECKING:
     import socket
@@ -24,57 +28,82 @@ if TYPE_CHECKING:
 
     from magnetar.runtime.frames import Buffer
 
-READ_BYTES: Final = 256 << 10  # asked of the socket at once: what a coalesced frame holds
+READ_AHEAD_BYTES: Final = 256 << 10
+"""The transport stops reading when so much waits beyond the frame that is being gathered: what a
+coalesced frame holds. One read of the socket (up to 256 KB) comes on top."""
+
 CLOSE_TIMEOUT_S: Final = 1.0
 _TOTAL: Final = struct.Struct(">I")
 
 log = get_logger(__name__)
 
 
-class PulsarTcpStream:
-    """One accepted connection. The contract is FrameStream's (runtime/frames.py)."""
+class PulsarTcpStream(asyncio.Protocol):
+    """The broker's end of one connection: a `FrameStream` (runtime/frames.py), and the protocol of
+    its transport. Made by `PulsarServer`."""
 
     def __init__(
         self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        on_open: Callable[[PulsarTcpStream], None],
         *,
         frame_bytes_max: int = COMMAND_FRAME_BYTES_MAX,
     ) -> None:
-        address = writer.get_extra_info("peername")  # None: it is closed already
-        self.peer = f"{address[0]}:{address[1]}" if address else "unknown"
+        """`on_open` is called once the connection is there."""
+        self.peer = "unknown"
+        self._on_open = on_open
         self._frame_bytes_max = frame_bytes_max
-        self._reader = reader
-        self._writer = writer
         self._limit = HANDSHAKE_BYTES_MAX  # until the client is connected
-        self._rest = bytearray()  # the beginning of an incomplete frame
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport  # from `connection_made` on
         self._closed: StreamClosed | None = None  # None: open
-        self._gone: asyncio.Event | None = None  # set once closed; None: not closing
+        self._lost = asyncio.Event()  # the connection is gone
+        # Receiving.
+        self._data: bytes | bytearray = b""  # what no `receive` has returned yet
+        self._wanted = _TOTAL.size  # the size from which on `_data` may begin with a whole frame
+        self._eof = False  # the peer sends nothing more
+        self._receiver: asyncio.Future[None] | None = None  # None: no task waits in `receive`
+        self._reading_paused = False
+        # Sending.
+        self._sender: asyncio.Future[None] | None = None  # None: no task waits in `send`
+        self._writing_paused = False
+
+    # ---- FrameStream -----------------------------------------------------------------------------
 
     async def send(self, parts: Sequence[Buffer]) -> None:
+        assert self._sender is None, "two tasks send on one stream"
         if self._closed is not None:
             raise self._closed
         try:
-            self._writer.writelines(parts)
-            await self._writer.drain()
+            write_parts(self._transport, parts)
         except HANDLE_ERRORS as error:
             raise self._end(f"connection lost: {error}", clean=False) from error
+        while self._writing_paused and self._closed is None:
+            self._sender = self._loop.create_future()
+            try:
+                await self._sender
+            finally:
+                self._sender = None
+        if self._closed is not None:
+            raise self._closed
 
     async def receive(self) -> memoryview:
+        assert self._receiver is None, "two tasks receive on one stream"
         while self._closed is None:
-            whole = self._whole_bytes()
+            whole = self._whole_bytes() if len(self._data) >= self._wanted else 0
             if whole:
-                frame = bytes(memoryview(self._rest)[:whole])
-                del self._rest[:whole]
-                return memoryview(frame)
+                frame = memoryview(self._data).toreadonly()
+                self._data = bytes(frame[whole:])
+                self._resume_reading()
+                return frame[:whole]
+            if self._eof:
+                reason = "inside a frame" if self._data else "between frames"
+                raise self._end(f"the peer closed {reason}", clean=not self._data)
+            self._resume_reading()
+            self._receiver = self._loop.create_future()
             try:
-                data = await self._reader.read(READ_BYTES)
-            except HANDLE_ERRORS as error:
-                raise self._end(f"connection lost: {error}", clean=False) from error
-            if not data:
-                reason = "inside a frame" if self._rest else "between frames"
-                raise self._end(f"the peer closed {reason}", clean=not self._rest)
-            self._rest += data
+                await self._receiver
+            finally:
+                self._receiver = None
         raise self._closed
 
     def on_connected(self) -> None:
@@ -83,27 +112,80 @@ class PulsarTcpStream:
 
     async def close(self) -> None:
         self._end("closed here", clean=True)
-        if self._gone is not None:
-            await self._gone.wait()
-            return
-        # Only one task waits for the writer: cancelling one would cancel it for all.
-        self._gone, abort = asyncio.Event(), self._writer.transport.abort
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(CLOSE_TIMEOUT_S, abort)  # a peer that does not read
+        # A peer that does not read does not keep the connection.
+        timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._abort)
         try:
-            with suppress(*HANDLE_ERRORS):  # lost before it was closed
-                await self._writer.wait_closed()
+            await self._lost.wait()
         finally:
             timer.cancel()
-            with suppress(RuntimeError):  # uvloop's, on a closed handle
-                abort()
-            self._gone.set()
+            self._abort()
+
+    # ---- asyncio.Protocol ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        address = transport.get_extra_info("peername")  # None: it is closed already
+        if address:
+            self.peer = f"{address[0]}:{address[1]}"
+        self._on_open(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closed is not None:
+            return
+        if not self._data:
+            self._data = data
+        else:
+            if isinstance(self._data, bytes):
+                self._data = bytearray(self._data)
+            self._data += data
+        if len(self._data) >= self._wanted:
+            wake(self._receiver)
+        if not self._may_read and not self._reading_paused:
+            self._reading_paused = True
+            with suppress(*HANDLE_ERRORS):  # `connection_lost` follows
+                self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        self._eof = True
+        wake(self._receiver)
+        return True  # what has arrived is carried out, and answered, before this end closes
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        wake(self._sender)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is None:
+            self._eof = True
+            wake(self._receiver)
+        else:
+            self._end(f"connection lost: {exc}", clean=False)
+        self._writing_paused = False
+        wake(self._sender)
+        self._lost.set()
+
+    # ---- mechanics -------------------------------------------------------------------------------
+
+    @property
+    def _may_read(self) -> bool:
+        """Whether less than a frame and READ_AHEAD_BYTES wait for the session."""
+        return len(self._data) < self._wanted + READ_AHEAD_BYTES
+
+    def _resume_reading(self) -> None:
+        if self._reading_paused and self._may_read:
+            self._reading_paused = False
+            with suppress(*HANDLE_ERRORS):
+                self._transport.resume_reading()
 
     def _whole_bytes(self) -> int:
         """How many of the received bytes are whole frames. Ends the stream at an oversized one."""
-        at, gathered = 0, len(self._rest)
+        at, gathered = 0, len(self._data)
+        self._wanted = _TOTAL.size
         while gathered - at >= _TOTAL.size:
-            size = _TOTAL.size + int(_TOTAL.unpack_from(self._rest, at)[0])
+            size = _TOTAL.size + int(_TOTAL.unpack_from(self._data, at)[0])
             if size > self._limit:
                 if at:  # the frames before it may be the CONNECT
                     break
@@ -111,6 +193,7 @@ class PulsarTcpStream:
                 log.warning("closing a connection", peer=self.peer, reason=reason)
                 raise self._end(reason, clean=False)
             if at + size > gathered:
+                self._wanted = size
                 break
             at += size
         return at
@@ -118,9 +201,16 @@ class PulsarTcpStream:
     def _end(self, reason: str, *, clean: bool) -> StreamClosed:
         if self._closed is None:  # the first end counts
             self._closed = StreamClosed(reason, clean=clean)
+            self._data = b""
+            wake(self._receiver)
+            wake(self._sender)
             with suppress(*HANDLE_ERRORS):
-                self._writer.close()
+                self._transport.close()
         return self._closed
+
+    def _abort(self) -> None:
+        with suppress(*HANDLE_ERRORS):
+            self._transport.abort()
 
 
 class PulsarServer:
@@ -135,17 +225,22 @@ class PulsarServer:
         self._handle = handle
         self._frame_bytes_max = frame_bytes_max
         self._server: asyncio.Server | None = None
-        self._streams: dict[PulsarTcpStream, asyncio.Task[Any]] = {}  # and the task that handles it
+        self._streams: dict[PulsarTcpStream, asyncio.Task[None]] = {}  # and what handles it
 
     @property
     def connection_count(self) -> int:
         """Connections that are open."""
         return len(self._streams)
 
-    async def start(self, listener: socket.socket) -> None:
-        """Accept on a bound socket (runtime/listener.py), which this takes over."""
-        self._server = await asyncio.start_server(
-            self._accepted, sock=listener, limit=2 * READ_BYTES
+    async def start(self, listener: socket.socket, group: asyncio.TaskGroup) -> None:
+        """Accept on a bound socket (runtime/listener.py), which this takes over. The handlers run
+        in `group`; none of them fails."""
+
+        def on_open(stream: PulsarTcpStream) -> None:
+            self._streams[stream] = group.create_task(self._serve(stream))
+
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: PulsarTcpStream(on_open, frame_bytes_max=self._frame_bytes_max), sock=listener
         )
 
     async def stop(self) -> None:
@@ -168,13 +263,15 @@ class PulsarServer:
             for task in late:  # they wait for requests that do not end
                 task.cancel()
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream = PulsarTcpStream(reader, writer, frame_bytes_max=self._frame_bytes_max)
-        task = asyncio.current_task()
-        assert task is not None
-        self._streams[stream] = task
+    async def _serve(self, stream: PulsarTcpStream) -> None:
         try:
             await self._handle(stream)
+        except Exception as error:  # the transport's edge: it ends this connection alone
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a handler of connections failed", "exception": error}
+            )
         finally:
-            await stream.close()
-            del self._streams[stream]
+            try:
+                await stream.close()
+            finally:
+                del self._streams[stream]

@@ -124,7 +124,7 @@ async def running_broker(
         serving = group.create_task(broker.run(stop))
         await broker.started.wait()
         service.serve(endpoint)
-        await pulsar.start(listener)
+        await pulsar.start(listener, group)
         ports.push_async_callback(service.close_sessions)
         ports.push_async_callback(pulsar.stop)
         try:

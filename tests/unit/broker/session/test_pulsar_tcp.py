@@ -6,12 +6,17 @@ import asyncio
 import socket
 import struct
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import wait_until
 
-from magnetar.broker.session.pulsar_tcp import CLOSE_TIMEOUT_S, PulsarServer, PulsarTcpStream
+from magnetar.broker.session.pulsar_tcp import (
+    CLOSE_TIMEOUT_S,
+    READ_AHEAD_BYTES,
+    PulsarServer,
+    PulsarTcpStream,
+)
 from magnetar.protos.framing import COMMAND_FRAME_BYTES_MAX
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.listener import bind_port, port_of
@@ -30,9 +35,10 @@ async def serving(
 ) -> AsyncIterator[tuple[PulsarServer, int]]:
     server, listener = PulsarServer(handle), bind_port("127.0.0.1", 0)
     port = port_of(listener)
-    await server.start(listener)
-    yield server, port
-    await server.stop()
+    async with asyncio.TaskGroup() as group:
+        await server.start(listener, group)
+        yield server, port
+        await server.stop()
 
 
 def frame(size: int) -> bytes:
@@ -62,6 +68,61 @@ async def test_frames_are_whole_whatever_the_pieces() -> None:
         writer.write(sent[at + 7 :])
         await wait_until(lambda: bytes(got) == sent)
         writer.close()
+
+
+class FakeTransport(asyncio.Transport):
+    """Knows whether its protocol reads."""
+
+    reading = True
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+async def test_what_waits_for_a_busy_session_is_bounded_and_a_large_frame_is_still_gathered() -> (
+    None
+):
+    transport, small, large = FakeTransport(), frame(1_000), frame(4 << 20)
+    stream = PulsarTcpStream(lambda _: None)
+    stream.connection_made(transport)
+    stream.on_connected()
+    took = 0
+    while transport.reading:
+        stream.data_received(small)
+        took += len(small)
+        assert took < READ_AHEAD_BYTES + 2 * len(small)
+    assert took >= READ_AHEAD_BYTES
+    assert len(await stream.receive()) == took
+    assert transport.reading
+    begun = READ_AHEAD_BYTES + 4  # no session knows yet that this is one frame
+    stream.data_received(large[:begun])
+    assert not transport.reading
+    async with asyncio.TaskGroup() as group:
+        receiving = group.create_task(stream.receive())
+        for at in range(begun, len(large), 1 << 16):
+            await asyncio.sleep(0)
+            assert transport.reading, at
+            stream.data_received(large[at : at + (1 << 16)])
+    assert receiving.result() == large
+
+
+async def test_a_frame_does_not_change_while_the_next_ones_arrive() -> None:
+    stream = PulsarTcpStream(lambda _: None)
+    stream.connection_made(FakeTransport())
+    first, second = frame(10), frame(20)
+    for data in (first[:3], first[3:] + second[:7]):
+        stream.data_received(data)
+    got = await stream.receive()
+    stream.data_received(second[7:])
+    assert await stream.receive() == second
+    assert got == first
+    assert got.readonly
 
 
 @pytest.mark.parametrize(

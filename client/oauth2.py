@@ -1,5 +1,5 @@
 """Gets access tokens from an OAuth 2.0 server: the grant of a client's own credentials (RFC 6749,
-section 4.4). The server's address of tokens comes from its metadata (OpenID Connect Discovery)."""
+section 4.4). The server's metadata (OpenID Connect Discovery) names the address of tokens."""
 
 from __future__ import annotations
 

@@ -477,8 +477,8 @@ class ProducerOptions:
 class ConsumerOptions:
     """The topics and the subscription of a consumer, its queue's size, its redelivery delays.
 
-    `topic`: a name, a list of names, or a compiled regular expression that the names of all topics
-    to consume match. A pattern covers the names without the domain.
+    `topic`: a name, a list of names, or a compiled regular expression: the consumer gets all topics
+    whose names match it. A pattern covers the names without the domain.
     `pattern_auto_discovery_period`: seconds between two looks for new topics, if the broker does
     not announce them.
     """

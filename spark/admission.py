@@ -2,7 +2,8 @@
 
 Rules.
 
-1. The shares are proportional to the backlogs, and their sum is at most the limit (rule 2 apart).
+1. The shares are proportional to the backlogs, and their sum is at most the limit, except for
+   rule 2.
 2. A topic with a backlog has a share of at least one row, so no topic starves, whatever the limit.
 3. A share is never more than the backlog.
 

@@ -33,7 +33,8 @@ RESUME_BELOW_BYTES: Final = 1 << 20
 
 HOLD_BYTES: Final = 16 << 10
 """Fewer bytes of adds than this wait for the acks of the frame before: the bookie syncs those first
-in any case. At 1,000 single messages per second of 1 KB the frames, syncs and acks halve."""
+in any case. At 1,000 single messages of 1 KB per second this halves the number of frames, syncs and
+acks."""
 
 GONE_PAUSE_S: Final = 60.0
 """The pause between attempts while another incarnation answers at the address. The wanted

@@ -156,7 +156,7 @@ class _Leaving:
         return None if stored is None else stored.value
 
     async def _remove_cookie(self, seen: bytes | None) -> bool:
-        """False: the bookie was started since, because each start first writes to the cookie."""
+        """False: the bookie was started since then. Each start writes to the cookie first."""
         path = paths.bookie_cookie(self._bookie)
 
         def change(value: bytes | None) -> Verdict:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 LEDGERS_MAX: Final = 10_000
 """Ledgers of a topic. Each takes at most 58 bytes (five numbers of ten bytes, their tags, a
-header): 566 KiB in all. With `ledger_size_factor` they suffice a topic that always rolls as early
-as possible for two years, or 100 TiB."""
+header): 566 KiB in all. With `ledger_size_factor`, a topic that always rolls as early as possible
+reaches the limit after two years, or 100 TiB."""
 
 DELETING_MAX: Final = 5_000
 """Ledgers that wait for their deletion: at most 10 bytes each. The log drops no more of its head

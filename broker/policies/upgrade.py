@@ -1,8 +1,8 @@
-"""The namespaces that exist without having been created by an administrator.
+"""Makes the records of namespaces that no administrator created.
 
-Magnetar creates the built-in namespaces at their first use. Earlier versions created each tenant
-and namespace at its first use, or kept no record of it. So a namespace with topics and without a
-record exists, and gets its record here.
+Magnetar creates the built-in namespaces at their first use. Earlier versions created every tenant
+and namespace at its first use, or kept no record of it. So a namespace can have topics and no
+record.
 """
 
 from __future__ import annotations

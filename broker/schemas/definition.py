@@ -7,8 +7,8 @@ from typing import Any, Final
 
 DEPTH_MAX: Final = 256
 """Objects and arrays within each other; Avro types that are nested as deep as avro.py allows take
-180. Python's own limit depends on what the thread runs already: beyond it, one step could read a
-definition that was stored, and another could not."""
+180. Python's own limit counts the calls that the thread is already in: with it alone, a definition
+could be stored by one call and be too deep for another."""
 
 
 def json_tree(text: bytes) -> Any:

@@ -41,7 +41,8 @@ RECORD_BYTES_MAX: Final = VALUE_BYTES_MAX - 1_024
 """The size of one topic's record, which holds all its versions."""
 
 LOST_RACES_MAX: Final = 20
-"""Versions that others added while one was compared, before the registry gives up."""
+"""How often a schema is compared again because another version was added in the meantime. Then the
+registry gives up."""
 
 INLINE_BYTES_MAX: Final = 4 << 10
 """Larger definitions are parsed and compared in a thread. 4 KiB take 1 ms, hostile ones 6 ms;
@@ -286,7 +287,7 @@ async def admit_consumer(
     """
     try:
         await _admit_consumer(registry, topic, schema, rules, in_use=in_use, fresh=False)
-    except IncompatibleSchema:  # maybe by an old view, and a client gives up on this error
+    except IncompatibleSchema:  # the view may be old, and a client does not retry after this error
         await _admit_consumer(registry, topic, schema, rules, in_use=in_use, fresh=True)
 
 

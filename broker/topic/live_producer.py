@@ -128,7 +128,7 @@ class LiveProducer:
         self.events.receipts(number, [(*ids, number) for ids in zip(*numbers, strict=True)])
 
     async def wait_room(self) -> None:
-        """Nothing is held; the publish rate of the topic is waited for."""
+        """Wait for the publish rate of the topic. Bytes need no wait: none are held."""
         await self._rate.wait()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A publish rate that is kept by not reading: what exceeds it waits at the clients.
+"""A publish rate that the broker keeps by not reading: the excess waits at the clients.
 
 What was read is published and counted, also beyond the rate, so that the buckets may go below zero.
 The connections that published do not read on until there are tokens again. The average is exact,

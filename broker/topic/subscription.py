@@ -273,8 +273,9 @@ class Subscription:
         self.advance()
 
     async def evict_dead(self, refused: ConsumerRefused) -> None:
-        """Evict the incumbents of a refusal whose clients do not answer a probe. Raises the error
-        of the refusal if one answers, or if there is no incumbent."""
+        """Evict the consumers for whose sake another one was refused (the incumbents), if their
+        clients do not answer a probe. Raises the error of the refusal if one answers, or if there
+        is no incumbent."""
         if not refused.incumbents:
             raise refused.error
         for machine in refused.incumbents:

@@ -1,8 +1,9 @@
 """Schemas of a key and a value, as Pulsar's Java client encodes them.
 
-INLINE: the payload is the length of the key (4 bytes, big-endian; -1: None), the key, and the same
-of the value. SEPARATED: the payload is the value, and the key is the message's `partition_key`, in
-base64; so consumers of a Key_Shared subscription, routing and table views use it.
+INLINE: the payload is the length of the key (4 bytes, big-endian; -1: None), the key, the length of
+the value, and the value. SEPARATED: the payload is the value, and the key is the message's
+`partition_key`, in base64; so consumers of a Key_Shared subscription, routing and table views use
+it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Archives several topics to Parquet, each run only what is new, each message exactly once.
+"""Archives several topics to Parquet. Each run adds what is new, each message exactly once.
 
     <path>/topic=<tenant%2F...>/date=<publish date>/part-*.parquet
     <path>/_checkpoint     how far each topic is archived

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from magnetar.spark.sink.options import WriteOptions
 
 MESSAGE_OVERHEAD_BYTES: Final = 16
-"""Bytes of a message in an entry besides payload, keys and properties, about."""
+"""About how many bytes a message has in an entry besides payload, keys and properties."""
 
 TOPICS_MAX: Final = 1_000
 """Topics that one task writes to. Each of them needs a producer."""

@@ -48,7 +48,7 @@ READ_S_MAX: Final = 15.0
 """The time limit of one read. Each of three replicas has 5 s, and these times overlap."""
 
 AVOIDED_S: Final = 60.0
-"""A bookie that this process could not reach is not asked for this time."""
+"""How long the process does not ask a bookie that it could not reach."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Decodes the payloads of rows, and of a KeyValue schema their keys, as the options say."""
+"""Decodes the payloads of rows as the options say; with a KeyValue schema also their keys."""
 
 from __future__ import annotations
 

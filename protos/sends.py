@@ -25,6 +25,7 @@ from magnetar.protos.entry import (
     plain_key,
     plain_name,
     plain_rest,
+    varint,
 )
 from magnetar.protos.errors import CommandError, EntryError, FrameError
 from magnetar.protos.framing import Command, first_frame, parse_command
@@ -78,6 +79,8 @@ def read_sends(buffer: memoryview, at: int) -> SendRun | None:
     run: SendRun | None = None
     size, parsed = len(buffer), 0
     while at < size and (run is None or len(run.entries) < RUN_ENTRIES_MAX):
+        if run is not None and _is_of_another(buffer, at, run):
+            break
         run, end = _read_plain(buffer, at, run)
         if end == at:
             if parsed >= RUN_PARSED_BYTES_MAX:
@@ -102,7 +105,10 @@ def run_of(command: Command) -> SendRun:
 
 # Mechanics
 
-_HEAD: Final = struct.Struct(">II3sB3s")  # total, command, its type and tag, body, producer and tag
+_IDS_AT: Final = 12
+_HEADS: Final = {  # by the size of `ids`: total, command, its type and tag, body, `ids`
+    size: struct.Struct(f">II3sB{size}s") for size in range(3, 13)
+}
 _ENTRY_HEAD: Final = struct.Struct(">HII")
 _SEND: Final = b"\x08\x06\x32"
 _ONE_MESSAGE: Final = b"\x18\x01"  # num_messages = 1
@@ -114,6 +120,7 @@ def _read_plain(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendR
     size = len(buffer)
     # What the next one is expected to have.
     ids = b"" if run is None else _ids_of(run.producer_id)
+    head = _HEADS[len(ids) or _ids_bytes(buffer, at)]
     rest = name_field = rest_fields = b""
     high = carry = 0  # the number's bits above `rest`'s first byte, and whether that has followers
     spare = 0  # bytes after the number that say that it is one message
@@ -123,9 +130,9 @@ def _read_plain(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendR
     checksums: list[int] = []
     names: set[bytes] = set()
     most = RUN_ENTRIES_MAX if run is None else RUN_ENTRIES_MAX - len(run.entries)
-    while size - at >= _HEAD.size and count < most:  # hot: about 1 us an entry
-        total, command_size, send, body_size, own_ids = _HEAD.unpack_from(buffer, at)
-        number_at, start, end = at + _HEAD.size, at + 8 + command_size, at + 4 + total
+    while size - at >= head.size and count < most:  # hot: about 1 us an entry
+        total, command_size, send, body_size, own_ids = head.unpack_from(buffer, at)
+        number_at, start, end = at + head.size, at + 8 + command_size, at + 4 + total
         if send != _SEND or command_size != body_size + 4 or not number_at < start < end <= size:
             break
         if own_ids != ids:
@@ -166,7 +173,7 @@ def _read_plain(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendR
         return run, at
     if run is None:
         highest = [0] * count
-        run = SendRun(ids[1], sequence_ids, highest, entries, checksums, plain_names=names)
+        run = SendRun(_id_in(ids), sequence_ids, highest, entries, checksums, plain_names=names)
         return run, at
     if run.plain_names is not None:
         run.plain_names |= names
@@ -217,14 +224,38 @@ def _add(run: SendRun | None, command: Command) -> SendRun | None:
 
 
 def _ids_of(producer_id: int) -> bytes:
-    """The bytes that `_are_ids` accepts. For a producer whose id takes more bytes: bytes that match
-    no command."""
-    return bytes([8, producer_id, 0x10]) if 0 <= producer_id < 0x80 else b"none"
+    """A producer's id with its tag, and the tag of a sequence id."""
+    if producer_id < 0x80:
+        return bytes((8, producer_id, 0x10))
+    return b"\x08" + varint(producer_id) + b"\x10"
+
+
+def _ids_bytes(buffer: memoryview, at: int) -> int:
+    """The size of the ids of the SEND at `at`, if it is plain."""
+    for size, byte in enumerate(buffer[at + _IDS_AT + 1 : at + _IDS_AT + 11], 3):
+        if byte < 0x80:
+            return size
+    return 3
 
 
 def _are_ids(ids: bytes) -> bool:
-    """Whether these are a producer's id of one byte and the tag of a sequence id."""
-    return ids[0] == 0x08 and ids[1] < 0x80 and ids[2] == 0x10
+    """Whether these are a producer's id below 2^63 and the tag of a sequence id."""
+    return ids[0] == 0x08 and _high_bits(ids[1:-1]) is not None and ids[-1] == 0x10
+
+
+def _id_in(ids: bytes) -> int:
+    high = _high_bits(ids[1:-1])
+    assert high is not None, "they are ids"
+    return high | ids[1] & 0x7F
+
+
+def _is_of_another(buffer: memoryview, at: int, run: SendRun) -> bool:
+    """Whether the run ends at this SEND because it begins with another producer's id. False: it
+    must be read. It is compared, not parsed: with SENDs of many producers, each one ends a run."""
+    ids = _ids_of(run.producer_id)
+    ids_at = at + _IDS_AT
+    is_send = bytes(buffer[at + 8 : at + 11]) == _SEND and ids_at < len(buffer)
+    return is_send and buffer[ids_at - 1] < 0x80 and buffer[ids_at : ids_at + len(ids)] != ids
 
 
 def _high_bits(number: bytes) -> int | None:

@@ -155,11 +155,16 @@ class LedgerAppender:
         if self._closing:
             raise LedgerClosed(self.ledger)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `wait_room` would return at once."""
+        self._settle_account()
+        return not self._writer.writing or self._has_room()
+
     async def wait_room(self) -> None:
         """Wait until the bytes in flight are below the limits of ledger and process, or the ledger
         ends."""
-        self._settle_account()
-        while self._writer.writing and not self._has_room():
+        while not self.has_room:
             waiting = self._loop.create_future()
             self._room.append(waiting)
             self._services.budget.when_room(self, self._maybe_wake)
@@ -448,11 +453,14 @@ class LedgerAppender:
         """Report the bytes kept, fail a bookie that is too far behind, and wake tasks in
         `wait_room`."""
         writer, budget = self._writer, self._services.budget
-        lag = writer.lag_bytes
+        lag, account = writer.lag_bytes, self._account
+        retained = writer.in_flight_bytes + lag
+        if not lag and (account.retained, account.lag) == (retained, 0):  # nothing to report
+            if self._room:
+                self._maybe_wake()
+            return
         laggards = [self._streams[seat] for seat in seat_numbers(writer.laggards)] if lag else []
-        budget.account(
-            self._account, retained=writer.in_flight_bytes + lag, lag=lag, laggards=laggards
-        )
+        budget.account(account, retained=retained, lag=lag, laggards=laggards)
         slow = [stream for stream in laggards if budget.lags(stream)]
         if slow:
             actions = writer.on_lagging(seats(self._seats[stream] for stream in slow))

@@ -240,6 +240,10 @@ class LedgerWriter:
 
     def on_tick(self, now: float) -> list[Action]:
         """Call this regularly. A timeout is noticed at the first tick after it."""
+        shortest_s = min(self._limits.add_timeout_s, self._limits.quorum_timeout_s)
+        oldest = self._pending.get(self._released + 1)
+        if oldest is None or now - oldest.appended_at < shortest_s:
+            return [*self._end_delays(now)]
         head = self._pending.get(self.confirmed + 1)
         if head is not None and now - head.appended_at >= self._limits.quorum_timeout_s:
             return self.fail(BookieCode.TIMEOUT)

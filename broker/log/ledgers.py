@@ -53,6 +53,9 @@ class Appender(Protocol):
 
     def append_nowait(self, payloads: Sequence[Sequence[Buffer]]) -> EntryId: ...
 
+    @property
+    def has_room(self) -> bool: ...  # whether `wait_room` would return at once
+
     async def wait_room(self) -> None: ...
 
     async def read(

@@ -350,6 +350,11 @@ class Log:
         if self._writing is None:
             require_ledger_capacity(self.name, len(self.chain.records))
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `wait_room` would return at once."""
+        return self._room.is_set() and (self._appender is None or self._appender.has_room)
+
     async def wait_room(self) -> None:
         """Wait until less than `pending_bytes_max` is outstanding. Returns at once when the log has
         ended; `append` then says why."""

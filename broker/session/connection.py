@@ -337,7 +337,9 @@ class Connection:
         """Wait for at most PROBE_TIMEOUT_S until the producer's topic takes more, or the producer
         is closed."""
         producer = self._context.producers.get(producer_id)
-        return producer is None or await self._within(producer.wait_room())
+        if producer is None or producer.has_room:
+            return True
+        return await self._within(producer.wait_room())
 
     async def _within(self, wait: Coroutine[Any, Any, None]) -> bool:
         """Wait for at most PROBE_TIMEOUT_S. Returns whether the wait has ended by then."""

@@ -7,6 +7,7 @@ has too many messages under way.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.broker.log.entry import StoredEntry
@@ -126,6 +127,11 @@ class LiveProducer:
     def _receipts(self, sends: SendRun, start: int, stop: int, number: int) -> None:
         numbers = sends.sequence_ids[start:stop], sends.highest_sequence_ids[start:stop]
         self.events.receipts(number, [(*ids, number) for ids in zip(*numbers, strict=True)])
+
+    @property
+    def has_room(self) -> bool:
+        """True: `wait_room` would return at once."""
+        return self._rate.wait_s(asyncio.get_running_loop().time()) <= 0
 
     async def wait_room(self) -> None:
         """Wait for the publish rate of the topic. Bytes need no wait: none are held."""

@@ -131,6 +131,14 @@ class ProducerHandle:
                 self.resume(now)
         self._count_held()
 
+    @property
+    def has_room(self) -> bool:
+        """True: `wait_room` would return at once. It costs a fifth of that, and is asked after each
+        run."""
+        if self._held or self._exceeds_rate():
+            return False
+        return self.state is not ProducerState.OPEN or self._log.has_room
+
     async def wait_room(self) -> None:
         """Return when the topic takes more, or at once when the producer has ended."""
         while self._held and self.state is ProducerState.OPEN and not self._may_gather():

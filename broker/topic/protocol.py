@@ -51,6 +51,10 @@ class Producer(Protocol):
     def publish(self, sends: SendRun, now: float) -> None:
         """Take what the client sent. The outcome comes by the events."""
 
+    @property
+    def has_room(self) -> bool:
+        """True: `wait_room` would return at once."""
+
     async def wait_room(self) -> None:
         """Return when the topic takes more, or at once when the producer has ended."""
 

@@ -237,6 +237,8 @@ class FakeAppender:
         self.flush_soon()
         return first
 
+    has_room = True
+
     async def wait_room(self) -> None:
         await asyncio.sleep(0)
 

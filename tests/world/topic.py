@@ -131,6 +131,10 @@ class ToldAppender:
             self._oracle.on_append(self.ledger, EntryId(entry), b"".join(parts))
         return first
 
+    @property
+    def has_room(self) -> bool:
+        return self._appender.has_room
+
     async def wait_room(self) -> None:
         await self._appender.wait_room()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from magnetar.protos import framing
+from magnetar.protos import framing, sends
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.claims import parse_sent
 from magnetar.protos.compression import Compression
@@ -23,6 +23,9 @@ from magnetar.protos.entry import (
 from magnetar.protos.errors import CommandError, EntryError
 from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_batch, encode_message
 from magnetar.protos.sends import RUN_ENTRIES_MAX, SendRun, read_sends, run_of
+
+if TYPE_CHECKING:
+    import pytest
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +86,16 @@ class Sent:
         unusual = self.highest or self.batch or self.unchecked
         if not has_plain_key:
             unusual = unusual or self.key is not None or self.is_base64 is not None
-        return not unusual and self.num_messages in (0, 1) and self.producer_id < 0x80
+        return not unusual and self.num_messages in (0, 1) and self.producer_id < 2**63
 
 
 SENT = st.builds(
     Sent,
     st.one_of(st.integers(0, 400), st.integers(0, 2**63 - 1)),
     payload=st.binary(max_size=40),
-    producer_id=st.sampled_from([1, 1, 1, 1, 1, 2, 127, 300]),
+    producer_id=st.sampled_from(
+        [1, 1, 1, 1, 1, 2, 127, 128, 300, 300, 2**14, 2**63 - 1, 2**63, 2**64 - 1]
+    ),
     name=st.sampled_from(["producer", "p", "", "\N{SNOWMAN}"]),
     time_ms=st.sampled_from([0, 1, 1_700_000_000_000, 1_700_000_000_001, 2**63 - 1]),
     num_messages=st.sampled_from([0, 0, 0, 1, 1, 2]),
@@ -234,6 +239,36 @@ def test_another_command_ends_the_run() -> None:
     assert run is not None
     assert run.sequence_ids == [1]
     assert read_sends(memoryview(ping), 0) is None
+
+
+def test_sends_of_many_producers_are_compared_and_not_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A topic with a run of one costs twice as much if the next producer's SEND is parsed to find
+    the end of the run."""
+    ids = [0, 1, 127, 128, 300, 2**14 - 1, 2**14, 2**21, 2**63 - 1]
+    frames = [Sent(5, producer_id=producer).frame() for producer in ids]
+    monkeypatch.setattr(sends, "parse_command", None)
+    buffer, at = memoryview(b"".join(frames)), 0
+    for producer in ids:
+        run = read_sends(buffer, at)
+        assert run is not None
+        assert (run.producer_id, run.sequence_ids) == (producer, [5])
+        at = run.end
+    assert at == len(buffer)
+
+
+def test_the_last_of_two_producer_ids_counts() -> None:
+    entry = Sent(6).entry()
+    body = b"\x08\x02\x10\x06\x08\x01"  # producer 2, sequence id 6, producer 1
+    command = b"\x08\x06\x32" + bytes([len(body)]) + body
+    sizes = (4 + len(command) + len(entry)).to_bytes(4) + len(command).to_bytes(4)
+    buffer = memoryview(Sent(5).frame() + sizes + command + entry)
+    first = read_sends(buffer, 0)
+    assert first is not None
+    second = read_sends(buffer, first.end)
+    assert second is not None
+    assert [(run.producer_id, run.sequence_ids) for run in (first, second)] == [(1, [5]), (1, [6])]
 
 
 def test_a_send_that_is_written_in_another_order_is_a_run_of_one() -> None:

@@ -467,10 +467,12 @@ async def test_appenders_wait_for_room() -> None:
         entry = bytes(300_000)
         for _ in range(4):
             await appender.wait_room()
+            assert appender.has_room
             appender.append_nowait([[entry]])
         waiting = group.create_task(appender.wait_room())
         await settle()
         assert not waiting.done()
+        assert not appender.has_room
         assert appender.in_flight_bytes > 1 << 20
         for bookie in nodes.bookies:
             bookie.may_ack.set()

@@ -306,7 +306,9 @@ async def test_the_publish_rate_stops_the_reading_and_drops_nothing() -> None:
     world.send(producer, "a", "b", "c", "d")
     assert consumer.texts == ["a", "b", "c", "d"]
     began = asyncio.get_running_loop().time()
+    assert not producer.has_room
     await producer.wait_room()
+    assert producer.has_room
     assert 1.0 < asyncio.get_running_loop().time() - began < 2.0
     assert session.receipted == [0, 1, 2, 3]
 

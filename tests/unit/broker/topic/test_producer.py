@@ -46,7 +46,7 @@ class PlainLog:
         self.outstanding = Outstanding(next_index=0)
         self.error: LogError | None = None
         self.entry = 0
-        self.has_room = asyncio.Event()
+        self.room = asyncio.Event()
 
     @property
     def pending(self) -> int:
@@ -66,7 +66,7 @@ class PlainLog:
         self.outstanding.on_sent(len(entries))
 
     async def wait_room(self) -> None:
-        await self.has_room.wait()
+        await self.room.wait()
 
     def confirm(self, count: int) -> list[Appended]:
         """The first so many are durable; returns what the log would report."""
@@ -269,4 +269,4 @@ async def test_room_is_the_logs() -> None:
         waiting = tasks.create_task(it.handle.wait_room())
         await settle()
         assert not waiting.done()
-        it.log.has_room.set()
+        it.log.room.set()

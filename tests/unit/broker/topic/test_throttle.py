@@ -113,6 +113,7 @@ async def has_room(handle: ProducerHandle) -> bool:
         async with asyncio.timeout(0.001):
             await handle.wait_room()
     except TimeoutError:
+        assert not handle.has_room
         return False
     return True
 

@@ -340,8 +340,10 @@ async def test_back_pressure_is_the_logs() -> None:
     async with opened_topic(world, config=LogConfig(pending_bytes_max=1_000)) as it:
         handle, _ = await it.produce()
         await handle.wait_room()
+        assert handle.has_room
         world.ledgers.hold()
         publish(handle, entry_of("x" * 2_000), first=0)
+        assert not handle.has_room
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(handle.wait_room())
             await settle()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
+import weakref
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,9 @@ from magnetar.runtime.grpc_frames import (
     encode_frame,
     frame_reply_handler,
     frame_stream_handler,
+    gated_push_handler,
+    gated_reply_handler,
+    gated_unary_handler,
     grpc_server,
     open_channel,
     open_frame_stream,
@@ -541,6 +546,64 @@ async def test_an_answer_that_is_left_early_ends_at_the_server() -> None:
 
 
 # -- the server ------------------------------------------------------------------------------------
+
+
+class _Token:
+    """Dies with the request that has it."""
+
+
+class _Request(bytes):
+    token: _Token
+
+
+class _Gate:
+    """Hands out requests that can be observed."""
+
+    def __init__(self) -> None:
+        self.tokens: list[weakref.ref[_Token]] = []
+
+    @asynccontextmanager
+    async def hold(self, read: Callable[[], Awaitable[bytes]]) -> AsyncIterator[bytes]:
+        request = _Request(await read())
+        request.token = _Token()
+        self.tokens.append(weakref.ref(request.token))
+        yield request
+
+
+@pytest.mark.parametrize("kind", ["unary", "reply", "push"])
+async def test_a_refused_call_does_not_keep_its_request(kind: str) -> None:
+    async def admit(_: bytes) -> None:
+        return
+
+    async def refuse(_: None, request: bytes) -> bytes:
+        copy = request
+        raise NoSuchLedger(len(copy))
+
+    async def refuse_reply(_: None, request: bytes) -> AsyncIterator[Sequence[Buffer]]:
+        yield [await refuse(None, request)]
+
+    async def refuse_push(
+        _: None, request: bytes, _send: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        await refuse(None, request)
+
+    gate = _Gate()
+    handlers = {
+        "unary": gated_unary_handler(refuse, gate, admit),
+        "reply": gated_reply_handler(refuse_reply, gate, admit),
+        "push": gated_push_handler(refuse_push, gate, admit),
+    }
+    async with serving(Ask=handlers[kind]) as channel:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                with pytest.raises(CallFailed):
+                    await call_unary(channel, "/t.T/Ask", b"asked")
+            await settle()
+            assert [token() for token in gate.tokens] == [None] * 3
+        finally:
+            gc.enable()
 
 
 async def test_a_port_in_use_is_named() -> None:

@@ -40,6 +40,11 @@ cost of copying its bytes, and a small item waits behind one for a millisecond o
 HOLD_S_MAX = 0.005
 """How long an outbox holds items for an answer of the peer. An answer takes about a millisecond, so
 the limit is for a peer that answers late, or never."""
+
+PAIR_S_MAX = 0.003
+"""How long after the frame before a single item still waits for a second one. Items that come at
+700 per second or more travel in pairs."""
+
 CONTROL_BYTES = 100
 """What a control item takes in Python. Pending bytes include it: a million answers of 13 bytes take
 more than 13 MB."""
@@ -87,8 +92,11 @@ class Outbox:
 
     With `hold_bytes`, fewer bulk bytes than this wait for an answer to the frame before, as in
     Nagle's algorithm. Items that arrive one after the other then share a frame, and the peer
-    needs one sync and one answer for them. A single item, large items and control items are never
-    held.
+    needs one sync and one answer for them. If an item was put before that answer, the next one is
+    likely to come soon: from then on a single item also waits for a second one after the answer,
+    until PAIR_S_MAX after the frame before. This ends when a wait brings no second item. A sender
+    that waits for each answer never has such an item, so it waits for nothing. Large items and
+    control items are never held.
 
     `run` is called once and owns the stream's sending side. When it ends, the outbox drops what is
     pending and what is put later: the stream is over, and its reader learns the reason.
@@ -105,11 +113,15 @@ class Outbox:
         self._send = send
         self._pending_bytes_max = pending_bytes_max
         self._hold_bytes = hold_bytes
-        self._release: asyncio.TimerHandle | None = None  # None: no answer is waited for
+        self._release: asyncio.TimerHandle | None = None  # ends the hold; None: nothing is held
+        self._answered = False  # the frame before; now only a single item is held
+        self._comes_soon = False  # items are put more often than frames are answered
+        self._sent_s = 0.0  # the frame before, in loop time
         self._control: deque[tuple[tuple[Buffer, ...], int]] = deque()
         self._full: deque[tuple[list[Buffer], int]] = deque()
         self._open: list[Buffer] = []  # the frame that bulk items are being added to
         self._open_bytes = 0
+        self._open_items = 0
         self._sleeper: asyncio.Future[None] | None = None  # None: run() is not asleep
         self._moved = asyncio.Event()  # a frame was sent, or run() ended
         self._ended = False
@@ -126,6 +138,9 @@ class Outbox:
         self._open_bytes += size
         if self._open_bytes >= FRAME_BYTES_MAX:
             self._full.append(self._take_open())
+        self._open_items += 1
+        if self._release is not None and not self._answered:
+            self._comes_soon = True
         if self._sleeper is not None and not self._is_held:
             self._wake()
 
@@ -140,12 +155,26 @@ class Outbox:
             self._wake()
 
     def on_answer(self) -> None:
-        """The peer has answered items: hold nothing any longer."""
-        if self._release is not None:
-            self._release.cancel()
-            self._release = None
-            if self._sleeper is not None and self.pending_bytes:
-                self._wake()
+        """The peer has answered items: hold at most a single one any longer."""
+        if self._release is None or self._answered:
+            return
+        self._release.cancel()
+        self._release = None
+        if self._comes_soon:
+            loop, until_s = asyncio.get_running_loop(), self._sent_s + PAIR_S_MAX
+            if loop.time() < until_s:
+                self._answered = True
+                self._release = loop.call_at(until_s, self._end_hold)
+        if self._sleeper is not None and self.pending_bytes and not self._is_held:
+            self._wake()
+
+    def _end_hold(self) -> None:
+        """No answer, or no second item, came in time."""
+        self._release = None
+        if self._answered:
+            self._comes_soon = False
+        if self._sleeper is not None and self.pending_bytes:
+            self._wake()
 
     async def wait_room(self) -> None:
         """Return when fewer than `pending_bytes_max` bytes are pending. Raises StreamClosed."""
@@ -170,8 +199,8 @@ class Outbox:
                     self._sleeper = loop.create_future()
                     await self._sleeper
                 frame, size = self._take()
-                if self._hold_bytes and self._release is None:
-                    self._release = loop.call_later(HOLD_S_MAX, self.on_answer)
+                if self._hold_bytes:
+                    self._begin_hold(loop)
                 await self._send(frame)
                 self.pending_bytes -= size
                 self._moved.set()
@@ -187,7 +216,18 @@ class Outbox:
             and self._open_bytes < self._hold_bytes
             and not self._full
             and not self._control
+            and (not self._answered or self._open_items == 1)
         )
+
+    def _begin_hold(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A frame goes out, and the next one waits for its answer."""
+        if self._release is not None:
+            if not self._answered:
+                return  # the answer to the frame before this one is still waited for
+            self._release.cancel()
+        self._answered = False
+        self._sent_s = loop.time()
+        self._release = loop.call_at(self._sent_s + HOLD_S_MAX, self._end_hold)
 
     def _take(self) -> tuple[list[Buffer], int]:
         """Take the next frame: control items first, then bulk up to FRAME_BYTES_MAX."""
@@ -207,7 +247,7 @@ class Outbox:
 
     def _take_open(self) -> tuple[list[Buffer], int]:
         taken = self._open, self._open_bytes
-        self._open, self._open_bytes = [], 0
+        self._open, self._open_bytes, self._open_items = [], 0, 0
         return taken
 
     def _wake(self) -> None:
@@ -222,7 +262,9 @@ class Outbox:
 
     def _end(self) -> None:
         self._ended = True
-        self.on_answer()
+        if self._release is not None:
+            self._release.cancel()
+            self._release = None
         self.pending_bytes = 0
         self._control.clear()
         self._full.clear()

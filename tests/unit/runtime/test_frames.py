@@ -15,6 +15,7 @@ from magnetar.runtime.frames import (
     CONTROL_BYTES,
     FRAME_BYTES_MAX,
     HOLD_S_MAX,
+    PAIR_S_MAX,
     Buffer,
     Outbox,
     StreamClosed,
@@ -271,6 +272,74 @@ async def test_a_silent_peer_holds_items_for_a_bounded_time() -> None:
         await outbox.wait_sent()
         assert wire.frames == [b"a", b"bc"]
         assert loop.time() - began_s == pytest.approx(HOLD_S_MAX, abs=1e-6)
+        running.cancel()
+
+
+async def answered_pair(wire: Wire, group: asyncio.TaskGroup) -> tuple[Outbox, asyncio.Task[None]]:
+    """An outbox whose items come more often than answers: the frame "bc" has just been answered."""
+    outbox, running = await held_after_one_frame(wire, group)
+    outbox.on_answer()
+    await settle()
+    assert wire.frames.pop() == b"bc"
+    outbox.on_answer()
+    return outbox, running
+
+
+async def test_a_single_item_waits_for_a_second_one_where_items_come_often() -> None:
+    wire = Wire()
+    async with asyncio.TaskGroup() as group:
+        outbox, running = await answered_pair(wire, group)
+        outbox.put(b"d")
+        await settle()
+        assert wire.frames == [b"a"]
+        outbox.put(b"e")
+        await settle()
+        assert wire.frames == [b"a", b"de"]
+        running.cancel()
+
+
+async def test_a_single_item_waits_for_a_bounded_time_and_the_next_one_not_at_all() -> None:
+    wire = Wire()
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as group:
+        began_s = loop.time()
+        outbox, running = await answered_pair(wire, group)
+        outbox.put(b"d")
+        await outbox.wait_sent()
+        assert wire.frames == [b"a", b"d"]
+        assert loop.time() - began_s == pytest.approx(PAIR_S_MAX, abs=1e-6)
+        outbox.on_answer()
+        outbox.put(b"e")
+        await settle()
+        assert wire.frames == [b"a", b"d", b"e"]
+        running.cancel()
+
+
+async def test_a_second_item_that_came_before_the_answer_goes_with_it() -> None:
+    wire = Wire()
+    async with asyncio.TaskGroup() as group:
+        outbox, running = await answered_pair(wire, group)
+        outbox.put(b"d")
+        outbox.put(b"e")
+        await settle()
+        outbox.put(b"f")
+        outbox.put(b"g")
+        await settle()
+        assert wire.frames == [b"a", b"de"]
+        outbox.on_answer()
+        await settle()
+        assert wire.frames == [b"a", b"de", b"fg"]
+        running.cancel()
+
+
+async def test_an_item_long_after_the_frame_before_waits_for_nothing() -> None:
+    wire = Wire()
+    async with asyncio.TaskGroup() as group:
+        outbox, running = await answered_pair(wire, group)
+        await asyncio.sleep(2 * PAIR_S_MAX)
+        outbox.put(b"d")
+        await settle()
+        assert wire.frames == [b"a", b"d"]
         running.cancel()
 
 

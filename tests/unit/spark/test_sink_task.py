@@ -217,6 +217,7 @@ async def test_deduplication_counts_as_on_when_it_is_durable() -> None:
         producer = await it.client.create_producer(name)
         deduplication = (await it.broker.broker.stored_topic(TopicName.parse(name))).deduplication
         options = parse_options({"service.url": it.broker.grpc_url, "topic": name})
+        deduplication._switching = asyncio.Lock()  # a switch makes it when it is first needed
         async with deduplication._switching:  # as if the metadata store did not answer
             path = "persistent/public/default/late/deduplicationEnabled"
             (await it.admin.post(path, json=True)).raise_for_status()

@@ -5,9 +5,9 @@ filling. One task closes that group, syncs on a thread of its own, and then call
 group. The next group fills during a sync. So a busy disk makes large groups, an idle disk makes
 groups of one, and no write waits for a timer.
 
-RocksDB blocks a write when it has no space for it, and this blocks the whole loop. So after each
-sync this module asks the store how much background work is pending. Before it becomes too much,
-writers wait (`wait_room`); finally they are refused (`overloaded`).
+RocksDB blocks a write when it has no space for it, and this blocks the whole loop. So after syncs,
+once in PRESSURE_AGE_S, this module asks the store how much background work is pending. Before it
+becomes too much, writers wait (`wait_room`); finally they are refused (`overloaded`).
 
 Invariants:
     1. A `done` given to `when_durable` is called only after a sync that began after all earlier
@@ -43,6 +43,8 @@ log = get_logger(__name__)
 DELETION_BYTES: Final = 64
 # How soon a recovered store is noticed: a flush of 64 MiB takes a quarter of a second.
 PRESSURE_LOOK_S: Final = 0.05
+# How old the store's answer may be while it keeps up: it costs 5 % of the CPU of a group of one.
+PRESSURE_AGE_S: Final = 0.01
 # After this time adds are refused: earlier than a writer gives up (5 s), so that it gets the
 # reason.
 HELD_S_MAX: Final = 2.0
@@ -81,6 +83,7 @@ class GroupCommit:
         self._room = asyncio.Event()
         self._failure: StorageFailed | None = None
         self._held_since: float | None = None  # in loop time; None: the store keeps up
+        self._look_at = 0.0  # in loop time: from then on the store is asked again
 
     @property
     def overloaded(self) -> bool:
@@ -149,7 +152,7 @@ class GroupCommit:
             group, self._filling = self._filling, _Group()
             self._syncing_bytes = group.bytes
             try:
-                work = partial(self._sync, self._storage.sequence())
+                work = partial(self._sync, self._storage.sequence(), self._is_look_due())
                 pressed, seconds = await self._thread.do(work)
             except StorageFailed as error:
                 self._fail(error)
@@ -175,23 +178,31 @@ class GroupCommit:
         held = self._held_since is not None and not self.overloaded
         return held or self.pending_bytes >= self._pending_bytes_max
 
-    def _note_pressure(self, pressed: bool) -> None:
+    def _is_look_due(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if self._held_since is None and now < self._look_at:
+            return False
+        self._look_at = now + PRESSURE_AGE_S
+        return True
+
+    def _note_pressure(self, pressed: bool | None) -> None:
+        """None: the store was not asked."""
         if pressed and self._held_since is None:
             self._held_since = asyncio.get_running_loop().time()
             log.warning("store too slow, delaying adds")
-        elif not pressed and self._held_since is not None:
+        elif pressed is False and self._held_since is not None:
             self._held_since = None
             log.info("store keeps up again")
         self._room.set()
 
-    def _sync(self, sequence: int) -> tuple[bool, float]:
+    def _sync(self, sequence: int, looks: bool) -> tuple[bool | None, float]:
         """On the sync thread. `sequence` was read before, so the sync covers it. Returns whether to
-        delay adds, and the seconds of the sync."""
+        delay adds (None: the store was not asked), and the seconds of the sync."""
         begun_s = time.perf_counter()
         self._storage.sync()
         seconds = time.perf_counter() - begun_s
         self._note_durable(sequence)
-        return self._pressed(), seconds
+        return self._pressed() if looks else None, seconds
 
     def _pressed(self) -> bool:
         with suppress(StorageFailed):  # the next write reports the failure

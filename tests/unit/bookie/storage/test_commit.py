@@ -10,7 +10,7 @@ from fakes.bookies import Bookie, FaultyStorage, GatedThread, add, running_booki
 from support import settle, wait_until
 
 from magnetar.bookie.errors import StorageFailed
-from magnetar.bookie.storage.commit import HELD_S_MAX, PRESSURE_LOOK_S, GroupCommit
+from magnetar.bookie.storage.commit import HELD_S_MAX, PRESSURE_AGE_S, PRESSURE_LOOK_S, GroupCommit
 from magnetar.bookie.storage.format import entry_key
 from magnetar.bookie.storage.store import BATCH_BYTES_MAX
 from magnetar.protos.envelope import BookieCode
@@ -215,8 +215,10 @@ class BusyStorage(FaultyStorage):
     """Has as much to do in the background as a test says."""
 
     busy = 0.0
+    asked = 0
 
     def pressure(self) -> float:
+        self.asked += 1
         return self.busy
 
 
@@ -240,13 +242,26 @@ async def test_writers_wait_while_the_store_does_not_keep_up_and_at_last_are_ref
         await asyncio.sleep(2 * PRESSURE_LOOK_S)
         assert await writer.add(add(1, 2)) == [BookieCode.OK]
         bookie.storage.busy = 1.0
+        await asyncio.sleep(PRESSURE_AGE_S)
         assert await writer.add(add(1, 3)) == [BookieCode.OK]
         begun_s = loop.time()
         loop.call_later(1.0, setattr, bookie.storage, "busy", 0.0)
         await writer.send(add(1, 4))
         await writer.send(add(1, 5))
         assert [code for _, _, code in await writer.acks(2)] == [BookieCode.OK] * 2
-        assert loop.time() - begun_s < 1.2
+        assert 1.0 <= loop.time() - begun_s < 1.2
 
     async with running_bookie(storage=BusyStorage(), inline=True) as bookie:
         await test(bookie)
+
+
+async def test_a_store_that_keeps_up_is_not_asked_after_each_sync() -> None:
+    storage = BusyStorage()
+    async with running_bookie(storage=storage, inline=True) as bookie:
+        writer = await bookie.connect()
+        begun_s, asked = asyncio.get_running_loop().time(), storage.asked
+        for entry in range(100):
+            assert await writer.add(add(1, entry)) == [BookieCode.OK]
+            await asyncio.sleep(PRESSURE_AGE_S / 10)
+        seconds = asyncio.get_running_loop().time() - begun_s
+        assert 9 <= storage.asked - asked <= 1 + seconds / PRESSURE_AGE_S

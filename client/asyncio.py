@@ -296,10 +296,14 @@ class Client:
         """Return the subscription with a decoder of the schema's values."""
         if schema is None:
             return subscription
-        decoder = Decoder(schema, self._schema_of, self.wait_for_schemas)
+        decoder = Decoder(schema, self.schema_of, self.wait_for_schemas)
         return replace(subscription, decoder=decoder)
 
-    async def _schema_of(self, topic: str, version: bytes) -> SchemaInfo:
+    async def schema_of(self, topic: str, version: bytes) -> SchemaInfo:
+        """Return a version of a topic's schema; b"": the newest one. Raises TopicNotFound if there
+        is none, and the errors of `asking`."""
+        self._check_open()
+        await self._begin()
         lookup = self._parts.lookup
         found = await asking(lambda: lookup.schema(topic, version), self._parts, topic)
         return schema_info(found)

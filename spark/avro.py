@@ -57,13 +57,14 @@ class AvroType:
     spark: DataType
 
 
-def parse_avro_schema(text: str) -> AvroType:
-    """Parse a schema, as JSON. Raises InvalidAvroSchema."""
+def parse_avro_schema(text: str, *, logical: bool = True) -> AvroType:
+    """Parse a schema, as JSON. Without `logical`, logical types are read as their base types.
+    Raises InvalidAvroSchema."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidAvroSchema(f"not JSON: {error}") from None
-    return _Schema().type_of(schema, "", 0)
+    return _Schema(logical=logical).type_of(schema, "", 0)
 
 
 def avro_decoder(avro: AvroType, kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
@@ -149,7 +150,8 @@ _LOGICAL: Final = {
 class _Schema:
     """Resolves the names of one schema."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, logical: bool) -> None:
+        self._logical = _LOGICAL if logical else {}
         self._named: dict[str, AvroType | None] = {}  # None: the type is being defined
 
     def type_of(self, schema: Any, namespace: str, depth: int) -> AvroType:
@@ -172,8 +174,8 @@ class _Schema:
                 return _array(self.type_of(schema.get("items"), namespace, depth + 1))
             case "map":
                 return _map(self.type_of(schema.get("values"), namespace, depth + 1))
-            case str(name) if (name, schema.get("logicalType")) in _LOGICAL:
-                return _LOGICAL[name, schema["logicalType"]]
+            case str(name) if (name, schema.get("logicalType")) in self._logical:
+                return self._logical[name, schema["logicalType"]]
             case other:
                 return self.type_of(other, namespace, depth + 1)
 

@@ -598,6 +598,30 @@ class _PublishTime:
         return pa.array(np.repeat(runs[:, 0] * 1_000, runs[:, 1]), pa.timestamp("us", "UTC"))
 
 
+class _SchemaVersion:
+    """The version of the topic's schema with which the message was written; null: none."""
+
+    of_message = False
+
+    def __init__(self, topic: TopicName) -> None:
+        self._runs: list[tuple[bytes | None, int]] = []  # version, rows
+
+    def check(self, opened: Opened) -> None:
+        pass
+
+    def add(self, opened: Opened) -> None:
+        version = opened.received.schema_version
+        if self._runs and self._runs[-1][0] == version:
+            self._runs[-1] = version, self._runs[-1][1] + opened.count
+        else:
+            self._runs.append((version, opened.count))
+
+    def take(self, rows: int) -> pa.Array:
+        runs, self._runs = self._runs, []
+        arrays = [pa.repeat(pa.scalar(version, pa.binary()), count) for version, count in runs]
+        return pa.concat_arrays(arrays) if arrays else pa.array([], pa.binary())
+
+
 class _Index:
     """The index of the message in its topic. The broker stores that of an entry's last message."""
 
@@ -645,6 +669,8 @@ def _partition_column(topic: TopicName) -> Column:
     return _Constant(pa.scalar(-1 if topic.partition is None else topic.partition, pa.int32()))
 
 
+SCHEMA_VERSION: Final = "__schemaVersion"  # for decoding; a DataFrame does not have it
+
 COLUMNS: Final[dict[str, Callable[[TopicName], Column]]] = {
     "value": _Value,
     "__key": _Key,
@@ -655,6 +681,7 @@ COLUMNS: Final[dict[str, Callable[[TopicName], Column]]] = {
     "__publishTime": _PublishTime,
     "__eventTime": _EventTime,
     "__messageProperties": _Properties,
+    SCHEMA_VERSION: _SchemaVersion,
 }
 
 # Mechanics

@@ -194,8 +194,14 @@ def _has_required(descriptor: Descriptor) -> bool:
 def _structs(
     messages: Sequence[Any], descriptor: Descriptor, kind: pa.StructType
 ) -> pa.StructArray:
-    """One struct for each message; None is null."""
-    arrays = [_column(messages, field, kind.field(field.name).type) for field in descriptor.fields]
+    """One struct for each message; None is null. A field that the definition lacks is null."""
+    own = descriptor.fields_by_name
+    arrays = [
+        _column(messages, own[field.name], field.type)
+        if field.name in own
+        else pa.nulls(len(messages), field.type)
+        for field in kind
+    ]
     mask = pa.array([message is None for message in messages], pa.bool_())
     return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=mask)
 

@@ -60,13 +60,13 @@ class MagnetarDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = parse_options(self.options)
-        check_schema(schema, schema_of(options))
+        check_schema(schema, schema_of(options, schema))
         scan = FilteredScan if options.takes_filters else TopicScan
         return scan(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = parse_options(self.options, streaming=True)
-        check_schema(schema, schema_of(options))
+        check_schema(schema, schema_of(options, schema))
         return TopicStream(options, schema)
 
 

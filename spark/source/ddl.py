@@ -64,19 +64,20 @@ def _from_json(text: str) -> StructType:
         parsed = StructType.fromJson(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"is not the JSON of a schema: {error!r}") from None
-    _require_supported(parsed, 0)
+    require_supported(parsed)
     return parsed
 
 
-def _require_supported(kind: DataType, depth: int) -> None:
+def require_supported(kind: DataType, depth: int = 0) -> None:
+    """Raise ValueError if the decoder of JSON cannot make this type."""
     if depth > DEPTH_MAX:
         raise ValueError(f"types are nested deeper than {DEPTH_MAX}")
     match kind:
         case StructType():
             for field in kind.fields:
-                _require_supported(field.dataType, depth + 1)
+                require_supported(field.dataType, depth + 1)
         case ArrayType():
-            _require_supported(kind.elementType, depth + 1)
+            require_supported(kind.elementType, depth + 1)
         case DecimalType():
             return
         case _:

@@ -89,6 +89,17 @@ class ValueFormat(Enum):
     JSON = "json"
     AVRO = "avro"
     PROTOBUF = "protobuf"
+    AUTO = "auto"  # of the topic's schema, by the version of each message
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    FLOAT = "float"
+    DOUBLE = "double"
+    BOOLEAN = "boolean"
+    DATE = "date"
+    TIME = "time"
+    TIMESTAMP = "timestamp"
 
 
 class KeyValueEncoding(Enum):
@@ -386,6 +397,9 @@ def _key_options(values: Mapping[str, str]) -> dict[str, Any]:
                 raise InvalidOption(name, "needs keyFormat")
         return {}
     key_format = _choice(values, "keyFormat", ValueFormat.BYTES)
+    for option in ("keyFormat", "valueFormat"):
+        if values.get(option.lower(), "").lower() == ValueFormat.AUTO.value:
+            raise InvalidOption(option, "auto cannot be used with keyFormat: name both formats")
     return {
         "key_format": key_format,
         "key_schema": _schema_text(values, "key", key_format),

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import (
     BinaryType,
@@ -42,9 +42,13 @@ CORRUPT: Final = "__corrupt"  # the payload of a bad record, mode permissive
 ERROR: Final = "__error"  # what is wrong with it
 
 
-def schema_of(options: ReadOptions) -> StructType:
-    """The columns of a read. Raises InvalidOption if valueSchema is not a schema."""
-    schema = StructType().add("value", value_type(options))
+def schema_of(options: ReadOptions, given: StructType | None = None) -> StructType:
+    """The columns of a read. Raises InvalidOption if valueSchema is not a schema.
+
+    With valueFormat auto, the type of `value` is that in `given`; None: it is the topic's, and
+    TopicNotFound, ReadRefused and ReadStalled may be raised, too.
+    """
+    schema = StructType().add("value", _value_type(options, given))
     if options.key_format is not None:
         schema.add("key", _type_of(options.key_format, options.key_schema, "keySchema"))
     for field in SCHEMA.fields[1:]:
@@ -54,9 +58,24 @@ def schema_of(options: ReadOptions) -> StructType:
     return schema
 
 
-def value_type(options: ReadOptions) -> DataType:
-    """The type of the column `value`. Raises InvalidOption."""
+def _value_type(options: ReadOptions, given: StructType | None) -> DataType:
+    if options.value_format is ValueFormat.AUTO:
+        if given is not None:
+            return _given_type(given)
+        from magnetar.spark.source.topic_schemas import newest_type  # it asks a broker
+
+        return newest_type(options)
     return _type_of(options.value_format, options.value_schema, "valueSchema")
+
+
+def _given_type(given: StructType) -> DataType:
+    """The type of `value` in a schema. Raises InvalidSchema."""
+    if "value" in given.names:
+        return given["value"].dataType
+    for name in (CORRUPT, ERROR):
+        if name in given.names:
+            raise InvalidSchema(name, "needs the column value, too, with valueFormat auto")
+    return BinaryType()  # no column has it
 
 
 def _type_of(found: ValueFormat, schema: str, option: str) -> DataType:
@@ -76,7 +95,9 @@ def _type_of(found: ValueFormat, schema: str, option: str) -> DataType:
                 return parse_protobuf_schema(schema).spark
     except ValueError as error:
         raise InvalidOption(option, str(error)) from None
-    assert_never(found)
+    from magnetar.spark.primitives import PRIMITIVES  # it loads numpy and pyarrow
+
+    return PRIMITIVES[found.value].spark
 
 
 def check_schema(schema: StructType, whole: StructType = SCHEMA) -> None:

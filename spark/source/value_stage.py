@@ -12,8 +12,10 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 
 from magnetar.spark.avro import avro_decoder, parse_avro_schema
+from magnetar.spark.decode import SCHEMA_VERSION
 from magnetar.spark.errors import BadRecord
 from magnetar.spark.key_value import split
+from magnetar.spark.primitives import primitive_decoder
 from magnetar.spark.protobuf import parse_protobuf_schema, protobuf_decoder
 from magnetar.spark.source.options import KeyValueEncoding, Mode, ValueFormat
 from magnetar.spark.source.schema import CORRUPT, ERROR, schema_of
@@ -22,8 +24,11 @@ from magnetar.spark.values import decode_values, json_decoder, text_decoder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from magnetar.spark.decode import Rows
     from magnetar.spark.source.options import ReadOptions
+    from magnetar.spark.source.topic_schemas import Versions
 
     Decode = Callable[[pa.Array], pa.Array]
 
@@ -39,6 +44,15 @@ class _Part:
     decode: Decode | None  # None: the bytes are the value
 
 
+@dataclass(frozen=True, slots=True)
+class _Auto:
+    """The value, decoded by the versions of the topic's schema."""
+
+    column: str
+    kind: pa.DataType
+    versions: Versions
+
+
 class ValueStage:
     """Turns rows as they are stored into rows as Spark expects them."""
 
@@ -50,7 +64,7 @@ class ValueStage:
         names = schema.names
         every = CORRUPT in names or ERROR in names  # all parts are decoded to find the bad ones
         wanted = [name for name in ("value", "key") if every or name in names]
-        self._parts = _parts(options, wanted) if options.decodes else []
+        self._parts = _parts(options, schema, wanted) if options.decodes else []
         self._inline = (
             options.key_format is not None and options.key_value_encoding is KeyValueEncoding.INLINE
         )
@@ -62,6 +76,8 @@ class ValueStage:
             sources = {"value"} if self._inline or every or "value" in columns else set()
             if not self._inline and "key" in columns:
                 sources.add("__key")
+            if any(isinstance(part, _Auto) for part in self._parts):
+                sources.add(SCHEMA_VERSION)
             added = sorted(sources - set(kept))
             fields = [schema.field(name) for name in kept]
             self.stored = pa.schema([*fields, *(pa.field(name, pa.binary()) for name in added)])
@@ -79,7 +95,7 @@ class ValueStage:
         if not self._parts:
             return batch
         columns = {name: batch.column(name) for name in batch.schema.names}
-        decoded, bad = self._decoded(columns)
+        decoded, bad = self._decoded(columns, topic)
         if bad and self._mode is Mode.FAILFAST:
             row = min(bad)
             ledger, entry, index = place_of(row)
@@ -108,7 +124,9 @@ class ValueStage:
             whole = whole.filter(pa.array(sound))
         return whole
 
-    def _decoded(self, columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], dict[int, str]]:
+    def _decoded(
+        self, columns: dict[str, pa.Array], topic: str
+    ) -> tuple[dict[str, pa.Array], dict[int, str]]:
         """The decoded columns, and the reason for each row that is bad."""
         bad: dict[int, str] = {}
         if self._inline:
@@ -119,7 +137,10 @@ class ValueStage:
         decoded = {}
         for part in self._parts:
             found = sources[part.column]
-            if part.decode is not None:
+            if isinstance(part, _Auto):
+                versions = columns[SCHEMA_VERSION]
+                found, bad = _by_version(part, found, versions, topic)
+            elif part.decode is not None:
                 found, reasons = decode_values(found, part.decode, part.kind)
                 where = "key: " if part.column == "key" else ""
                 bad = {row: where + reason for row, reason in reasons.items()} | bad
@@ -133,9 +154,55 @@ def _of_kept(
     return lambda row: place_of(kept[row])
 
 
-def _parts(options: ReadOptions, wanted: list[str]) -> list[_Part]:
+def _by_version(
+    part: _Auto, values: pa.Array, versions: pa.Array, topic: str
+) -> tuple[pa.Array, dict[int, str]]:
+    """The values, decoded by the version of each, and the reason for each row that is bad."""
+    found: list[pa.Array] = []
+    rows: list[NDArray[np.int64]] = []
+    bad: dict[int, str] = {}
+    for version in versions.unique().to_pylist():
+        is_of = versions.is_null() if version is None else pc.equal(versions, version)
+        mask = pc.fill_null(is_of, fill_value=False)
+        at = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
+        some, reasons = _of_version(part, values.filter(mask), topic, version)
+        found.append(some)
+        rows.append(at)
+        bad |= {int(at[row]): reason for row, reason in reasons.items()}
+    if len(found) == 1:
+        return found[0], bad
+    order = np.argsort(np.concatenate(rows)) if rows else np.empty(0, dtype=np.int64)
+    return pa.concat_arrays([pa.nulls(0, part.kind), *found]).take(pa.array(order)), bad
+
+
+def _of_version(
+    part: _Auto, values: pa.Array, topic: str, version: bytes | None
+) -> tuple[pa.Array, dict[int, str]]:
+    try:
+        decode = part.versions.decoder(topic, version)
+    except ValueError as error:
+        decode, reason = None, str(error)
+    else:
+        if decode is not None:
+            return decode_values(values, decode, part.kind)
+        if part.kind == pa.binary():
+            return values, {}
+        reason = "the message was written without a schema"
+    given = values.is_valid().to_numpy(zero_copy_only=False)
+    bad = dict.fromkeys(np.flatnonzero(given).tolist(), reason)
+    return pa.nulls(len(values), part.kind), bad
+
+
+def _parts(options: ReadOptions, expected: pa.Schema, wanted: list[str]) -> list[_Part | _Auto]:
+    if options.value_format is ValueFormat.AUTO:
+        if "value" not in expected.names:
+            return []
+        from magnetar.spark.source.topic_schemas import Versions  # loads the client
+
+        kind = expected.field("value").type
+        return [_Auto("value", kind, Versions(options, kind))]
     schema = schema_of(options)
-    parts = []
+    parts: list[_Part | _Auto] = []
     for column in wanted:
         is_value = column == "value"
         found = options.value_format if is_value else options.key_format
@@ -158,6 +225,7 @@ def _decoder(found: ValueFormat, schema: str, kind: pa.DataType) -> Decode | Non
             return avro_decoder(parse_avro_schema(schema), kind)
         case ValueFormat.PROTOBUF:
             return protobuf_decoder(parse_protobuf_schema(schema), kind)
+    return primitive_decoder(found.value, kind)
 
 
 def _bad_columns(payloads: pa.Array, bad: dict[int, str]) -> dict[str, pa.Array]:

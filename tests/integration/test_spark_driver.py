@@ -11,22 +11,37 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fakes.services import Service, brokers_in_thread
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThan
-from pyspark.sql.types import StructType
-from support import free_port
+from pyspark.sql.types import BinaryType, MapType, StringType, StructType
+from support import free_port, wait_for
 
 import magnetar
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.names import TopicName
+from magnetar.runtime.clock import SystemClock
 from magnetar.schema import (
+    AvroSchema,
+    Double,
+    Integer,
     JsonSchema,
     KeyValue,
     KeyValueEncodingType,
     KeyValueSchema,
     ProtobufNativeSchema,
     Record,
+    Schema,
+    SchemaType,
     String,
+    StringSchema,
 )
-from magnetar.spark.errors import BadRecord, DataLost, QueryFenced, ReadStalled, TopicNotFound
+from magnetar.spark.errors import (
+    BadRecord,
+    DataLost,
+    InvalidOption,
+    InvalidSchema,
+    QueryFenced,
+    ReadStalled,
+    TopicNotFound,
+)
 from magnetar.spark.offsets import parse_offsets
 from magnetar.spark.source.driver import StreamDriver, plan_frame
 from magnetar.spark.source.filters import pushed
@@ -370,6 +385,27 @@ def test_a_read_by_time_begins_at_the_first_message_of_that_time(
     assert task.indexes == {topic: (0, 5)}
 
 
+def test_a_read_by_time_ends_before_the_first_message_of_that_time(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    """pulsar-spark#96."""
+    with client.create_producer(topic, batching_enabled=False) as producer:
+        for _ in range(3):
+            producer.send(b"before")
+    reader = client.create_reader(topic, magnetar.MessageId.earliest)
+    last_ms = [reader.read_next(10_000).publish_timestamp() for _ in range(3)][-1]
+    wait_for(lambda: SystemClock().now_ms() > last_ms)
+    with client.create_producer(topic, batching_enabled=False) as producer:
+        producer.send(b"after")
+    end = str(reader.read_next(10_000).publish_timestamp())
+    assert [it["value"] for it in rows_of(service, topic, endingTime=end)] == [b"before"] * 3
+    everything = [b"before"] * 3 + [b"after"]
+    later = str(int(end) + 1)
+    assert [it["value"] for it in rows_of(service, topic, endingTime=later)] == everything
+    assert [it["value"] for it in rows_of(service, topic, startingTime=end)] == [b"after"]
+    assert rows_of(service, topic, startingTime=end, endingTime=end) == []
+
+
 def test_lost_messages_are_named_or_passed_over(
     service: Service, client: magnetar.Client, topic: str
 ) -> None:
@@ -692,6 +728,90 @@ def test_keys_and_values_of_the_clients_schema_are_decoded(
         (None, {"currency": "USD"}),
     ]
     assert [row["key"] for row in rows_of(service, topic, "key", **given)] == [shown, shown, None]
+
+
+def publish_two_versions(client: magnetar.Client, topic: str, kind: Any) -> None:
+    class Flight(Record):
+        id = Integer(required=True)
+        old = String(required_default=True)
+
+    first = Flight
+
+    class Flight(Record):  # type: ignore[no-redef]
+        id = Integer(required=True)
+        price = Double(required_default=True)
+
+    for record in (first(id=1, old="a"), Flight(id=2, price=5.5), first(id=3, old="b")):
+        with client.create_producer(topic, schema=kind(type(record))) as producer:
+            producer.send(record)
+
+
+@pytest.mark.parametrize("kind", [AvroSchema, JsonSchema])
+def test_messages_are_decoded_with_the_version_of_the_schema_that_wrote_them(
+    service: Service, client: magnetar.Client, topic: str, kind: Any
+) -> None:
+    """pulsar-spark#25."""
+    publish_two_versions(client, topic, kind)
+    options = parse_options(
+        {"service.url": service.grpc_url, "topic": topic, "valueFormat": "auto"}
+    )
+    assert schema_of(options)["value"].dataType.simpleString() == "struct<id:int,price:double>"
+    newest = [{"id": 1, "price": None}, {"id": 2, "price": 5.5}, {"id": 3, "price": None}]
+    assert [it["value"] for it in rows_of(service, topic, valueFormat="auto")] == newest
+    wrong = StructType().add("value", MapType(StringType(), BinaryType()))
+    with pytest.raises(BadRecord):
+        list(read_task(options, wrong, plan_frame(options)[0]))
+    # A query that began before the second version keeps the type with which it began.
+    before = StructType().add("value", StructType().add("id", "long").add("old", "string"))
+    assert schema_of(options, before)["value"].dataType == before["value"].dataType
+    batches = [it for task in plan_frame(options) for it in read_task(options, before, task)]
+    assert [row["value"] for it in batches for row in it.to_pylist()] == [
+        {"id": 1, "old": "a"},
+        {"id": 2, "old": None},
+        {"id": 3, "old": "b"},
+    ]
+
+
+class Number(Schema):
+    """The schema INT32 of Apache's Java client."""
+
+    def __init__(self) -> None:
+        super().__init__(int, SchemaType.INT32, None, "INT32")
+
+    def encode(self, obj: Any) -> bytes:
+        return int(obj).to_bytes(4, "big", signed=True)
+
+
+def test_primitive_values_are_decoded_by_the_topics_schema(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    with client.create_producer(topic) as plain:
+        plain.send(b"no schema")
+    with client.create_producer(topic, schema=Number()) as producer:
+        producer.send(-7)
+        producer.send(1 << 30)
+    with pytest.raises(BadRecord, match="written without a schema"):
+        rows_of(service, topic, valueFormat="auto")
+    rows = rows_of(service, topic, valueFormat="auto", mode="permissive")
+    assert [row["value"] for row in rows] == [None, -7, 1 << 30]
+    assert [row["__corrupt"] for row in rows] == [b"no schema", None, None]
+    only = StructType().add("__error", "string")
+    given = {"service.url": service.grpc_url, "valueFormat": "auto", "mode": "permissive"}
+    with pytest.raises(InvalidSchema, match="'__error': needs the column value"):
+        schema_of(parse_options(given | {"topic": topic}), only)
+    other = f"{topic}-text"
+    with client.create_producer(other, schema=StringSchema()) as producer:
+        producer.send("é")
+    assert [it["value"] for it in rows_of(service, other, valueFormat="auto")] == ["é"]
+    with pytest.raises(InvalidOption, match=r"different schemas: .* has int, .*-text has string"):
+        schema_of(parse_options(given | {"topics": f"{topic},{other}"}))
+
+
+def test_a_topic_without_a_schema_has_bytes(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 2)
+    assert [it["value"] for it in rows_of(service, topic, valueFormat="auto")] == [b"0", b"1"]
 
 
 def test_a_bad_key_is_named_and_makes_its_row_null(

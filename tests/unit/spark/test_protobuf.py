@@ -178,3 +178,11 @@ def _doubling(depth: int = 20) -> str:
 def test_a_definition_that_cannot_be_read_is_refused(text: str, reason: str) -> None:
     with pytest.raises(InvalidProtobufSchema, match=reason):
         parse_protobuf_schema(text)
+
+
+def test_fields_are_matched_by_name_with_the_columns_type() -> None:
+    """Another version of the definition has given the column its type."""
+    kind = pa.struct({"text": pa.string(), "new": pa.list_(pa.int64()), "number": pa.int64()})
+    payload = FLIGHT.message(text="a", number=3, flag=True).SerializeToString()  # type: ignore[call-arg]
+    values = protobuf_decoder(FLIGHT, kind)(pa.array([payload, None], pa.binary()))
+    assert values.to_pylist() == [{"text": "a", "new": None, "number": 3}, None]

@@ -1,0 +1,218 @@
+"""The schemas of topics, for `valueFormat` `auto`: the newest one gives the type of the column, and
+each message is decoded with the version with which it was written.
+
+Fields are matched by name, as the rules of Avro do: a field that a message lacks is null, and one
+that the column lacks is left out. The driver asks for the newest versions once, in `load()`. An
+executor asks for each version that it meets, once in its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.types import BinaryType, StringType
+
+from magnetar.client.asyncio import Client
+from magnetar.client.environment import Environment
+from magnetar.client.errors import PulsarException, TopicNotFound, is_retriable
+from magnetar.client.schema.schema import SchemaType
+from magnetar.client.schema.wire import VERSION_BYTES
+from magnetar.client.session.service_url import host_and_port, scheme_of
+from magnetar.protos.names import TopicName
+from magnetar.spark.avro import avro_decoder, parse_avro_schema
+from magnetar.spark.errors import InvalidOption, ReadRefused, ReadStalled
+from magnetar.spark.primitives import PRIMITIVES, primitive_decoder
+from magnetar.spark.protobuf import parse_protobuf_schema, protobuf_decoder
+from magnetar.spark.source.ddl import require_supported
+from magnetar.spark.source.topic_view import TopicView
+from magnetar.spark.values import json_decoder, text_decoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import DataType
+
+    from magnetar.client.schema.schema import SchemaInfo
+    from magnetar.spark.source.options import ReadOptions
+
+    Decode = Callable[[pa.Array], pa.Array]
+
+TOPICS_MAX: Final = 1_000
+"""Topics whose newest schemas `load()` asks for. Each is a call of some milliseconds."""
+
+VERSIONS_MAX: Final = 1_000
+"""Versions that a process keeps; beyond it, the oldest one is forgotten."""
+
+ASKED_AT_ONCE: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """How messages of one version of a schema are decoded."""
+
+    spark: DataType
+    decoder: Callable[[pa.DataType], Decode | None]  # None: the bytes are the value
+
+
+BYTES: Final = Writer(BinaryType(), lambda kind: None)
+
+
+def newest_type(options: ReadOptions) -> DataType:
+    """The type of the values of all topics. Raises InvalidOption if topics differ, or have a schema
+    that Spark cannot have; TopicNotFound, ReadRefused, ReadStalled."""
+    view = TopicView(options)
+    view.discover()
+    topics = sorted({str(TopicName.parse(it).base) for it in view.topics})
+    if len(topics) > TOPICS_MAX:
+        reason = f"auto: there are {len(topics)} topics, more than {TOPICS_MAX}"
+        raise InvalidOption("valueFormat", reason)
+    infos = _asked(options, [(topic, b"") for topic in topics])
+    found: dict[str, DataType] = {}
+    for topic, info in zip(topics, infos, strict=True):
+        try:
+            found[topic] = BYTES.spark if info is None else writer_of(info).spark
+        except ValueError as error:
+            raise InvalidOption("valueFormat", f"auto: {topic}: {error}") from None
+    other = next((it for it in topics if found[it] != found[topics[0]]), None)
+    if other is not None:
+        shown = ", ".join(f"{it} has {found[it].simpleString()[:200]}" for it in (topics[0], other))
+        raise InvalidOption("valueFormat", f"auto: topics have different schemas: {shown}")
+    return found[topics[0]] if topics else BYTES.spark
+
+
+class Versions:
+    """Decodes the values of rows by the versions of their topic's schema. For one task."""
+
+    def __init__(self, options: ReadOptions, kind: pa.DataType) -> None:
+        """`kind`: the type of the column."""
+        self._options = options
+        self._kind = kind
+        self._decoders: dict[tuple[str, bytes], Decode | None] = {}
+
+    def decoder(self, topic: str, version: bytes | None) -> Decode | None:
+        """The decoder of a version; None: the bytes are the value. A message without a version was
+        written without a schema. Raises ValueError if nothing can be decoded; ReadRefused,
+        ReadStalled."""
+        key = str(TopicName.parse(topic).base), version or b""
+        if key not in self._decoders:
+            self._decoders[key] = _guarded(_writer(self._options, *key), self._kind)
+        return self._decoders[key]
+
+
+def writer_of(info: SchemaInfo) -> Writer:
+    """How values of a schema are decoded. Raises ValueError for one that Spark cannot have."""
+    kind = info.schema_type()
+    match kind:
+        case SchemaType.NONE | SchemaType.BYTES:
+            return BYTES
+        case SchemaType.STRING:
+            return Writer(StringType(), lambda _: text_decoder())
+        case SchemaType.AVRO:
+            avro = parse_avro_schema(info.schema())
+            return Writer(avro.spark, lambda kind: avro_decoder(avro, kind))
+        case SchemaType.JSON:
+            spark = parse_avro_schema(info.schema(), logical=False).spark
+            require_supported(spark)
+            return Writer(spark, json_decoder)
+        case SchemaType.PROTOBUF_NATIVE:
+            protobuf = parse_protobuf_schema(info.schema())
+            return Writer(protobuf.spark, lambda kind: protobuf_decoder(protobuf, kind))
+    name = kind.name.lower()
+    if name not in PRIMITIVES:
+        raise ValueError(f"a schema of type {kind.name} needs another valueFormat")
+    return Writer(PRIMITIVES[name].spark, lambda kind: primitive_decoder(name, kind))
+
+
+def _guarded(writer: Writer, kind: pa.DataType) -> Decode | None:
+    """The decoder. Where the types differ too much, Arrow raises several kinds of errors."""
+    reason = f"the message's schema, {writer.spark.simpleString()[:100]}, does not fit the column"
+    try:
+        decode = writer.decoder(kind)
+    except (NotImplementedError, AttributeError, TypeError):
+        raise ValueError(reason) from None
+    if decode is None:
+        return None
+
+    def guarded(values: pa.Array) -> pa.Array:
+        try:
+            return decode(values)
+        except (NotImplementedError, AttributeError, TypeError):
+            raise ValueError(reason) from None
+
+    return guarded
+
+
+# Mechanics. State of this process; Spark forks its workers before they load this module.
+
+_known: dict[tuple[object, ...], Writer | str] = {}  # str: why there is none
+_lock = threading.Lock()
+
+
+def _writer(options: ReadOptions, topic: str, version: bytes) -> Writer:
+    """Raises ValueError, ReadRefused, ReadStalled."""
+    if not version:
+        return BYTES
+    if len(version) != VERSION_BYTES:
+        raise ValueError(f"a schema version has {VERSION_BYTES} bytes, not {len(version)}")
+    key = options.access, options.brokers, topic, version
+    with _lock:
+        found = _known.get(key)
+        if found is None:
+            found = _found(options, topic, version)
+            while len(_known) >= VERSIONS_MAX:
+                del _known[next(iter(_known))]
+            _known[key] = found
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found
+
+
+def _found(options: ReadOptions, topic: str, version: bytes) -> Writer | str:
+    number = int.from_bytes(version, "big")
+    [info] = _asked(options, [(topic, version)])
+    if info is None:
+        return f"the topic has no version {number} of a schema"
+    try:
+        return writer_of(info)
+    except ValueError as error:
+        return f"version {number} of the schema: {error}"
+
+
+def _asked(options: ReadOptions, wanted: Sequence[tuple[str, bytes]]) -> list[SchemaInfo | None]:
+    """Ask for versions; b"": the newest. None: there is none. Blocks. Raises ReadRefused,
+    ReadStalled."""
+
+    async def ask() -> list[SchemaInfo | None]:
+        scheme = scheme_of(options.brokers[0])
+        url = scheme + ",".join(map(host_and_port, options.brokers))
+        timeout_s = max(1, int(options.read_timeout_s))
+        room = asyncio.Semaphore(ASKED_AT_ONCE)
+
+        async def one(topic: str, version: bytes) -> SchemaInfo | None:
+            async with room:
+                try:
+                    return await client.schema_of(topic, version)
+                except TopicNotFound:
+                    return None
+                except PulsarException as error:
+                    if is_retriable(error):
+                        raise ReadStalled(topic, options.read_timeout_s, str(error)) from None
+                    raise ReadRefused(topic, -1, -1, str(error)) from None
+
+        client = Client.in_environment(
+            options.access.client_options(url, operation_timeout_s=timeout_s), Environment()
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(*it)) for it in wanted]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            await client.close()
+        return [task.result() for task in tasks]
+
+    return asyncio.run(ask())

@@ -6,9 +6,9 @@ topic overrides both.
 
 from __future__ import annotations
 
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from magnetar.metadata.policies import (
     UNLIMITED,
@@ -204,6 +204,12 @@ class PolicySettings(RoleConfig):
         le=86_400,
         description="the period of `subscribe_throttling_rate_per_consumer`",
     )
+
+    @field_validator("subscription_types_enabled", mode="before")
+    @classmethod
+    def split(cls, given: Any) -> Any:
+        """Flags and the environment give text: names with commas between them."""
+        return [name.strip() for name in given.split(",")] if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def retention_is_whole(self) -> Self:

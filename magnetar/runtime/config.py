@@ -11,14 +11,7 @@ import os
 import tomllib
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from pydantic import ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from magnetar.runtime.errors import ConfigError
 
@@ -31,7 +24,7 @@ __all__ = ["RoleConfig", "load_config", "ConfigError"]
 Config = TypeVar("Config", bound="RoleConfig")
 
 
-class RoleConfig(BaseSettings):
+class RoleConfig(BaseModel):
     """Base of every role's settings.
 
         class BookieConfig(RoleConfig):
@@ -45,31 +38,20 @@ class RoleConfig(BaseSettings):
                 return self
 
     Keys are snake_case and end in their unit. The file and the environment may write them in
-    camelCase, as Pulsar does. Only `load_config` reads the file and the
-    environment, not the constructor.
+    camelCase, as Pulsar does. Flags and the environment give text: a type that Pydantic does not
+    parse from text has a validator that does (`mode="before"`). Only `load_config` reads the file
+    and the environment, not the constructor.
     """
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     role: ClassVar[str]
+    """The <ROLE> in MAGNETAR_<ROLE>_<KEY>, in lower case."""
 
     def survives(self, error: BaseException) -> bool:
         """Whether the process goes on after this bug, which reached no task."""
         del error
         return False
-
-    """The <ROLE> in MAGNETAR_<ROLE>_<KEY>, in lower case."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
 
 
 def load_config(
@@ -113,15 +95,7 @@ def _read_environment(config_class: type[RoleConfig]) -> dict[str, Any]:
     if unknown:
         raise ConfigError(unknown)
     values = {key: os.environ[name] for key, name in present.items()}
-    source = EnvSettingsSource(config_class, case_sensitive=False, env_prefix=prefix)
-    source.env_vars = {
-        f"{prefix}{field}".lower(): value
-        for field, value in _renamed(config_class, values, "the environment").items()
-    }
-    try:
-        return source()
-    except SettingsError as error:
-        raise ConfigError([f"{prefix}*: {error}"]) from error
+    return _renamed(config_class, values, "the environment")
 
 
 def _refuse_unknown(config_class: type[RoleConfig], given: Iterable[str], place: str) -> None:

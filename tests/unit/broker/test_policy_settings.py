@@ -16,7 +16,9 @@ from magnetar.metadata.policies import (
     EffectivePolicies,
     Rate,
     Retention,
+    SubscriptionType,
 )
+from magnetar.runtime.config import load_config
 
 
 def policies(**settings: Any) -> EffectivePolicies:
@@ -26,6 +28,22 @@ def policies(**settings: Any) -> EffectivePolicies:
 
 def test_the_defaults_are_those_of_the_policies() -> None:
     assert policies() == BROKER_DEFAULTS
+
+
+@pytest.mark.parametrize("place", ["environment", "flag"])
+def test_subscription_types_are_names_with_commas(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    given, flags = "Exclusive, Key_Shared", {"id": "b", "metadata_url": "zk://here"}
+    if place == "environment":
+        monkeypatch.setenv("MAGNETAR_BROKER_SUBSCRIPTION_TYPES_ENABLED", given)
+    else:
+        flags["subscription_types_enabled"] = given
+    config = load_config(BrokerConfig, file=None, flags=flags)
+    assert config.subscription_types_enabled == {
+        SubscriptionType.EXCLUSIVE,
+        SubscriptionType.KEY_SHARED,
+    }
 
 
 def test_settings_become_policies() -> None:

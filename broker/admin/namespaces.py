@@ -1,14 +1,16 @@
 """Tenants and namespaces over HTTP."""
 
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import quote
 
 from fastapi import APIRouter, Body, Query
 
-from magnetar.broker.admin.forwarding import forward, open_elsewhere
+from magnetar.broker.admin.forwarding import CALLS_MAX, forward, open_elsewhere
 from magnetar.broker.admin.topics import REFUSALS
+from magnetar.broker.calls import call_each
 from magnetar.broker.errors import TopicNotFound
 from magnetar.broker.operations import namespaces, partitions, topics
 from magnetar.broker.operations.arguments import namespace_name, tenant_name
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
     from magnetar.broker.operations.partitions import Ask
     from magnetar.protos.names import NamespaceName
+
+DELETIONS_MAX: Final = CALLS_MAX // 2
+"""Topics of a namespace that are deleted at the same time. A deletion waits for some writes of the
+metadata store and of bookies. Half of the calls to other brokers stay free for other requests."""
 
 _CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
     409: {
@@ -133,12 +139,13 @@ async def _delete_topics(broker: "Broker", name: "NamespaceName", ask: "Ask") ->
             with suppress(TopicNotFound):  # it was deleted meanwhile
                 await partitions.delete_partitioned_topic(broker, partitioned, ask, force=True)
     found = await namespaces.list_topics(broker, name, TopicMode.ALL)
-    for topic in (*found, *await open_elsewhere(broker, name)):
-        await _delete_topic(broker, TopicName.parse(topic))
+    found += await open_elsewhere(broker, name)
+    await call_each(found, partial(_delete_topic, broker), at_once=DELETIONS_MAX)
 
 
-async def _delete_topic(broker: "Broker", name: TopicName) -> None:
+async def _delete_topic(broker: "Broker", text: str) -> None:
     """Here, or by the broker that serves it."""
+    name = TopicName.parse(text)
     delete = topics.delete_topic
     if name.domain is Domain.NON_PERSISTENT:
         delete = topics.delete_non_persistent

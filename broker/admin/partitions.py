@@ -7,7 +7,6 @@ whose address the redirect names.
 and also requests that unload, truncate or terminate it. Their routes know nothing of partitions.
 """
 
-import asyncio
 import json
 import re
 from http.client import HTTPConnection, HTTPException
@@ -19,6 +18,7 @@ from fastapi.responses import JSONResponse, Response
 
 from magnetar.broker.admin.forwarding import in_thread
 from magnetar.broker.admin.topics import REFUSALS
+from magnetar.broker.calls import call_each
 from magnetar.broker.errors import IsPartitioned
 from magnetar.broker.operations import partitions
 from magnetar.broker.operations.arguments import INT64_MAX, namespace_name, topic_name
@@ -311,19 +311,15 @@ def _is_end(body: bytes) -> bool:
 async def _send_all(
     calls: PartitionCalls, method: str, names: list[TopicName], rest: str, query: bytes, body: bytes
 ) -> list[tuple[int, bytes]]:
-    slots = asyncio.Semaphore(ASKED_MAX)
 
     async def one(name: TopicName) -> tuple[int, bytes]:
-        async with slots:
-            try:
-                return await calls.send(method, name, path_of(name) + rest, query, body)
-            except PartitionFailed as error:
-                refusal = _refused(error)
-                return refusal.status_code, bytes(refusal.body)
+        try:
+            return await calls.send(method, name, path_of(name) + rest, query, body)
+        except PartitionFailed as error:
+            refusal = _refused(error)
+            return refusal.status_code, bytes(refusal.body)
 
-    async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(one(name)) for name in names]
-    return [task.result() for task in asked]
+    return await call_each(names, one, at_once=ASKED_MAX)
 
 
 def _combined(names: list[TopicName], answers: list[tuple[int, bytes]]) -> Response:

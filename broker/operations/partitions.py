@@ -6,10 +6,10 @@ to each owner through `Ask`, which the caller passes in.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from magnetar.broker.calls import call_each
 from magnetar.broker.operations.errors import PartitionBusy, PartitionFailed
 from magnetar.broker.operations.model import (
     PartitionedMetadata,
@@ -20,7 +20,7 @@ from magnetar.broker.operations.model import (
 from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from magnetar.broker.broker import Broker
     from magnetar.protos.names import NamespaceName, TopicName
@@ -245,19 +245,15 @@ async def _require_unused(names: Sequence[TopicName], ask: Ask) -> None:
 
 
 async def _ask_all(
-    names: Iterable[TopicName], method: str, rest: str, ask: Ask
+    names: Sequence[TopicName], method: str, rest: str, ask: Ask
 ) -> list[tuple[TopicName, int, Any]]:
     """Ask about each partition, at most ASKED_MAX at a time; returns the answers in the order of
-    the names."""
-    slots = asyncio.Semaphore(ASKED_MAX)
+    the names. Raises what `ask` raises."""
 
     async def one(name: TopicName) -> tuple[TopicName, int, Any]:
-        async with slots:
-            return name, *(await ask(method, name, rest))
+        return name, *(await ask(method, name, rest))
 
-    async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(one(name)) for name in names]
-    return [task.result() for task in asked]
+    return await call_each(names, one, at_once=ASKED_MAX)
 
 
 def _require(name: TopicName, status: int, found: Any, *, allowed: tuple[int, ...]) -> None:

@@ -13,10 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from magnetar.broker.calls import call_each
 from magnetar.broker.errors import NotAllowed
 from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.broker.session.topic_ranges import (
-    each,
+    CONCURRENT_MAX,
     other_owner,
     require_few,
     stored_name,
@@ -69,7 +70,7 @@ async def note_batches(broker: Broker, asked: pb.NoteBatchesRequest) -> pb.NoteB
         except OPERATING_ERRORS as error:
             return pb.NotedTopic(error=text_of(error))
 
-    return pb.NoteBatchesReply(topics=await each(asked.topics, one))
+    return pb.NoteBatchesReply(topics=await call_each(asked.topics, one, at_once=CONCURRENT_MAX))
 
 
 async def _note_one(

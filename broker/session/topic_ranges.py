@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
+from magnetar.broker.calls import call_each
 from magnetar.broker.errors import NotAllowed, QueryFenced, TopicNotFound
 from magnetar.broker.log.position import Position
 from magnetar.broker.refusal import OPERATING_ERRORS
@@ -23,8 +24,6 @@ from magnetar.protos import broker_pb2 as pb
 from magnetar.protos.names import Domain, NamespaceName, TopicName
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     from magnetar.broker.broker import Broker
     from magnetar.broker.log.chain import Chain
 
@@ -38,9 +37,6 @@ NAME_CHARACTERS_MAX: Final = 256  # of a subscription or a query
 # How far the clock of a query may be ahead of the broker's. Without a limit, a query with a wrong
 # clock would fence all later ones.
 CLOCK_SKEW_MS_MAX: Final = 60_000
-
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
 
 
 class TopicRanges:
@@ -85,7 +81,7 @@ class TopicRanges:
 
         require_few("topics", len(asked.topics), TOPICS_MAX)
         require_few("ledgers", sum(len(it.copies_of) for it in asked.topics), COPIES_MAX)
-        topics = await each(asked.topics, one)
+        topics = await call_each(asked.topics, one, at_once=CONCURRENT_MAX)
         return pb.PlanTopicsReply(topics=topics, bookies=copies.bookies)
 
     async def _plan_one(
@@ -150,7 +146,7 @@ class TopicRanges:
             require_few(f"characters of the {what}", len(text), NAME_CHARACTERS_MAX)
         if not asked.subscription:
             raise NotAllowed("HoldTopics", "the subscription has no name")
-        return pb.HoldTopicsReply(topics=await each(asked.topics, one))
+        return pb.HoldTopicsReply(topics=await call_each(asked.topics, one, at_once=CONCURRENT_MAX))
 
     async def _hold_one(
         self, broker: Broker, asked: pb.HoldTopicsRequest, place: pb.TopicPlace
@@ -191,19 +187,6 @@ def ledger_range(part: ranges.LedgerRange) -> pb.LedgerRange:
         bytes=part.bytes,
         sealed=part.sealed,
     )
-
-
-async def each(items: Sequence[Item], answer: Callable[[Item], Awaitable[Answer]]) -> list[Answer]:
-    """The answers in the order of the items; at most CONCURRENT_MAX are being made."""
-    room = asyncio.Semaphore(CONCURRENT_MAX)
-
-    async def limited(item: Item) -> Answer:
-        async with room:
-            return await answer(item)
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(limited(item)) for item in items]
-    return [task.result() for task in tasks]
 
 
 async def other_owner(broker: Broker, name: TopicName) -> str:

@@ -11,8 +11,14 @@ from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 from fakes.wire import wire_to
 
+from magnetar.broker.admin.namespaces import DELETIONS_MAX
+from magnetar.broker.operations import topics
+
 if TYPE_CHECKING:
     import httpx
+
+    from magnetar.broker.broker import Broker
+    from magnetar.protos.names import TopicName
 
 pytestmark = pytest.mark.real_loop
 
@@ -100,6 +106,32 @@ async def test_force_deletes_a_namespace_with_topics_of_all_kinds() -> None:
         assert kind_of(await admin.delete(one, params={"force": "true"})) == (204, "")
         assert kind_of(await admin.get(one)) == (404, "NamespaceNotFound")
         assert broker.broker.served == []
+
+
+async def test_force_deletes_several_topics_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = most = 0
+    delete_one = topics.delete_topic
+
+    async def delete(broker: Broker, name: TopicName, *, force: bool) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await delete_one(broker, name, force=force)
+        running -= 1
+
+    monkeypatch.setattr(topics, "delete_topic", delete)
+    async with (
+        running_broker(ClusterState()) as broker,
+        admin_of(broker, "/admin/v2") as admin,
+    ):
+        one = "namespaces/public/other"
+        await admin.put(one)
+        for number in range(2 * DELETIONS_MAX):
+            await admin.put(f"persistent/public/other/t{number}")
+        assert kind_of(await admin.delete(one, params={"force": "true"})) == (204, "")
+        assert kind_of(await admin.get(one)) == (404, "NamespaceNotFound")
+        assert broker.broker.served == []
+    assert most == DELETIONS_MAX
 
 
 async def test_an_empty_namespace_is_deleted_and_made_anew_without_its_policies() -> None:

@@ -15,7 +15,7 @@ from fakes.wire import wire_to
 
 from magnetar.broker.admin.partitions import PartitionCalls
 from magnetar.broker.catalog.partitioned import PartitionedTopics
-from magnetar.broker.operations.errors import PartitionBusy
+from magnetar.broker.operations.errors import PartitionBusy, PartitionFailed
 from magnetar.broker.operations.partitions import (
     ASKED_MAX,
     delete_partitioned_topic,
@@ -127,6 +127,25 @@ async def test_a_failure_names_its_partition_and_how_many_succeeded() -> None:
         assert broker.broker.served
         topic = await broker.broker.topic(TopicName.parse(PARTITIONS[0]))
         assert "s" not in topic.subscription_names
+
+
+@pytest.mark.real_loop
+async def test_statistics_name_the_partition_whose_owner_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
+        await admin.put(f"{T}/partitions", json=2)
+        right = PartitionCalls.send
+
+        async def send(self: PartitionCalls, method: str, name: TopicName, *rest: Any) -> Any:
+            if name.partition == 1:
+                raise PartitionFailed(str(name), "http://away did not answer")
+            return await right(self, method, name, *rest)
+
+        monkeypatch.setattr(PartitionCalls, "send", send)
+        found = await admin.get(f"{T}/partitioned-stats")
+        assert found.status_code == 503
+        assert PARTITIONS[1] in found.json()["reason"]
 
 
 @pytest.mark.real_loop

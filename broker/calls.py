@@ -1,0 +1,43 @@
+"""Calls about many items, a limited number at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from magnetar.broker.refusal import OPERATING_ERRORS
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+async def call_each(
+    items: Sequence[Item], call: Callable[[Item], Awaitable[Answer]], *, at_once: int
+) -> list[Answer]:
+    """The answers in the order of the items, with at most `at_once` calls in flight.
+
+    After a call has failed with an operating error, no further one begins. Raises the first such
+    error, once the calls in flight have ended.
+    """
+    left = iter(enumerate(items))
+    answers: dict[int, Answer] = {}
+    failures: list[Exception] = []
+
+    async def work() -> None:
+        for place, item in left:
+            try:
+                answers[place] = await call(item)
+            except OPERATING_ERRORS as error:
+                failures.append(error)
+            if failures:
+                return
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(at_once, len(items))):
+            group.create_task(work())
+    if failures:
+        raise failures[0]
+    return [answers[place] for place in range(len(items))]

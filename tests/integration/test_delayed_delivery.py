@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
-import urllib.request
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pulsar
 import pytest
+from fakes.client_api import CLIENTS, Api, client_api
 from fakes.standalone_process import StandaloneProcess
 from support import wait_for
 
-import magnetar
 from magnetar.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -47,35 +43,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
     process.end()
 
 
-@dataclass
-class Api:
-    """One of the two clients: its module and an open client."""
-
-    module: Any
-    client: Any
-
-    def subscribe(self, topic: str, name: str = "s", kind: str = "Shared") -> Any:
-        return self.client.subscribe(
-            topic,
-            name,
-            consumer_type=getattr(self.module.ConsumerType, kind),
-            initial_position=self.module.InitialPosition.Earliest,
-        )
-
-
-@pytest.fixture(params=["apache", "ours"])
+@pytest.fixture(params=CLIENTS)
 def api(request: pytest.FixtureRequest, server: StandaloneProcess) -> Iterator[Api]:
-    if request.param == "ours":
-        with magnetar.Client(server.service_url, operation_timeout_seconds=30) as client:
-            yield Api(magnetar, client)
-        return
-    client = pulsar.Client(
-        server.pulsar_url,
-        operation_timeout_seconds=30,
-        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
-    )
-    yield Api(pulsar, client)
-    client.close()
+    with client_api(server, request.param) as found:
+        yield found
 
 
 @pytest.fixture
@@ -83,30 +54,11 @@ def topic() -> str:
     return f"delayed-{next(_numbers)}"
 
 
-def admin(
-    server: StandaloneProcess, topic: str, path: str, body: Any = None, *, method: str = "GET"
-) -> Any:
-    base = f"http://localhost:{server.http_port}/admin/v2/persistent/public/default/{topic}"
-    request = urllib.request.Request(
-        f"{base}/{path}",
-        None if body is None else json.dumps(body).encode(),
-        {"content-type": "application/json"},
-        method=method,
-    )
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        text = answer.read()
-        return json.loads(text) if text else None
-
-
-def subscription(server: StandaloneProcess, topic: str) -> Any:
-    return admin(server, topic, "stats")["subscriptions"]["s"]
-
-
 @pytest.mark.parametrize("kind", ["Shared", "KeyShared"])
 def test_messages_come_in_the_order_of_their_times_and_never_early(
     api: Api, topic: str, kind: str
 ) -> None:
-    consumer = api.subscribe(topic, kind=kind)
+    consumer = api.subscribe(topic, kind)
     producer = api.client.create_producer(topic, batching_enabled=True)
     due: dict[bytes, float] = {b"now": 0.0}
     for text, delay_s in ((b"third", 3.0), (b"first", 1.0), (b"second", 2.0)):
@@ -126,13 +78,13 @@ def test_messages_come_in_the_order_of_their_times_and_never_early(
 
 @pytest.mark.parametrize("kind", ["Exclusive", "Failover"])
 def test_other_types_deliver_at_once(api: Api, topic: str, kind: str) -> None:
-    consumer = api.subscribe(topic, kind=kind)
+    consumer = api.subscribe(topic, kind)
     api.client.create_producer(topic).send(b"later", deliver_after=timedelta(seconds=600))
     assert consumer.receive(TIMEOUT_MS).data() == b"later"
 
 
 def test_times_in_the_past_are_due(api: Api, topic: str) -> None:
-    consumer = api.subscribe(topic)
+    consumer = api.subscribe(topic, "Shared")
     producer = api.client.create_producer(topic)
     producer.send(b"a", deliver_at=1)
     producer.send(b"b", deliver_at=int(now_s() * 1_000) - 5_000)
@@ -140,7 +92,7 @@ def test_times_in_the_past_are_due(api: Api, topic: str) -> None:
 
 
 def test_delay_beyond_the_limit_is_refused(api: Api, topic: str) -> None:
-    consumer = api.subscribe(topic)
+    consumer = api.subscribe(topic, "Shared")
     producer = api.client.create_producer(topic)
     with pytest.raises(api.module.PulsarException):
         producer.send(b"later", deliver_after=timedelta(seconds=2_000))
@@ -148,75 +100,69 @@ def test_delay_beyond_the_limit_is_refused(api: Api, topic: str) -> None:
     assert consumer.receive(TIMEOUT_MS).data() == b"now"
 
 
-def test_delayed_messages_are_counted_explained_and_cleared(
-    api: Api, server: StandaloneProcess, topic: str
-) -> None:
-    consumer = api.subscribe(topic)
+def test_delayed_messages_are_counted_explained_and_cleared(api: Api, topic: str) -> None:
+    consumer = api.subscribe(topic, "Shared")
     producer = api.client.create_producer(topic)
     for _ in range(5):
         producer.send(b"later", deliver_after=timedelta(seconds=900))
-    wait_for(lambda: subscription(server, topic)["msgDelayed"] == 5)
-    stats = subscription(server, topic)
+    wait_for(lambda: api.stats(topic)["msgDelayed"] == 5)
+    stats = api.stats(topic)
     assert stats["msgBacklog"] == 5
     assert stats["delayedMessageIndexSizeInBytes"] > 0
     assert "delayed: 5 entries are delayed; the next is due at" in str(stats["waitingFor"])
-    admin(server, topic, "subscription/s/skip_all", method="POST")
-    stats = subscription(server, topic)
+    api.call(topic, "subscription/s/skip_all", method="POST")
+    stats = api.stats(topic)
     assert (stats["msgBacklog"], stats["msgDelayed"]) == (0, 0)
     producer.send(b"now")
     assert consumer.receive(TIMEOUT_MS).data() == b"now"
 
 
-def test_time_to_live_wins_over_the_delay(api: Api, server: StandaloneProcess, topic: str) -> None:
-    consumer = api.subscribe(topic)
+def test_time_to_live_wins_over_the_delay(api: Api, topic: str) -> None:
+    consumer = api.subscribe(topic, "Shared")
     producer = api.client.create_producer(topic)
     producer.send(b"later", deliver_after=timedelta(seconds=900))
-    admin(server, topic, "messageTTL?messageTTL=1", method="POST")
-    wait_for(lambda: subscription(server, topic)["totalMsgExpired"] == 1)
-    assert subscription(server, topic)["msgDelayed"] == 0
-    admin(server, topic, "messageTTL", method="DELETE")
+    api.call(topic, "messageTTL?messageTTL=1", method="POST")
+    wait_for(lambda: api.stats(topic)["totalMsgExpired"] == 1)
+    assert api.stats(topic)["msgDelayed"] == 0
+    api.call(topic, "messageTTL", method="DELETE")
     producer.send(b"last", deliver_after=timedelta(seconds=2))
     assert consumer.receive(TIMEOUT_MS).data() == b"last"
 
 
-def test_long_delay_trips_the_backlog_quota(
-    api: Api, server: StandaloneProcess, topic: str
-) -> None:
+def test_long_delay_trips_the_backlog_quota(api: Api, topic: str) -> None:
     """A delayed message is part of the backlog, also if every other one is acknowledged."""
-    consumer = api.subscribe(topic)
+    consumer = api.subscribe(topic, "Shared")
     producer = api.client.create_producer(topic)
     producer.send(bytes(50_000), deliver_after=timedelta(seconds=900))
     producer.send(b"now")
     consumer.acknowledge(consumer.receive(TIMEOUT_MS))
     quota = {"limitSize": 40_000, "policy": "producer_exception"}
-    admin(server, topic, "backlogQuota", quota, method="POST")
-    wait_for(lambda: admin(server, topic, "stats")["publishers"] == [])
+    api.call(topic, "backlogQuota", quota, method="POST")
+    wait_for(lambda: api.call(topic, "stats")["publishers"] == [])
     with pytest.raises(api.module.PulsarException):
         api.client.create_producer(topic)
-    admin(server, topic, "backlogQuota", method="DELETE")
-    wait_for(lambda: admin(server, topic, "stats")["publishers"])  # the first producer is back
+    api.call(topic, "backlogQuota", method="DELETE")
+    wait_for(lambda: api.call(topic, "stats")["publishers"])  # the first producer is back
     producer.send(b"after")
     assert consumer.receive(TIMEOUT_MS).data() == b"after"
 
 
-def test_delay_holds_when_no_consumer_is_connected(
-    api: Api, server: StandaloneProcess, topic: str
-) -> None:
-    consumer = api.subscribe(topic)
+def test_delay_holds_when_no_consumer_is_connected(api: Api, topic: str) -> None:
+    consumer = api.subscribe(topic, "Shared")
     producer = api.client.create_producer(topic)
     due = now_s() + 4
     producer.send(b"later", deliver_at=int(due * 1_000))
     producer.send(b"now")
     consumer.acknowledge(consumer.receive(TIMEOUT_MS))
     consumer.close()
-    assert subscription(server, topic)["msgDelayed"] == 1
-    consumer = api.subscribe(topic)
+    assert api.stats(topic)["msgDelayed"] == 1
+    consumer = api.subscribe(topic, "Shared")
     assert consumer.receive(TIMEOUT_MS).data() == b"later"
     assert now_s() >= due - 0.002
 
 
 def test_delay_holds_over_a_restart(api: Api, server: StandaloneProcess, topic: str) -> None:
-    consumer = api.subscribe(topic)
+    consumer = api.subscribe(topic, "Shared")
     producer = api.client.create_producer(topic)
     due = now_s() + 4  # it may pass before the server is back
     producer.send(b"later", deliver_at=int(due * 1_000))
@@ -230,9 +176,9 @@ def test_delay_holds_over_a_restart(api: Api, server: StandaloneProcess, topic: 
     producer.close()
     server.kill()
     server.start()
-    consumer = api.subscribe(topic)
+    consumer = api.subscribe(topic, "Shared")
     api.client.create_producer(topic).send(b"after")
     found = {consumer.receive(TIMEOUT_MS).data() for _ in range(2)}
     assert found == {b"later", b"after"}
     assert now_s() >= due - 0.002
-    assert subscription(server, topic)["msgDelayed"] == 1
+    assert api.stats(topic)["msgDelayed"] == 1

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 import time
 import urllib.request
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pulsar
 import pytest
+from fakes.client_api import Api, client_api
 from fakes.standalone_process import StandaloneProcess
 
 import magnetar
@@ -26,24 +24,6 @@ SILENT_MS = 1_500
 """More than the time that a replaced active consumer has."""
 
 
-@dataclass
-class Library:
-    """Apache's client or ours. Both have the same names."""
-
-    module: Any
-    client: Any
-
-    def subscribe(self, topic: str, kind: str, name: str = "", **options: Any) -> Any:
-        return self.client.subscribe(
-            topic,
-            "s",
-            consumer_type=getattr(self.module.ConsumerType, kind),
-            consumer_name=name or None,
-            initial_position=self.module.InitialPosition.Earliest,
-            **options,
-        )
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProcess]:
     process = StandaloneProcess(tmp_path_factory.mktemp("server"))
@@ -53,20 +33,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
 
 
 @pytest.fixture(scope="module")
-def libraries(server: StandaloneProcess) -> Iterator[dict[str, Library]]:
-    apache = pulsar.Client(
-        f"pulsar://localhost:{server.pulsar_port}",
-        operation_timeout_seconds=15,
-        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
-    )
-    with magnetar.Client(server.service_url, operation_timeout_seconds=15) as ours:
-        yield {"6650": Library(pulsar, apache), "grpc": Library(magnetar, ours)}
-    apache.close()
+def libraries(server: StandaloneProcess) -> Iterator[dict[str, Api]]:
+    with client_api(server, "apache") as apache, client_api(server, "ours") as ours:
+        yield {"6650": apache, "grpc": ours}
 
 
 @pytest.fixture(params=["6650", "grpc"])
-def library(request: pytest.FixtureRequest, libraries: dict[str, Library]) -> Library:
-    found: Library = libraries[request.param]
+def library(request: pytest.FixtureRequest, libraries: dict[str, Api]) -> Api:
+    found: Api = libraries[request.param]
     return found
 
 
@@ -76,18 +50,6 @@ _numbers = itertools.count()
 @pytest.fixture
 def topic() -> str:
     return f"dispatch{next(_numbers)}"
-
-
-@pytest.fixture
-def stats(server: StandaloneProcess) -> Callable[[str], dict[str, Any]]:
-    def get(topic: str) -> dict[str, Any]:
-        path = topic if "://" in topic else f"persistent://public/default/{topic}"
-        url = f"http://localhost:{server.http_port}/admin/v2/{path.replace('://', '/')}/stats"
-        with urllib.request.urlopen(url, timeout=30) as reply:
-            found: dict[str, Any] = json.load(reply)["subscriptions"]["s"]
-            return found
-
-    return get
 
 
 def create_partitions(server: StandaloneProcess, topic: str, number: int) -> None:
@@ -100,7 +62,7 @@ def create_partitions(server: StandaloneProcess, topic: str, number: int) -> Non
     urllib.request.urlopen(request, timeout=30).close()
 
 
-def send(library: Library, topic: str, *texts: str, keys: bool = False) -> None:
+def send(library: Api, topic: str, *texts: str, keys: bool = False) -> None:
     producer = library.client.create_producer(topic, batching_enabled=False)
     for text in texts:
         producer.send(text.encode(), partition_key=text if keys else None)
@@ -115,7 +77,7 @@ def texts(messages: list[Any]) -> list[str]:
     return [message.data().decode() for message in messages]
 
 
-def is_silent(library: Library, consumer: Any, milliseconds: int = SILENT_MS) -> bool:
+def is_silent(library: Api, consumer: Any, milliseconds: int = SILENT_MS) -> bool:
     try:
         message = consumer.receive(timeout_millis=milliseconds)
     except library.module.Timeout:
@@ -133,9 +95,7 @@ def wait_until(holds: Callable[[], bool], seconds: float = 15) -> None:
 # ---- Exclusive -----------------------------------------------------------------------------------
 
 
-def test_second_exclusive_consumer_and_another_type_are_refused(
-    library: Library, topic: str
-) -> None:
+def test_second_exclusive_consumer_and_another_type_are_refused(library: Api, topic: str) -> None:
     busy = library.module.ConsumerBusy
     first = library.subscribe(topic, "Exclusive")
     for kind in ("Exclusive", "Shared", "Failover"):
@@ -153,7 +113,7 @@ def test_second_exclusive_consumer_and_another_type_are_refused(
 
 
 def test_exclusive_consumer_takes_all_partitions(
-    server: StandaloneProcess, library: Library, topic: str
+    server: StandaloneProcess, library: Api, topic: str
 ) -> None:
     create_partitions(server, topic, 3)
     only = library.subscribe(topic, "Exclusive")
@@ -169,7 +129,7 @@ def test_exclusive_consumer_takes_all_partitions(
 
 @pytest.mark.parametrize("kind", ["Exclusive", "Failover"])
 def test_negative_ack_on_a_single_active_type_redelivers_everything_in_order(
-    library: Library, topic: str, kind: str
+    library: Api, topic: str, kind: str
 ) -> None:
     consumer = library.subscribe(topic, kind, negative_ack_redelivery_delay_ms=100)
     send(library, topic, "a", "b", "c", "d")
@@ -186,7 +146,7 @@ def test_negative_ack_on_a_single_active_type_redelivers_everything_in_order(
 
 
 def test_redelivery_of_everything_returns_no_message_twice(
-    libraries: dict[str, Library], topic: str
+    libraries: dict[str, Api], topic: str
 ) -> None:
     """Apache's client keeps its queue. Ours empties it, and drops what the broker sent before it
     got the request."""
@@ -206,9 +166,7 @@ def test_redelivery_of_everything_returns_no_message_twice(
 # ---- Failover ------------------------------------------------------------------------------------
 
 
-def test_standby_takes_over_at_the_first_unacknowledged_message(
-    library: Library, topic: str, stats: Callable[[str], dict[str, Any]]
-) -> None:
+def test_standby_takes_over_at_the_first_unacknowledged_message(library: Api, topic: str) -> None:
     first = library.subscribe(topic, "Failover", "first")
     second = library.subscribe(topic, "Failover", "second")
     send(library, topic, *"abcdefgh")
@@ -216,16 +174,16 @@ def test_standby_takes_over_at_the_first_unacknowledged_message(
     assert texts(messages) == list("abcdefgh")
     first.acknowledge_cumulative(messages[3])
     assert is_silent(library, second)
-    found = stats(topic)
+    found = library.stats(topic)
     assert (found["type"], found["activeConsumerName"]) == ("Failover", "first")
     first.close()
     assert texts(receive(second, 4)) == list("efgh")
-    assert stats(topic)["activeConsumerName"] == "second"
+    assert library.stats(topic)["activeConsumerName"] == "second"
     second.close()
 
 
 def test_standby_takes_over_from_a_client_of_the_other_transport(
-    libraries: dict[str, Library], topic: str
+    libraries: dict[str, Api], topic: str
 ) -> None:
     one, two = libraries.values()
     first = one.subscribe(topic, "Failover", "b")
@@ -243,15 +201,14 @@ def test_standby_takes_over_from_a_client_of_the_other_transport(
 
 def test_partitions_are_spread_over_the_consumers(
     server: StandaloneProcess,
-    library: Library,
+    library: Api,
     topic: str,
-    stats: Callable[[str], dict[str, Any]],
 ) -> None:
     create_partitions(server, topic, 9)
 
     def active() -> str:
         parts = [f"persistent://public/default/{topic}-partition-{index}" for index in range(9)]
-        return "".join(stats(part)["activeConsumerName"] for part in parts)
+        return "".join(library.stats(part)["activeConsumerName"] for part in parts)
 
     consumers = {name: library.subscribe(topic, "Failover", name) for name in "CAB"}
     wait_until(lambda: active() == "ABCABCABC")
@@ -262,7 +219,7 @@ def test_partitions_are_spread_over_the_consumers(
 
 
 def test_former_active_consumer_may_still_work_on_what_the_next_one_gets(
-    server: StandaloneProcess, library: Library, topic: str
+    server: StandaloneProcess, library: Api, topic: str
 ) -> None:
     """The active consumer of partition 0 is the first by name."""
     create_partitions(server, topic, 1)
@@ -283,7 +240,7 @@ def test_former_active_consumer_may_still_work_on_what_the_next_one_gets(
 
 
 def test_better_priority_takes_over_after_the_active_consumer_has_acknowledged(
-    libraries: dict[str, Library], topic: str
+    libraries: dict[str, Api], topic: str
 ) -> None:
     ours = libraries["grpc"]
     low = ours.subscribe(topic, "Failover", "low", priority_level=1)
@@ -304,7 +261,7 @@ def test_better_priority_takes_over_after_the_active_consumer_has_acknowledged(
 
 
 def test_active_consumer_that_acknowledges_nothing_is_replaced_after_the_delay(
-    libraries: dict[str, Library], topic: str
+    libraries: dict[str, Api], topic: str
 ) -> None:
     ours = libraries["grpc"]
     low = ours.subscribe(topic, "Failover", "low", priority_level=1)
@@ -321,27 +278,25 @@ def test_active_consumer_that_acknowledges_nothing_is_replaced_after_the_delay(
     last.close()
 
 
-def test_seek_closes_only_the_active_consumer(
-    library: Library, topic: str, stats: Callable[[str], dict[str, Any]]
-) -> None:
+def test_seek_closes_only_the_active_consumer(library: Api, topic: str) -> None:
     first = library.subscribe(topic, "Failover", "first", start_message_id_inclusive=True)
     second = library.subscribe(topic, "Failover", "second")
     send(library, topic, "a", "b", "c")
     messages = receive(first, 3)
     first.acknowledge_cumulative(messages[2])
-    since = {it["consumerName"]: it["connectedSince"] for it in stats(topic)["consumers"]}
+    since = {it["consumerName"]: it["connectedSince"] for it in library.stats(topic)["consumers"]}
     first.seek(messages[1].message_id())
     assert texts(receive(second, 2)) == ["b", "c"]
-    wait_until(lambda: len(stats(topic)["consumers"]) == 2)
-    after = {it["consumerName"]: it["connectedSince"] for it in stats(topic)["consumers"]}
+    wait_until(lambda: len(library.stats(topic)["consumers"]) == 2)
+    after = {it["consumerName"]: it["connectedSince"] for it in library.stats(topic)["consumers"]}
     assert after["second"] == since["second"]
     assert after["first"] != since["first"]
-    assert stats(topic)["activeConsumerName"] == "second"
+    assert library.stats(topic)["activeConsumerName"] == "second"
     first.close()
     second.close()
 
 
-def test_failover_of_a_non_persistent_topic(libraries: dict[str, Library], topic: str) -> None:
+def test_failover_of_a_non_persistent_topic(libraries: dict[str, Api], topic: str) -> None:
     apache = libraries["6650"]
     volatile = f"non-persistent://public/default/{topic}"
     first = apache.subscribe(volatile, "Failover", "first")
@@ -358,7 +313,7 @@ def test_failover_of_a_non_persistent_topic(libraries: dict[str, Library], topic
 
 
 def test_negative_acks_on_shared_redeliver_single_messages_with_their_counts(
-    library: Library, topic: str
+    library: Api, topic: str
 ) -> None:
     consumer = library.subscribe(topic, "Shared", negative_ack_redelivery_delay_ms=100)
     send(library, topic, "a", "b", "c")
@@ -378,7 +333,7 @@ def test_negative_acks_on_shared_redeliver_single_messages_with_their_counts(
 
 @pytest.mark.parametrize("kind", ["Shared", "KeyShared", "Failover", "Exclusive"])
 def test_drain_aware_leave_redelivers_nothing(
-    libraries: dict[str, Library], topic: str, kind: str
+    libraries: dict[str, Api], topic: str, kind: str
 ) -> None:
     ours = libraries["grpc"]
     first = ours.subscribe(topic, kind, "first")
@@ -412,7 +367,7 @@ def test_drain_aware_leave_redelivers_nothing(
 
 
 def test_partly_acknowledged_batch_is_redelivered_without_what_was_acknowledged(
-    library: Library, topic: str
+    library: Api, topic: str
 ) -> None:
     producer = library.client.create_producer(
         topic, batching_enabled=True, batching_max_publish_delay_ms=200
@@ -432,7 +387,7 @@ def test_partly_acknowledged_batch_is_redelivered_without_what_was_acknowledged(
 
 
 def test_consumer_of_a_better_priority_gets_the_messages_while_it_has_permits(
-    libraries: dict[str, Library], topic: str
+    libraries: dict[str, Api], topic: str
 ) -> None:
     ours = libraries["grpc"]
     low = ours.subscribe(topic, "Shared", "low", priority_level=1, receiver_queue_size=10)

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import urllib.request
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pulsar
 import pytest
 from fakes.admin_port import invoke
+from fakes.client_api import CLIENTS, Api, client_api
 from fakes.standalone_process import StandaloneProcess
 from support import wait_for
 
@@ -41,58 +39,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
     process.end()
 
 
-@dataclass
-class Api:
-    """One of the two clients: its module and an open client."""
-
-    module: Any
-    client: Any
-    admin: str
-
-    def subscribe(self, topic: str, name: str, **more: Any) -> Any:
-        more.setdefault("consumer_type", self.module.ConsumerType.KeyShared)
-        return self.client.subscribe(
-            topic,
-            "s",
-            consumer_name=name,
-            initial_position=self.module.InitialPosition.Earliest,
-            **more,
-        )
-
-    def sticky(self, *ranges: tuple[int, int]) -> Any:
-        return self.module.ConsumerKeySharedPolicy(
-            self.module.KeySharedMode.Sticky, sticky_ranges=list(ranges)
-        )
-
-    def drain(self, consumer: Any) -> list[Any]:
-        """What it gets until nothing more comes for a while."""
-        found = []
-        while True:
-            try:
-                found.append(consumer.receive(timeout_millis=QUIET_MS))
-            except self.module.Timeout:
-                return found
-
-    def stats(self, topic: str) -> dict[str, Any]:
-        path = topic.replace("://", "/")
-        with urllib.request.urlopen(f"{self.admin}/admin/v2/{path}/stats", timeout=20) as reply:
-            return dict(json.load(reply)["subscriptions"]["s"])
+def sticky(api: Api, *ranges: tuple[int, int]) -> Any:
+    module = api.module
+    return module.ConsumerKeySharedPolicy(module.KeySharedMode.Sticky, sticky_ranges=list(ranges))
 
 
-@pytest.fixture(scope="module", params=["apache", "ours"])
+@pytest.fixture(scope="module", params=CLIENTS)
 def api(request: pytest.FixtureRequest, server: StandaloneProcess) -> Iterator[Api]:
-    admin = f"http://localhost:{server.http_port}"
-    if request.param == "ours":
-        with magnetar.Client(server.service_url, operation_timeout_seconds=20) as client:
-            yield Api(magnetar, client, admin)
-        return
-    client = pulsar.Client(
-        server.pulsar_url,
-        operation_timeout_seconds=20,
-        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
-    )
-    yield Api(pulsar, client, admin)
-    client.close()
+    with client_api(server, request.param) as found:
+        yield found
 
 
 @pytest.fixture
@@ -102,7 +57,7 @@ def topic(api: Api) -> str:
 
 def test_order_per_key_over_joins_and_leaves(api: Api, topic: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
-    consumers = [api.subscribe(topic, "c0")]
+    consumers = [api.subscribe(topic, "KeyShared", "c0")]
     sent: dict[str, int] = defaultdict(int)
     seen: dict[str, list[int]] = defaultdict(list)
     at: dict[str, set[str]] = defaultdict(set)  # of this round
@@ -124,8 +79,8 @@ def test_order_per_key_over_joins_and_leaves(api: Api, topic: str) -> None:
 
     publish(60)
     work()
-    consumers.append(api.subscribe(topic, "c1"))
-    consumers.append(api.subscribe(topic, "c2"))
+    consumers.append(api.subscribe(topic, "KeyShared", "c1"))
+    consumers.append(api.subscribe(topic, "KeyShared", "c2"))
     publish(60)
     work()
     assert len({next(iter(names)) for names in at.values()}) > 1
@@ -142,13 +97,13 @@ def test_order_per_key_over_joins_and_leaves(api: Api, topic: str) -> None:
 
 def test_key_moves_only_after_its_messages_are_acknowledged(api: Api, topic: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
-    first = api.subscribe(topic, "c1")
+    first = api.subscribe(topic, "KeyShared", "c1")
     keys = [f"key-{number}" for number in range(30)]
     for key in keys:
         producer.send(b"0", partition_key=key)
     held = api.drain(first)
     assert len(held) == 30
-    second = api.subscribe(topic, "c2")
+    second = api.subscribe(topic, "KeyShared", "c2")
     for key in keys:
         producer.send(b"1", partition_key=key)
     later = api.drain(first)
@@ -171,13 +126,13 @@ def test_key_moves_only_after_its_messages_are_acknowledged(api: Api, topic: str
 
 def test_draining_hash_counts_what_is_unacknowledged_and_blocked(api: Api, topic: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
-    first = api.subscribe(topic, "c1")
+    first = api.subscribe(topic, "KeyShared", "c1")
     keys = [f"key-{number}" for number in range(30)]
     for key in keys * 3:
         producer.send(b"0", partition_key=key)
     held = api.drain(first)
     assert len(held) == 90
-    second = api.subscribe(topic, "c2")
+    second = api.subscribe(topic, "KeyShared", "c2")
 
     def draining() -> dict[int, tuple[int, int]]:
         [one] = [it for it in api.stats(topic)["consumers"] if it["consumerName"] == "c1"]
@@ -206,12 +161,12 @@ def test_draining_hash_counts_what_is_unacknowledged_and_blocked(api: Api, topic
 
 def test_key_that_returns_to_its_consumer_goes_on_at_once(api: Api, topic: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
-    first = api.subscribe(topic, "c1")
+    first = api.subscribe(topic, "KeyShared", "c1")
     keys = [f"key-{number}" for number in range(30)]
     for key in keys:
         producer.send(b"0", partition_key=key)
     assert len(api.drain(first)) == 30
-    second = api.subscribe(topic, "c2")
+    second = api.subscribe(topic, "KeyShared", "c2")
     for key in keys:
         producer.send(b"1", partition_key=key)
     stayed = api.drain(first)
@@ -230,12 +185,12 @@ def test_keys_of_a_consumer_that_disconnects_while_they_drain_keep_their_order(
     api: Api, topic: str
 ) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
-    first = api.subscribe(topic, "c1")
+    first = api.subscribe(topic, "KeyShared", "c1")
     keys = [f"key-{number}" for number in range(30)]
     for key in keys:
         producer.send(b"0", partition_key=key)
     assert len(api.drain(first)) == 30
-    second = api.subscribe(topic, "c2")
+    second = api.subscribe(topic, "KeyShared", "c2")
     for text in (b"1", b"2"):
         for key in keys:
             producer.send(text, partition_key=key)
@@ -256,7 +211,7 @@ def test_key_based_batches_keep_each_key_at_one_consumer(api: Api, topic: str) -
         batching_type=api.module.BatchingType.KeyBased,
         batching_max_publish_delay_ms=200,
     )
-    consumers = [api.subscribe(topic, f"c{number}") for number in range(3)]
+    consumers = [api.subscribe(topic, "KeyShared", f"c{number}") for number in range(3)]
     for number in range(120):
         producer.send_async(b"%d" % number, lambda *_: None, partition_key=f"key-{number % 12}")
     producer.flush()
@@ -281,7 +236,7 @@ def test_key_based_batches_keep_each_key_at_one_consumer(api: Api, topic: str) -
 
 def test_ordering_key_decides_before_the_key(api: Api, topic: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
-    consumers = [api.subscribe(topic, f"c{number}") for number in range(3)]
+    consumers = [api.subscribe(topic, "KeyShared", f"c{number}") for number in range(3)]
     for number in range(40):
         producer.send(b"%d" % number, partition_key=f"key-{number}", ordering_key="one")
     got = [len(api.drain(consumer)) for consumer in consumers]
@@ -293,12 +248,12 @@ def test_ordering_key_decides_before_the_key(api: Api, topic: str) -> None:
 
 def test_sticky_ranges_get_their_keys_and_must_not_overlap(api: Api, topic: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
-    low = api.subscribe(topic, "low", key_shared_policy=api.sticky((0, 32767)))
+    low = api.subscribe(topic, "KeyShared", "low", key_shared_policy=sticky(api, (0, 32767)))
     with pytest.raises(api.module.ConsumerAssignError):
-        api.subscribe(topic, "overlap", key_shared_policy=api.sticky((30000, 40000)))
+        api.subscribe(topic, "KeyShared", "overlap", key_shared_policy=sticky(api, (30000, 40000)))
     with pytest.raises(api.module.ConsumerBusy):
-        api.subscribe(topic, "other")
-    high = api.subscribe(topic, "high", key_shared_policy=api.sticky((32768, 65535)))
+        api.subscribe(topic, "KeyShared", "other")
+    high = api.subscribe(topic, "KeyShared", "high", key_shared_policy=sticky(api, (32768, 65535)))
     for number in range(40):
         producer.send(b"%d" % number, partition_key=f"key-{number}")
     one, two = api.drain(low), api.drain(high)
@@ -314,11 +269,11 @@ def test_sticky_ranges_get_their_keys_and_must_not_overlap(api: Api, topic: str)
 def test_out_of_order_delivery_takes_keys_at_once(api: Api, topic: str) -> None:
     relaxed = api.module.ConsumerKeySharedPolicy(allow_out_of_order_delivery=True)
     producer = api.client.create_producer(topic, batching_enabled=False)
-    first = api.subscribe(topic, "c1", key_shared_policy=relaxed)
+    first = api.subscribe(topic, "KeyShared", "c1", key_shared_policy=relaxed)
     for number in range(30):
         producer.send(b"0", partition_key=f"key-{number}")
     assert len(api.drain(first)) == 30
-    second = api.subscribe(topic, "c2", key_shared_policy=relaxed)
+    second = api.subscribe(topic, "KeyShared", "c2", key_shared_policy=relaxed)
     for number in range(30):
         producer.send(b"1", partition_key=f"key-{number}")
     assert api.drain(second)
@@ -336,21 +291,21 @@ def test_order_is_kept_until_every_consumer_allows_another_one(api: Api, topic: 
         for key in range(30):
             producer.send(b"%d" % number, partition_key=f"key-{key}")
 
-    first = api.subscribe(topic, "c1")
+    first = api.subscribe(topic, "KeyShared", "c1")
     send_round(0)
     held = api.drain(first)
     assert len(held) == 30
-    second = api.subscribe(topic, "c2", key_shared_policy=relaxed)
+    second = api.subscribe(topic, "KeyShared", "c2", key_shared_policy=relaxed)
     send_round(1)
     assert api.drain(second) == [], "the first consumer wants the order, and acknowledges nothing"
     assert api.stats(topic)["allowOutOfOrderDelivery"] is False
-    third = api.subscribe(topic, "c3", key_shared_policy=relaxed)
+    third = api.subscribe(topic, "KeyShared", "c3", key_shared_policy=relaxed)
     first.close()
     wait_for(lambda: api.stats(topic)["allowOutOfOrderDelivery"] is True)
     got = {consumer: api.drain(consumer) for consumer in (second, third)}
     assert sorted(it.data() for each in got.values() for it in each) == [b"0"] * 30 + [b"1"] * 30
     # Another one that wants the order waits for all that was delivered without it.
-    last = api.subscribe(topic, "c4")
+    last = api.subscribe(topic, "KeyShared", "c4")
     assert api.stats(topic)["allowOutOfOrderDelivery"] is False
     send_round(2)
     assert api.drain(last) == []
@@ -368,7 +323,7 @@ def test_order_is_kept_until_every_consumer_allows_another_one(api: Api, topic: 
 
 def test_cumulative_acknowledgement_is_refused(api: Api, topic: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
-    consumer = api.subscribe(topic, "c1")
+    consumer = api.subscribe(topic, "KeyShared", "c1")
     producer.send(b"0", partition_key="k")
     message = consumer.receive(timeout_millis=TIMEOUT_MS)
     with pytest.raises(api.module.CumulativeAcknowledgementNotAllowedError):
@@ -379,7 +334,7 @@ def test_cumulative_acknowledgement_is_refused(api: Api, topic: str) -> None:
 
 def test_each_key_of_a_non_persistent_topic_is_at_one_consumer(api: Api, topic: str) -> None:
     topic = topic.replace("persistent://", "non-persistent://")
-    consumers = [api.subscribe(topic, f"c{number}") for number in range(2)]
+    consumers = [api.subscribe(topic, "KeyShared", f"c{number}") for number in range(2)]
     producer = api.client.create_producer(topic, batching_enabled=False)
     for number in range(40):
         producer.send(b"%d" % number, partition_key=f"key-{number % 10}")
@@ -394,12 +349,12 @@ def test_each_key_of_a_non_persistent_topic_is_at_one_consumer(api: Api, topic: 
 
 def test_blocked_key_is_explained_by_the_command_line(api: Api, topic: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
-    first = api.subscribe(topic, "c1")
+    first = api.subscribe(topic, "KeyShared", "c1")
     for number in range(20):
         producer.send(b"0", partition_key=f"key-{number}")
     held = api.drain(first)
     assert len(held) == 20
-    second = api.subscribe(topic, "c2")
+    second = api.subscribe(topic, "KeyShared", "c2")
 
     def ask(command: str, *more: str) -> Any:
         code, said, errors = invoke(
@@ -479,13 +434,13 @@ def test_statistics_of_the_documentation_example(api: Api, topic: str) -> None:
     # hashes that c2 took over, on a ring with ten points for each consumer.
     attempts = {"9": 5, "4": 9, "8": 6, "7": 6, "3": 9}  # by key
     producer = api.client.create_producer(topic, batching_enabled=False)
-    first = api.subscribe(topic, "c1", receiver_queue_size=100)
+    first = api.subscribe(topic, "KeyShared", "c1", receiver_queue_size=100)
     staying = {"0": 4, "1": 4, "2": 4, "5": 4, "6": 4}
     for key, count in {**dict.fromkeys(attempts, 2), **staying}.items():
         for _ in range(count):
             producer.send(b"0", partition_key=key)
     assert len(api.drain(first)) == 30
-    second = api.subscribe(topic, "c2", receiver_queue_size=1_000)
+    second = api.subscribe(topic, "KeyShared", "c2", receiver_queue_size=1_000)
     for key, count in attempts.items():
         for _ in range(count):
             producer.send(b"1", partition_key=key)
@@ -554,8 +509,8 @@ def test_statistics_of_the_documentation_example(api: Api, topic: str) -> None:
 
 @pytest.fixture(scope="module")
 def ours(server: StandaloneProcess) -> Iterator[Api]:
-    with magnetar.Client(server.service_url, operation_timeout_seconds=20) as client:
-        yield Api(magnetar, client, f"http://localhost:{server.http_port}")
+    with client_api(server, "ours") as found:
+        yield found
 
 
 def test_negative_acks_keep_the_order_of_each_key(ours: Api) -> None:
@@ -563,9 +518,9 @@ def test_negative_acks_keep_the_order_of_each_key(ours: Api) -> None:
     policy = magnetar.ConsumerKeySharedPolicy(ordered_negative_acks=True)
     producer = ours.client.create_producer(topic, batching_enabled=False)
     options = {"key_shared_policy": policy, "negative_ack_redelivery_delay_ms": 200}
-    first = ours.subscribe(topic, "c1", **options)
+    first = ours.subscribe(topic, "KeyShared", "c1", **options)
     with pytest.raises(magnetar.ConsumerBusy):
-        ours.subscribe(topic, "plain")
+        ours.subscribe(topic, "KeyShared", "plain")
     for number in range(60):
         producer.send(b"%d" % number, partition_key=f"key-{number % 3}")
     order: dict[str, list[int]] = defaultdict(list)
@@ -588,7 +543,7 @@ def test_negative_acks_keep_the_order_of_each_key(ours: Api) -> None:
             order[message.partition_key()].append(number)
             consumer.acknowledge(message)
         if second is None and sum(map(len, order.values())) > 30:
-            second = ours.subscribe(topic, "c2", **options)
+            second = ours.subscribe(topic, "KeyShared", "c2", **options)
     for key, numbers in order.items():
         assert numbers == sorted(numbers), key
         assert len(numbers) == 20
@@ -607,6 +562,7 @@ def test_batches_of_a_key_keep_the_order_after_negative_acks(ours: Api) -> None:
     )
     consumer = ours.subscribe(
         topic,
+        "KeyShared",
         "c1",
         key_shared_policy=policy,
         negative_ack_redelivery_delay_ms=100,

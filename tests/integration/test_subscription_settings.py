@@ -4,18 +4,14 @@ choices of Failover and of Key_Shared, and delayed delivery that is not strict, 
 from __future__ import annotations
 
 import itertools
-import json
-import urllib.request
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import pulsar
 import pytest
+from fakes.client_api import CLIENTS, Api, client_api
 from fakes.standalone_process import StandaloneProcess
 from support import wait_for
 
-import magnetar
 from magnetar.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -46,66 +42,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
     process.end()
 
 
-@dataclass
-class Api:
-    """One of the two clients: its module and an open client."""
-
-    module: Any
-    client: Any
-    admin: str
-
-    def subscribe(self, topic: str, name: str, kind: str, **more: Any) -> Any:
-        return self.client.subscribe(
-            topic,
-            "s",
-            consumer_name=name,
-            consumer_type=getattr(self.module.ConsumerType, kind),
-            initial_position=self.module.InitialPosition.Earliest,
-            **more,
-        )
-
-    def texts(self, consumer: Any) -> list[bytes]:
-        """What it gets until nothing more comes for a while."""
-        found = []
-        while True:
-            try:
-                found.append(consumer.receive(timeout_millis=QUIET_MS).data())
-            except self.module.Timeout:
-                return found
-
-    def call(self, topic: str, path: str, body: Any = None) -> Any:
-        request = urllib.request.Request(
-            f"{self.admin}/admin/v2/persistent/public/default/{topic}/{path}",
-            None if body is None else json.dumps(body).encode(),
-            {"content-type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=20) as reply:
-            text = reply.read()
-            return json.loads(text) if text else None
-
-    def stats(self, topic: str) -> dict[str, Any]:
-        return dict(self.call(topic, "stats")["subscriptions"]["s"])
-
-
-@pytest.fixture(scope="module", params=["apache", "ours"])
+@pytest.fixture(scope="module", params=CLIENTS)
 def api(request: pytest.FixtureRequest, server: StandaloneProcess) -> Iterator[Api]:
-    admin = f"http://localhost:{server.http_port}"
-    if request.param == "ours":
-        with magnetar.Client(server.service_url, operation_timeout_seconds=20) as client:
-            yield Api(magnetar, client, admin)
-        return
-    client = pulsar.Client(
-        server.pulsar_url,
-        operation_timeout_seconds=20,
-        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
-    )
-    yield Api(pulsar, client, admin)
-    client.close()
+    with client_api(server, request.param) as found:
+        yield found
 
 
 @pytest.fixture
 def topic() -> str:
     return f"settings-{next(_numbers)}"
+
+
+def texts(api: Api, consumer: Any) -> list[bytes]:
+    """What it gets until nothing more comes for a while."""
+    return [message.data() for message in api.drain(consumer)]
 
 
 def now_s() -> float:
@@ -114,7 +64,7 @@ def now_s() -> float:
 
 def test_active_consumers_of_several_topics_are_spread_by_hash(api: Api, topic: str) -> None:
     topics = [f"{topic}-{number}" for number in range(8)]
-    consumers = [api.subscribe(each, name, "Failover") for each in topics for name in ("A", "B")]
+    consumers = [api.subscribe(each, "Failover", name) for each in topics for name in ("A", "B")]
     active = [api.stats(each)["activeConsumerName"] for each in topics]
     assert set(active) == {"A", "B"}, "the first subscriber would be A everywhere"
     for consumer in consumers:
@@ -127,7 +77,7 @@ def test_hash_ranges_are_split_and_merged(api: Api, topic: str) -> None:
             it["consumerName"]: it["keyHashRangeArrays"] for it in api.stats(topic)["consumers"]
         }
 
-    one, two, three, four = (api.subscribe(topic, f"C{n}", "KeyShared") for n in (1, 2, 3, 4))
+    one, two, three, four = (api.subscribe(topic, "KeyShared", f"C{n}") for n in (1, 2, 3, 4))
     assert ranges() == {
         "C3": [[1, 16_384]],
         "C2": [[16_385, 32_768]],
@@ -137,7 +87,7 @@ def test_hash_ranges_are_split_and_merged(api: Api, topic: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
     for key in ("key-1", "a", "你好", "Order-3459134"):  # slots 5536, 27058, 43556, 6067
         producer.send(key.encode(), partition_key=key)
-    found = [sorted(api.texts(consumer)) for consumer in (one, two, three, four)]
+    found = [sorted(texts(api, consumer)) for consumer in (one, two, three, four)]
     assert found == [[], [b"a"], [b"Order-3459134", b"key-1"], ["你好".encode()]]
     four.close()
     one.close()
@@ -149,19 +99,19 @@ def test_hash_ranges_are_split_and_merged(api: Api, topic: str) -> None:
 
 def test_keys_that_have_drained_are_collected_for_the_interval(api: Api, topic: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
-    first = api.subscribe(topic, "a", "KeyShared")
+    first = api.subscribe(topic, "KeyShared", "a")
     keys = [f"key-{number}" for number in range(30)]
     for key in keys:
         producer.send(key.encode(), partition_key=key)
     held = [first.receive(timeout_millis=TIMEOUT_MS) for _ in keys]
-    second = api.subscribe(topic, "b", "KeyShared")
+    second = api.subscribe(topic, "KeyShared", "b")
     for key in keys:
         producer.send(key.encode(), partition_key=key)
-    stayed = api.texts(first)
+    stayed = texts(api, first)
     assert 0 < len(stayed) < 30
     for message in held:
         first.acknowledge(message)
-    assert api.texts(second) == []
+    assert texts(api, second) == []
     moved = [second.receive(timeout_millis=TIMEOUT_MS).data() for _ in range(30 - len(stayed))]
     assert sorted((*stayed, *moved)) == sorted(key.encode() for key in keys)
     first.close()
@@ -170,11 +120,11 @@ def test_keys_that_have_drained_are_collected_for_the_interval(api: Api, topic: 
 
 
 def test_messages_without_a_key_go_to_one_consumer(api: Api, topic: str) -> None:
-    consumers = [api.subscribe(topic, f"C{number}", "KeyShared") for number in range(3)]
+    consumers = [api.subscribe(topic, "KeyShared", f"C{number}") for number in range(3)]
     producer = api.client.create_producer(topic, batching_enabled=False)
     for _ in range(10):
         producer.send(b"x")
-    assert sorted(len(api.texts(consumer)) for consumer in consumers) == [0, 0, 10]
+    assert sorted(len(texts(api, consumer)) for consumer in consumers) == [0, 0, 10]
     for consumer in consumers:
         consumer.close()
     producer.close()
@@ -183,7 +133,7 @@ def test_messages_without_a_key_go_to_one_consumer(api: Api, topic: str) -> None
 def test_all_messages_of_a_negatively_acknowledged_batch_are_redelivered(
     api: Api, topic: str
 ) -> None:
-    consumer = api.subscribe(topic, "c", "Shared", negative_ack_redelivery_delay_ms=100)
+    consumer = api.subscribe(topic, "Shared", "c", negative_ack_redelivery_delay_ms=100)
     producer = api.client.create_producer(
         topic, batching_enabled=True, batching_max_publish_delay_ms=200
     )
@@ -200,7 +150,7 @@ def test_all_messages_of_a_negatively_acknowledged_batch_are_redelivered(
 
 
 def test_delayed_message_may_be_early_by_a_tick_at_most(api: Api, topic: str) -> None:
-    consumer = api.subscribe(topic, "c", "Shared")
+    consumer = api.subscribe(topic, "Shared", "c")
     producer = api.client.create_producer(topic)
     due = now_s() + 2.5
     producer.send(b"later", deliver_at=int(due * 1_000))
@@ -211,9 +161,9 @@ def test_delayed_message_may_be_early_by_a_tick_at_most(api: Api, topic: str) ->
 
 
 def test_policy_turns_delayed_delivery_off(api: Api, topic: str) -> None:
-    consumer = api.subscribe(topic, "c", "Shared")
+    consumer = api.subscribe(topic, "Shared", "c")
     producer = api.client.create_producer(topic)
-    api.call(topic, "delayedDelivery", {"active": False, "tickTime": 1_000})
+    api.call(topic, "delayedDelivery", {"active": False, "tickTime": 1_000}, method="POST")
     producer.send(b"later", deliver_after=timedelta(seconds=600))
     assert consumer.receive(timeout_millis=TIMEOUT_MS).data() == b"later"
     assert api.stats(topic)["msgDelayed"] == 0
@@ -222,13 +172,13 @@ def test_policy_turns_delayed_delivery_off(api: Api, topic: str) -> None:
 
 
 def test_fixed_delays_stop_the_reading_until_the_first_one_is_due(api: Api, topic: str) -> None:
-    consumer = api.subscribe(topic, "c", "Shared")
+    consumer = api.subscribe(topic, "Shared", "c")
     producer = api.client.create_producer(topic)
     for number in range(LOOK_AHEAD):
         producer.send(b"%d" % number, deliver_after=timedelta(seconds=4))
     wait_for(lambda: api.stats(topic)["msgDelayed"] == LOOK_AHEAD)
     producer.send(b"behind them")
-    assert api.texts(consumer) == []
+    assert texts(api, consumer) == []
     assert "all have one delay" in str(api.stats(topic)["waitingFor"])
     found = {consumer.receive(timeout_millis=TIMEOUT_MS).data() for _ in range(LOOK_AHEAD + 1)}
     assert found == {b"0", b"1", b"2", b"3", b"4", b"behind them"}
@@ -241,15 +191,11 @@ def test_key_shared_can_be_turned_off(tmp_path_factory: pytest.TempPathFactory) 
         tmp_path_factory.mktemp("without"), "--no-subscription-key-shared-enable"
     )
     process.start()
-    apache = pulsar.Client(
-        process.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    )
     try:
-        with magnetar.Client(process.service_url) as ours:
-            for api in (Api(pulsar, apache, ""), Api(magnetar, ours, "")):
+        for client in CLIENTS:
+            with client_api(process, client) as api:
                 with pytest.raises(api.module.PulsarException):
-                    api.subscribe("t", "c", "KeyShared")
-                api.subscribe("t", "c", "Shared").close()
+                    api.subscribe("t", "KeyShared")
+                api.subscribe("t", "Shared").close()
     finally:
-        apache.close()
         process.end()

@@ -6,19 +6,13 @@ The clients are Apache's client on Pulsar's protocol and ours on gRPC. They have
 from __future__ import annotations
 
 import itertools
-import json
 import time
-import urllib.error
-import urllib.request
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pulsar
 import pytest
+from fakes.client_api import CLIENTS, Api, client_api
 from fakes.standalone_process import StandaloneProcess
 from support import wait_for
-
-import magnetar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,84 +34,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
     process.end()
 
 
-@dataclass
-class Api:
-    """One of the two clients: its module and an open client."""
-
-    module: Any
-    client: Any
-
-    @property
-    def earliest(self) -> Any:
-        return self.module.InitialPosition.Earliest
-
-    def subscribe(self, topic: str, name: str = "s", kind: str = "Exclusive", **more: Any) -> Any:
-        more.setdefault("initial_position", self.earliest)
-        kind_of = getattr(self.module.ConsumerType, kind)
-        return self.client.subscribe(topic, name, consumer_type=kind_of, **more)
-
-    def publish(self, topic: str, numbers: range, **options: Any) -> list[Any]:
-        producer = self.client.create_producer(topic, **options)
-        ids = [producer.send(b"%d" % number) for number in numbers]
-        producer.close()
-        return ids
-
-    def is_quiet(self, consumer: Any) -> bool:
-        try:
-            consumer.receive(timeout_millis=QUIET_MS)
-        except self.module.Timeout:
-            return True
-        return False
-
-
-@pytest.fixture(scope="module", params=["apache", "ours"])
+@pytest.fixture(scope="module", params=CLIENTS)
 def api(request: pytest.FixtureRequest, server: StandaloneProcess) -> Iterator[Api]:
-    if request.param == "ours":
-        with magnetar.Client(server.service_url, operation_timeout_seconds=20) as client:
-            yield Api(magnetar, client)
-        return
-    client = pulsar.Client(
-        server.pulsar_url,
-        operation_timeout_seconds=20,
-        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
-    )
-    yield Api(pulsar, client)
-    client.close()
-
-
-class Admin:
-    """Calls below the topic's path."""
-
-    def __init__(self, server: StandaloneProcess, topic: str) -> None:
-        self._url = (
-            f"http://localhost:{server.http_port}/admin/v2/persistent/public/default/{topic}"
-        )
-
-    def call(self, method: str, path: str, body: Any = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"content-type": "application/json"}
-        request = urllib.request.Request(
-            f"{self._url}{path and '/'}{path}", data, headers, method=method
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
-                text = answer.read()
-                return json.loads(text) if text else None
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{error.code}: {error.read().decode()}") from error
-
-    def subscription(self, name: str = "s") -> Any:
-        return self.call("GET", "stats")["subscriptions"][name]
+    with client_api(server, request.param) as found:
+        yield found
 
 
 @pytest.fixture
 def topic() -> str:
     return f"t{next(_numbers)}"
-
-
-@pytest.fixture
-def admin(server: StandaloneProcess, topic: str) -> Admin:
-    return Admin(server, topic)
 
 
 def take(source: Any, count: int) -> list[Any]:
@@ -131,37 +56,37 @@ def values(messages: list[Any]) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["Exclusive", "Shared"])
 def test_skip_and_clear_move_the_backlog_of_a_connected_consumer(
-    api: Api, admin: Admin, topic: str, kind: str
+    api: Api, topic: str, kind: str
 ) -> None:
     consumer = api.subscribe(topic, kind=kind, receiver_queue_size=10)
     api.publish(topic, range(30))
     assert values(take(consumer, 5)) == list(range(5))
-    admin.call("POST", "subscription/s/skip/20")
-    assert admin.subscription()["msgBacklog"] == 10
+    api.call(topic, "subscription/s/skip/20", method="POST")
+    assert api.stats(topic)["msgBacklog"] == 10
     rest = values(take(consumer, 10))  # up to 15 were in the receiver queue before the skip
     while rest[-1] != 29:
         rest += values(take(consumer, 1))
     assert rest[-10:] == list(range(20, 30)), rest
-    admin.call("POST", "subscription/s/skip_all")
-    found = admin.subscription()
+    api.call(topic, "subscription/s/skip_all", method="POST")
+    found = api.stats(topic)
     assert (found["msgBacklog"], found["unackedMessages"]) == (0, 0)
     api.publish(topic, range(100, 103))
     assert values(take(consumer, 3)) == [100, 101, 102]
 
 
-def test_messages_expire_by_request_and_by_policy(api: Api, admin: Admin, topic: str) -> None:
-    admin.call("PUT", "subscription/s", {"ledgerId": -1, "entryId": -1})
+def test_messages_expire_by_request_and_by_policy(api: Api, topic: str) -> None:
+    api.call(topic, "subscription/s", {"ledgerId": -1, "entryId": -1}, method="PUT")
     api.publish(topic, range(5))
-    admin.call("POST", "subscription/s/expireMessages/3600")
-    assert admin.subscription()["msgBacklog"] == 5
+    api.call(topic, "subscription/s/expireMessages/3600", method="POST")
+    assert api.stats(topic)["msgBacklog"] == 5
     time.sleep(1.1)
     api.publish(topic, range(5, 8))
-    admin.call("POST", "all_subscription/expireMessages/1")
-    found = admin.subscription()
+    api.call(topic, "all_subscription/expireMessages/1", method="POST")
+    found = api.stats(topic)
     assert (found["msgBacklog"], found["totalMsgExpired"]) == (3, 5)
-    admin.call("POST", "messageTTL?messageTTL=1")
-    wait_for(lambda: admin.subscription()["totalMsgExpired"] == 8)
-    assert admin.subscription()["msgBacklog"] == 0
+    api.call(topic, "messageTTL?messageTTL=1", method="POST")
+    wait_for(lambda: api.stats(topic)["totalMsgExpired"] == 8)
+    assert api.stats(topic)["msgBacklog"] == 0
     consumer = api.subscribe(topic)
     assert api.is_quiet(consumer)
 
@@ -185,7 +110,7 @@ def test_seek_by_id_and_by_time(api: Api, topic: str, kind: str) -> None:
     assert sorted(values(take(consumer, 15))) == list(range(15))
 
 
-def test_reset_into_a_batch_delivers_from_that_message(api: Api, admin: Admin, topic: str) -> None:
+def test_reset_into_a_batch_delivers_from_that_message(api: Api, topic: str) -> None:
     producer = api.client.create_producer(
         topic, batching_enabled=True, batching_max_messages=6, batching_max_publish_delay_ms=10_000
     )
@@ -200,46 +125,44 @@ def test_reset_into_a_batch_delivers_from_that_message(api: Api, admin: Admin, t
     consumer.close()
     at = {"ledgerId": one.ledger_id(), "entryId": one.entry_id(), "batchIndex": 3}
     for excluded, expected in ((False, [3, 4, 5]), (True, [4, 5])):
-        admin.call("POST", "subscription/s/resetcursor", {**at, "isExcluded": excluded})
+        api.call(topic, "subscription/s/resetcursor", {**at, "isExcluded": excluded}, method="POST")
         consumer = api.subscribe(topic)
         assert values(take(consumer, len(expected))) == expected
         consumer.close()
 
 
-def test_a_reader_beside_a_durable_subscription_of_its_name(
-    api: Api, admin: Admin, topic: str
-) -> None:
+def test_a_reader_beside_a_durable_subscription_of_its_name(api: Api, topic: str) -> None:
     api.publish(topic, range(5))
-    consumer = api.subscribe(topic, "both")
+    consumer = api.subscribe(topic, subscription="both")
     reader = api.client.create_reader(
         topic, api.module.MessageId.earliest, subscription_role_prefix="x"
     )
     assert values(take(reader, 5)) == values(take(consumer, 5)) == list(range(5))
-    found = admin.call("GET", "stats")["subscriptions"]
+    found = api.call(topic, "stats")["subscriptions"]
     assert [each["isDurable"] for each in found.values()].count(False) == 1
     reader.close()
-    wait_for(lambda: list(admin.call("GET", "stats")["subscriptions"]) == ["both"])
+    wait_for(lambda: list(api.call(topic, "stats")["subscriptions"]) == ["both"])
 
 
-def test_limits_and_types_of_the_policies(api: Api, admin: Admin, topic: str) -> None:
-    admin.call("PUT", "")
-    admin.call("POST", "maxConsumersPerSubscription", 1)
+def test_limits_and_types_of_the_policies(api: Api, topic: str) -> None:
+    api.call(topic, "", method="PUT")
+    api.call(topic, "maxConsumersPerSubscription", 1, method="POST")
     first = api.subscribe(topic, kind="Shared")
     busy = api.module.ConsumerBusy if hasattr(api.module, "ConsumerBusy") else Exception
     with pytest.raises(busy):
         api.subscribe(topic, kind="Shared")
-    admin.call("POST", "maxConsumersPerSubscription", 0)
+    api.call(topic, "maxConsumersPerSubscription", 0, method="POST")
     api.subscribe(topic, kind="Shared")
-    admin.call("POST", "maxSubscriptionsPerTopic", 1)
+    api.call(topic, "maxSubscriptionsPerTopic", 1, method="POST")
     with pytest.raises(Exception, match=r"(?i)not.?allowed|as many as allowed"):
-        api.subscribe(topic, "another")
+        api.subscribe(topic, subscription="another")
     first.close()
 
 
-def test_the_dispatch_rate_of_a_policy(api: Api, admin: Admin, topic: str) -> None:
+def test_the_dispatch_rate_of_a_policy(api: Api, topic: str) -> None:
     api.publish(topic, range(60))
-    admin.call(
-        "POST",
+    api.call(
+        topic,
         "subscriptionDispatchRate",
         {"dispatchThrottlingRateInMsg": 20, "ratePeriodInSecond": 1},
     )
@@ -249,9 +172,7 @@ def test_the_dispatch_rate_of_a_policy(api: Api, admin: Admin, topic: str) -> No
     assert 1.8 <= time.monotonic() - begin_s <= 8
 
 
-def test_redelivery_counts_survive_a_kill(
-    server: StandaloneProcess, api: Api, admin: Admin, topic: str
-) -> None:
+def test_redelivery_counts_survive_a_kill(server: StandaloneProcess, api: Api, topic: str) -> None:
     api.publish(topic, range(1))
     counts = []
     for number in range(3):

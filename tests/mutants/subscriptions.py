@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mutants.plant import Mutant, enter
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from mutants.plant import Fired
 
 KEYED, ORDERED = SCENARIOS["key_shared"], SCENARIOS["ordered nacks"]
+RELAXED = SCENARIOS["relaxed keys"]
 SHARED, FAILOVER = SCENARIOS["shared"], SCENARIOS["failover"]
 KEY_SHARED = "magnetar.broker.dispatch.key_shared:KeyShared."
 ONE_OF_SHARED = "magnetar.broker.dispatch.shared:Shared."
@@ -108,6 +110,53 @@ enter(
         wrong={KEY_SHARED + "_astray": _only_one},
         caught_by=frozenset({"HASH", "bug"}),
         scene=KEYED,
+        seeds=20,
+    )
+)
+
+
+def _one_decides(right: Any, fired: Fired) -> Any:
+    def _decide_order(self: Any, now: float) -> None:
+        right(self, now)
+        some = any(it.key_shared.allow_out_of_order for it in self._consumers)
+        if some and not self.policy.allow_out_of_order:
+            fired()
+            self._draining.clear()
+            self.policy = replace(self.policy, allow_out_of_order=True)
+
+    return _decide_order
+
+
+enter(
+    Mutant(
+        name="one consumer that allows disorder decides for all",
+        breaks="HASH, ORDER: the strictest consumer decides",
+        wrong={KEY_SHARED + "_decide_order": _one_decides},
+        caught_by=frozenset({"HASH", "ORDER"}),
+        scene=RELAXED,
+        seeds=10,
+    )
+)
+
+
+def _forgets_disorder(right: Any, fired: Fired) -> Any:
+    def _decide_order(self: Any, now: float) -> None:
+        relaxed = self.policy.allow_out_of_order
+        right(self, now)
+        if relaxed and not self.policy.allow_out_of_order and self._draining:
+            fired()
+            self._draining.clear()
+
+    return _decide_order
+
+
+enter(
+    Mutant(
+        name="hashes at several consumers do not drain when order begins",
+        breaks="HASH: every hash with pending entries drains",
+        wrong={KEY_SHARED + "_decide_order": _forgets_disorder},
+        caught_by=frozenset({"HASH", "bug"}),
+        scene=RELAXED,
         seeds=20,
     )
 )

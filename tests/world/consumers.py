@@ -199,6 +199,7 @@ class Consumer:
         self._taken = 0  # messages for which no permits were granted yet
         self._slow = self._random.choice((0.2, 0.6, 0.9))  # how much of its queue it takes
         self._priority = self._random.choice((0, 0, 1))
+        self.allows_disorder = self._random.random() < self._deliveries.relaxed_share
 
     def __str__(self) -> str:
         return f"{self.name} (has {len(self._held)}, took {self._taken} of {self._queue_max})"
@@ -230,7 +231,7 @@ class Consumer:
         """As `consumer.close(drain=...)` does."""
         session = self._session
         if session is None or session.handle is None:
-            self.gone = True
+            self.crash()  # its subscribing may still succeed
             return
         if drain:
             drained: asyncio.Future[None] = self._world.loop.create_future()
@@ -286,7 +287,10 @@ class Consumer:
     async def _subscribe(
         self, session: ConsumerSession, answer: asyncio.Future[ConsumerHandle | None]
     ) -> None:
-        policy = KeySharedPolicy(ordered_nacks=self._deliveries.ordered_nacks)
+        policy = KeySharedPolicy(
+            allow_out_of_order=self.allows_disorder,
+            ordered_nacks=self._deliveries.ordered_nacks,
+        )
         request = SubscribeRequest(
             1,
             NAME,

@@ -18,6 +18,8 @@ owner's time is kept in a `Reign`. The oracles:
     STUCK   once faults have ended, willing consumers get everything
     TWICE   of Shared and Key_Shared, an entry is at one consumer at a time
 
+HASH and ORDER hold unless all connected consumers allow delivery out of order.
+
 After a seek, what it has moved back over may come again; what it has moved forward over may never
 come. An owner does not know of acknowledgements that a later owner has answered.
 """
@@ -61,6 +63,7 @@ class Deliveries:
     world: World
     kind: SubscriptionType
     ordered_nacks: bool = False
+    relaxed_share: float = 0  # of the consumers that allow delivery out of order
     receipts: dict[Position, int] = field(default_factory=dict)  # messages by entry
     sent: dict[Position, set[int]] = field(default_factory=dict)  # acknowledged by a consumer
     marks: list[Position] = field(default_factory=list)  # acknowledged cumulatively
@@ -210,7 +213,9 @@ class Reign:
             deliveries.last_epoch = self.epoch
         self._follow_dispatcher()
         together = {entry.position for entry in entries}
-        if deliveries.kind is SubscriptionType.KEY_SHARED:
+        keyed = deliveries.kind is SubscriptionType.KEY_SHARED
+        relaxed = self._is_relaxed(session)
+        if keyed:
             self._index()
         for place, entry in enumerate(entries):
             detail = details.get(place)
@@ -224,7 +229,10 @@ class Reign:
                 self._judge_active(session, entry.position)
             else:
                 self._judge_shared(session, entry, 0 if detail is None else detail.redelivery_count)
-                if deliveries.kind is SubscriptionType.KEY_SHARED:
+                if keyed and relaxed:
+                    disorder = any(self._disorder(session, entry, together))
+                    deliveries.met("delivered out of order", disorder)
+                elif keyed:
                     self._judge_key(session, entry, together)
                 self.pending[entry.position] = session
             if entry.position in self.first:
@@ -301,44 +309,41 @@ class Reign:
 
     # -- keys --------------------------------------------------------------------------------------
 
+    def _is_relaxed(self, session: ConsumerSession) -> bool:
+        """Whether all connected consumers allow delivery out of order. `session` gets an entry."""
+        others = (each for each in self.attached() if each.handle is not None)
+        return all(each.consumer.allows_disorder for each in (session, *others))
+
     def _judge_key(
         self, session: ConsumerSession, entry: StoredEntry, together: set[Position]
     ) -> None:
-        position, key, hold = entry.position, entry.view.partition_key, self.deliveries.hold
+        for oracle, why in self._disorder(session, entry, together):
+            self.deliveries.hold(False, oracle, "{}", why)
+        beside = any(each.consumer.allows_disorder for each in self.attached())
+        self.deliveries.met("delivered in order beside a relaxed consumer", beside)
+
+    def _disorder(
+        self, session: ConsumerSession, entry: StoredEntry, together: set[Position]
+    ) -> Iterator[tuple[str, str]]:
+        """What this delivery breaks: the oracle, and what it says."""
+        position, key = entry.position, entry.view.partition_key
         is_acked = self.subscription.cursor.is_acked
         slot = _slot(key)
         for other, owner in self.pending.items():
-            if (
-                owner is not session
-                and owner.attached
-                and _slot(self._view(other).partition_key) == slot
-            ):
-                hold(
-                    is_acked(other),
-                    "HASH",
-                    "{} of {} goes to {}, {} is at {}",
-                    position,
-                    key,
-                    session,
-                    other,
-                    owner,
-                )
+            elsewhere = owner is not session and owner.attached
+            if elsewhere and _slot(self._view(other).partition_key) == slot and not is_acked(other):
+                yield "HASH", f"{position} of {key} goes to {session}, {other} is at {owner}"
         delayed = entry.view.deliver_at_ms is not None
         for other in self.by_key.get(key, ()):
             if other >= position or not self.topic.log.chain.is_entry(other) or is_acked(other):
                 continue
-            hold(other not in self.nacked, "NACK", "{} of {} overtakes {}", position, key, other)
+            if other in self.nacked:
+                yield "NACK", f"{position} of {key} overtakes {other}"
             if delayed or position in self.first or self._view(other).deliver_at_ms is not None:
                 continue
             here = self.pending.get(other) is session and session.attached
-            hold(
-                here or (other in together and other in self.first),
-                "ORDER",
-                "{} of {} is delivered, and {} waits",
-                position,
-                key,
-                other,
-            )
+            if not here and not (other in together and other in self.first):
+                yield "ORDER", f"{position} of {key} is delivered, and {other} waits"
 
     def _index(self) -> None:
         """Note the entries of the log by key."""

@@ -72,12 +72,20 @@ class Serving:
 
 class Director:
     def __init__(
-        self, world: World, brokers: list[ClientNode], kind: SubscriptionType, *, ordered: bool
+        self,
+        world: World,
+        brokers: list[ClientNode],
+        kind: SubscriptionType,
+        *,
+        ordered: bool,
+        relaxed_share: float,
     ) -> None:
         random = world.draw("director")
         self.world = world
         self.brokers = brokers
-        self.deliveries = Deliveries(world, kind, ordered_nacks=ordered)
+        self.deliveries = Deliveries(
+            world, kind, ordered_nacks=ordered, relaxed_share=relaxed_share
+        )
         self.line_delay_s = random.choice((0.001, 0.03))
         self.delays = random.random() < 0.5  # some messages are delayed
         self.batches = random.random() < 0.5

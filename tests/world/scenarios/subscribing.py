@@ -1,4 +1,5 @@
-"""Subscriptions over failovers: one scenario for each type, and one for ordered negative acks."""
+"""Subscriptions over failovers: one scenario for each type, one for ordered negative acks, and one
+for consumers that allow delivery out of order."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from world.serving import Serving
 
 QUORUMS = ("2/2/2", "3/3/2", "3/2/2", "1/1/1")
-SUBSCRIPTIONS = ("exclusive", "failover", "shared", "key_shared", "ordered nacks")
+SUBSCRIPTIONS = ("exclusive", "failover", "shared", "key_shared", "ordered nacks", "relaxed keys")
 """The scenarios of this module."""
 CONSUMERS_MAX = {SubscriptionType.EXCLUSIVE: 2}  # 4 of the other types
 
@@ -49,9 +50,16 @@ async def ordered_nacks(world: World) -> None:
     await _play(world, SubscriptionType.KEY_SHARED, ordered=True)
 
 
-async def _play(world: World, kind: SubscriptionType, *, ordered: bool = False) -> None:
+@scenario("relaxed keys", "the order of keys is given up and wanted again", QUORUMS)
+async def relaxed_keys(world: World) -> None:
+    await _play(world, SubscriptionType.KEY_SHARED, relaxed_share=0.75)
+
+
+async def _play(
+    world: World, kind: SubscriptionType, *, ordered: bool = False, relaxed_share: float = 0
+) -> None:
     stage = await Stage.set(world, spares=1, clients=2)
-    director = Director(world, stage.clients, kind, ordered=ordered)
+    director = Director(world, stage.clients, kind, ordered=ordered, relaxed_share=relaxed_share)
     world.on_client_restart = director.begin
     for broker in stage.clients:
         director.begin(broker)

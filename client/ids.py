@@ -45,10 +45,18 @@ def id_data(key: Key, unacked: int = 0) -> pb.MessageIdData:
 
     `unacked`: the bits of unacknowledged messages; 0: the whole entry is acknowledged.
     """
-    data = pb.MessageIdData(ledgerId=key[0] & _U64, entryId=key[1] & _U64)
+    data = pb.MessageIdData()
+    write_id(data, key, unacked)
+    return data
+
+
+def write_id(data: pb.MessageIdData, key: Key, unacked: int = 0) -> None:
+    """Write what `id_data` returns into an empty message, such as one that a command has added:
+    that takes half the time of a copy."""
+    data.ledgerId = key[0] & _U64
+    data.entryId = key[1] & _U64
     if unacked:
         data.ack_set.extend(words_of(unacked))
-    return data
 
 
 def bits_of(ack_set: Sequence[int]) -> int:

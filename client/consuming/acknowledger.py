@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from magnetar.client.errors import PulsarException, is_retriable
 from magnetar.client.guard import guarding
-from magnetar.client.ids import id_data
+from magnetar.client.ids import write_id
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from google.protobuf.message import Message as Body
 
     from magnetar.client.consuming.acks import AckGroup, AckTracker
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from magnetar.client.session.connection import Connection
 
 log = get_logger(__name__)
+
+Part = tuple["Key", int, int, int]
+"""Messages of one entry: its key, the index of the first one (-1: the entry is not a batch), the size
+of the batch, and the number of messages."""
 
 
 class Acknowledger:
@@ -44,12 +50,21 @@ class Acknowledger:
         # they would acknowledge redelivered messages.
         self._held = False
 
-    def acknowledge(self, key: Key, batch_index: int, batch_size: int, count: int = 1) -> bool:
-        """Acknowledge messages of one entry. Returns whether the whole entry is acknowledged."""
-        now = self._loop.time()
-        complete = self._tracker.acknowledge(key, batch_index, batch_size, now, count)
+    def acknowledge(self, parts: Iterable[Part]) -> list[Key]:
+        """Acknowledge messages of several entries. Returns the entries that are wholly acknowledged
+        now."""
+        now, acknowledge = self._loop.time(), self._tracker.acknowledge
+        done = [
+            key
+            for key, first, batch_size, count in parts
+            if acknowledge(key, first, batch_size, now, count)
+        ]
         self._after_ack()
-        return complete
+        return done
+
+    def acknowledge_entries(self, keys: Iterable[Key]) -> None:
+        """Acknowledge whole entries."""
+        self.acknowledge((key, -1, 0, 1) for key in keys)
 
     def acknowledge_cumulative(self, key: Key, batch_index: int, batch_size: int) -> None:
         """Acknowledge a message and all messages before it."""
@@ -163,8 +178,8 @@ class Acknowledger:
 
     def _command(self, group: AckGroup) -> pb.CommandAck:
         kind = pb.CommandAck.Cumulative if group.is_cumulative else pb.CommandAck.Individual
-        return pb.CommandAck(
-            consumer_id=self._consumer_id,
-            ack_type=kind,
-            message_id=[id_data(key, unacked) for key, unacked in group.ids.items()],
-        )
+        command = pb.CommandAck(consumer_id=self._consumer_id, ack_type=kind)
+        add = command.message_id.add
+        for key, unacked in group.ids.items():
+            write_id(add(), key, unacked)
+        return command

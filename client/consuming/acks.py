@@ -104,7 +104,8 @@ class AckTracker:
             self._set_partial(key, unacked)
         if (unacked == 0 or self._batch_indexes) and not self._is_covered(key):
             self._pending[key] = unacked
-            self._touch(now)
+            if self._oldest_at is None:
+                self._oldest_at = now
         return unacked == 0
 
     def acknowledge_cumulative(

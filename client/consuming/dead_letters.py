@@ -23,7 +23,7 @@ from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from magnetar.client.consuming.letter_producer import LetterProducer
     from magnetar.client.environment import Parts
@@ -131,8 +131,9 @@ class DeadLetters:
         self._move(key, messages)
         return False
 
-    def on_acknowledged(self, key: Key) -> None:
-        self._candidates.discard(key)
+    def on_acknowledged(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._candidates.discard(key)
 
     def maybe_move(self, key: Key) -> bool:
         """Move an entry whose redelivery is due. Returns False if it has deliveries left."""

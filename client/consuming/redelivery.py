@@ -7,6 +7,8 @@ from math import ceil
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from magnetar.client.ids import Key
     from magnetar.client.policies import RedeliveryBackoff
 
@@ -63,8 +65,10 @@ class Redeliveries:
             self._times = [one for one in self._times if self._due_at.get(one[2]) == one[0]]
             heapify(self._times)
 
-    def discard(self, key: Key) -> None:
-        self._due_at.pop(key, None)
+    def discard(self, keys: Iterable[Key]) -> None:
+        if self._due_at:
+            for key in keys:
+                self._due_at.pop(key, None)
 
     def discard_through(self, key: Key) -> None:
         """Discard `key` and all keys before it."""

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message as Body
 
+    from magnetar.client.consuming.acknowledger import Part
     from magnetar.client.consuming.letter_producer import LetterProducer
     from magnetar.client.consuming.steps import Run
     from magnetar.client.encryption import EncryptionContext
@@ -233,7 +234,7 @@ class Subscriber:
         for message in of_generation(self._generation, messages):
             self._permits.on_returned(message.payload_bytes)
             if self._unacked is not None:
-                self._unacked.discard(_key_of(message.message_id()))
+                self._unacked.discard([_key_of(message.message_id())])
 
     def check_id(self, message_id: MessageId) -> None:
         """Check an id that the user wants to acknowledge: every id may belong to this topic."""
@@ -254,26 +255,31 @@ class Subscriber:
 
     def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge a message. The client sends the acknowledgement within ACK_DELAY_S."""
-        index = message_id.batch_index()
-        self._acknowledge(_key_of(message_id), index, index + 1, message_id.batch_size())
+        index, size = message_id.batch_index(), message_id.batch_size()
+        self._acknowledge([(_key_of(message_id), index, size, 1)])
 
     def on_acknowledged(self, runs: Sequence[Run]) -> None:
         """Acknowledge delivered messages; no effect on those from another cluster."""
         cluster = self.cluster
-        for delivery, first, end in runs:
-            if delivery.cluster == cluster and delivery.key is not None:
-                self._acknowledge(delivery.key, first, end, delivery.batch_size)
+        self._acknowledge(
+            [
+                (delivery.key, first, delivery.batch_size, end - first)
+                for delivery, first, end in runs
+                if delivery.cluster == cluster and delivery.key is not None
+            ]
+        )
 
-    def _acknowledge(self, key: Key, first: int, end: int, batch_size: int) -> None:
-        self.stats.acknowledged += end - first
-        for chunk in self._chunked.pop(key, ()):
-            self._acks.acknowledge(chunk, -1, 0)
-        if self._acks.acknowledge(key, first, batch_size, end - first):
-            self._nacks.discard(key)
-            if self._unacked is not None:
-                self._unacked.discard(key)
-            if self._dead_letters is not None:
-                self._dead_letters.on_acknowledged(key)
+    def _acknowledge(self, parts: Sequence[Part]) -> None:
+        for key, _, _, count in parts:
+            self.stats.acknowledged += count
+            if self._chunked:
+                self._acks.acknowledge_entries(self._chunked.pop(key, ()))
+        done = self._acks.acknowledge(parts)
+        self._nacks.discard(done)
+        if self._unacked is not None:
+            self._unacked.discard(done)
+        if self._dead_letters is not None:
+            self._dead_letters.on_acknowledged(done)
 
     def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge a message and all before it. The client sends this within ACK_DELAY_S."""
@@ -304,7 +310,7 @@ class Subscriber:
         self.stats.negatively_acknowledged += 1
         self._nacks.add(key, self._loop.time(), count)
         if self._unacked is not None:
-            self._unacked.discard(key)
+            self._unacked.discard([key])
         self._arm()
 
     def redeliver_unacknowledged(self, _: object = None) -> None:
@@ -708,7 +714,7 @@ class Subscriber:
         )
         if discards:
             self._dropped = max(self._dropped, key)
-            self._acks.acknowledge(key, -1, 0)
+            self._acks.acknowledge_entries([key])
         else:
             if self._unacked is not None:
                 self._unacked.add(key, self._loop.time())
@@ -797,7 +803,7 @@ class Subscriber:
         skipped = start.skipped(key, size) & wanted
         for index in range(size):
             if skipped >> index & 1:  # before the start: acknowledge it, it must not come again
-                self._acks.acknowledge(key, index if is_batch else -1, size)
+                self._acks.acknowledge([(key, index if is_batch else -1, size, 1)])
         return sent, wanted & ~skipped
 
     def _refuse_corrupt(self, keys: Sequence[Key], error: EntryError, permits: int) -> None:
@@ -877,14 +883,13 @@ class Subscriber:
         if fails:
             self._queue.put_error(incomplete_message(lost.keys[-1], lost.reason, self.topic))
             return
-        now = self._loop.time()
         if lost.acknowledge:
             self._dropped = max(self._dropped, *lost.keys)
+            self._acks.acknowledge_entries(lost.keys)
+            return
+        now = self._loop.time()
         for key in lost.keys:
-            if lost.acknowledge:
-                self._acks.acknowledge(key, -1, 0)
-            else:
-                self._nacks.add(key, now)
+            self._nacks.add(key, now)
 
     # Dead letters
 

@@ -24,7 +24,7 @@ def test_against_a_table_of_times(steps: list[tuple[str, int]]) -> None:
                 machine.add(key, float(now))
                 table[key] = now + 5.0
             case "discard":
-                machine.discard(key)
+                machine.discard([key])
                 table.pop(key, None)
             case "through":
                 machine.discard_through(key)
@@ -79,6 +79,6 @@ def test_times_of_discarded_entries_do_not_accumulate() -> None:
     machine = Redeliveries(10.0)
     for number in range(10_000):
         machine.add((1, number), float(number))
-        machine.discard((1, number))
+        machine.discard([(1, number)])
         assert machine.stale_times <= STALE_TIMES_MAX + 2
     machine.check()

@@ -16,11 +16,15 @@ Key = tuple[int, int]
 """Ledger and entry."""
 
 _U64 = 0xFFFFFFFFFFFFFFFF
+_SIGN = 2**63
 
 
 def key_of(data: pb.MessageIdData) -> Key:
     """Return ledger and entry as signed numbers; the wire has them unsigned."""
-    return _signed(data.ledgerId), _signed(data.entryId)
+    ledger_id, entry_id = data.ledgerId, data.entryId
+    if ledger_id < _SIGN and entry_id < _SIGN:  # of every stored entry
+        return ledger_id, entry_id
+    return _signed(ledger_id), _signed(entry_id)
 
 
 def partition_of(topic: str) -> int:
@@ -71,4 +75,4 @@ def words_of(bits: int) -> tuple[int, ...]:
 
 
 def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
+    return number - 2**64 if number >= _SIGN else number

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 Part = tuple["Key", int, int, int]
-"""Messages of one entry: its key, the index of the first one (-1: the entry is not a batch), the size
-of the batch, and the number of messages."""
+"""Messages of one entry: its key, the index of the first message (-1: the entry is no batch), the
+size of the batch, and how many of its messages."""
 
 
 class Acknowledger:
@@ -71,10 +71,6 @@ class Acknowledger:
         now = self._loop.time()
         self._tracker.acknowledge_cumulative(key, batch_index, batch_size, now)
         self._after_ack()
-
-    def acknowledged(self, key: Key, batch_size: int) -> int:
-        """Return the same as `AckTracker.acknowledged`."""
-        return self._tracker.acknowledged(key, batch_size)
 
     def send(self) -> None:
         """Send the pending acknowledgements now, without waiting for more."""

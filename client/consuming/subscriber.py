@@ -110,7 +110,9 @@ class Subscriber:
         self._consumer_id = 0
         self._opener = PayloadOpener(subscription.key_reader)
         self._permits = Permits(subscription.queue_messages_max)
-        self._acks = Acknowledger(self, AckTracker(batch_indexes=subscription.batch_indexes))
+        tracker = AckTracker(batch_indexes=subscription.batch_indexes)
+        self._acks = Acknowledger(self, tracker)
+        self._acknowledged = tracker.acknowledged
         backoff = subscription.nack_backoff
         nack_delay_s = 0.0 if backoff is not None else subscription.nack_delay_s
         self._nacks = Redeliveries(nack_delay_s, backoff=backoff)
@@ -667,16 +669,16 @@ class Subscriber:
             key, command.redelivery_count, shown
         ):
             shown = []
-        size = 0
-        if shown:
-            delivery, count = shown[0].delivery, len(shown)
-            if count == max(1, delivery.batch_size):
+        count, size = len(shown), 0
+        if count:
+            delivery = shown[0].delivery
+            if count == (delivery.batch_size or 1):
                 size = delivery.bytes_of(0, count)
             else:
                 size = sum([message.payload_bytes for message in shown])
             self._burst += shown
         used, messages, message_bytes = self._uncounted
-        self._uncounted = used + sent.bit_count(), messages + len(shown), message_bytes + size
+        self._uncounted = used + sent.bit_count(), messages + count, message_bytes + size
         if self._order and self._connection is not None:  # some keys are guarded
             late = [one for one in shown if self._order.withholds(one)]
             if late:
@@ -791,7 +793,7 @@ class Subscriber:
         sent = (1 << size) - 1
         if ack_set:
             sent &= bits_of(ack_set)
-        wanted = sent & ~self._acks.acknowledged(key, size)
+        wanted = sent & ~self._acknowledged(key, size)
         start = self._start
         if start is None or self._seek_turn.locked():  # during a seek the place is unknown
             return sent, wanted
@@ -906,7 +908,7 @@ class Subscriber:
     def unacknowledged(self, messages: Sequence[Message]) -> list[Message]:
         message_id = messages[0].message_id()
         size = max(1, message_id.batch_size())
-        done = self._acks.acknowledged(_key_of(message_id), size)
+        done = self._acknowledged(_key_of(message_id), size)
         return [one for one in messages if not done >> max(0, one.message_id().batch_index()) & 1]
 
     def _grant(self) -> None:

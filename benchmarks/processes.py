@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import uvloop
 
-from magnetar.runtime.process import settle_gc
+from magnetar.runtime.garbage import settle_gc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

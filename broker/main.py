@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random as chance
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
 
@@ -50,13 +50,13 @@ from magnetar.metadata.store import SessionState
 from magnetar.protos.framing import frame_bytes_max
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.frames import FRAME_BYTES_MAX
+from magnetar.runtime.garbage import collect_when_due, settle_gc
 from magnetar.runtime.grpc_frames import grpc_server
 from magnetar.runtime.http import BaseApp, Health, serve_http
 from magnetar.runtime.listener import authority, bind_port, is_loopback, port_of
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.memory import trim as trim_memory
 from magnetar.runtime.metrics import counter, gauge, measure_process
-from magnetar.runtime.process import settle_gc
 from magnetar.runtime.steps import StepMetrics
 from magnetar.runtime.supervise import Backoff, supervise
 
@@ -127,6 +127,12 @@ async def trim(topic: Topic) -> None:
     topic.trim()
 
 
+def _garbage_of(broker: Broker, endpoint: Endpoint) -> int:
+    """How many objects in cycles the broker has dropped, about."""
+    closed_topics = broker.opened_topics - len(broker.topics)
+    return CONNECTION_OBJECTS * endpoint.limits.ended + TOPIC_OBJECTS * closed_topics
+
+
 async def _trim_memory() -> None:
     await asyncio.to_thread(trim_memory)
 
@@ -140,6 +146,12 @@ async def return_memory(
         await asyncio.sleep(LOOK_S)
         if memory.is_due(peak=budget.take_peak(), used=budget.used):
             await give_back()
+
+
+CONNECTION_OBJECTS: Final = 50
+TOPIC_OBJECTS: Final = 250
+"""The objects in cycles that a connection leaves and that a topic leaves when it is unloaded
+(measured)."""
 
 
 class BrokerProcess:
@@ -306,7 +318,9 @@ class BrokerProcess:
             service.serve(endpoint)
             await pulsar.start(pulsar_socket, group)
             group.create_task(self._announce())
+            collecting = group.create_task(collect_when_due(lambda: _garbage_of(broker, endpoint)))
             await serving
+            collecting.cancel()
             self._stopping = True
             await service.close_sessions()
             await pulsar.stop()

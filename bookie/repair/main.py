@@ -23,11 +23,11 @@ from magnetar.bookie.repair.under_replication_records import UnderReplicationRec
 from magnetar.metadata.ids import LedgerIds
 from magnetar.metadata.store import SessionState
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.garbage import collect_when_due, settle_gc
 from magnetar.runtime.http import BaseApp, Health, serve_http
 from magnetar.runtime.listener import bind_port, is_loopback, port_of
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.metrics import counter, gauge, measure_process
-from magnetar.runtime.process import settle_gc
 from magnetar.runtime.supervise import Backoff, supervise
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ async def serve_autorecovery(
             tasks += [
                 group.create_task(serve_http(app, listener)),
                 group.create_task(measure_process(registry)),
+                group.create_task(collect_when_due(lambda: 0)),  # its cycles are short-lived
                 group.create_task(supervise("auditor", auditor.run, backoff=backoff)),
                 group.create_task(supervise("replicator", replicator.run, backoff=backoff)),
                 group.create_task(report_bad_copies(ledgers.bad_copies, under_replication)),

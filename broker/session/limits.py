@@ -60,6 +60,7 @@ class ConnectionLimits:
 
     def __init__(self, connections_max: int = 0, per_address_max: int = 0) -> None:
         self.connections = 0
+        self.ended = 0  # so far
         self.refused = 0
         self._connections_max = connections_max
         self._per_address_max = per_address_max
@@ -86,6 +87,7 @@ class ConnectionLimits:
     def leave(self, peer: str) -> None:
         address = address_of(peer)
         self.connections -= 1
+        self.ended += 1
         self._by_address[address] -= 1
         if self._by_address[address] == 0:
             del self._by_address[address]

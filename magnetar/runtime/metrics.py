@@ -10,6 +10,7 @@ import asyncio
 import gc
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector
@@ -60,7 +61,9 @@ async def measure_process(registry: CollectorRegistry) -> NoReturn:
 
 @contextmanager
 def gc_pauses(registry: CollectorRegistry) -> Iterator[None]:
-    """Export `magnetar_gc_pause_seconds` inside of the context. A pause stops the whole process."""
+    """Export `magnetar_gc_pause_seconds` and `magnetar_gc_pause_cpu_max_seconds` inside of the
+    context. A pause stops the whole process. While another process interrupts it, it lasts longer
+    and takes no more CPU."""
     pauses = Histogram(
         "magnetar_gc_pause_seconds",
         "How long the garbage collector stopped the process, by generation.",
@@ -69,14 +72,25 @@ def gc_pauses(registry: CollectorRegistry) -> Iterator[None]:
         buckets=_PAUSE_BUCKETS_S,
     )
     by_generation = [pauses.labels(str(generation)) for generation in range(3)]
-    began_s = 0.0
+    most = Gauge(
+        "magnetar_gc_pause_cpu_max_seconds",
+        "CPU time of the longest pause by the garbage collector since the start, by generation.",
+        ["generation"],
+        registry=registry,
+    )
+    cpu_s_max = [0.0, 0.0, 0.0]
+    for generation in range(3):
+        most.labels(str(generation)).set_function(partial(cpu_s_max.__getitem__, generation))
+    began_s = began_cpu_s = 0.0
 
     def observe(phase: str, info: dict[str, int]) -> None:
-        nonlocal began_s
+        nonlocal began_s, began_cpu_s
         if phase == "start":
-            began_s = time.perf_counter()
-        else:
-            by_generation[info["generation"]].observe(time.perf_counter() - began_s)
+            began_s, began_cpu_s = time.perf_counter(), time.thread_time()
+            return
+        generation, cpu_s = info["generation"], time.thread_time() - began_cpu_s
+        cpu_s_max[generation] = max(cpu_s_max[generation], cpu_s)
+        by_generation[generation].observe(time.perf_counter() - began_s)
 
     gc.callbacks.append(observe)
     try:

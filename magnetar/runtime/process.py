@@ -1,11 +1,9 @@
-"""What every server process needs: event loop, signals, exit codes, the end after a bug, and the
-settings of the garbage collector."""
+"""What every server process needs: event loop, signals, exit codes, and the end after a bug."""
 
 from __future__ import annotations
 
 import asyncio
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -75,18 +73,6 @@ def report_failure(error: BaseException) -> ExitCode:
         return ExitCode.FAILED
     log.error("stopped by a bug", exc_info=error)
     return ExitCode.BUG
-
-
-def settle_gc() -> None:
-    """Call this once, after the objects that live as long as the process were created.
-
-    The collector then ignores these objects. It collects young objects after 20,000 allocations
-    instead of 700. A pass over 20,000 takes about 2 ms if all survive. With 700 it would traverse a
-    burst of messages in flight dozens of times.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 async def _guarded(

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from siege.stuck import describe_on_signal
 
+from magnetar.runtime.garbage import settle_gc
 from magnetar.runtime.log import configure_logging
-from magnetar.runtime.process import settle_gc
 from magnetar.standalone import StandaloneConfig, run_standalone
 
 if TYPE_CHECKING:

@@ -46,10 +46,18 @@ def test_a_collection_is_a_pause_of_its_generation() -> None:
             "magnetar_gc_pause_seconds_count", {"generation": generation}
         )
 
+    def most(generation: str) -> float:
+        found = registry.get_sample_value(
+            "magnetar_gc_pause_cpu_max_seconds", {"generation": generation}
+        )
+        assert found is not None
+        return found
+
     with gc_pauses(registry):
         gc.collect()
         gc.collect(0)
         seen = count("2"), count("0")
+        assert most("2") > most("1") == 0.0
     gc.collect()
     assert seen[0] is not None
     assert seen[0] >= 1

@@ -17,7 +17,7 @@ PROGRAM = """
 import asyncio, sys
 from magnetar.runtime.errors import ConfigError, PortInUse
 from magnetar.runtime.log import configure_logging
-from magnetar.runtime.process import run_process, settle_gc
+from magnetar.runtime.process import run_process
 
 configure_logging()
 
@@ -57,7 +57,7 @@ def events(lines: Sequence[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_asks_for_a_clean_stop(number: signal.Signals) -> None:
-    process = start("settle_gc()\nup()\nawait stop.wait()")
+    process = start("up()\nawait stop.wait()")
     wait_up(process)
     process.send_signal(number)
     code, lines = finish(process)
@@ -147,14 +147,3 @@ def test_python_without_assertions_is_refused() -> None:
     assert process.returncode == 2
     assert out == ""
     assert "python -O" in errors
-
-
-def test_settled_gc_freezes_what_exists_and_collects_rarely() -> None:
-    body = """
-import gc
-settle_gc()
-assert gc.get_freeze_count() > 1000
-assert gc.get_threshold()[0] >= 10_000
-assert gc.isenabled()
-"""
-    assert finish(start(body))[0] == 0

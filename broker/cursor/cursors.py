@@ -116,11 +116,14 @@ class Cursors:
                 return record
             return with_subscription(self._owned_record.name, record, name, fresh)
 
-        await self._owned_record.change(add)
-        if name not in self._cursors:  # no concurrent call added it
-            replay = CursorReplay(self._log.chain)
-            replay.on_entry(self._owned_record.record.subscriptions[name].inline)
-            self._add(name, replay)
+        while name not in self._cursors:
+            await self._owned_record.change(add)
+            made = self._owned_record.record.subscriptions.get(name)
+            # None: a concurrent call has made it, and another one has deleted it since.
+            if made is not None and name not in self._cursors:
+                replay = CursorReplay(self._log.chain)
+                replay.on_entry(made.inline)
+                self._add(name, replay)
         return self._cursors[name]
 
     def open_non_durable(self, name: str, start: Position) -> Cursor:

@@ -26,11 +26,13 @@ from magnetar.broker.errors import (
     SubscriptionNotFound,
     TooManyReceipts,
 )
-from magnetar.broker.log.owned_record import topic_path
+from magnetar.broker.log.owned_record import OwnedRecord, topic_path
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.metadata.codec import decode_topic
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from magnetar.broker.cursor.cursor import Cursor
     from magnetar.metadata.model import TopicRecord
 
@@ -75,6 +77,32 @@ def left(cursor: Cursor, topic: TopicLog) -> list[Position]:
             found.append(position)
         position = chain.next_position(position)
     return found
+
+
+async def test_a_subscription_that_is_deleted_while_another_request_creates_it_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One write creates it for several requests. The last of them learns of it some turns of the
+    loop later, when the first may have deleted it again."""
+    right, turns = OwnedRecord.change, 0
+
+    async def late(self: OwnedRecord, make: Callable[[TopicRecord], TopicRecord]) -> None:
+        nonlocal turns
+        turns += 1
+        is_last = turns == 2
+        await right(self, make)
+        if is_last:
+            await wait_until(lambda: turns == 3 and not cursors.names)
+
+    monkeypatch.setattr(OwnedRecord, "change", late)
+    async with opened(ClusterState()) as topic, opened_cursors(topic.log) as cursors:
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(cursors.ensure("s", EARLIEST))
+            group.create_task(cursors.ensure("s", EARLIEST))
+            await first
+            await cursors.delete("s")
+        assert list(topic.log.owned_record.record.subscriptions) == ["s"]
+        assert cursors.names == ("s",)
 
 
 async def test_new_subscription_is_durable_and_starts_at_its_initial_position() -> None:

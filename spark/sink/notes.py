@@ -117,7 +117,7 @@ def note_batch(
     options: WriteOptions, *, sink: str, query: str, batch: int, digests: Mapping[str, str]
 ) -> None:
     """Note a batch at its topics. Blocks. Raises WriteRefused, WriteStalled."""
-    from magnetar.spark.source.range_client import BrokerLost, BrokerRefused  # loads grpc
+    from magnetar.spark.range_client import BrokerLost, BrokerRefused  # loads grpc
 
     began_s = time.monotonic()
     delay = ReconnectDelay(Random())
@@ -142,7 +142,7 @@ def _note(
 ) -> None:
     """One round: ask a broker, then the owners that it names. Noted topics are removed."""
     from magnetar.protos import broker_pb2 as pb
-    from magnetar.spark.source.range_client import BrokerLost, note_batches, raise_named
+    from magnetar.spark.range_client import BrokerLost, note_batches, raise_named
 
     owners: dict[str, str] = {}
     for _ in range(REDIRECTS_MAX + 1):

@@ -32,7 +32,7 @@ def policies_of(options: WriteOptions, topic: str, sink: str = "") -> Policies:
 
     Raises WriteRefused, WriteStalled.
     """
-    from magnetar.spark.source.range_client import BrokerLost, BrokerRefused  # loads grpc
+    from magnetar.spark.range_client import BrokerLost, BrokerRefused  # loads grpc
 
     began_s = time.monotonic()
     delay = ReconnectDelay(Random())
@@ -52,7 +52,7 @@ def policies_of(options: WriteOptions, topic: str, sink: str = "") -> Policies:
 
 
 def _follow(access: Access, broker: str, topic: str, sink: str) -> Policies:
-    from magnetar.spark.source.range_client import BrokerLost, topic_policies
+    from magnetar.spark.range_client import BrokerLost, topic_policies
 
     for _ in range(REDIRECTS_MAX + 1):
         found = topic_policies(access, broker, topic, sink)

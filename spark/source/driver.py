@@ -19,11 +19,11 @@ from magnetar.protos.names import TopicName
 from magnetar.spark.admission import rows_of_bytes, share
 from magnetar.spark.errors import DataLost, ReadRefused, ReadStalled
 from magnetar.spark.offsets import Offsets, Place, parse_offsets, symbolic
+from magnetar.spark.range_client import BrokerLost, BrokerRefused
 from magnetar.spark.sealed import worth_reading_directly
 from magnetar.spark.source.options import MessagePlace
 from magnetar.spark.source.partition_reader import Retries
 from magnetar.spark.source.position_watch import PositionWatch
-from magnetar.spark.source.range_client import BrokerLost, BrokerRefused
 from magnetar.spark.source.tasks import tasks_between
 from magnetar.spark.source.topic_view import Clock, TopicView
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from magnetar.client.session.service_url import scheme_of
+from magnetar.client.session.service_url import host_and_port, scheme_of
 from magnetar.protos.errors import InvalidNamespaceName, InvalidTopicName
 from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, NamespaceName, TopicName
 from magnetar.spark import access
@@ -37,6 +37,7 @@ COMMON: Final = (
     "keySchema",
     "keyValueEncoding",
     "mode",
+    "deadLetterTopic",
     "targetBytesPerTask",
     "maxPartitions",
     "readTimeoutMs",
@@ -115,6 +116,7 @@ class Mode(Enum):
     FAILFAST = "failfast"  # the query fails, the error names the message
     PERMISSIVE = "permissive"  # the value is null, two columns say why
     DROPMALFORMED = "dropmalformed"  # the row is left out and counted in the log
+    DLQ = "dlq"  # the row is left out and published to deadLetterTopic
 
 
 class Edge(Enum):
@@ -188,6 +190,7 @@ class ReadOptions:
     key_schema: str = ""
     key_value_encoding: KeyValueEncoding = KeyValueEncoding.INLINE
     mode: Mode = Mode.FAILFAST
+    dead_letter_topic: TopicName | None = None  # of mode dlq
     subscription: str = ""  # empty: the query does not hold messages
     reads_from_bookies: bool = True  # what is sealed
     rows_max: int | None = None  # of one batch; None: no limit
@@ -205,6 +208,12 @@ class ReadOptions:
     def decodes(self) -> bool:
         """Whether a payload can be bad: it is more than bytes."""
         return self.value_format is not ValueFormat.BYTES or self.key_format is not None
+
+    @property
+    def service_url(self) -> str:
+        """The brokers as one URL."""
+        scheme = scheme_of(self.brokers[0])
+        return scheme + ",".join(map(host_and_port, self.brokers))
 
     @property
     def asked(self) -> str:
@@ -240,7 +249,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = False) -
         value_format=value_format,
         value_schema=_schema_text(values, "value", value_format),
         **_key_options(values),
-        mode=_choice(values, "mode", Mode.FAILFAST),
+        mode=(mode := _choice(values, "mode", Mode.FAILFAST)),
+        dead_letter_topic=_dead_letter_topic(values, mode, topics, pattern),
         # Bookies have no TLS.
         reads_from_bookies=_flag(values, "readFromBookies", default=not is_encrypted),
         access=parse_access(values),
@@ -388,6 +398,26 @@ def _choice(values: Mapping[str, str], name: str, default: Choice) -> Choice:
     if text not in choices:
         raise InvalidOption(name, f"{text[:40]!r} is not one of {', '.join(choices)}")
     return choices[text]
+
+
+def _dead_letter_topic(
+    values: Mapping[str, str],
+    mode: Mode,
+    topics: tuple[TopicName, ...],
+    pattern: TopicPattern | None,
+) -> TopicName | None:
+    option = "deadLetterTopic"
+    if mode is not Mode.DLQ:
+        if option.lower() in values:
+            raise InvalidOption(option, "needs mode dlq")
+        return None
+    name = _topic(_required(values, option), option)
+    is_matched = pattern is not None and (
+        name.namespace_name == pattern.namespace and pattern.matches(name)
+    )
+    if is_matched or name.base in [topic.base for topic in topics]:
+        raise InvalidOption(option, f"{name} is a topic of the query, which would read its letters")
+    return name
 
 
 def _key_options(values: Mapping[str, str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from magnetar.spark.errors import (
     ReadStalled,
     TopicNotFound,
 )
-from magnetar.spark.source.range_client import (
+from magnetar.spark.range_client import (
     DELETED,
     BrokerLost,
     BrokerRefused,

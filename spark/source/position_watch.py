@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from magnetar.spark.access import ANONYMOUS
-from magnetar.spark.source.range_client import BrokerLost, BrokerRefused, watch_positions
+from magnetar.spark.range_client import BrokerLost, BrokerRefused, watch_positions
 from magnetar.spark.source.topic_view import TOPICS_PER_CALL, state_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from magnetar.client.environment import Environment
 from magnetar.client.errors import PulsarException, TopicNotFound, is_retriable
 from magnetar.client.schema.schema import SchemaType
 from magnetar.client.schema.wire import VERSION_BYTES
-from magnetar.client.session.service_url import host_and_port, scheme_of
 from magnetar.protos.names import TopicName
 from magnetar.spark.avro import avro_decoder, parse_avro_schema
 from magnetar.spark.errors import InvalidOption, ReadRefused, ReadStalled
@@ -187,8 +186,6 @@ def _asked(options: ReadOptions, wanted: Sequence[tuple[str, bytes]]) -> list[Sc
     ReadStalled."""
 
     async def ask() -> list[SchemaInfo | None]:
-        scheme = scheme_of(options.brokers[0])
-        url = scheme + ",".join(map(host_and_port, options.brokers))
         timeout_s = max(1, int(options.read_timeout_s))
         room = asyncio.Semaphore(ASKED_AT_ONCE)
 
@@ -204,7 +201,8 @@ def _asked(options: ReadOptions, wanted: Sequence[tuple[str, bytes]]) -> list[Sc
                     raise ReadRefused(topic, -1, -1, str(error)) from None
 
         client = Client.in_environment(
-            options.access.client_options(url, operation_timeout_s=timeout_s), Environment()
+            options.access.client_options(options.service_url, operation_timeout_s=timeout_s),
+            Environment(),
         )
         try:
             async with asyncio.TaskGroup() as group:

@@ -26,10 +26,7 @@ from magnetar.protos import broker_pb2 as pb
 from magnetar.protos.names import TopicName
 from magnetar.spark.errors import QueryFenced, ReadRefused, TopicNotFound
 from magnetar.spark.offsets import Place
-from magnetar.spark.sealed import Sealed
-from magnetar.spark.source.options import Edge, MessagePlace, Time
-from magnetar.spark.source.partition_reader import REDIRECTS_MAX, Retries
-from magnetar.spark.source.range_client import (
+from magnetar.spark.range_client import (
     BrokerLost,
     BrokerRefused,
     find_entry,
@@ -39,6 +36,9 @@ from magnetar.spark.source.range_client import (
     plan_topics,
     raise_named,
 )
+from magnetar.spark.sealed import Sealed
+from magnetar.spark.source.options import Edge, MessagePlace, Time
+from magnetar.spark.source.partition_reader import REDIRECTS_MAX, Retries
 from magnetar.spark.topic_state import Ledger, TopicState
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 
+from magnetar.protos.names import TopicName
 from magnetar.spark.avro import avro_decoder, parse_avro_schema
 from magnetar.spark.decode import SCHEMA_VERSION
 from magnetar.spark.errors import BadRecord
@@ -58,6 +59,7 @@ class ValueStage:
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         """`schema` is what Spark expects."""
+        self._options = options
         self._schema = schema
         self._mode = options.mode
         self._pushed = options.pushed
@@ -76,6 +78,8 @@ class ValueStage:
             sources = {"value"} if self._inline or every or "value" in columns else set()
             if not self._inline and "key" in columns:
                 sources.add("__key")
+            if options.mode is Mode.DLQ:
+                sources |= {"value", "__key"}
             if any(isinstance(part, _Auto) for part in self._parts):
                 sources.add(SCHEMA_VERSION)
             added = sorted(sources - set(kept))
@@ -95,6 +99,7 @@ class ValueStage:
         if not self._parts:
             return batch
         columns = {name: batch.column(name) for name in batch.schema.names}
+        stored = dict(columns)
         decoded, bad = self._decoded(columns, topic)
         if bad and self._mode is Mode.FAILFAST:
             row = min(bad)
@@ -113,6 +118,11 @@ class ValueStage:
         columns |= decoded
         arrays = [columns[field.name].cast(field.type) for field in self._schema]
         whole = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        if bad and self._mode is Mode.DLQ:
+            from magnetar.spark.source.dead_letters import send_letters  # loads the sink
+
+            send_letters(self._options, TopicName.parse(topic), stored, bad, place_of)
+            whole = whole.filter(pa.array(sound))
         if bad and self._mode is Mode.DROPMALFORMED:
             row = min(bad)
             ledger, entry, index = place_of(row)

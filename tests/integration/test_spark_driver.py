@@ -41,6 +41,7 @@ from magnetar.spark.errors import (
     QueryFenced,
     ReadStalled,
     TopicNotFound,
+    WriteRefused,
 )
 from magnetar.spark.offsets import parse_offsets
 from magnetar.spark.source.driver import StreamDriver, plan_frame
@@ -572,7 +573,8 @@ BAD = b'{"id":1}{"id":2}'
 def flights(client: magnetar.Client, topic: str) -> str:
     producer = client.create_producer(topic, batching_max_messages=4)
     for payload in (b'{"id":1}', b'{"id":2}', BAD, b'{"id":4}', b'{"id":5}'):
-        producer.send_async(payload, lambda *_: None)
+        key = "third" if payload is BAD else None
+        producer.send_async(payload, lambda *_: None, partition_key=key)
     producer.flush()
     producer.close()
     return topic
@@ -606,6 +608,34 @@ def test_bad_records_are_dropped_and_counted(
         (4, 5),
     ]
     assert "1 of 5 records dropped" in caplog.text
+
+
+def test_bad_records_go_to_the_dead_letter_topic(
+    service: Service, client: magnetar.Client, flights: str
+) -> None:
+    letters = f"{flights}-letters"
+    given = {"mode": "dlq", "deadLetterTopic": letters, **JSON}
+    rows = rows_of(service, flights, "__index value", **given)
+    assert [(row["__index"], row["value"]["id"]) for row in rows] == [
+        (0, 1),
+        (1, 2),
+        (3, 4),
+        (4, 5),
+    ]
+    reader = client.create_reader(letters, magnetar.MessageId.earliest)
+    letter = reader.read_next(10_000)
+    assert letter.data() == BAD
+    assert letter.partition_key() == "third"
+    properties = letter.properties()
+    assert properties["REAL_TOPIC"] == flights
+    assert properties["ORIGIN_MESSAGE_ID"].endswith(":0:-1:2")
+    assert properties["ERROR"] == "JSON: the payload is not one object"
+    assert not reader.has_message_available()
+    assert rows_of(service, flights, "__index", **given)[2]["__index"] == 2  # nothing is decoded
+    assert not reader.has_message_available()
+    nowhere = given | {"deadLetterTopic": "public/missing/letters"}
+    with pytest.raises(WriteRefused, match="public/missing"):
+        rows_of(service, flights, **nowhere)
 
 
 def test_payloads_are_not_decoded_without_the_column(service: Service, flights: str) -> None:

@@ -20,9 +20,9 @@ from magnetar.spark.errors import (
     TopicNotFound,
 )
 from magnetar.spark.planner import Span
+from magnetar.spark.range_client import BrokerLost
 from magnetar.spark.source.options import parse_options
 from magnetar.spark.source.partition_reader import TopicReader, records_of
-from magnetar.spark.source.range_client import BrokerLost
 from magnetar.spark.source.task_reader import entries_of
 
 if TYPE_CHECKING:

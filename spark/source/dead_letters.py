@@ -1,0 +1,81 @@
+"""Publishes bad records to a dead-letter topic (mode `dlq`).
+
+A letter has the payload and the key of the record, and the properties of Pulsar's dead letters,
+REAL_TOPIC and ORIGIN_MESSAGE_ID, and the reason in ERROR. A task publishes the bad records of a
+batch of rows before it hands the other rows to Spark, and fails if it gets no receipts. So a record
+is in one of the two places at least once: a task that is repeated publishes its letters again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from magnetar.client.consuming.letters import ORIGIN_MESSAGE_ID, REAL_TOPIC
+from magnetar.spark.sink.options import Guarantee, WriteOptions, parse_options
+from magnetar.spark.sink.task import TaskWriter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from magnetar.protos.names import TopicName
+    from magnetar.spark.sink.policies import Policies
+    from magnetar.spark.source.options import ReadOptions
+
+ERROR: Final = "ERROR"
+
+_SCHEMA: Final = pa.schema(
+    {
+        "value": pa.binary(),
+        "__key": pa.binary(),
+        "__messageProperties": pa.map_(pa.string(), pa.string()),
+    }
+)
+
+
+def send_letters(
+    options: ReadOptions,
+    topic: TopicName,
+    columns: Mapping[str, pa.Array],
+    bad: Mapping[int, str],
+    place_of: Callable[[int], tuple[int, int, int]],
+) -> None:
+    """Publish these rows, with the reason for each, and wait for the receipts. Raises WriteRefused,
+    WriteStalled, RowRefused."""
+    rows = pa.array(sorted(bad))
+    partition = -1 if topic.partition is None else topic.partition
+    properties = []
+    for row in sorted(bad):
+        ledger, entry, index = place_of(row)
+        origin = f"{ledger}:{entry}:{partition}:{index}"
+        properties.append(
+            [(REAL_TOPIC, str(topic)), (ORIGIN_MESSAGE_ID, origin), (ERROR, bad[row])]
+        )
+    pairs = pa.array(properties, _SCHEMA.field("__messageProperties").type)
+    letters = [columns["value"].take(rows), columns["__key"].take(rows), pairs]
+    batch = pa.RecordBatch.from_arrays(letters, schema=_SCHEMA)
+
+    async def batches() -> AsyncIterator[pa.RecordBatch]:
+        yield batch
+
+    async def send() -> None:
+        await TaskWriter(_write_options(options), None, 0, policies=_never).run(batches())
+
+    asyncio.run(send())
+
+
+def _write_options(options: ReadOptions) -> WriteOptions:
+    given = {
+        "service.url": options.service_url,
+        "topic": str(options.dead_letter_topic),
+        "deliveryGuarantee": Guarantee.AT_LEAST_ONCE.value,
+        "sendTimeoutMs": str(max(1, int(options.read_timeout_s * 1_000))),
+    }
+    return replace(parse_options(given), access=options.access)
+
+
+async def _never(topic: str) -> Policies:
+    raise AssertionError("at least once needs no policies")

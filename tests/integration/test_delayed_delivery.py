@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -171,8 +170,8 @@ def test_delay_holds_over_a_restart(api: Api, server: StandaloneProcess, topic: 
         producer.send(b"%d" % number)
     for _ in range(10):
         consumer.acknowledge(consumer.receive(TIMEOUT_MS))
-    time.sleep(0.2)  # until the acknowledgements are stored
-    consumer.close()
+    wait_for(lambda: api.stats(topic)["msgBacklog"] == 2)
+    consumer.close()  # the answer waits until the acknowledgements are stored
     producer.close()
     server.kill()
     server.start()

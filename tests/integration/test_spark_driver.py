@@ -688,6 +688,22 @@ def test_filters_leave_topics_entries_and_rows_out(
     assert read(EqualTo(("__partition",), 0)) == []
 
 
+def test_a_plan_opens_no_topic_that_it_does_not_read(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    names = [f"{topic}-many-{number}" for number in range(60)]
+    for name in names:
+        publish(client, name, 1)
+        service.call(owner(service, name).unload_topic(TopicName.parse(name)))
+    given = {"service.url": service.grpc_url, "topicsPattern": f"{short(topic)}-many-.*"}
+    options = parse_options(given | {"filterPushdown": "true"})
+    wanted: list[Filter] = [In(("__topic",), (names[7], names[41]))]
+    [task] = plan_frame(replace(options, pushed=pushed(wanted)))
+    assert sorted(task.owners) == [names[41], names[7]]
+    opened_now = {str(it.name) for running in service.brokers for it in running.broker.topics}
+    assert opened_now & set(names) == {names[7], names[41]}
+
+
 def test_a_chunked_message_is_a_row_of_the_batch_with_its_last_chunk(
     service: Service, client: magnetar.Client, topic: str
 ) -> None:

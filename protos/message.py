@@ -46,6 +46,7 @@ from magnetar.protos.entry import (
     open_entry,
     strip_broker_metadata,
     varint,
+    varints,
 )
 from magnetar.protos.errors import (
     EntryEncrypted,
@@ -366,21 +367,30 @@ def _set_keys(
         metadata.ordering_key = message.ordering_key
 
 
-def _batched(messages: Sequence[OutgoingMessage]) -> Iterator[bytes]:
-    for message in messages:
+def _batched(messages: Sequence[OutgoingMessage]) -> list[bytes]:
+    """The parts of a batch's payload."""
+    parts: list[bytes] = []
+    fronts: dict[tuple[int, int], bytes] = {}  # by the sizes of a payload and of an id
+    ids = varints([message.sequence_id for message in messages])
+    for message, encoded_id in zip(messages, ids, strict=True):
         assert message.deliver_at_ms is None
         assert message.schema_version is None
-        encoded = _single_metadata(message)
-        yield _U32.pack(len(encoded))
-        yield encoded
-        yield message.payload
+        payload = message.payload
+        plain = not (message.properties or message.event_time_ms or message.null_value)
+        if plain and message.partition_key is None and message.ordering_key is None:
+            # The common case without protobuf, in a fifth of the time: payload_size, sequence_id.
+            sizes = len(payload), len(encoded_id)
+            if sizes not in fronts:
+                size = b"\x18" + varint(sizes[0]) + b"\x40"
+                fronts[sizes] = _U32.pack(len(size) + sizes[1]) + size
+            parts += (fronts[sizes], encoded_id, payload)
+        else:
+            metadata = _single_metadata(message)
+            parts += (_U32.pack(len(metadata)), metadata, payload)
+    return parts
 
 
 def _single_metadata(message: OutgoingMessage) -> bytes:
-    plain = not (message.properties or message.event_time_ms or message.null_value)
-    if plain and message.partition_key is None and message.ordering_key is None:
-        # The common case without protobuf, in a third of the time: payload_size, sequence_id.
-        return b"\x18" + varint(len(message.payload)) + b"\x40" + varint(message.sequence_id)
     metadata = pb.SingleMessageMetadata(
         payload_size=len(message.payload), sequence_id=message.sequence_id
     )

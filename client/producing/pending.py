@@ -30,7 +30,7 @@ class PendingEntry:
     highest_sequence_id: int  # of its last message
     is_batch: bool
     parts: list[bytes]  # the encoded entry; empty after the report
-    dones: list[Done]  # one for each message; empty after the report
+    dones: list[Done]  # for each message, or one for all; empty after the report
     messages: int
     message_bytes: int
     due_at: float | None  # None: no time limit

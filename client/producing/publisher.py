@@ -183,18 +183,18 @@ class Publisher:
             self._arm_batch_timer()
 
     def submit_entry(self, messages: list[OutgoingMessage], message_bytes: int, done: Done) -> None:
-        """Accept messages that become one entry, and call `done` with the outcome of each.
+        """Accept messages that become one entry, and call `done` with its outcome, and with the id
+        of its first message.
 
         The caller decides what an entry holds, so that a repeated call sends the same entry: the
         sink for Spark needs it. `done` is called before this returns only if the entry fails at
         once.
         """
         self.seal()
-        dones = [done] * len(messages)
         if self._failure is not None:
-            self._refuse(dones, message_bytes, self._failure)
+            self._refuse([done], message_bytes, self._failure, messages=len(messages))
             return
-        self._send(messages, dones, message_bytes)
+        self._send(messages, [done], message_bytes)
 
     def seal(self) -> None:
         """Send the open batches now, without waiting for more messages."""
@@ -423,16 +423,16 @@ class Publisher:
     def _send(self, messages: list[OutgoingMessage], dones: list[Done], message_bytes: int) -> None:
         """Encode messages as one entry, append it to the queue, and send it if attached."""
         if self._over.is_set() and self._failure is not None:  # by an entry before it
-            self._refuse(dones, message_bytes, self._failure)
+            self._refuse(dones, message_bytes, self._failure, messages=len(messages))
             return
         self._number(messages)
         try:
             parts = self._encode(messages)
         except (MessageTooBig, CryptoError) as error:
-            self._refuse(dones, message_bytes, error)
+            self._refuse(dones, message_bytes, error, messages=len(messages))
             return
         except Exception as bug:  # nothing holds these messages now
-            self._refuse(dones, message_bytes, end_after_bug(self, bug))
+            self._refuse(dones, message_bytes, end_after_bug(self, bug), messages=len(messages))
             return
         self._append(
             PendingEntry(
@@ -617,11 +617,13 @@ class Publisher:
             reason = f"the broker owes more than {EMPTIED_ENTRIES_MAX} receipts"
             self._recycle(Timeout(reason, topic=self.topic))
 
-    def _refuse(self, dones: list[Done], message_bytes: int, error: PulsarException) -> None:
+    def _refuse(
+        self, dones: list[Done], message_bytes: int, error: PulsarException, *, messages: int = 1
+    ) -> None:
         """Fail messages that do not become an entry."""
-        self.counter.messages_sent += len(dones)
+        self.counter.messages_sent += messages
         self._refused = self._refused or error
-        self._tell(dones, len(dones), message_bytes, error)
+        self._tell(dones, messages, message_bytes, error)
         self.producer.on_burst_end()
 
     def _report(self, entry: PendingEntry, error: PulsarException) -> None:

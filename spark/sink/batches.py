@@ -36,7 +36,7 @@ class Entry:
     target: Target
     first_row: int  # the row of the first message, by its number in the task
     messages: list[OutgoingMessage] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
+    last_row: int = -1  # the row of the last message; rows between them may be in other entries
     bytes: int = 0
 
     @property
@@ -62,13 +62,13 @@ class Cutter:
         self._next = first_sequence_id
         self._by_key = by_key
         self._open_bytes_max = open_bytes_max
-        self._open: dict[tuple[Target, object], Entry] = {}
+        self._open: dict[object, Entry] = {}  # by target, or by target and key
         self.open_bytes = 0
 
     def add(self, target: Target, message: OutgoingMessage, size: int, row: int) -> list[Entry]:
         """Add a message of `size` bytes. Returns the entries that this cuts."""
         cut: list[Entry] = []
-        place = (target, _key_of(message) if self._by_key else None)
+        place = (target, _key_of(message)) if self._by_key else target
         entry = self._open.get(place)
         if entry is not None and entry.bytes + size > BYTES_MAX:
             cut.append(self._cut(place))
@@ -76,7 +76,7 @@ class Cutter:
         if entry is None:
             entry = self._open[place] = Entry(target, row)
         entry.messages.append(message)
-        entry.rows.append(row)
+        entry.last_row = row
         entry.bytes += size
         self.open_bytes += size
         if entry.bytes >= BYTES_MAX or len(entry.messages) >= MESSAGES_MAX:
@@ -89,7 +89,7 @@ class Cutter:
         """Cut all open entries."""
         return [self._cut(place) for place in list(self._open)]
 
-    def _cut(self, place: tuple[Target, object]) -> Entry:
+    def _cut(self, place: object) -> Entry:
         entry = self._open.pop(place)
         self.open_bytes -= entry.bytes
         if self._next is not None:
@@ -101,7 +101,8 @@ class Cutter:
     def check(self) -> None:
         assert self.open_bytes == sum(entry.bytes for entry in self._open.values())
         for entry in self._open.values():
-            assert 0 < len(entry.messages) == len(entry.rows) < MESSAGES_MAX
+            assert 0 < len(entry.messages) < MESSAGES_MAX
+            assert entry.first_row + len(entry.messages) <= entry.last_row + 1
             assert entry.bytes < BYTES_MAX
 
 

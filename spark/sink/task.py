@@ -174,17 +174,15 @@ class TaskWriter:
             if 0 < send.bytes_max < entry.bytes:
                 raise WriteRefused(
                     entry.target.topic,
-                    f"rows {entry.rows[0]} to {entry.rows[-1]} are {entry.bytes} bytes; the topic's"
-                    f" largest message has {send.bytes_max}",
+                    f"rows {entry.first_row} to {entry.last_row} are {entry.bytes} bytes; the"
+                    f" topic's largest message has {send.bytes_max}",
                 )
         most = self._options.pending_bytes
         room = most - self._cutter.open_bytes - entry.bytes
         await self._wait(lambda: not self._pending_messages or self._pending_bytes <= room)
         self._pending_bytes += entry.bytes
         self._pending_messages += len(entry.messages)
-        send.publisher.submit_entry(
-            entry.messages, entry.bytes, partial(self._on_outcome, _Pending(entry))
-        )
+        send.publisher.submit_entry(entry.messages, entry.bytes, partial(self._on_outcome, entry))
         if self._failure is not None:
             raise self._failure
 
@@ -225,24 +223,17 @@ class TaskWriter:
         await self._client.opened(publisher)
         return publisher
 
-    def _on_outcome(
-        self, pending: _Pending, error: PulsarException | None, _: MessageId | None
-    ) -> None:
-        """The outcome of one message of an entry. The messages of an entry have one outcome."""
-        self._pending_messages -= 1
-        pending.left -= 1
-        if not pending.left:
-            self._pending_bytes -= pending.entry.bytes
-            self._changed.set()
+    def _on_outcome(self, entry: Entry, error: PulsarException | None, _: MessageId | None) -> None:
+        self._pending_messages -= len(entry.messages)
+        self._pending_bytes -= entry.bytes
+        self._changed.set()
         if error is not None and self._failure is None:
-            entry = pending.entry
-            rows = f"rows {entry.rows[0]} to {entry.rows[-1]}" if len(entry.rows) > 1 else ""
+            rows = f"rows {entry.first_row} to {entry.last_row}" if len(entry.messages) > 1 else ""
             self._failure = (
                 WriteRefused(entry.target.topic, f"{rows}: {_reason(error)}")
                 if rows
-                else self._encoder.refused(entry.rows[0], "value", _reason(error))
+                else self._encoder.refused(entry.first_row, "value", _reason(error))
             )
-            self._changed.set()
             # Not only when the task looks at the failure: it may wait for rows, and on a new
             # connection the client would send what comes after the refused entry.
             self._shut_down()
@@ -285,16 +276,6 @@ class _Send:
         self.stored = -1  # the highest sequence id of an earlier attempt
         self.bytes_max = 0  # of an entry; 0: as the broker announced
         self.is_whole = False  # the topic holds the whole batch already
-
-
-class _Pending:
-    """An entry, and how many of its messages have no outcome."""
-
-    __slots__ = ("entry", "left")
-
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
-        self.left = len(entry.messages)
 
 
 class _Unlimited:

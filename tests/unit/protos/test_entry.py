@@ -24,6 +24,7 @@ from magnetar.protos.entry import (
     parse_stored_entry,
     strip_broker_metadata,
     varint,
+    varints,
     with_broker_metadata,
 )
 from magnetar.protos.errors import ChecksumMismatch, EntryTooLarge, MalformedEntry, ProtocolError
@@ -378,3 +379,10 @@ def test_many_prefixes_are_the_single_ones(timestamp_ms: int, first: int, count:
     assert expected == broker_metadata_prefixes(
         broker_timestamp_ms=timestamp_ms, indexes=range(first, first + count)
     )
+
+
+@given(st.lists(st.integers(-(1 << 63), (1 << 64) - 1), max_size=5), st.integers(0, 300))
+def test_varints_of_a_list_equal_those_of_single_numbers(starts: list[int], count: int) -> None:
+    numbers = [start + step for start in starts for step in range(count)]
+    numbers = [number for number in numbers if number < 1 << 64]
+    assert varints(numbers) == [varint(number) for number in numbers]

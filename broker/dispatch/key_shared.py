@@ -176,8 +176,8 @@ class KeyShared:
         self._selector = selector
         self.policy = replace(policy, allow_out_of_order=self.policy.allow_out_of_order)
         self._consumers.append(consumer)
-        self._decide_order(now)
         self._on_moved(moved, now)
+        self._decide_order(now)  # if the order begins, all slots drain, not only the moved ones
         return self.advance(now)  # the look-ahead may be larger
 
     def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
@@ -731,7 +731,7 @@ class KeyShared:
             self._queue_in_parts(self._replay.slots(), now)
         else:
             self._unsettled = {slot for slot in self._pins if slot in self._per_slot}
-            self._draining.register(None, self._astray(dict(self._per_slot)))
+            self._draining.register(None, self._astray(self._per_slot))
 
     def _target(self, slot: int) -> Consumer | None:
         """The consumer that gets the entries of the slot."""
@@ -764,12 +764,12 @@ class KeyShared:
         if self._replay:
             self._queue_in_parts(filter(by_slot.__getitem__, self._replay.slots()), now)
 
-    def _astray(self, counts: dict[int, int]) -> dict[int, int]:
+    def _astray(self, counts: Mapping[int, int]) -> Mapping[int, int]:
         """The pending entries of slots that have moved away, counted by slot. A pinned slot has not
         moved, so its entries are left out. Another consumer may drain some of the slots already."""
-        for slot in self._pins:
-            counts.pop(slot, None)
-        return counts
+        if not self._pins:
+            return counts
+        return {slot: count for slot, count in counts.items() if slot not in self._pins}
 
     # ---- chunks ----------------------------------------------------------------------------------
 

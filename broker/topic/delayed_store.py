@@ -140,14 +140,15 @@ class DelayedStore:
         """Read what is stored of the durable subscriptions. Without the delayed ledgers the topic
         opens, too. Raises LogFenced."""
         store = cls(topic_log, config)
+        if not store._live:
+            return store
         try:
             async with asyncio.timeout(RESTORE_TIMEOUT_S):
                 for ledger in tuple(store._live):
                     await store._restore_ledger(ledger, cursors)
         except TimeoutError:
             log.warning("delayed ledgers not read in time", topic=str(topic_log.name))
-        if store._live:
-            store._work.wake()  # some may have no live segment
+        store._work.wake()  # some ledgers may have no live segment
         return store
 
     async def _restore_ledger(self, ledger: LedgerId, cursors: Cursors) -> None:

@@ -69,23 +69,6 @@ def scan(batch: bytes | memoryview, count: int) -> Scan | None:
     return found.taken(chain)
 
 
-def gather(
-    batch: bytes | memoryview | NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Return the ends and the joined bytes of slices that ascend and do not overlap."""
-    data = np.frombuffer(batch, dtype=np.uint8)
-    ends = np.zeros(len(starts) + 1, dtype=np.int32)
-    np.cumsum(sizes, out=ends[1:])
-    steps = np.zeros(len(data) + 1, dtype=np.int8)
-    filled = sizes > 0
-    steps[starts[filled]] += 1
-    steps[(starts + sizes)[filled]] -= 1  # adjacent slices: +1 and -1 cancel out
-    inside = np.cumsum(steps[:-1], dtype=np.int8).view(np.bool_)
-    return ends, data[inside]
-
-
 def slices(
     batch: bytes | memoryview | NDArray[np.uint8],
     starts: NDArray[np.int64],
@@ -93,13 +76,20 @@ def slices(
     *,
     null: NDArray[np.bool_],
 ) -> pa.Array:
-    """A binary array of slices of a batch, which ascend where they are not empty."""
-    ends, joined = gather(batch, starts, sizes)
-    valid = None
-    if null.any():
-        valid = pa.py_buffer(np.packbits(~null, bitorder="little"))
-    buffers = [valid, pa.py_buffer(ends), pa.py_buffer(joined)]
-    return pa.Array.from_buffers(pa.binary(), len(starts), buffers)
+    """A binary array of slices of a batch, which ascend where they are not empty, and do not
+    overlap. Arrow copies the slices out of an array of slices and the gaps between them."""
+    count = len(starts)
+    if not count:
+        return pa.array([], pa.binary())
+    filled = sizes > 0
+    reached = np.maximum.accumulate(np.where(filled, starts + sizes, 0))
+    bounds = np.empty(2 * count, dtype=np.int32)  # begin and end of each slice
+    bounds[::2] = np.where(filled, starts, reached)
+    bounds[1::2] = bounds[::2] + sizes
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(batch)]
+    every = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+    places = np.arange(0, 2 * count, 2, dtype=np.int32)
+    return every.take(pa.array(places, mask=null if null.any() else None))
 
 
 def _places(data: NDArray[np.uint8]) -> NDArray[np.int64]:

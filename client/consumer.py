@@ -20,7 +20,14 @@ from magnetar.client.errors import (
     WrongType,
 )
 from magnetar.client.message import Message, MessageId
-from magnetar.client.message_queue import QUEUED_ERRORS_MAX, Sources, of_generation
+from magnetar.client.message_queue import (
+    QUEUED_ERRORS_MAX,
+    Place,
+    Sources,
+    id_at,
+    of_generation,
+    place_of,
+)
 from magnetar.client.options import (
     ConsumerBatchReceivePolicy,
     ConsumerDecodeFailureAction,
@@ -280,7 +287,7 @@ class LoopQueue:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._failure: PulsarException | None = None  # None: further messages may arrive
         self._errors: deque[PulsarException] = deque()
-        self._last_taken: Message | None = None
+        self._last_taken: Place | None = None  # None: none since the queue was cleared
         self.generation = 0
         self._sources: Sources | None = None  # None: all messages are of one topic
 
@@ -328,7 +335,7 @@ class LoopQueue:
 
     @property
     def last_taken(self) -> MessageId | None:
-        return None if self._last_taken is None else self._last_taken.message_id()
+        return id_at(self._last_taken)
 
     def fail(self, error: PulsarException) -> None:
         self._failure = self._failure or error
@@ -351,7 +358,8 @@ class LoopQueue:
 
     def take_first(self) -> Message:
         """Take the message that `first` has returned in this step of the loop."""
-        message = self._last_taken = self._messages.popleft()
+        message = self._messages.popleft()
+        self._last_taken = place_of(message)
         if self._sources is not None:
             self._sources.on_taken(message)
         return message

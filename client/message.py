@@ -66,7 +66,8 @@ class Message:
     """A received message. Its methods are those of Apache's client: an absent text is "".
 
     A message of a batch is decoded when the program asks for its content. Until the program drops
-    it, the whole batch stays in memory.
+    it, the whole batch stays in memory: 125 KB for a message of 1 KB with the default batches. A
+    program that keeps many contents keeps what `data` or `value` returns, which is a copy.
     """
 
     __slots__ = ("_message_id", "_received", "delivery", "place")

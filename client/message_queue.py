@@ -4,14 +4,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
+from magnetar.client.message import MessageId
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from magnetar.client.errors import PulsarException
-    from magnetar.client.message import Message, MessageId
+    from magnetar.client.ids import Key
+    from magnetar.client.message import Message
 
 QUEUED_ERRORS_MAX: Final = 1000
 """Errors of corrupt entries that wait for the user."""
+
+
+Place = tuple["Key | None", int, int]
+"""Where a message is stored: ledger and entry, the index in its batch, and the size of the batch. A
+queue notes the place of the last message taken, not the message: on an idle topic, the client would
+keep the whole batch in memory."""
+
+
+def place_of(message: Message) -> Place:
+    delivery = message.delivery
+    return delivery.key, message.place, delivery.batch_size
+
+
+def id_at(place: Place | None) -> MessageId | None:
+    """Return the id of the message at a place. None: there is none."""
+    if place is None:
+        return None
+    key, index, batch_size = place
+    assert key is not None  # only the program makes messages without a key
+    return MessageId(-1, *key, index, batch_size)
 
 
 class MessageQueue(Protocol):
@@ -50,7 +73,7 @@ class Sources:
     """What a queue that several topics share knows about each of them."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, Message] = {}  # topic -> the last message that the user took
+        self._taken: dict[str, Place] = {}  # topic -> of the last message that the user took
         self._generations: dict[str, int] = {}  # topic -> how often its messages were dropped
 
     def generation(self, topic: str) -> int:
@@ -64,12 +87,11 @@ class Sources:
         return taken
 
     def on_taken(self, message: Message) -> None:
-        self._taken[message.delivery.topic] = message
+        self._taken[message.delivery.topic] = place_of(message)
 
     def last_taken(self, topic: str) -> MessageId | None:
         """The last message taken of a topic since its messages were dropped. None: none was."""
-        taken = self._taken.get(topic)
-        return None if taken is None else taken.message_id()
+        return id_at(self._taken.get(topic))
 
     def current(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages that came after the last drop of their topic's messages."""

@@ -26,7 +26,14 @@ from magnetar.client.errors import (
     PulsarException,
     Timeout,
 )
-from magnetar.client.message_queue import QUEUED_ERRORS_MAX, Sources, of_generation
+from magnetar.client.message_queue import (
+    QUEUED_ERRORS_MAX,
+    Place,
+    Sources,
+    id_at,
+    of_generation,
+    place_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -281,7 +288,7 @@ class Mailbox:
         self._waiting = 0
         self._failure: PulsarException | None = None  # None: further messages may arrive
         self._errors: deque[PulsarException] = deque()
-        self._last_taken: Message | None = None
+        self._last_taken: Place | None = None  # None: none since the queue was cleared
         self.generation = 0
         self._sources: Sources | None = None  # None: all messages are of one topic
         self.on_put: Callable[[], None] | None = None  # wakes a listener; None: there is none
@@ -337,8 +344,7 @@ class Mailbox:
 
     @property
     def last_taken(self) -> MessageId | None:
-        taken = self._last_taken
-        return None if taken is None else taken.message_id()
+        return id_at(self._last_taken)
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -375,7 +381,8 @@ class Mailbox:
                 self._changed.notify(len(fresh))
 
     def _next(self) -> Message:
-        message = self._last_taken = self._messages.popleft()
+        message = self._messages.popleft()
+        self._last_taken = place_of(message)
         if self._sources is not None:
             self._sources.on_taken(message)
         return message

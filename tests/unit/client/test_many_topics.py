@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -688,3 +690,25 @@ async def test_table_view_goes_on_after_a_message_that_it_cannot_read() -> None:
         await table.close()
         await settle()
         assert not [task for task in own_tasks() if "table view" in task.get_name()]
+
+
+async def test_consumed_batches_of_idle_topics_are_freed() -> None:
+    """The client keeps no message that the program has dropped."""
+    topics, size = 20, 1 << 20
+    async with client_among() as (client, _):
+        for number in range(topics):
+            async with await client.create_producer(f"t{number}") as producer:
+                for _ in range(4):
+                    producer.send_async(bytes(size // 4), None)
+        names = [full(f"t{number}") for number in range(topics)]
+        tracemalloc.start()
+        try:
+            consumer = await client.subscribe(names, "s", initial_position=EARLIEST)
+            for _ in range(4 * topics):
+                await consumer.acknowledge(await consumer.receive(5000))
+            await asyncio.sleep(1)
+            gc.collect()
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert held < 4 * size, f"{held / size:.1f} of {topics} MiB are held"

@@ -22,6 +22,7 @@ from fakes.services import Service, standalone_process
 from fakes.standalone_process import StandaloneProcess
 
 import magnetar
+from magnetar.schema import AvroSchema, Integer, Record, String
 from magnetar.spark.errors import TargetBusy, TargetNotEmpty
 from magnetar.spark.source.options import parse_options
 from magnetar.spark.source.partition_reader import TopicReader
@@ -190,6 +191,24 @@ def test_a_topic_that_was_only_subscribed_is_empty(
 ) -> None:
     client.subscribe(topic, "s").close()
     assert reader(spark, service.grpc_url, topic).load().collect() == []
+
+
+def test_the_topics_schema_gives_the_columns(
+    spark: SparkSession, service: Service, client: magnetar.Client, topic: str
+) -> None:
+    class Flight(Record):
+        carrier = String(required=True)
+        delay = Integer()
+
+    with client.create_producer(topic, schema=AvroSchema(Flight)) as producer:
+        producer.send(Flight(carrier="UA", delay=4))
+        producer.send(Flight(carrier="AA", delay=None))
+    given = reader(spark, service.grpc_url, topic).option("valueFormat", "auto")
+    assert (
+        given.load().schema["value"].dataType.simpleString() == "struct<carrier:string,delay:int>"
+    )
+    rows = given.load().select("value.*").orderBy("carrier").collect()
+    assert [tuple(row) for row in rows] == [("AA", None), ("UA", 4)]
 
 
 def test_spark_shows_no_token_in_its_plans_and_errors(

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from siege.calls import CALLS
 from siege.features import FEATURES, prepare
 from siege.honest import TRANSPORTS, Service
 from siege.programs import PROGRAMS, Target
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 Program = Callable[[Target, str, random.Random], Awaitable[None]]
 
-ALL: list[Program] = [*PROGRAMS, *FEATURES]
+ALL: list[Program] = [*PROGRAMS, *FEATURES, *CALLS]
 AT_ONCE = 8  # hostile programs
 STUCK_S = 30.0
 REPORT_S = 10.0  # between two lines on the way

@@ -39,6 +39,14 @@ forgotten: it is redelivered once more, and moved when it arrives."""
 CANDIDATE_BYTES_MAX: Final = 64 << 20
 """Payload bytes of the candidates; beyond this limit as beyond CANDIDATES_MAX."""
 
+MOVING_MAX: Final = 10_000
+"""Entries that wait for their publication. Beyond this limit an entry is not kept: the client asks
+for it again after the redelivery delay."""
+
+MOVING_BYTES_MAX: Final = 64 << 20
+"""Payload bytes of these entries; beyond this limit as beyond MOVING_MAX. A single entry may exceed
+it."""
+
 
 class Candidates:
     """A machine: the messages of entries at their last delivery.
@@ -79,7 +87,7 @@ class Candidates:
 
 
 def _size(messages: Sequence[Message]) -> int:
-    return sum(len(message.data()) for message in messages)
+    return sum([message.payload_bytes for message in messages])
 
 
 class OwningSubscriber(Guarded, Protocol):
@@ -89,7 +97,7 @@ class OwningSubscriber(Guarded, Protocol):
         """The messages are stored on the dead-letter topic: acknowledge them."""
 
     def on_dead_letter_failed(self, key: Key) -> None:
-        """The entry could not be moved: try again after the redelivery delay."""
+        """The entry could not be moved now: try again after the redelivery delay."""
 
     def unacknowledged(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages that the program has not acknowledged."""
@@ -114,6 +122,7 @@ class DeadLetters:
         self._parts = parts
         self._candidates = Candidates()
         self._moving: dict[Key, Sequence[Message]] = {}
+        self._moving_bytes = 0
         self._order: deque[Key] = deque()
         self._task: asyncio.Task[None] | None = None  # None: nothing to publish
         self.moved = 0  # messages
@@ -154,9 +163,17 @@ class DeadLetters:
             self._task.cancel()
         self._order.clear()
         self._moving.clear()
+        self._moving_bytes = 0
 
     def _move(self, key: Key, messages: Sequence[Message]) -> None:
+        size = _size(messages)
+        if len(self._moving) >= MOVING_MAX or (
+            self._moving and self._moving_bytes + size > MOVING_BYTES_MAX
+        ):
+            self._owner.on_dead_letter_failed(key)
+            return
         self._moving[key] = messages
+        self._moving_bytes += size
         self._order.append(key)
         if self._task is None:
             work = guarded(self._owner, self._run)
@@ -169,7 +186,7 @@ class DeadLetters:
                 messages = self._owner.unacknowledged(self._moving[key])
                 stored = await self._publish(messages)
                 self._order.popleft()
-                del self._moving[key]
+                self._moving_bytes -= _size(self._moving.pop(key))
                 if stored:
                     self.moved += len(messages)
                     self._owner.on_dead_lettered(messages)

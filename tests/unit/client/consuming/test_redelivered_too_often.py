@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.client_world import (
@@ -18,6 +19,7 @@ from fakes.client_world import (
 )
 from support import settle
 
+from magnetar.client.consuming.dead_letters import MOVING_BYTES_MAX, MOVING_MAX, DeadLetters
 from magnetar.client.consuming.letter_producer import LetterProducer
 from magnetar.client.consuming.letter_schemas import LetterSchemas
 from magnetar.client.consuming.subscriber import Subscriber
@@ -29,6 +31,11 @@ from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.batch import ReceivedMessage
 from magnetar.protos.errors import DecompressionError
 from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from magnetar.client.errors import PulsarException
 
 SHARED = ConsumerType.Shared
 DEAD = f"{TOPIC}-s-DLQ"
@@ -76,6 +83,65 @@ async def test_an_acknowledged_message_is_no_dead_letter() -> None:
         await consumer.acknowledge(last)
         await asyncio.sleep(1)
         assert not cluster.topic(DEAD).entries
+
+
+class Owner:
+    """A consumer that notes what its dead letters ask for."""
+
+    topic = TOPIC
+
+    def __init__(self) -> None:
+        self.moved: list[Message] = []
+        self.again: list[tuple[int, int]] = []
+
+    def on_dead_lettered(self, messages: Sequence[Message]) -> None:
+        self.moved += messages
+
+    def on_dead_letter_failed(self, key: tuple[int, int]) -> None:
+        self.again.append(key)
+
+    def unacknowledged(self, messages: Sequence[Message]) -> list[Message]:
+        return list(messages)
+
+    def shut_down(self, error: PulsarException) -> None:
+        raise error
+
+
+@pytest.mark.parametrize(("count", "size"), [(MOVING_MAX, 0), (MOVING_BYTES_MAX >> 20, 1 << 20)])
+async def test_entries_that_wait_for_their_publication_are_bounded(count: int, size: int) -> None:
+    """An entry beyond the limit is not kept, and comes again later."""
+    payload, opened, owner = bytes(size), asyncio.Event(), Owner()
+
+    class Sender:
+        async def forward(self, _: object) -> MessageId:
+            return MessageId()
+
+        async def schema_version_of(self, _: object) -> bytes:
+            raise AssertionError("the letter has no schema")
+
+    async def open_producer(_: object) -> Any:
+        await opened.wait()
+        return Sender()
+
+    async def options() -> ProducerOptions:
+        return ProducerOptions("t")
+
+    async with client_among() as (client, _):
+        await client.create_producer("t")
+        letters = LetterProducer("t", options, open_producer, LetterSchemas(client.parts, None))
+        dead = DeadLetters(1, letters, owner, client.parts)
+        for number in range(count + 2):
+            delivery = Delivery(TOPIC, -1, "p", 0, b"", 2, None, 0)
+            received = ReceivedMessage(payload, {}, None, False, None, 0, 0, False, -1)
+            message = Message(received, MessageId(-1, 1, number), delivery)
+            assert not dead.on_delivered((1, number), 2, [message])
+        assert owner.again == [(1, count), (1, count + 1)]
+        opened.set()
+        await asyncio.sleep(1)
+        assert len(owner.moved) == count
+        assert not dead.on_delivered((1, count), 2, [message])  # there is room now
+        await asyncio.sleep(1)
+        assert len(owner.moved) == count + 1
 
 
 async def test_closing_leaves_no_task_of_dead_letters() -> None:

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.calls import call_each
+from magnetar.broker.catalog.listing import NAMES_PER_TURN
 from magnetar.broker.errors import NotAllowed, QueryFenced, TopicNotFound
 from magnetar.broker.log.position import Position
 from magnetar.broker.refusal import OPERATING_ERRORS
@@ -66,7 +67,9 @@ class TopicRanges:
         for text in asked.namespaces:
             found = await broker.topics_of(NamespaceName.parse(text))
             require_few("topics in the answer", len(reply.topics) + len(found), FOUND_MAX)
-            reply.topics.extend(map(str, found))
+            for first in range(0, len(found), NAMES_PER_TURN):
+                reply.topics.extend(map(str, found[first : first + NAMES_PER_TURN]))
+                await asyncio.sleep(0)
         return reply
 
     async def plan(self, broker: Broker, asked: pb.PlanTopicsRequest) -> pb.PlanTopicsReply:

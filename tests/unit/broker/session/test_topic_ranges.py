@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import TYPE_CHECKING, ClassVar, cast
+
 import pytest
 from fakes.admin import admin_of
 from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 
+from magnetar.broker.catalog.listing import NAMES_PER_TURN
 from magnetar.broker.errors import NotAllowed
 from magnetar.broker.session.topic_ranges import FOUND_MAX, TopicRanges
 from magnetar.client.asyncio import Client
 from magnetar.protos import broker_pb2 as pb
+from magnetar.protos.names import NamespaceName, TopicName
+
+if TYPE_CHECKING:
+    from magnetar.broker.broker import Broker
 
 pytestmark = pytest.mark.real_loop(60)
 
@@ -24,6 +32,33 @@ async def test_an_answer_with_too_many_topics_is_refused_before_it_is_made() -> 
         assert len(few.topics) == FOUND_MAX
         with pytest.raises(NotAllowed, match="there are 101000, more than 100000"):
             await TopicRanges().find(it.broker, pb.FindTopicsRequest(topics=["wide"] * 1_000))
+
+
+class Wide:
+    """A broker whose namespace has as many topics as an answer may name."""
+
+    names: ClassVar[list[TopicName]] = [TopicName.parse(f"t-{at}") for at in range(FOUND_MAX)]
+
+    async def topics_of(self, namespace: NamespaceName) -> list[TopicName]:
+        return self.names
+
+
+async def test_the_names_of_a_large_namespace_are_converted_in_many_turns_of_the_loop() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        counting = group.create_task(count())
+        request = pb.FindTopicsRequest(namespaces=["public/default"])
+        found = await TopicRanges().find(cast("Broker", Wide()), request)
+        counting.cancel()
+    assert list(found.topics) == list(map(str, Wide.names))
+    assert turns >= FOUND_MAX // NAMES_PER_TURN
 
 
 async def test_a_query_with_a_clock_far_ahead_does_not_fence_later_ones_for_good() -> None:

@@ -158,8 +158,10 @@ async def _fill_slowly(world: World) -> None:
     for victim in victims:
         if world.random.random() < 0.5:  # the reserve goes, and with it the rest of all adds
             victim.disk.leave_free(world.random.choice((0, 3_000)))
-            await stage.until(lambda who=victim: not who.disk.reserve.held)
+            await stage.until(lambda who=victim: not (who.alive and who.disk.reserve.held))
         victim.disk.health.taken = 0
+        if not victim.alive:  # it was writing when the disk became full
+            await victim.restart()
     await stage.until(lambda: all(_listed(world, victim, read_only=False) for victim in victims))
     await stage.write(2)
     await stage.end()

@@ -24,9 +24,8 @@ class KeySharedSettings:
     # Entries that are negatively acknowledged in the order of keys and not acknowledged yet: about
     # 200 bytes each, 10 MB for a subscription. A consumer that goes beyond it is disconnected.
     withheld_max: int = 50_000
-    # Pending entries of a consumer that left which the dispatcher returns at once, or slots that it
-    # queues at once: at most 5 ms in which the event loop does nothing else. The others follow in
-    # parts of this size.
+    # How many pending entries of a consumer that left the dispatcher returns in one step, or how
+    # many slots it queues: at most 5 ms, in which the event loop does nothing else.
     part_entries: int = 2_000
 
     def __post_init__(self) -> None:

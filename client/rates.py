@@ -11,7 +11,8 @@ RATE_SPAN_S_MIN: Final = 1.0
 class Rates:
     """A machine: counts and times in, averages per second out.
 
-    An average covers the time since the last question that was at least RATE_SPAN_S_MIN earlier.
+    The averages are computed anew when RATE_SPAN_S_MIN has passed since they last were, and cover
+    that time.
     """
 
     def __init__(self, now: float) -> None:

@@ -50,7 +50,7 @@ class Access:
     encrypts: bool = False  # the service URL has TLS: no call goes to a broker without it
 
     def authentication(self) -> Authentication | None:
-        """The same for equal values, as it may keep a token. Raises InvalidConfiguration,
+        """One object for equal values, because it may keep a token. Raises InvalidConfiguration,
         NotAllowedError."""
         return _authentication(self.plugin, self.params) if self.plugin else None
 

@@ -51,7 +51,7 @@ from magnetar.protos.framing import frame_bytes_max
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.frames import FRAME_BYTES_MAX
 from magnetar.runtime.garbage import collect_when_due, settle_gc
-from magnetar.runtime.grpc_frames import grpc_server
+from magnetar.runtime.grpc_frames import STREAMS_MAX, grpc_server
 from magnetar.runtime.http import BaseApp, Health, serve_http
 from magnetar.runtime.listener import authority, bind_port, is_loopback, port_of
 from magnetar.runtime.log import get_logger
@@ -203,6 +203,7 @@ class BrokerProcess:
                     host=config.host,
                     port=config.grpc_port,
                     frame_bytes_max=frame_bytes_max(config.max_message_size) + FRAME_BYTES_MAX,
+                    streams_max=STREAMS_MAX,
                 )
             )
             self.registration = self._describe(

@@ -66,10 +66,11 @@ sends 10 MB/s. gRPC would otherwise raise the window to what a fast client has s
 2.5 MB over loopback, also for streams that are never read."""
 
 STREAMS_MAX = 100
-"""The open calls of one connection; HTTP/2 recommends at least as many. Unread calls of one
-connection thus hold 50 MB at most. Further calls wait at the client, and may fail as UNAVAILABLE: a
-client that begins one as soon as the server ends another can be early. A session has a connection
-of its own, and a Spark process asks a broker a few things at once."""
+"""The open calls of one connection of a client that is not trusted; HTTP/2 recommends at least as
+many. Unread calls of one connection thus hold 50 MB at most. Further calls wait at the client, and
+many of them fail as UNAVAILABLE: a client that begins one as soon as the server ends another is
+early. A session has a connection of its own, and a Spark process asks a broker a few things at
+once. A broker that takes over thousands of topics asks a bookie of each: bookies have no limit."""
 
 CLOSE_S = 1.0
 """How long a close waits for the peer before it breaks the stream."""
@@ -101,7 +102,6 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing
     ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
     ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
-    ("grpc.max_concurrent_streams", STREAMS_MAX),
     ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
     ("grpc.http2.bdp_probe", 0),  # otherwise the window grows
     ("grpc.so_reuseport", 0),  # otherwise a second server can listen on the same port
@@ -344,16 +344,21 @@ async def grpc_server(
     port: int,
     grace_s: float = CLOSE_S,
     frame_bytes_max: int = FRAME_LIMIT_BYTES,
+    streams_max: int | None = None,
 ) -> AsyncIterator[int]:
     """Serve `{"package.Service": {"Method": handler}}` while inside; yields the port.
 
-    A client's frame has at most `frame_bytes_max`. Port 0 asks for any free one. Raises PortInUse,
-    AddressUnusable. On leaving, the server takes no new call and cancels calls under way after
-    `grace_s`: close long-lived streams first.
+    A client's frame has at most `frame_bytes_max`, its connection at most `streams_max` calls
+    (None: any number). Port 0 asks for any free one. Raises PortInUse, AddressUnusable.
+
+    On leaving, the server takes no new call and cancels calls under way after `grace_s`: close
+    long-lived streams first.
     """
     bind_port(host, port).close()  # gRPC has one error for all reasons, and prints it too
     limit = ("grpc.max_receive_message_length", frame_bytes_max + 16)
     options = [option for option in SERVER_OPTIONS if option[0] != limit[0]]
+    if streams_max is not None:
+        options.append(("grpc.max_concurrent_streams", streams_max))
     server = aio.server(options=[*options, limit])
     for name, methods in services.items():
         handler = grpc.method_handlers_generic_handler(name, dict(methods))

@@ -48,9 +48,14 @@ pytestmark = pytest.mark.real_loop
 
 
 @asynccontextmanager
-async def serving(**methods: MethodHandler) -> AsyncIterator[aio.Channel]:
+async def serving(
+    *, streams_max: int | None = None, **methods: MethodHandler
+) -> AsyncIterator[aio.Channel]:
+    services = {"t.T": methods}
     async with (
-        grpc_server({"t.T": methods}, host="127.0.0.1", port=0, grace_s=0.2) as port,
+        grpc_server(
+            services, host="127.0.0.1", port=0, grace_s=0.2, streams_max=streams_max
+        ) as port,
         open_channel(f"127.0.0.1:{port}") as channel,
     ):
         yield channel
@@ -97,7 +102,7 @@ async def test_one_connection_has_a_bounded_number_of_open_calls() -> None:
         begun += 1
         await end.wait()
 
-    async with serving(Hold=frame_stream_handler(hold)) as channel:
+    async with serving(Hold=frame_stream_handler(hold), streams_max=STREAMS_MAX) as channel:
         streams = [
             open_frame_stream(channel, "/t.T/Hold", peer="the server", close_s=0.1)
             for _ in range(STREAMS_MAX + 5)
@@ -109,6 +114,23 @@ async def test_one_connection_has_a_bounded_number_of_open_calls() -> None:
             await settle()
             assert begun == STREAMS_MAX
             end.set()
+
+
+async def test_a_server_of_trusted_clients_takes_more_calls_at_once() -> None:
+    """A broker that takes over topics asks each bookie about a hundred of them at once."""
+
+    async def echo(request: bytes) -> bytes:
+        await asyncio.sleep(0.001)
+        return request
+
+    async with serving(Echo=unary_handler(echo)) as channel:
+        for _ in range(3):
+            async with asyncio.TaskGroup() as group:
+                calls = [
+                    group.create_task(call_unary(channel, "/t.T/Echo", b"x"))
+                    for _ in range(3 * STREAMS_MAX)
+                ]
+            assert {call.result() for call in calls} == {b"x"}
 
 
 # -- the wire form ---------------------------------------------------------------------------------

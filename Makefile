@@ -154,7 +154,7 @@ $(PULSAR_JARS)/.fetched: $(PULSAR_POM)
 pulsar: setup $(PULSAR_JARS)/.fetched
 	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m pytest tests/apache/suite.py
 
-# Magnetar and Apache Pulsar under the same loads, in turns. Needs Java 17 and Maven. A turn takes 8
+# Magnetar and Apache Pulsar under the same loads, in turns. Needs Java 17 and Maven. A turn takes 9
 # minutes. ONLY=TEXT plays only the rows whose names contain TEXT.
 bench-pulsar: setup $(PULSAR_JARS)/.fetched
 	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m benchmarks.peers.pulsar --turns $(TURNS) --only "$(ONLY)"

@@ -1,13 +1,14 @@
 """Measures how brokers share a load: `python -m benchmarks.brokers`.
 
-Apache's client publishes to a topic of 64 partitions at a fixed rate and consumes it, through
-one broker and through two. The program prints the CPU time of each server process, divided by the
-number of all messages, and how many partitions each broker serves. CPU time says more than a rate
-on a machine where clients and servers share the cores.
+Apache's client publishes to a topic of 64 partitions (`--partitions`) at a fixed rate and consumes
+it, through one broker and through two. The program prints the CPU time of each server process,
+divided by the number of all messages, and how many partitions each broker serves. CPU time says
+more than a rate on a machine where clients and servers share the cores.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import tempfile
@@ -22,7 +23,7 @@ import pulsar
 from benchmarks.processes import cpu_s
 from magnetar.local_cluster import LocalCluster
 
-PARTITIONS = BUNDLES = 64  # few bundles may hold very different numbers of partitions
+BUNDLES: Final = 64  # few bundles may hold very different numbers of partitions
 TOPIC: Final = "persistent://public/brokers/load"
 LOADS = {"unbatched": 4_000.0, "batched": 20_000.0}  # messages per second
 SECONDS, WARM_UP_S = 10, 2
@@ -77,31 +78,36 @@ def partitions_of(cluster: LocalCluster) -> dict[str, int]:
     return found
 
 
-async def measure(brokers: int, kind: str) -> tuple[dict[str, float], dict[str, int]]:
+async def measure(
+    brokers: int, kind: str, partitions: int
+) -> tuple[dict[str, float], dict[str, int]]:
     with tempfile.TemporaryDirectory(prefix="magnetar-brokers-") as folder:
         async with LocalCluster(
             Path(folder), zookeepers=1, bookies=3, brokers=brokers, autorecoveries=0
         ) as cluster:
             pids = {it.id: it.pid for it in cluster.processes if it.pid is not None}
-            await asyncio.to_thread(create_partitioned, cluster)
+            await asyncio.to_thread(create_partitioned, cluster, partitions)
             spent = await asyncio.to_thread(load, cluster.pulsar_url, kind, pids)
             return spent, await asyncio.to_thread(partitions_of, cluster)
 
 
-def create_partitioned(cluster: LocalCluster) -> None:
+def create_partitioned(cluster: LocalCluster, partitions: int) -> None:
     address = cluster.admin_url.removeprefix("http://").split(",")[0]
     bundles = {"bundles": {"numBundles": BUNDLES}}
     for path, body in (
         ("namespaces/public/brokers", bundles),
-        ("persistent/public/brokers/load/partitions", PARTITIONS),
+        ("persistent/public/brokers/load/partitions", partitions),
     ):
         url = f"http://{address}/admin/v2/{path}"
         httpx.put(url, json=body, timeout=30.0).raise_for_status()
 
 
 def report() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.brokers", description=__doc__)
+    parser.add_argument("--partitions", type=int, default=64)
+    options = parser.parse_args()
     for kind, brokers in itertools.product(LOADS, (1, 2)):
-        spent, partitions = asyncio.run(measure(brokers, kind))
+        spent, partitions = asyncio.run(measure(brokers, kind, options.partitions))
         figures = ", ".join(
             f"{name} {us:.0f}" for name, us in spent.items() if not name.startswith("zookeeper")
         )

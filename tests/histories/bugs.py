@@ -256,6 +256,8 @@ class DeliversDelayedEntriesEarly(Shared):
 
 
 class _Early(Delays):
+    __slots__ = ()  # an object can become one of this class
+
     def _until_ms(self, now: float) -> int:
         return super()._until_ms(now) + 1_500
 

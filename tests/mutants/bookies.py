@@ -164,9 +164,9 @@ enter(
 
 
 def _goes_on(right: Any, fired: Fired) -> Any:
-    def _sync(self: Any, sequence: int) -> Any:
+    def _sync(self: Any, *arguments: Any) -> Any:
         try:
-            return right(self, sequence)
+            return right(self, *arguments)
         except StorageFailed:
             fired()
             return False, 0.0

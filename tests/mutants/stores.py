@@ -46,7 +46,7 @@ def _notes_what_is_written(right: Any, fired: Fired) -> Any:
 
 
 def _notes_nothing(right: Any, fired: Fired) -> Any:
-    def _sync(self: Any, _: int) -> tuple[bool, float]:
+    def _sync(self: Any, *_: Any) -> tuple[bool, float]:
         self._storage.sync()
         return self._pressed(), 0.0
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fakes.client_api import CLIENTS, Api, client_api
 from fakes.standalone_process import StandaloneProcess
 from support import wait_for
 
@@ -16,6 +15,8 @@ from magnetar.broker.dispatch.sticky_hash import hash_of, ring_slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from fakes.client_api import Api
 
 pytestmark = pytest.mark.cluster
 
@@ -33,12 +34,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
     process.start()
     yield process
     process.end()
-
-
-@pytest.fixture(scope="module", params=CLIENTS)
-def api(request: pytest.FixtureRequest, server: StandaloneProcess) -> Iterator[Api]:
-    with client_api(server, request.param) as found:
-        yield found
 
 
 def keys_of_hashes(count: int) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.admin_port import invoke
-from fakes.client_api import CLIENTS, Api, client_api
+from fakes.client_api import Api, client_api
 from fakes.standalone_process import StandaloneProcess
 from support import wait_for
 
@@ -42,12 +42,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
 def sticky(api: Api, *ranges: tuple[int, int]) -> Any:
     module = api.module
     return module.ConsumerKeySharedPolicy(module.KeySharedMode.Sticky, sticky_ranges=list(ranges))
-
-
-@pytest.fixture(scope="module", params=CLIENTS)
-def api(request: pytest.FixtureRequest, server: StandaloneProcess) -> Iterator[Api]:
-    with client_api(server, request.param) as found:
-        yield found
 
 
 @pytest.fixture

@@ -42,12 +42,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
     process.end()
 
 
-@pytest.fixture(scope="module", params=CLIENTS)
-def api(request: pytest.FixtureRequest, server: StandaloneProcess) -> Iterator[Api]:
-    with client_api(server, request.param) as found:
-        yield found
-
-
 @pytest.fixture
 def topic() -> str:
     return f"settings-{next(_numbers)}"

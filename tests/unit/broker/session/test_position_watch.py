@@ -209,6 +209,38 @@ async def test_a_slow_client_gets_what_gathered_in_one_message() -> None:
             await serving
 
 
+async def test_many_changed_topics_are_divided_among_updates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(position_watch, "NEWS_LEDGERS_MAX", 2)
+    topics = [f"{TOPIC}-{number}" for number in range(5)]
+    async with running_broker(ClusterState()) as it, Client(it.grpc_url) as client:
+        for topic in topics:
+            await publish(client, b"1", topic=topic)
+        watch, may_go = Watch(it, *topics), asyncio.Event()
+        sent: list[dict[int, int]] = []
+        whole = asyncio.Event()
+
+        async def send(message: bytes) -> None:
+            news = pb.PositionsUpdate.FromString(message).topics
+            sent.append({each.topic: each.plan.next_index for each in news})
+            if {place for each in sent for place, index in each.items() if index == 2} == {
+                *range(5)
+            }:
+                whole.set()
+            await may_go.wait()
+
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(watch.watches.serve(it.broker, watch.request, send))
+            for topic in topics:
+                await publish(client, b"2", topic=topic)
+            may_go.set()
+            await whole.wait()
+            assert max(map(len, sent)) == 2
+            watch.watches.end_all()
+            await serving
+
+
 async def test_too_many_topics_and_watches_are_refused() -> None:
     async with running_broker(ClusterState()) as it:
         with pytest.raises(NotAllowed, match="there are 1001, more than 1000"):

@@ -40,8 +40,10 @@ several consumers. From then on every slot with pending entries drains at all of
 
 A consumer that leaves may have 50,000 pending entries. The dispatcher returns them in parts, so
 that other keys go on: the consumer is *departed* until the last of them is returned, and its slots
-drain there. No acknowledgement is needed: the next part follows PART_PAUSE_S later. In the same way
-it queues waiting slots in parts if many of them move or are unblocked at once (65,535 at most).
+drain there. No acknowledgement is needed: the next part follows PART_PAUSE_S later. A pinned slot
+does not drain; if it has pending entries at a departed consumer, it is *late* until they are
+returned, and no consumer gets an entry of it. In the same way the dispatcher queues waiting slots
+in parts if many of them move or are unblocked at once (65,535 at most).
 
 Invariants (see `check`):
     1. An entry is in at most one of the five places, and pending at most one consumer.
@@ -51,8 +53,8 @@ Invariants (see `check`):
        chunked message pinned it when the consumers began to keep the order.
     4. Ordered: a slot with pending entries at a consumer that does not have the slot drains, and
        its references are these entries.
-    5. A waiting slot is queued for its consumer, unless it drains at another one, is about to be
-       unblocked or queued, has no consumer, or is withheld.
+    5. A waiting slot is queued for its consumer, unless it drains at another one, is late, is about
+       to be unblocked or queued, has no consumer, or is withheld.
     6. Every number of unacknowledged messages is the sum over the pending entries.
 """
 
@@ -123,6 +125,7 @@ class KeyShared:
         self._unqueued: set[int] = set()  # slots that may have to be queued, in parts
         self._part_at = 0.0  # the next part; valid while `_departed` or `_unqueued` is not empty
         self._unsettled: set[int] = set()  # pinned when the order began: maybe at several consumers
+        self._late: set[int] = set()  # unsettled, with pending entries at departed consumers
         self._unblocked: set[int] = set()  # drained slots with waiting entries, until the timer
         self._unblock_at = 0.0  # valid while `_unblocked` is not empty
         self._reading: Read | Replay | None = None  # None: no read is outstanding
@@ -191,6 +194,7 @@ class KeyShared:
         else:
             self._withheld.clear()
         self._refresh_pins()
+        self._find_late()
         self._on_moved(moved, now)
         if len(consumer.pending) <= self._settings.part_entries:
             self._return_some()  # else this step has been long enough
@@ -528,13 +532,16 @@ class KeyShared:
             for slot, at_several in self._draining.of(None).items():
                 assert at_several.references == self._per_slot[slot], "4: at several"
             assert self._unsettled <= self._pins.keys(), "3: pinned no more"
+            assert self._late <= self._unsettled, "a late slot drains or is settled"
+            assert self._departed or not self._late, "a slot is late for ever"
         else:
             assert not self._draining
             assert not self._unsettled
+            assert not self._late
         for slot in self._replay.slots():
             target = self._target(slot)
             lowest = self._replay.lowest(slot)
-            waits = self._drains(slot) or self._withheld.withholds(slot, lowest)
+            waits = self._must_wait(slot) or self._withheld.withholds(slot, lowest)
             if target is None or slot in self._unblocked or slot in self._unqueued:
                 continue
             if not waits:
@@ -554,7 +561,7 @@ class KeyShared:
     ) -> list[Action]:
         """Deliver what passes the gates, and let the rest wait. `blocked`: slots that must wait."""
         acks, draining, withheld = self._acks, self._draining, self._withheld
-        per_slot = self._per_slot
+        per_slot, late = self._per_slot, self._late
         plain = (
             not self._redeliveries and bool(entries) and entries[0].position > acks.highest_acked
         )
@@ -573,7 +580,7 @@ class KeyShared:
                     self._chunks.on_gone(position)
                     continue
             consumer = self._target(slot)
-            waits = slot in held or slot in blocked
+            waits = slot in held or slot in blocked or slot in late
             if drains and draining.blocks(slot, consumer):
                 waits = True
             if withheld and withheld.withholds(slot, position):
@@ -639,7 +646,7 @@ class KeyShared:
         """Let the consumers of these slots get the waiting entries, if they may."""
         for slot in slots:
             target = self._target(slot)
-            if target is not None and slot in self._replay and not self._drains(slot):
+            if target is not None and slot in self._replay and not self._must_wait(slot):
                 self._replay.queue(slot, target)
 
     def _queue_in_parts(self, slots: Iterable[int], now: float) -> None:
@@ -711,6 +718,9 @@ class KeyShared:
                 drained = self._draining.on_left(consumer)
                 assert not drained, "a slot drains without pending entries"
                 del self._departed[0]
+        if not self._departed:
+            ready |= self._late
+            self._late.clear()
         self._returned |= ready
         self._queue(ready)
 
@@ -728,10 +738,19 @@ class KeyShared:
             self._draining.clear()
             self._unblocked.clear()
             self._unsettled.clear()
+            self._late.clear()
             self._queue_in_parts(self._replay.slots(), now)
         else:
             self._unsettled = {slot for slot in self._pins if slot in self._per_slot}
             self._draining.register(None, self._astray(self._per_slot))
+            self._find_late()
+
+    def _find_late(self) -> None:
+        """Let the slots wait that do not drain although a departed consumer has entries of them."""
+        if not self._unsettled:
+            return
+        for consumer in self._departed:
+            self._late |= self._unsettled.intersection(map(self.slots.get, consumer.pending))
 
     def _target(self, slot: int) -> Consumer | None:
         """The consumer that gets the entries of the slot."""
@@ -745,6 +764,10 @@ class KeyShared:
         if draining is None:
             return False
         return draining.consumer is None or draining.consumer is not self._target(slot)
+
+    def _must_wait(self, slot: int) -> bool:
+        """Whether entries of the slot at another consumer come first."""
+        return slot in self._late or self._drains(slot)
 
     def _on_moved(self, moved: list[Moved], now: float) -> None:
         """These slots have other consumers now. However many consumers lose some, it takes one pass
@@ -797,6 +820,7 @@ class KeyShared:
             moved = self._selector.select(slot) is not consumer
             at_several = slot in self._unsettled
             self._unsettled.discard(slot)
+            self._late.discard(slot)  # from now on it drains
             ordered = not self.policy.allow_out_of_order
             if slot in self._per_slot and ordered and (moved or at_several):
                 counts = {slot: self._per_slot[slot]}
@@ -830,7 +854,7 @@ class KeyShared:
 
     def _passes_replay_gate(self, slot: int, consumer: Consumer) -> bool:
         """Gate 2, without the room of the consumer."""
-        if self._target(slot) is not consumer:
+        if slot in self._late or self._target(slot) is not consumer:
             return False
         if self._withheld and self._withheld.withholds(slot, self._replay.lowest(slot)):
             return False
@@ -970,6 +994,8 @@ class KeyShared:
         reasons: list[Reason] = []
         if self._drains(slot):
             reasons.append(self._explain_draining(slot))
+        if slot in self._late:
+            reasons += self._explain_departed(now)
         if self._withheld.has(slot):
             reasons.append(self._explain_withheld(slot))
         for hashes, what, at in self._soon():

@@ -353,6 +353,36 @@ def test_entries_of_a_departed_consumer_return_in_parts() -> None:
     assert second.counts == [1] * 34 + [0]
 
 
+@pytest.mark.parametrize("order_begins", ["after the leave", "before the leave"])
+def test_pinned_hash_waits_for_the_entries_of_a_departed_consumer(order_begins: str) -> None:
+    it = world(settings=KeySharedSettings(part_entries=1))
+    first, second, key = it.handover(RELAXED, RELAXED)
+    it.append(key=key)
+    it.append(key=key, chunk=Chunk("u", 0, 3, 30))
+    it.settle()
+    assert second.inbox == [Position(0, 1), Position(0, 2)], "it pins the hash"
+    for number in range(20):
+        it.append(key=f"other-{number}")
+    it.settle()
+    assert len(first.inbox) > 2, "it leaves in several parts"
+    if order_begins == "before the leave":
+        it.join(name="third")
+    it.leave(first)
+    if order_begins == "after the leave":
+        it.join(name="third")
+    it.append(key=key, chunk=Chunk("u", 1, 3, 30))
+    it.settle()
+    last = it.log[-1].position
+    assert last not in second.inbox, "an earlier entry of its key is to come"
+    slot = it.machine.slot_of_key(key.encode())
+    assert [reason.why for reason in it.machine.explain_slot(slot, it.now)] == [Why.RETURNING]
+    it.wait(100 * PART_PAUSE_S)
+    mine = [
+        position for position in second.inbox if it.log[it.at(position)].view.partition_key == key
+    ]
+    assert mine == [Position(0, 1), Position(0, 2), Position(0, 0), last]
+
+
 def test_waiting_hashes_that_move_are_queued_in_parts() -> None:
     it = world(settings=KeySharedSettings(part_entries=10))
     first = it.join(name="first")

@@ -41,9 +41,19 @@ HOLD_S_MAX = 0.005
 """How long an outbox holds items for an answer of the peer. An answer takes about a millisecond, so
 the limit is for a peer that answers late, or never."""
 
-PAIR_S_MAX = 0.003
-"""How long after the frame before a single item still waits for a second one. Items that come at
-700 per second or more travel in pairs."""
+GATHER_S_MAX = 0.005
+"""How long after the frame before a group of items is still gathered. At 1,000 items a second a
+frame then carries four, and the two processes spend a third less time on each item."""
+
+GROUP_ITEMS_MIN = 2
+"""What an outbox waits for until it knows more about its sender."""
+
+GROUP_ITEMS_MAX = 4
+"""A group of six saves hardly more processor time than one of four, and each item is a millisecond
+later."""
+
+GROWTH_PAUSE_MAX = 256
+"""At most so many groups are sent before an outbox tries a larger one again."""
 
 CONTROL_BYTES = 100
 """What a control item takes in Python. Pending bytes include it: a million answers of 13 bytes take
@@ -93,10 +103,10 @@ class Outbox:
     With `hold_bytes`, fewer bulk bytes than this wait for an answer to the frame before, as in
     Nagle's algorithm. Items that arrive one after the other then share a frame, and the peer
     needs one sync and one answer for them. If an item was put before that answer, the next one is
-    likely to come soon: from then on a single item also waits for a second one after the answer,
-    until PAIR_S_MAX after the frame before. This ends when a wait brings no second item. A sender
-    that waits for each answer never has such an item, so it waits for nothing. Large items and
-    control items are never held.
+    likely to come soon: from then on the outbox gathers a group of items (`GroupSize`) after the
+    answer, too, until GATHER_S_MAX after the frame before. This ends when a wait brings no second
+    item. A sender that waits for each answer never has such an item, so it waits for nothing.
+    Large items and control items are never held.
 
     `run` is called once and owns the stream's sending side. When it ends, the outbox drops what is
     pending and what is put later: the stream is over, and its reader learns the reason.
@@ -114,7 +124,8 @@ class Outbox:
         self._pending_bytes_max = pending_bytes_max
         self._hold_bytes = hold_bytes
         self._release: asyncio.TimerHandle | None = None  # ends the hold; None: nothing is held
-        self._answered = False  # the frame before; now only a single item is held
+        self._answered = False  # the frame before; now a group is gathered
+        self._group = GroupSize()
         self._comes_soon = False  # items are put more often than frames are answered
         self._sent_s = 0.0  # the frame before, in loop time
         self._control: deque[tuple[tuple[Buffer, ...], int]] = deque()
@@ -136,11 +147,16 @@ class Outbox:
         self.pending_bytes += size
         self._open.extend(parts)
         self._open_bytes += size
+        self._open_items += 1
         if self._open_bytes >= FRAME_BYTES_MAX:
             self._full.append(self._take_open())
-        self._open_items += 1
-        if self._release is not None and not self._answered:
-            self._comes_soon = True
+        if self._release is not None:
+            if not self._answered:
+                self._comes_soon = True
+            elif self._open_items == self._group.items:
+                self._release.cancel()
+                self._release = None
+                self._group.on_full()
         if self._sleeper is not None and not self._is_held:
             self._wake()
 
@@ -155,24 +171,32 @@ class Outbox:
             self._wake()
 
     def on_answer(self) -> None:
-        """The peer has answered items: hold at most a single one any longer."""
+        """The peer has answered items: hold at most an unfinished group any longer."""
         if self._release is None or self._answered:
             return
         self._release.cancel()
         self._release = None
         if self._comes_soon:
-            loop, until_s = asyncio.get_running_loop(), self._sent_s + PAIR_S_MAX
-            if loop.time() < until_s:
-                self._answered = True
-                self._release = loop.call_at(until_s, self._end_hold)
+            self._gather()
         if self._sleeper is not None and self.pending_bytes and not self._is_held:
             self._wake()
 
+    def _gather(self) -> None:
+        """Wait for the rest of a group, until GATHER_S_MAX after the frame before."""
+        if self._open_items >= self._group.items:
+            self._group.on_full()
+            return
+        loop, until_s = asyncio.get_running_loop(), self._sent_s + GATHER_S_MAX
+        if loop.time() < until_s:
+            self._answered = True
+            self._release = loop.call_at(until_s, self._end_hold)
+
     def _end_hold(self) -> None:
-        """No answer, or no second item, came in time."""
+        """No answer, or not a whole group, came in time."""
         self._release = None
         if self._answered:
-            self._comes_soon = False
+            self._comes_soon = self._open_items >= GROUP_ITEMS_MIN
+            self._group.on_short(self._open_items)
         if self._sleeper is not None and self.pending_bytes:
             self._wake()
 
@@ -216,7 +240,7 @@ class Outbox:
             and self._open_bytes < self._hold_bytes
             and not self._full
             and not self._control
-            and (not self._answered or self._open_items == 1)
+            and (not self._answered or self._open_items < self._group.items)
         )
 
     def _begin_hold(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -270,6 +294,38 @@ class Outbox:
         self._full.clear()
         self._open, self._open_bytes = [], 0
         self._moved.set()
+
+
+class GroupSize:
+    """How many items an outbox gathers for a frame: what comes in time, at most GROUP_ITEMS_MAX.
+
+    A full group makes the next one larger by an item. A wait that brings fewer makes the next group
+    as small as what came, and growth pauses for twice as many groups as the time before. So three
+    senders that each wait for the answer pay for a fourth item, which cannot come, once in
+    GROWTH_PAUSE_MAX groups.
+    """
+
+    def __init__(self) -> None:
+        self.items = GROUP_ITEMS_MIN
+        self._has_grown = False  # and no group of this size was full yet
+        self._pause = 1  # groups, after the next short one
+        self._pause_left = 0
+
+    def on_full(self) -> None:
+        if self._has_grown:
+            self._has_grown = False
+            self._pause = 1
+        if self._pause_left:
+            self._pause_left -= 1
+        elif self.items < GROUP_ITEMS_MAX:
+            self.items += 1
+            self._has_grown = True
+
+    def on_short(self, items: int) -> None:
+        self.items = max(items, GROUP_ITEMS_MIN)
+        self._has_grown = False
+        self._pause_left = self._pause
+        self._pause = min(2 * self._pause, GROWTH_PAUSE_MAX)
 
 
 def size_of(parts: Sequence[Buffer]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,13 @@ from support import settle
 from magnetar.runtime.frames import (
     CONTROL_BYTES,
     FRAME_BYTES_MAX,
+    GATHER_S_MAX,
+    GROUP_ITEMS_MAX,
+    GROUP_ITEMS_MIN,
+    GROWTH_PAUSE_MAX,
     HOLD_S_MAX,
-    PAIR_S_MAX,
     Buffer,
+    GroupSize,
     Outbox,
     StreamClosed,
     is_stream_end,
@@ -209,7 +214,7 @@ def test_only_stream_closed_and_groups_of_it_are_a_stream_end() -> None:
 async def held_after_one_frame(
     wire: Wire, group: asyncio.TaskGroup
 ) -> tuple[Outbox, asyncio.Task[None]]:
-    outbox = Outbox(wire.send, pending_bytes_max=1000, hold_bytes=4)
+    outbox = Outbox(wire.send, pending_bytes_max=1000, hold_bytes=8)
     running = group.create_task(outbox.run())
     outbox.put(b"a")
     await settle()
@@ -247,9 +252,9 @@ async def test_held_items_are_sent_once_they_reach_the_limit() -> None:
     wire = Wire()
     async with asyncio.TaskGroup() as group:
         outbox, running = await held_after_one_frame(wire, group)
-        outbox.put(b"de")
+        outbox.put(b"defghi")
         await settle()
-        assert wire.frames == [b"a", b"bcde"]
+        assert wire.frames == [b"a", b"bcdefghi"]
         running.cancel()
 
 
@@ -276,7 +281,10 @@ async def test_a_silent_peer_holds_items_for_a_bounded_time() -> None:
 
 
 async def answered_pair(wire: Wire, group: asyncio.TaskGroup) -> tuple[Outbox, asyncio.Task[None]]:
-    """An outbox whose items come more often than answers: the frame "bc" has just been answered."""
+    """An outbox whose items come more often than answers: the frame "bc" has just been answered.
+
+    It gathers a group of three.
+    """
     outbox, running = await held_after_one_frame(wire, group)
     outbox.on_answer()
     await settle()
@@ -285,16 +293,17 @@ async def answered_pair(wire: Wire, group: asyncio.TaskGroup) -> tuple[Outbox, a
     return outbox, running
 
 
-async def test_a_single_item_waits_for_a_second_one_where_items_come_often() -> None:
+async def test_items_wait_for_a_whole_group_where_they_come_often() -> None:
     wire = Wire()
     async with asyncio.TaskGroup() as group:
         outbox, running = await answered_pair(wire, group)
         outbox.put(b"d")
-        await settle()
-        assert wire.frames == [b"a"]
         outbox.put(b"e")
         await settle()
-        assert wire.frames == [b"a", b"de"]
+        assert wire.frames == [b"a"]
+        outbox.put(b"f")
+        await settle()
+        assert wire.frames == [b"a", b"def"]
         running.cancel()
 
 
@@ -307,7 +316,7 @@ async def test_a_single_item_waits_for_a_bounded_time_and_the_next_one_not_at_al
         outbox.put(b"d")
         await outbox.wait_sent()
         assert wire.frames == [b"a", b"d"]
-        assert loop.time() - began_s == pytest.approx(PAIR_S_MAX, abs=1e-6)
+        assert loop.time() - began_s == pytest.approx(GATHER_S_MAX, abs=1e-6)
         outbox.on_answer()
         outbox.put(b"e")
         await settle()
@@ -315,20 +324,27 @@ async def test_a_single_item_waits_for_a_bounded_time_and_the_next_one_not_at_al
         running.cancel()
 
 
-async def test_a_second_item_that_came_before_the_answer_goes_with_it() -> None:
+async def test_a_whole_group_that_came_before_the_answer_goes_with_it() -> None:
     wire = Wire()
     async with asyncio.TaskGroup() as group:
         outbox, running = await answered_pair(wire, group)
-        outbox.put(b"d")
-        outbox.put(b"e")
-        await settle()
-        outbox.put(b"f")
-        outbox.put(b"g")
-        await settle()
-        assert wire.frames == [b"a", b"de"]
+        for item in (b"d", b"e", b"f", b"g", b"h", b"i", b"j"):
+            outbox.put(item)
+            await settle()
+        assert wire.frames == [b"a", b"def"]
         outbox.on_answer()
         await settle()
-        assert wire.frames == [b"a", b"de", b"fg"]
+        assert wire.frames == [b"a", b"def", b"ghij"]
+        running.cancel()
+
+
+async def test_a_large_item_ends_the_wait_for_a_group() -> None:
+    wire = Wire()
+    async with asyncio.TaskGroup() as group:
+        outbox, running = await answered_pair(wire, group)
+        outbox.put(b"defghijk")
+        await settle()
+        assert wire.frames == [b"a", b"defghijk"]
         running.cancel()
 
 
@@ -336,11 +352,122 @@ async def test_an_item_long_after_the_frame_before_waits_for_nothing() -> None:
     wire = Wire()
     async with asyncio.TaskGroup() as group:
         outbox, running = await answered_pair(wire, group)
-        await asyncio.sleep(2 * PAIR_S_MAX)
+        await asyncio.sleep(2 * GATHER_S_MAX)
         outbox.put(b"d")
         await settle()
         assert wire.frames == [b"a", b"d"]
         running.cancel()
+
+
+async def steady_frames(items: int, every_s: float) -> list[int]:
+    """Send `items` single items, one each `every_s`, to a peer that answers after 1.5 ms.
+
+    Returns the number of items in each frame.
+    """
+    loop = asyncio.get_running_loop()
+    sizes: list[int] = []
+
+    async def send(parts: Sequence[Buffer]) -> None:
+        sizes.append(len(parts))
+        loop.call_later(0.0015, outbox.on_answer)
+
+    outbox = Outbox(send, pending_bytes_max=1000, hold_bytes=100)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(outbox.run())
+        for _ in range(items):
+            outbox.put(b"x")
+            await asyncio.sleep(every_s)
+        await outbox.wait_sent()
+        running.cancel()
+    assert sum(sizes) == items
+    return sizes
+
+
+async def test_a_thousand_items_a_second_travel_in_groups_of_four() -> None:
+    sizes = await steady_frames(200, 0.001)
+    assert sizes[-20:-1] == [GROUP_ITEMS_MAX] * 19
+    assert len(sizes) < 60
+
+
+async def test_items_that_come_after_the_answer_to_the_one_before_travel_alone() -> None:
+    assert await steady_frames(20, 0.002) == [1] * 20
+
+
+async def test_three_senders_that_wait_for_their_answers_seldom_wait_for_a_fourth_item() -> None:
+    loop = asyncio.get_running_loop()
+    sizes: list[int] = []
+    waiting: deque[asyncio.Future[None]] = deque()
+
+    async def send(parts: Sequence[Buffer]) -> None:
+        sizes.append(len(parts))
+        loop.call_later(0.001, answer, [waiting.popleft() for _ in parts])
+
+    def answer(items: list[asyncio.Future[None]]) -> None:
+        outbox.on_answer()
+        for item in items:
+            item.set_result(None)
+
+    async def send_items() -> None:
+        for _ in range(500):
+            waiting.append(loop.create_future())
+            sent = waiting[-1]
+            outbox.put(b"x")
+            await sent
+
+    outbox = Outbox(send, pending_bytes_max=1000, hold_bytes=100)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(outbox.run())
+        began_s = loop.time()
+        async with asyncio.TaskGroup() as senders:
+            for _ in range(3):
+                senders.create_task(send_items())
+                await asyncio.sleep(0.0003)
+        took_s = loop.time() - began_s
+        running.cancel()
+    assert took_s < 1.2 * 500 * 0.001  # nearly each frame carries the items of all three
+
+
+def test_a_group_grows_while_it_fills_and_shrinks_to_what_came() -> None:
+    size = GroupSize()
+    sizes = []
+    for _ in range(4):
+        sizes.append(size.items)
+        size.on_full()
+    assert sizes == [2, 3, 4, 4]
+    size.on_short(3)
+    assert size.items == 3
+    size.on_short(0)
+    assert size.items == GROUP_ITEMS_MIN
+
+
+def groups_until_growth(size: GroupSize) -> int:
+    before, groups = size.items, 0
+    while size.items == before:
+        size.on_full()
+        groups += 1
+    return groups
+
+
+def test_each_short_group_doubles_the_pause_before_the_next_growth_up_to_a_limit() -> None:
+    size = GroupSize()
+    pauses = []
+    for _ in range(11):
+        assert groups_until_growth(size)
+        size.on_short(2)
+        pauses.append(groups_until_growth(size) - 1)
+        size.on_short(2)
+    assert pauses == [1, 4, 16, 64] + [GROWTH_PAUSE_MAX] * 7
+
+
+def test_a_full_group_of_a_new_size_ends_the_long_pauses() -> None:
+    size = GroupSize()
+    for _ in range(5):
+        groups_until_growth(size)
+        size.on_short(2)
+    groups_until_growth(size)
+    size.on_full()
+    size.on_short(2)
+    assert groups_until_growth(size) == 2
 
 
 async def test_an_outbox_that_ends_leaves_no_timer() -> None:

@@ -74,14 +74,26 @@ class Sources:
 
     def __init__(self) -> None:
         self._taken: dict[str, Place] = {}  # topic -> of the last message that the user took
-        self._generations: dict[str, int] = {}  # topic -> how often its messages were dropped
+        self._generations: dict[str, int] = {}  # topic -> of its next messages, never used again
+        self._newest = 0
+
+    def begin(self, topic: str) -> None:
+        """Messages of this topic may come, until `forget`."""
+        if topic not in self._generations:
+            self._generations[topic] = self._new_generation()
+
+    def forget(self, topic: str) -> None:
+        """The topic was left, and its messages were dropped."""
+        self._generations.pop(topic, None)
+        self._taken.pop(topic, None)
 
     def generation(self, topic: str) -> int:
+        """The generation of messages that come now. 0, which no message has: none may come."""
         return self._generations.get(topic, 0)
 
     def on_dropped(self, topic: str) -> MessageId | None:
-        """Count that the topic's messages were dropped. Returns the last message taken, or None."""
-        self._generations[topic] = self.generation(topic) + 1
+        """Note that the topic's messages were dropped. Returns the last message taken, or None."""
+        self._generations[topic] = self._new_generation()
         taken = self.last_taken(topic)
         self._taken.pop(topic, None)
         return taken
@@ -92,6 +104,10 @@ class Sources:
     def last_taken(self, topic: str) -> MessageId | None:
         """The last message taken of a topic since its messages were dropped. None: none was."""
         return id_at(self._taken.get(topic))
+
+    def _new_generation(self) -> int:
+        self._newest += 1
+        return self._newest
 
     def current(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages that came after the last drop of their topic's messages."""
@@ -127,6 +143,7 @@ class SourceQueue:
         self._shared = shared
         self._sources = sources
         self._on_failed = on_failed
+        sources.begin(topic)
         self.put = shared.put
         self.put_error = shared.put_error
         self.put_back = shared.put_back

@@ -409,6 +409,7 @@ class ManySubscriber:
         self._past = self._past.plus(child.stats)
         child.shut_down(AlreadyClosed("the topic was deleted", topic=topic))
         self._queue.drop(topic)
+        self._sources.forget(topic)
         self._share_queue()
         log.info("topic left", topic=topic, subscription=self.subscription.name)
 

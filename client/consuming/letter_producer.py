@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from magnetar.client.errors import AlreadyClosed, PulsarException
+from magnetar.client.errors import AlreadyClosed, PulsarException, ends_producer
 
 if TYPE_CHECKING:
     from magnetar.client.consuming.letter_schemas import LetterSchemas
@@ -34,7 +34,11 @@ Options = Callable[[], Awaitable["ProducerOptions"]]
 
 
 class LetterProducer:
-    """Sends letters to one topic. A failed creation is tried again with the next letter."""
+    """Sends letters to one topic.
+
+    The next letter makes a producer after a failed creation, and after an error that ended the
+    producer, as when the topic was terminated and then deleted.
+    """
 
     def __init__(
         self, topic: str, options: Options, open_producer: OpenProducer, schemas: LetterSchemas
@@ -66,10 +70,14 @@ class LetterProducer:
                     producer.shut_down(closed)
                     raise
                 self._producer = producer
-        letter.schema_version = await self._schemas.version(
-            original, self._producer.schema_version_of
-        )
-        await self._producer.forward(letter)
+            producer = self._producer
+        letter.schema_version = await self._schemas.version(original, producer.schema_version_of)
+        try:
+            await producer.forward(letter)
+        except PulsarException as error:
+            if ends_producer(error):
+                self._on_ended(producer, error)
+            raise
 
     async def close(self) -> None:
         """Close the producer. A second call does nothing."""
@@ -88,3 +96,8 @@ class LetterProducer:
     def _check_open(self) -> None:
         if self._closed:
             raise AlreadyClosed("the consumer was closed", topic=self.topic)
+
+    def _on_ended(self, producer: Sender, error: PulsarException) -> None:
+        if self._producer is producer:
+            self._producer = None
+            producer.shut_down(error)

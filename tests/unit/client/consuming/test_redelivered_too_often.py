@@ -42,7 +42,13 @@ DEAD = f"{TOPIC}-s-DLQ"
 ONCE = ConsumerDeadLetterPolicy(1)
 
 
-async def test_a_message_stays_until_the_dead_letter_topic_accepts_it() -> None:
+@pytest.mark.parametrize(
+    "error", [pb.NotAllowedError, pb.ProducerFenced, pb.TopicTerminatedError], ids=str
+)
+async def test_a_message_stays_until_the_dead_letter_topic_accepts_it(
+    error: pb.ServerError.ValueType,
+) -> None:
+    """Two of the errors end the producer of the letters, and the next letter makes another."""
     async with client_among() as (client, cluster):
         consumer = await client.subscribe(
             "t",
@@ -54,7 +60,7 @@ async def test_a_message_stays_until_the_dead_letter_topic_accepts_it() -> None:
         )
         await publish(client, 1)
         dead = cluster.topic(DEAD)
-        dead.send_errors.append(pb.NotAllowedError)
+        dead.send_errors.append(error)
         for _ in range(2):
             await consumer.negative_acknowledge((await receive(consumer, 1))[0])
         await asyncio.sleep(0.15)

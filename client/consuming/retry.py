@@ -206,9 +206,14 @@ class RetrySubscriber:
         return await self._main.has_message_available()
 
     async def unsubscribe(self) -> None:
-        """Delete the subscriptions of all topics and close the consumer."""
+        """Delete the subscriptions of all topics and close the consumer.
+
+        The retry topic is the last: while a subscription of another topic remains, so do the
+        letters of its messages. After an error, the next call goes on with what remains.
+        """
+        if not self._main.is_over:
+            await self._main.unsubscribe()
         await self._retry.unsubscribe()
-        await self._main.unsubscribe()
         await self._close_letters()
 
     async def close(self) -> None:

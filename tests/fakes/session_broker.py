@@ -44,6 +44,7 @@ class Topic:
     ledger: int = 1
     hold_receipts: bool = False
     send_errors: deque[int] = field(default_factory=deque)  # answers to the next SENDs
+    unsubscribe_errors: deque[int] = field(default_factory=deque)
 
     def append(self, entry: bytes) -> Key:
         last = max(self.entries, default=(0, -1))
@@ -434,6 +435,11 @@ class Session:
 
     def on_unsubscribe(self, body: Any, _: object) -> None:
         consumer = self.consumers[body.consumer_id]
+        if errors := consumer.subscription.topic.unsubscribe_errors:
+            refusal = pb.CommandError(request_id=body.request_id, message="x")
+            refusal.error = errors.popleft()  # type: ignore[assignment]
+            self.send(refusal)
+            return
         self.remove(consumer)
         del consumer.subscription.topic.subscriptions[consumer.subscription.name]
         self.send(pb.CommandSuccess(request_id=body.request_id))

@@ -11,7 +11,12 @@ import pytest
 from fakes.client_world import EARLIEST, TOPIC, A, client_among, expect_none
 from support import settle
 
-from magnetar.client.errors import InvalidConfiguration, OperationNotSupported, TopicTerminated
+from magnetar.client.errors import (
+    ConsumerBusy,
+    InvalidConfiguration,
+    OperationNotSupported,
+    TopicTerminated,
+)
 from magnetar.client.message import MessageId
 from magnetar.client.options import ConsumerType
 from magnetar.client.policies import ConsumerDeadLetterPolicy
@@ -244,6 +249,22 @@ async def test_calls_cover_all_topics_and_seek_leaves_the_retry_topic() -> None:
         await expect_none(consumer)
         consumer.pause()
         consumer.resume()
+        await consumer.unsubscribe()
+        for name in ("a", "b", "a-s-RETRY"):
+            assert "s" not in cluster.topic(full(name)).subscriptions
+
+
+@pytest.mark.parametrize("refused", ["a", "a-s-RETRY"])
+async def test_letters_are_kept_until_the_subscriptions_of_all_topics_are_deleted(
+    refused: str,
+) -> None:
+    async with retrying(["a", "b"], ["a", "b"]) as (client, cluster, consumer):
+        await publish(client, "a", b"1")
+        await consumer.reconsume_later(await consumer.receive(5000), timedelta(hours=1))
+        cluster.topic(full(refused)).unsubscribe_errors.append(pb.ConsumerBusy)
+        with pytest.raises(ConsumerBusy):
+            await consumer.unsubscribe()
+        assert "s" in cluster.topic(full("a-s-RETRY")).subscriptions
         await consumer.unsubscribe()
         for name in ("a", "b", "a-s-RETRY"):
             assert "s" not in cluster.topic(full(name)).subscriptions

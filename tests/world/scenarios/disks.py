@@ -74,6 +74,7 @@ def _destroy(victim: BookieNode, how: str) -> None:
         disk.wipe()
     elif how == "roll back":
         disk.restore_image()
+        victim.world.trace.fault(victim.name, "older image restored")
     elif how == "break":
         disk.opens = False
     else:

@@ -1,5 +1,5 @@
-"""What is explored: the bounds of `make test`, those of `make explore`, and the planted bugs. Any
-number of messages may be lost in each."""
+"""The cases that are explored: the bounds of `make test`, those of `make explore`, and the planted
+bugs. In each case, any number of messages may be lost."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ COMPARED: Final = (
     Case(sizes=(4, 3, 2), entries=2, recoverers=1, spares=1, writer_changes=1, recoverer_changes=1),
     Case(sizes=(4, 3, 2), entries=3, recoverers=1, crashes=1),
 )
-"""Searched in full as well: the same ledgers must come out. 3/3/2 with three entries is among
-them. 290 s of CPU."""
+"""These cases are also searched in full, and must give the same ledgers. They include 3/3/2 with
+three entries. 290 s of CPU."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Planted:
     invariant: str  # which must be violated
 
     def caught_by(self, result: Result) -> bool:
-        """(With the reductions, what would be acknowledged after the close was so before.)"""
+        """With the reductions, an entry that would be acknowledged after the close was acknowledged
+        before."""
         earlier = result.reduced and self.invariant == _BEYOND
         invariant = "acked entries are readable" if earlier else self.invariant
         return result.violation is not None and result.violation.invariant == invariant
@@ -76,7 +77,7 @@ _PRIVATE: Final = Case(sizes=(3, 3, 2), entries=1, recoverers=2, spares=1, recov
 PLANTED: Final = dict(
     (
         _planted(Bug.READS_DO_NOT_FENCE, _BEYOND, _ALONE),
-        _planted(Bug.UNKNOWN_IS_FENCED, "who reads stands behind fences", _ALONE),
+        _planted(Bug.UNKNOWN_IS_FENCED, "a recoverer reads only behind fences", _ALONE),
         _planted(Bug.UNKNOWN_IS_ABSENT, _BEYOND, _ALONE),
         _planted(Bug.ONE_NEGATIVE_ENDS, _BEYOND, _ALONE),
         _planted(Bug.USED_BEFORE_RECORDED, _COPIES, _CHANGE),

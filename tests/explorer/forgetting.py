@@ -1,25 +1,30 @@
-"""States that differ only in what can no longer matter are one.
+"""Treat states as one state when they differ only in facts that cannot matter any more.
 
-`canonical` forgets it. Each time the argument is that no step and no invariant looks there again:
+`canonical` removes such facts. The argument is the same each time: no later step and no invariant
+reads the fact.
 
-- *Entries before the last segment*, and a "confirmed" before it: the ledger's end is sought from
-  there on, and the writer confirmed them before it had that segment. The old segment's copies were
-  judged when it was sealed.
-- *Bookies that are in no ensemble*, when no writer or closer changes its ensemble any more.
-- *Entries up to where the closer starts*: it does not ask for them. They are confirmed (which is
-checked here: no bookie tells of other entries), so at the claim the writer could have closed
-  behind them, and their copies were judged by that. They do not become fewer, and fewer than Qa
-  bookies crash. The closer cannot start before `lowest_start`, and where it has heard of a
-  "confirmed" it starts there or later. So the last segment might as well begin there.
-- *Entries before the closer's own segment*: they have Qa copies, or it could not begin there.
-- *What is told*, once the closer has heard enough: what it starts from does not change any more.
-- *The end*: beyond it the closer looks at nothing.
-- *Seats*: a member holds what its seat is to hold; a bookie that lost its seat in the closer's
+- *Entries before the last segment*, and a "confirmed" before it. The search for the ledger's end
+  begins at the last segment, and the writer had confirmed all earlier entries when it stored that
+  segment. The copies in the old segment were checked when it was sealed.
+- *Bookies that are in no ensemble*, when neither the writer nor the closer changes its ensemble
+  any more.
+- *Entries up to the place where the closer starts*: the closer does not ask for them. They are
+  confirmed (checked here: bookies tell of no other entries), so at the claim the writer could have
+  closed behind them, and their copies were checked for that close. Copies do not become fewer, and
+  fewer than Qa bookies crash. The closer cannot start before `lowest_start`; if a bookie has told
+  it a "confirmed", it starts there or later. So the last segment might as well begin there.
+- *Entries before the closer's own segment*: they have Qa copies, or the segment could not begin
+  there.
+- *The "confirmed" that bookies tell*, once the closer may read: its start does not change any more.
+- *Everything beyond the end*: the closer reads nothing there.
+- *Seats*: a member holds what its seat is to hold. A bookie that lost its seat in the closer's
   ensemble, or cannot get one any more, holds nothing that counts.
-- *Fences*, once the closer has ended: the writer has stopped, those whom it asks were judged when
-  it began to read, and who holds an entry unfenced would be fenced by having it written back.
-- *The helper*: what it can still do that matters is to write back what the closer looks at.
-- *Recovery is possible* is a matter of who holds what, which only grows after the claim.
+- *Fences*, once the closer has ended. The writer has stopped. The bookies that the closer asks were
+  checked when it began to read. A bookie that holds an entry unfenced would be fenced by a
+  write-back of the entry.
+- *The helper*: its only later effect is to write back the entries that the closer reads.
+- *Recovery is possible* depends on which bookie holds which entry. These sets only grow after the
+  claim.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ class Forgetting(Reduced):
         if case.crashes >= self.ack_quorum:
             raise NotReducible("all copies of an entry may be lost")
 
-    # -- what is judged at once, because it is forgotten then ------------------------------------
+    # -- checked at once, because it is forgotten afterwards -------------------------------------
 
     def check(self, state: State) -> None:
         if state.open or state.attempts[CLOSER].ended:
@@ -138,7 +143,7 @@ def _idle(bookie: Bookie) -> Bookie:
 
 @cache
 def _from(bookie: Bookie, first: int) -> Bookie:
-    """What it has to do with entries from there on."""
+    """The bookie with only its facts about entries from `first` on."""
     kept = -1 << first
     return bookie._replace(
         stored=bookie.stored & kept,

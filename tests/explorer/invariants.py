@@ -4,8 +4,9 @@ from __future__ import annotations
 
 
 class Violation(Exception):
-    """An invariant does not hold. `then`: what happens yet, until it shows. `closing`: who closes
-    (None: the writer), and where; None if there is no such step."""
+    """An invariant does not hold. `then`: the steps that follow until the violation shows.
+    `closing`: the recoverer that closes (None: the writer) and the last entry; None if no process
+    closes."""
 
     def __init__(self, invariant: str, then: list[str]) -> None:
         super().__init__(invariant, then)
@@ -47,7 +48,7 @@ def closed_entries_have_copies(first: int, copies: list[int], needed: int, what:
     for entry, count in enumerate(copies, start=first):
         if count < needed:
             raise Violation(
-                "closed entries have Qa copies", [what, f"of entry {entry} there are {count}"]
+                "closed entries have Qa copies", [what, f"entry {entry} has {count} copies"]
             )
 
 

@@ -1,4 +1,4 @@
-"""How ledgers come to be closed: what two searches of one case are compared by."""
+"""The ways in which ledgers are closed. Two searches of one case are compared by them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Outcome = tuple[object, ...]
 
 
 class Recording(Protocol):
-    """Notes who closes where, knowing what, and what bookies hold then. Of two recoverers that are
-    alike it does not matter which."""
+    """Notes each close: the process that closes, the last entry, what the process knows, and what
+    the bookies hold then. Two recoverers that are alike count as one."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
-        self.outcomes: set[Outcome] = set()  # with all there is
-        self.ledgers: set[Outcome] = set()  # with what belongs to the ledger alone
+        self.outcomes: set[Outcome] = set()  # with all facts of the state
+        self.ledgers: set[Outcome] = set()  # with the facts of the ledger only
 
     def _check_end(self, state: State, who: int | None, last: int, told: int) -> None:
         super()._check_end(state, who, last, told)
@@ -48,7 +48,7 @@ class RecordingReduced(Recording, Reduced):
 
 
 class RecordingForgetting(Recording, Forgetting):
-    """The same in the search that forgets as well, which has only what belongs to the ledger."""
+    """The same in the search that also forgets, which keeps only the facts of the ledger."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Comparison:
 
     results: tuple[Result, Result, Result]
     outcomes: int  # of the full search
-    missing: int  # which the others do not have
-    added: int  # which only the others have
+    missing: int  # outcomes that the other searches lack
+    added: int  # outcomes that only the other searches have
 
     @property
     def equal(self) -> bool:

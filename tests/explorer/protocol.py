@@ -1,33 +1,33 @@
 """The ledger protocol as a small transition system: one writer, recoverers, bookies, one metadata
-record. Everything that could happen next is a step; `search.py` takes them all.
+record. Everything that can happen next is a step; `search.py` takes all steps.
 
-What it keeps of the real thing is what safety hangs on, no more, and each thing left out is left
-out because whatever it could add is here already:
+The model has only what safety depends on. Each omission is harmless, because the model already
+contains its effect:
 
 - *Loss, delay, repetition.* There are no queues: a request that was sent once may arrive at any
-  later time, or never, so any number of messages may be lost, and nothing that is "under way" needs
-  to be remembered. A request that arrives and whose reply is lost: see the next two.
-- *The writer hears of acks in batches*, just before it acts (appends, changes its ensemble,
-  closes): hearing them earlier shows only to its owner. What it could have confirmed by now
-  is `confirmable`, and every invariant about confirmed entries is checked against that.
-- *A recoverer hears a reply at once, or never.* A late one equals a late request: what a fenced
-  bookie holds only grows. A lost fence reply only fences one bookie more, which hinders only
-  the writer, as the loss of its add would.
-- *Who answered a write-back* is not remembered: a recoverer that wrote an entry back can have the
-  answer of every bookie that holds it by asking once more. So it may close when Qa hold it.
-- *Closing* ends a run: `_check_end` checks what must hold then, and what the writer could still
-  confirm afterwards, from adds that are under way or yet to be sent to bookies that are not fenced.
-- *Sync.* Bookies answer only what is durable, so a crash that they come back from loses what no
-  process heard of: the same as losing the request. A crash that they do not come back from
-  (`crashes`) takes their disk along. Two planted bugs answer too early, and lose it.
-- *A second recoverer* begins when the first does: until it asks a bookie it has done nothing. That
-  a recoverer dies needs no step of its own: no step must ever be taken.
+  later time, or never. So any number of messages may be lost, and the model stores no message that
+  is under way. The next two points cover a request that arrives and whose reply is lost.
+- *The writer receives acks in batches*, just before it acts (appends, changes its ensemble,
+  closes). Only the writer's owner could notice an earlier ack. `confirmable` is what the writer
+  could have confirmed by now, and every invariant about confirmed entries is checked against it.
+- *A recoverer receives a reply at once, or never.* A late reply equals a late request, because the
+  set of entries of a fenced bookie only grows. A lost reply to a fence only fences one bookie more,
+  which hinders only the writer, as the loss of its add would.
+- *The bookies that answered a write-back* are not stored: a recoverer that wrote an entry back can
+  get the answer of every bookie that holds it by one more request. So it may close when Qa hold it.
+- *Closing* ends a run. `_check_end` checks what must hold then, and what the writer could still
+  confirm afterwards, from adds that are under way or still to be sent to unfenced bookies.
+- *Sync.* Bookies answer only what is durable. So a crash that a bookie returns from loses only data
+  that no process knows of: the same as losing the request. A bookie that does not return from its
+  crash (`crashes`) loses its disk. Two planted bugs answer too early, and lose the data.
+- *A second recoverer* begins when the first does: until it asks a bookie it has done nothing. The
+  death of a recoverer needs no step of its own, because no step has to be taken.
 
-With E = Qw the seats are alike, so bookies differ only by what they hold and where they sit: states
-are kept with their bookies sorted (`canonical`). Recoverers are alike as well. What else need not
-be searched, and why, is in `reduced.py` and `forgetting.py`.
+With E = Qw the seats are alike, so bookies differ only by their entries and their seats: states are
+kept with their bookies sorted (`canonical`). Recoverers are alike as well. `reduced.py` and
+`forgetting.py` say which other states are not searched, and why.
 
-`Bug` names what can be done wrong; the right protocol has none of it.
+`Bug` names what can be done wrong; the right protocol does none of it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Protocol:
         self.size, self.write_quorum, self.ack_quorum = case.sizes
         self.absence = self.write_quorum - self.ack_quorum + 1
         self.negatives = 1 if Bug.ONE_NEGATIVE_ENDS in self.bugs else self.absence
-        self.judged = range(case.recoverers)  # whose reading and closing is checked
+        self.judged = range(case.recoverers)  # recoverers whose reads and closes are checked
         # With E = Qw every member counts as sitting on seat 0.
         self.holders = [  # by entry: the seats of its write set
             frozenset(
@@ -109,7 +109,7 @@ class Protocol:
     # -- steps -----------------------------------------------------------------------------------
 
     def steps(self, state: State) -> Iterator[tuple[Step, State]]:
-        """What can happen next, each with what comes of it. Raises Violation."""
+        """Each step that can happen next, with the state after it. Raises Violation."""
         self.check(state)
         yield from self.moves(state)
 
@@ -210,7 +210,7 @@ class Protocol:
         return self._tell(changed, known)
 
     def _recorded(self, state: State) -> State:
-        """(A bug's second half.)"""
+        """The second half of a bug."""
         bookies = tuple(bookie._replace(listed=bookie.writes) for bookie in state.bookies)
         return state._replace(recorded=True, first=state.told + 1, bookies=bookies)
 
@@ -224,7 +224,7 @@ class Protocol:
     def _claimed(self, state: State) -> State:
         claimed = state._replace(open=False)
         if Bug.CHANGE_OF_RECOVERER_RECORDED in self.bugs:
-            return claimed  # then it matters who begins when
+            return claimed  # then the order in which recoverers begin matters
         for who in range(self.case.recoverers):
             claimed = self._begun(claimed, who)
         return claimed
@@ -304,7 +304,8 @@ class Protocol:
                     yield ("lacks", who, entry, number), self._concluded(read, who, attempt)
 
     def _concluded(self, state: State, who: int, attempt: Attempt) -> State:
-        """Conclusions in order; what was only needed for them is forgotten."""
+        """Conclude about entries in order, and forget the facts that only the conclusions
+        needed."""
         while attempt.next < self.case.entries and not attempt.ended:
             bit = 1 << attempt.next
             if attempt.found & bit:
@@ -335,9 +336,9 @@ class Protocol:
                 if not bookie.up or view.working not in self.holders[entry]:
                     continue
                 if bookie.stored & bit and bookie.fenced:
-                    continue  # it would answer at once, and that is all
+                    continue  # the answer at once would be its only effect
                 if entry < attempt.change and view.asked == NOWHERE:
-                    continue  # the newcomer gets what comes from its segment's first entry on
+                    continue  # the spare gets the entries from its segment's first one on
                 if not bookie.stored & bit:
                     bookie = stores(bookie, entry, tells)
                 after = bookie._replace(fenced=True)
@@ -345,8 +346,8 @@ class Protocol:
                 yield ("back", who, entry, number), written._replace(seen=max(state.seen, tells))
 
     def _written_back(self, state: State, who: int, attempt: Attempt, before: int) -> int:
-        """The last entry below `before` up to which Qa bookies hold all and are fenced, as each
-        bookie that takes a write-back is."""
+        """The last entry below `before` such that Qa fenced bookies hold it and all entries before
+        it. A bookie that stores a write-back is fenced."""
         fenced = state._replace(bookies=tuple(b for b in state.bookies if b.fenced))
         entry = attempt.start
         while entry + 1 < before:
@@ -409,7 +410,7 @@ class Protocol:
             crashed = self._with(state, number, after)
             yield ("crash", number), crashed._replace(crashes=state.crashes - 1)
 
-    # -- what follows ----------------------------------------------------------------------------
+    # -- derived facts ----------------------------------------------------------------------------
 
     def confirmable(self, state: State) -> int:
         """The last entry that the writer can have confirmed by now."""
@@ -423,8 +424,8 @@ class Protocol:
         return sum(bool(b.acked & bit) and b.writes in holders for b in state.bookies)
 
     def _copies(self, state: State, entry: int, change: int, who: int | None) -> int:
-        """How many of those who are to hold the entry do: by the last segment as stored, or by a
-        recoverer's continuation of it."""
+        """The number of members that hold the entry, of those that should: the write set in the
+        last segment as stored, or in a recoverer's continuation of it."""
         holders, bit = self.holders[entry], 1 << entry
         count = 0
         for bookie in state.bookies:
@@ -454,17 +455,17 @@ class Protocol:
     # -- invariants ------------------------------------------------------------------------------
 
     def _check_fenced(self, state: State, who: int) -> None:
-        """Who reads stands behind fences: no Qa members of any write set are without one. (That the
-        reads fence as well makes up for its lack, see the tests.)"""
+        """A recoverer reads only behind fences: in no write set are Qa members unfenced. (Reads
+        fence as well, which replaces missing fences: see the tests.)"""
         if not self.case.fences_checked:
             return
         seats = [(b.views[who].asked, b.fenced) for b in state.bookies]
         for window in [{0}] if self.case.alike else self.windows:
             if sum(seat in window and not fenced for seat, fenced in seats) >= self.ack_quorum:
-                raise Violation("who reads stands behind fences", [f"recoverer {who} reads"])
+                raise Violation("a recoverer reads only behind fences", [f"recoverer {who} reads"])
 
     def _check_sealed(self, state: State, told: int) -> None:
-        """Entries before a new segment are at Qa members of the old one, for good."""
+        """Entries before a new segment are durable at Qa members of the old one."""
         for entry in range(state.first, told + 1):
             if self._copies(state, entry, NEVER, None) < self.ack_quorum:
                 raise Violation(
@@ -494,8 +495,8 @@ class Protocol:
             raise
 
     def _confirmable_later(self, state: State) -> int:
-        """The last entry that the writer could still confirm if it appended all and everything
-        arrived."""
+        """The last entry that the writer could still confirm if it appended all entries and all
+        adds arrived."""
         entry = state.told
         while entry + 1 < self.case.entries:
             bit, holders = 1 << entry + 1, self.holders[entry + 1]
@@ -523,7 +524,7 @@ class Protocol:
     # -- symmetry --------------------------------------------------------------------------------
 
     def canonical(self, state: State) -> State:
-        """The one of all states like this one that is kept."""
+        """The state that is kept for all states equivalent to this one."""
         if not self.case.alike:
             return state
         state = state._replace(bookies=tuple(sorted(state.bookies)))

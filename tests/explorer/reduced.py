@@ -1,38 +1,41 @@
-"""The same specification with far fewer steps and states, and not one violation less.
+"""The same specification with far fewer steps and states. It finds every violation that the full
+search finds.
 
-Take any run of `protocol.py` from the beginning to a violation. Exchange by exchange it turns into
-one of those that are left here, which ends in a violation as well. What the arguments rely on is
-checked with each step (`check_premises`): each that asks or writes leaves a fence, what a bookie
-holds only grows, a write-back brings the very bytes, a recoverer shows by nothing else, a crashed
-bookie is down. A protocol that does otherwise is not reduced.
+Take any run of `protocol.py` from the beginning to a violation. A series of exchanges turns it into
+one of the runs that are left here, which ends in a violation as well. `check_premises` checks with
+each step what these arguments rely on: each step that asks or writes leaves a fence, the set of
+entries of a bookie only grows, a write-back brings the same bytes, a recoverer changes nothing but
+bookies, a crashed bookie is down. A protocol that breaks one of these is not reduced.
 
-- *Crashes come last.* Nothing is done at a bookie that is down, so a crash can be exchanged with
-  each step that comes after it, down to the end of the run. `check` lets as many bookies crash as
-  may, any of them, in every state, and looks at what is left.
-- *The writer stops at the claim.* Since then its ensemble cannot change; entries are appended, and
-  adds arrive. A recoverer's requests leave their bookie fenced, so an add that is taken comes
-  before all that any recoverer does at that bookie; what happens at others does not concern it.
-  Appends hang on acks alone. So each append and each add can be exchanged with what comes before
-  it, down to the claim and beyond, and the run still leads to the same state. Hence what can be
-  confirmed is known at the claim, and `_claimed` forgets what was kept for the writer's sake. An
-  entry that would be acknowledged beyond the end was acknowledged before it.
-- *One closes, one helps.* Recoverers are alike, so let recoverer 0 be the one that reads without
-  fences, or closes where it must not. What reaches it of the others is only what they write back
-  (fences are the writer's concern, and it has stopped). Whatever any of them can write back at any
-  time, recoverer 1 can, if it fenced those who tell the least as soon as the ledger was claimed,
-  and then heard "yes" to all that members hold: it starts no later than others, and since there is
-  no entry among members that was not there at the claim, none gets further. It starts as such
-  (`_helped`). If recoverers change their ensembles, one may bring a spare to one seat and another
-  one to another seat, so what there is may be written to any spare, and to all members as well.
-- *The closer reads at one moment*, that at which it may begin to. No other process notices that it
-  hears something. A member that lacks an entry later on lacks it now; an entry that some member
-  holds later on is held by one now. So each conclusion that it could come to later it can come to
-  now, and having come to it sooner hinders nothing. Reading ahead comes to no other ones. All "no"
-  about an entry are heard in one step: fewer than are needed conclude nothing.
+- *Crashes come last.* Nothing happens at a bookie that is down, so a crash can be exchanged with
+  each later step, down to the end of the run. In every state, `check` lets any bookies crash, as
+  many as may, and checks what the others hold.
+- *The writer stops at the claim.* After the claim its ensemble cannot change; it appends entries,
+  and adds arrive. A recoverer's requests fence their bookie, so a stored add comes before
+  everything that a recoverer does at that bookie; other bookies do not matter to it. Appends depend
+  on acks only. So each append and each add can be exchanged with the step before it, to a place
+  before the claim, and the run still leads to the same state. Hence what can be confirmed is known
+  at the claim, and `_claimed` forgets the facts that only the writer needs. An entry that would be
+  acknowledged beyond the end was acknowledged before the close.
+- *One recoverer closes, one helps.* Recoverers are alike, so let recoverer 0 be the one that reads
+  without fences, or closes where it must not. The others affect it only by their write-backs:
+  their fences concern only the writer, which has stopped. Recoverer 1 can write back whatever any
+  of them can write back at any time, if two things hold. It has fenced the bookies with the lowest
+  "confirmed" as soon as the ledger was claimed, so it starts no later than the others. It has then
+  got "yes" to all entries that members hold; members hold no entry that they did not hold at the
+  claim, so no other recoverer gets further. Recoverer 1 starts in this state (`_helped`). If
+  recoverers change their ensembles, one may bring a spare to one seat and another one to another
+  seat, so each entry may be written to any spare, and to all members as well.
+- *The closer reads at one moment*: the moment when it may begin to read. No other process notices
+  which answers it receives. A member that lacks an entry later lacks it now; an entry that some
+  member holds later is held by a member now. So the closer can conclude now whatever it can
+  conclude later, and an earlier conclusion hinders no step. Reading ahead leads to no other
+  conclusions. All "no" about an entry arrive in one step: fewer than the needed number conclude
+  nothing.
 
-`forgetting.py` goes on from here. `test_reduced.py` holds both against the full search: the same
-ledgers come out, closed at the same ends with the same copies, and reductions that go too far are
-noticed.
+`forgetting.py` reduces the states further. `test_reduced.py` compares both with the full search:
+the same ledgers result, closed at the same ends with the same copies, and the tests notice
+reductions that omit too much.
 """
 
 from __future__ import annotations
@@ -46,13 +49,13 @@ from explorer.state import NEVER, NOWHERE, Attempt, Case, State, Step, View, put
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CLOSER: Final = 0  # the recoverer whose reading and closing is judged
+CLOSER: Final = 0  # the recoverer whose reads and close are checked
 HELPER: Final = 1  # stands for all others
-ANYWHERE: Final = -2  # in place of a seat: whichever the entry needs
+ANYWHERE: Final = -2  # in place of a seat: the seat that the entry needs
 
 
 class NotReducible(Exception):
-    """The protocol does what the reductions take for impossible."""
+    """The protocol does a step that the reductions assume to be impossible."""
 
 
 class Reduced(Protocol):
@@ -112,7 +115,7 @@ class Reduced(Protocol):
         )
         claimed = super()._claimed(stopped)
         if not all(attempt.begun for attempt in claimed.attempts):
-            raise NotReducible("it matters who begins when")
+            raise NotReducible("the order in which recoverers begin matters")
         return self._helped(claimed) if self.case.recoverers > 1 else claimed
 
     def _helped(self, state: State) -> State:
@@ -122,9 +125,7 @@ class Reduced(Protocol):
         while after < self.case.entries and self._is_held(state, after):
             after += 1
         if after <= state.told:
-            raise NotReducible(
-                f"entry {after} was confirmed, and none of those who are asked has it"
-            )
+            raise NotReducible(f"entry {after} was confirmed, and no bookie that is asked has it")
         changes = bool(self.case.recoverer_changes)
         helper = Attempt(
             begun=True,
@@ -143,7 +144,7 @@ class Reduced(Protocol):
         return state._replace(bookies=bookies, attempts=put(state.attempts, HELPER, helper))
 
     def lowest_start(self, state: State, least: int) -> int:
-        """Where a recovery starts that fences those who tell the least."""
+        """The start of a recovery that fences the bookies with the lowest "confirmed"."""
         members = [bookie for bookie in state.bookies if bookie.listed != NOWHERE]
         starts = sorted({least, *(bookie.tells for bookie in members if bookie.tells > least)})
         return next(
@@ -157,7 +158,7 @@ class Reduced(Protocol):
         return any(b.stored >> entry & 1 and b.listed in holders for b in state.bookies)
 
     def _reads(self, state: State, who: int, attempt: Attempt) -> Iterator[tuple[Step, State]]:
-        """About the next entry: each "yes", and ("absent") as many "no" as there are."""
+        """The answers about the next entry: each "yes", and ("absent") all "no" in one step."""
         no: list[int] = []
         for step, after in super()._reads(state, who, attempt):
             check_premises(state, step, after)
@@ -179,8 +180,8 @@ class Reduced(Protocol):
         return self._concluded(state._replace(bookies=tuple(bookies)), who, attempt)
 
     def canonical(self, state: State) -> State:
-        """(The closer and its helper are not alike, and bookies are what they hold and where they
-        sit.)"""
+        """Closer and helper differ, so recoverers are not sorted. Bookies are compared by their
+        entries and seats."""
         return state._replace(bookies=tuple(sorted(state.bookies)))
 
 
@@ -189,7 +190,7 @@ def check_premises(before: State, step: Step, after: State) -> None:
     verb = step[0]
     if verb == "crash":
         if after.bookies[int(step[1])].up:
-            raise NotReducible(f"b{step[1]} comes back when {tell(step)}")
+            raise NotReducible(f"b{step[1]} is up again after: {tell(step)}")
         return
     if verb not in ("silent", "fence", "mute", "found", "lacks", "absent", "back", "private"):
         return
@@ -199,18 +200,18 @@ def check_premises(before: State, step: Step, after: State) -> None:
     number = int(step[-1])
     was, now = before.bookies[number], after.bookies[number]
     if not now.fenced:
-        raise NotReducible(f"b{number} is not fenced when {tell(step)}")
+        raise NotReducible(f"b{number} is not fenced after: {tell(step)}")
     expected = was.stored, was.tells
     if verb == "back" and not was.stored >> int(step[2]) & 1:
         entry = int(step[2])
         full = stores(was, entry, before.carried[entry])
         expected = full.stored, full.tells
     if (now.stored, now.tells) != expected:
-        raise NotReducible(f"b{number} comes to hold something else when {tell(step)}")
+        raise NotReducible(f"b{number} holds something else after: {tell(step)}")
 
 
 def _check_unnoticed(before: State, step: Step, after: State) -> None:
-    """A recoverer's step shows by what bookies hold, and by nothing else."""
+    """Other processes notice a recoverer's step only by what bookies hold."""
     who = int(step[1])
     public = before._replace(seen=after.seen, bookies=after.bookies, attempts=after.attempts)
     kept = all(
@@ -225,4 +226,4 @@ def _check_unnoticed(before: State, step: Step, after: State) -> None:
         if number != who
     )
     if public != after or not kept or not others:
-        raise NotReducible(f"others notice when {tell(step)}")
+        raise NotReducible(f"other processes notice: {tell(step)}")

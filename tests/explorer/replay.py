@@ -1,9 +1,10 @@
 """The same steps on the real machines: the specification is that of the code.
 
-`Replay` drives `LedgerWriter` and `LedgerRecovery` along a way that `protocol.py` found, and after
-each step holds what they and the bookies came to against the specification's state. Where they
-differ, or would not do such a step at all, it raises `Diverged`: on the right protocol's ways that
-is a fault of either side; on the way to a planted bug's violation it is what must happen.
+`Replay` drives `LedgerWriter` and `LedgerRecovery` along a run that `protocol.py` found. After each
+step it compares the state of the machines and of the bookies with the specification's state. If the
+states differ, or a machine does not do the step, it raises `Diverged`. On a run of the right
+protocol that is a fault of the code or of the specification. On the run to a planted bug's
+violation it must happen.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LIMITS = WriterLimits(add_timeout_s=1e9, quorum_timeout_s=1e9, changes_max=9)
 
 
 class Diverged(Exception):
-    """The real machines do something else."""
+    """A real machine does something other than the specification."""
 
 
 class Replay:
@@ -55,7 +56,7 @@ class Replay:
         self.writer = LedgerWriter(self.quorum, seats, limits=LIMITS, now=0.0)
         self.recoverers: dict[int, _Recoverer] = {}
         self._sent: dict[tuple[int, int], writing.Parts] = {}  # by bookie, entry
-        self._acks: dict[tuple[int, int], None] = {}  # by bookie, entry: not heard of yet
+        self._acks: dict[tuple[int, int], None] = {}  # that the writer lacks yet
 
     def take(self, step: Step, after: State) -> None:
         """Raises Diverged."""
@@ -104,7 +105,7 @@ class Replay:
             case ("change", int(out), int(into), int(first)):
                 self._change(out, into, first)
             case ("record",):
-                pass  # was done with the change
+                pass  # done with the ensemble change
             case ("claim",):
                 self.metadata = replace(self.metadata, state=LedgerState.IN_RECOVERY)
                 for who in range(self.case.recoverers):
@@ -265,8 +266,8 @@ class _Recoverer:
                 self._change(out, into, first)
 
     def finish(self) -> None:
-        """All that is still to be had: write-backs where they are held already, and that there is
-        nothing beyond the last entry."""
+        """All answers that are still missing: to write-backs whose bookie holds the entry already,
+        and "no" to the entry after the last one."""
         for (number, entry), parts in list(self._write_backs.items()):
             bookie = self._bookie(number)
             if entry in bookie.entries and bookie.fenced and bookie.up:
@@ -293,7 +294,7 @@ class _Recoverer:
         self._carry_out(self.machine.on_fence_answer(seat, code, told, 0.0))
 
     def _read(self, entry: int, number: int) -> None:
-        """The seat answers as far as this entry; what it says of earlier ones is concluded."""
+        """The seat answers up to this entry; earlier entries have their conclusions."""
         seat = self._asked_seat(number)
         while True:
             request = self._reads.pop(seat, None)
@@ -370,8 +371,8 @@ def mask(entries: Iterable[int]) -> int:
 
 
 def walk(case: Case, random: Random) -> tuple[list[Step], int | None]:
-    """One way at random through the specification and along it through the machines, to a close if
-    it comes to one. Returns the steps, and where it was closed (None: it was not)."""
+    """Take a random run through the specification and the machines, until a close or until no step
+    is left. Returns the steps and the last entry of the close (None: not closed)."""
     protocol, real = Protocol(case), Replay(case)
     state, steps = protocol.begin(), list[Step]()
     while True:
@@ -391,7 +392,8 @@ def walk(case: Case, random: Random) -> tuple[list[Step], int | None]:
 
 
 def _usual(state: State, step: Step) -> bool:
-    """Whether the machines do such a step: they look for spares only when something is pending."""
+    """Whether the machines can do this step: they look for spares only while entries are
+    pending."""
     match step:
         case ("change", _, _, int(first)):
             return first < state.appended

@@ -1,4 +1,4 @@
-"""`make explore`: all interleavings within the full bounds, the shortest way to each planted bug,
+"""`make explore`: all interleavings within the full bounds, the shortest run to each planted bug,
 and searches with reductions compared with searches without reductions.
 
 Exits with 1 if an interleaving breaks the protocol, a planted bug does not break it, or the

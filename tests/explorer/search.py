@@ -1,4 +1,4 @@
-"""Every state that can be reached, breadth first; the shortest way to a violation."""
+"""Every state that can be reached, breadth first; the shortest run to a violation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Result:
     depth: int
     seconds: float  # of CPU
     violation: Violation | None  # None: there is none
-    trace: tuple[Step, ...]  # the shortest way to the violation
+    trace: tuple[Step, ...]  # the shortest run to the violation
 
     def describe(self) -> str:
         head = (
@@ -41,9 +41,8 @@ class Result:
 
 
 def explore(case: Case, *, states_max: int = 100_000_000) -> Result:
-    """All states that matter (`reduced.py`, `forgetting.py`), or the shortest way among them to a
-    violation. A protocol of which too much was assumed for that is searched without omitting
-    anything."""
+    """All states that matter (`reduced.py`, `forgetting.py`), or the shortest run among them to a
+    violation. If the protocol breaks an assumption of the reductions, search all its states."""
     try:
         return search(Forgetting(case), states_max=states_max)
     except NotReducible as why:
@@ -56,7 +55,7 @@ def search(protocol: Protocol, *, states_max: int = 100_000_000) -> Result:
     began = time.process_time()
     codec = _Codec()
     begin = codec.pack(protocol.canonical(protocol.begin()))
-    ways = {begin: begin}  # every state that was met, and from where
+    ways = {begin: begin}  # every state that was reached, and the state before it
     level, depth, count = [begin], 0, 0
 
     def result(violation: Violation | None, trace: Sequence[Step]) -> Result:
@@ -89,8 +88,8 @@ def search(protocol: Protocol, *, states_max: int = 100_000_000) -> Result:
 
 
 def _trace(protocol: Protocol, path: Sequence[State]) -> tuple[list[Step], Violation]:
-    """The steps along these states with bookies and recoverers by their own names: kept states are
-    sorted, so the way is gone once more from the beginning."""
+    """The steps along these states, with bookies and recoverers by their own names. Kept states are
+    sorted, so this repeats the run from the beginning."""
     state, steps = protocol.begin(), list[Step]()
     for wanted in path:
         found = (each for each in protocol.steps(state) if protocol.canonical(each[1]) == wanted)
@@ -101,13 +100,13 @@ def _trace(protocol: Protocol, path: Sequence[State]) -> tuple[list[Step], Viola
             pass
     except Violation as named:
         return steps, named
-    raise AssertionError("the way does not lead to the violation")
+    raise AssertionError("the run does not lead to the violation")
 
 
 class _Codec:
-    """States as short byte strings, and back. Exact, other than a hash: equal strings are equal
-    states. There are few different bookies, and few different states if one looks past them; each
-    has a number."""
+    """Converts states to short byte strings and back. Unlike a hash it is exact: equal strings are
+    equal states. There are few different bookies, and few different states apart from their
+    bookies; each has a number."""
 
     def __init__(self) -> None:
         self._bookies: dict[Bookie, int] = {}

@@ -1,4 +1,5 @@
-"""The states of the protocol's specification, what may go wrong in it, and how a step is told."""
+"""The states of the protocol's specification, the bugs that can be planted in it, and the text of a
+step."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ NEVER: Final = 99  # in place of an entry: it did not change its ensemble
 
 
 class Bug(Enum):
-    """Ways to get it wrong; the value says what the protocol forbids by it."""
+    """Bugs that can be planted; the value says what the buggy protocol does."""
 
     READS_DO_NOT_FENCE = "a recoverer's reads do not fence, only its first question does"
     UNKNOWN_IS_FENCED = "no answer to a fence request counts as fenced"
@@ -34,8 +35,8 @@ class Bug(Enum):
 class View(NamedTuple):
     """What one recoverer knows of one bookie, and where it sits for it."""
 
-    fenced: bool = False  # it said so; only while fencing
-    lacks: int = 0  # bit e: it said that it does not have entry e
+    fenced: bool = False  # the "confirmed" that the bookie told; only while fencing
+    lacks: int = 0  # bit e: the bookie said that it lacks entry e
     asked: int = NOWHERE  # seat in the ensemble that is asked
     working: int = NOWHERE  # seat in the private ensemble that is written back to
 
@@ -56,7 +57,7 @@ class Attempt(NamedTuple):
     """One recoverer."""
 
     begun: bool = False  # the ensemble to be asked is frozen
-    reading: bool = False  # enough are fenced
+    reading: bool = False  # enough bookies are fenced
     start: int = -1  # known to be confirmed
     next: int = 0  # the first entry without a conclusion; while reading
     found: int = 0  # bit e: some bookie gave entry e, beyond `next`
@@ -67,7 +68,7 @@ class Attempt(NamedTuple):
 class State(NamedTuple):
     open: bool  # else IN_RECOVERY
     recorded: bool  # False: the writer uses an ensemble that is not stored (a bug)
-    appended: int  # how many entries
+    appended: int  # the number of entries
     told: int  # the last entry that the writer has confirmed for certain
     first: int  # of the last segment, as stored
     carried: tuple[int, ...]  # by entry: what it calls confirmed
@@ -94,7 +95,7 @@ class Case:
     recoverer_changes: int = 0  # of each; at most one
     crashes: int = 0
     read_ahead: bool = False  # recoverers read entries before they know about earlier ones
-    fences_checked: bool = True  # False: whether fences are there is judged by the outcome alone
+    fences_checked: bool = True  # False: only the outcome shows whether fences are missing
     bugs: frozenset[Bug] = frozenset()
 
     @property
@@ -159,9 +160,9 @@ def tell(step: Step) -> str:
         case ("found", who, entry, bookie):
             return f"recoverer {who} reads entry {entry} from b{bookie}"
         case ("lacks", who, entry, bookie):
-            return f"recoverer {who} hears from b{bookie} that it lacks entry {entry}"
+            return f"b{bookie} tells recoverer {who} that it lacks entry {entry}"
         case ("absent", who, entry):
-            return f"recoverer {who} hears from all who lack entry {entry} that they do"
+            return f"all bookies that lack entry {entry} tell recoverer {who} so"
         case ("back", who, entry, bookie):
             return f"recoverer {who} writes entry {entry} back to b{bookie}"
         case ("private", who, out, into, first):

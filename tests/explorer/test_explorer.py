@@ -48,7 +48,7 @@ def test_reads_that_do_not_fence_are_found_among_three_entries(sizes: tuple[int,
 
 
 @pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name.lower())
-def test_the_machines_do_not_go_the_way_of_a_bug(bug: Bug) -> None:
+def test_the_machines_diverge_from_a_planted_bug(bug: Bug) -> None:
     case = PLANTED[bug].case
     result = search(Protocol(case))
     assert result.violation is not None
@@ -82,15 +82,15 @@ def follow(case: Case, trace: Sequence[Step], closing: tuple[int | None, int] | 
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(WALKS * part, marks=pytest.mark.night) for part in (1, 2))]
 )
-def test_the_machines_go_every_way_of_the_specification(case: Case, first: int) -> None:
+def test_the_machines_follow_every_run_of_the_specification(case: Case, first: int) -> None:
     closed = [walk(case, Random(seed))[1] for seed in range(first, first + WALKS)]
-    assert set(closed) > {-1, 0, 1}, "hardly any walk came to a close"
+    assert set(closed) > {-1, 0, 1}, "too few walks ended with a close"
 
 
 @pytest.mark.night
-def test_fences_before_reading_are_a_second_line_behind_reads_that_fence() -> None:
-    """Counting silence as fenced breaks nothing by itself, since each negative fences as well; with
-    reads that do not fence it loses entries."""
+def test_missing_fences_lose_entries_only_if_reads_do_not_fence_either() -> None:
+    """A bug that counts no answer as fenced breaks nothing alone, because each "no" of a read
+    fences as well. Together with reads that do not fence, it loses entries."""
     case = Case(sizes=(3, 3, 2), entries=2, fences_checked=False)
     careless = replace(case, bugs=frozenset({Bug.UNKNOWN_IS_FENCED}))
     both = replace(case, bugs=frozenset({Bug.UNKNOWN_IS_FENCED, Bug.READS_DO_NOT_FENCE}))
@@ -100,7 +100,8 @@ def test_fences_before_reading_are_a_second_line_behind_reads_that_fence() -> No
 
 @pytest.mark.night
 def test_states_that_are_kept_stand_for_all_others() -> None:
-    """Without sorting bookies and recoverers there are more states, and no others."""
+    """A search that does not sort bookies and recoverers finds more states, but no different
+    ones."""
     protocol = Protocol(Case(sizes=(3, 3, 2), entries=1, spares=1, writer_changes=1))
     todo = [protocol.begin()]
     everything = set(todo)

@@ -1,4 +1,4 @@
-"""Searching less finds the same: with and without the reductions the same ledgers come out."""
+"""Searches with and without the reductions find the same ledgers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALL = (
     Case(sizes=(4, 3, 2), entries=1, recoverers=1, spares=1, writer_changes=1, recoverer_changes=1),
     Case(sizes=(3, 2, 2), entries=2),
 )
-"""All of them searched in full. `make explore` does the same with larger ones."""
+"""Cases that are also searched in full. `make explore` compares larger ones."""
 
 QUICK_AND_NIGHT = tuple(
     pytest.param(case, marks=pytest.mark.night)
@@ -54,7 +54,7 @@ REDUCIBLE = tuple(bug for bug in Bug if bug not in IRREDUCIBLE)
 
 
 @pytest.mark.parametrize("case", QUICK_AND_NIGHT, ids=str)
-def test_the_same_ledgers_come_out_with_and_without_reductions(case: Case) -> None:
+def test_searches_with_and_without_reductions_find_the_same_ledgers(case: Case) -> None:
     comparison = compare(case)
     print(comparison.describe())
     assert comparison.equal
@@ -64,7 +64,7 @@ def test_the_same_ledgers_come_out_with_and_without_reductions(case: Case) -> No
 
 @pytest.mark.parametrize("search_of", [Reduced, Forgetting])
 @pytest.mark.parametrize("bug", REDUCIBLE, ids=lambda bug: bug.name.lower())
-def test_a_planted_bug_is_found_among_what_is_left(bug: Bug, search_of: type[Reduced]) -> None:
+def test_the_reduced_search_finds_a_planted_bug(bug: Bug, search_of: type[Reduced]) -> None:
     planted = PLANTED[bug]
     result = search(search_of(planted.case))
     assert planted.caught_by(result), result.describe()
@@ -84,7 +84,7 @@ def test_a_planted_bug_is_found_among_what_is_left(bug: Bug, search_of: type[Red
     ids=str,
 )
 @pytest.mark.parametrize("bug", REDUCIBLE, ids=lambda bug: bug.name.lower())
-def test_a_planted_bug_is_found_among_three_entries(bug: Bug, case: Case) -> None:
+def test_the_reduced_search_finds_a_planted_bug_with_three_entries(bug: Bug, case: Case) -> None:
     result = search(Forgetting(replace(case, bugs=frozenset({bug}))))
     print(result.describe())
     assert result.violation is not None
@@ -92,19 +92,21 @@ def test_a_planted_bug_is_found_among_three_entries(bug: Bug, case: Case) -> Non
 
 @pytest.mark.parametrize("search_of", [Reduced, Forgetting])
 @pytest.mark.parametrize("bug", IRREDUCIBLE, ids=lambda bug: bug.name.lower())
-def test_what_breaks_the_premises_is_not_reduced(bug: Bug, search_of: type[Reduced]) -> None:
+def test_a_protocol_that_breaks_the_premises_is_not_reduced(
+    bug: Bug, search_of: type[Reduced]
+) -> None:
     with pytest.raises(NotReducible):
         search(search_of(PLANTED[bug].case))
 
 
-def test_crashes_that_take_all_copies_along_are_not_forgotten() -> None:
+def test_a_case_whose_crashes_lose_all_copies_is_not_reduced() -> None:
     with pytest.raises(NotReducible):
         Forgetting(Case(sizes=(3, 3, 2), entries=1, crashes=2))
 
 
 @pytest.mark.parametrize("case", QUICK_AND_NIGHT[:5], ids=str)
 def test_the_premises_hold_in_every_state(case: Case) -> None:
-    """Not only in those that are left."""
+    """In all states, not only in the states of the reduced search."""
 
     class Checked(Protocol):
         def moves(self, state: State) -> Iterator[tuple[Step, State]]:
@@ -119,7 +121,7 @@ def test_the_premises_hold_in_every_state(case: Case) -> None:
 
 
 class YesComesFirst(RecordingReduced):
-    """No recoverer hears "no" while a bookie has the entry."""
+    """No recoverer receives "no" while a bookie has the entry."""
 
     def _reads(self, state: State, who: int, attempt: Attempt) -> Iterator[tuple[Step, State]]:
         answers = dict(super()._reads(state, who, attempt))
@@ -129,7 +131,7 @@ class YesComesFirst(RecordingReduced):
 
 
 class NoComesFirst(RecordingReduced):
-    """No recoverer hears "yes" while enough bookies say "no"."""
+    """No recoverer receives "yes" while enough bookies say "no"."""
 
     def _reads(self, state: State, who: int, attempt: Attempt) -> Iterator[tuple[Step, State]]:
         answers = dict(super()._reads(state, who, attempt))
@@ -139,7 +141,7 @@ class NoComesFirst(RecordingReduced):
 
 
 class NoHelp(RecordingReduced):
-    """What others write back is left out."""
+    """The write-backs of other recoverers are left out."""
 
     def _writes_back(
         self, state: State, who: int, attempt: Attempt
@@ -149,7 +151,7 @@ class NoHelp(RecordingReduced):
 
 
 class HelpIsForMembers(RecordingReduced):
-    """Others have no ensembles of their own."""
+    """Other recoverers have no private ensembles."""
 
     def _writes_back(
         self, state: State, who: int, attempt: Attempt
@@ -160,7 +162,7 @@ class HelpIsForMembers(RecordingReduced):
 
 
 class AcksAreLost(RecordingReduced):
-    """The writer never hears of acks that were under way when the ledger was claimed."""
+    """The writer never receives acks that were under way when the ledger was claimed."""
 
     def _claimed(self, state: State) -> State:
         return super()._claimed(state)._replace(told=state.told)
@@ -176,7 +178,7 @@ class AllAreFenced(RecordingReduced):
 
 
 class NoCrash(RecordingReduced):
-    """`check` looks at states without crashes alone."""
+    """`check` looks only at states without crashes."""
 
     def check(self, state: State) -> None:
         super().check(state._replace(crashes=0))
@@ -211,7 +213,7 @@ class StartsAtTheConfirmed(RecordingForgetting):
 
 
 class NoTelling(RecordingForgetting):
-    """What bookies tell is forgotten before it was heard of."""
+    """A bookie's "confirmed" is forgotten before a recoverer has received it."""
 
     def _while_fencing(self, state: State) -> State:
         bookies = tuple(bookie._replace(tells=-1) for bookie in state.bookies)

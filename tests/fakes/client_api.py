@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from fakes.standalone_process import StandaloneProcess
 
 CLIENTS = ("apache", "ours")
+OURS_OVER_TCP = "ours over 6650"
+OURS = ("ours", OURS_OVER_TCP)
+"""For what Apache's client does not have."""
 TIMEOUT_S = 20
 QUIET_MS = 300
 
@@ -101,7 +104,7 @@ class Api:
 
 @contextmanager
 def client_api(server: StandaloneProcess, client: str) -> Iterator[Api]:
-    """One of CLIENTS."""
+    """One of CLIENTS or of OURS."""
     admin = f"http://localhost:{server.http_port}"
     if client == "apache":
         apache = pulsar.Client(
@@ -112,5 +115,6 @@ def client_api(server: StandaloneProcess, client: str) -> Iterator[Api]:
         yield Api(pulsar, apache, admin)
         apache.close()
     else:
-        with magnetar.Client(server.service_url, operation_timeout_seconds=TIMEOUT_S) as ours:
+        url = server.pulsar_url if client == OURS_OVER_TCP else server.service_url
+        with magnetar.Client(url, operation_timeout_seconds=TIMEOUT_S) as ours:
             yield Api(magnetar, ours, admin)

@@ -9,7 +9,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fakes.client_api import Api, client_api
+from fakes.client_api import OURS_OVER_TCP, Api, client_api
 from fakes.standalone_process import StandaloneProcess
 
 import magnetar
@@ -34,12 +34,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
 
 @pytest.fixture(scope="module")
 def libraries(server: StandaloneProcess) -> Iterator[dict[str, Api]]:
-    with client_api(server, "apache") as apache, client_api(server, "ours") as ours:
-        yield {"6650": apache, "grpc": ours}
+    with (
+        client_api(server, "apache") as apache,
+        client_api(server, "ours") as ours,
+        client_api(server, OURS_OVER_TCP) as over_tcp,
+    ):
+        yield {"6650": apache, "grpc": ours, OURS_OVER_TCP: over_tcp}
 
 
 @pytest.fixture(params=["6650", "grpc"])
 def library(request: pytest.FixtureRequest, libraries: dict[str, Api]) -> Api:
+    found: Api = libraries[request.param]
+    return found
+
+
+@pytest.fixture(params=["grpc", OURS_OVER_TCP])
+def ours(request: pytest.FixtureRequest, libraries: dict[str, Api]) -> Api:
+    """Our client over each transport, for what Apache's client does not have."""
     found: Api = libraries[request.param]
     return found
 
@@ -90,6 +101,27 @@ def wait_until(holds: Callable[[], bool], seconds: float = 15) -> None:
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+# ---- several subscriptions -----------------------------------------------------------------------
+
+
+def test_each_subscription_gets_all_messages_and_its_consumers_divide_them(
+    library: Api, topic: str
+) -> None:
+    alone = library.client.subscribe(
+        topic, "alone", initial_position=library.module.InitialPosition.Earliest
+    )
+    assert library.stats(topic, "alone")["type"] == "Exclusive", "the default"
+    queue = [library.subscribe(topic, "Shared", subscription="queue") for _ in range(3)]
+    expected = [str(number) for number in range(12)]
+    send(library, topic, *expected)
+    assert texts(receive(alone, 12)) == expected
+    shares = [texts(library.drain(consumer)) for consumer in queue]
+    assert sorted(text for share in shares for text in share) == sorted(expected)
+    assert all(shares)
+    for consumer in (alone, *queue):
+        consumer.close()
 
 
 # ---- Exclusive -----------------------------------------------------------------------------------
@@ -145,21 +177,18 @@ def test_negative_ack_on_a_single_active_type_redelivers_everything_in_order(
     consumer.close()
 
 
-def test_redelivery_of_everything_returns_no_message_twice(
-    libraries: dict[str, Api], topic: str
-) -> None:
+def test_redelivery_of_everything_returns_no_message_twice(ours: Api, topic: str) -> None:
     """Apache's client keeps its queue. Ours empties it, and drops what the broker sent before it
     got the request."""
-    library = libraries["grpc"]
-    consumer = library.subscribe(topic, "Exclusive")
+    consumer = ours.subscribe(topic, "Exclusive")
     expected = [str(number) for number in range(300)]
-    send(library, topic, *expected)
+    send(ours, topic, *expected)
     for taken in (0, 1, 50):
         assert texts(receive(consumer, taken)) == expected[:taken]
         consumer.redeliver_unacknowledged_messages()
         time.sleep(0.3)  # the client empties its queue on a thread of its own
     assert texts(receive(consumer, 300)) == expected
-    assert is_silent(library, consumer, 500)
+    assert is_silent(ours, consumer, 500)
     consumer.close()
 
 
@@ -167,25 +196,42 @@ def test_redelivery_of_everything_returns_no_message_twice(
 
 
 def test_standby_takes_over_at_the_first_unacknowledged_message(library: Api, topic: str) -> None:
-    first = library.subscribe(topic, "Failover", "first")
-    second = library.subscribe(topic, "Failover", "second")
+    """The consumers of one topic become active in the order of their subscribing, not of their
+    names."""
+    first = library.subscribe(topic, "Failover", "z")
+    second = library.subscribe(topic, "Failover", "y")
+    third = library.subscribe(topic, "Failover", "x")
     send(library, topic, *"abcdefgh")
     messages = receive(first, 8)
     assert texts(messages) == list("abcdefgh")
     first.acknowledge_cumulative(messages[3])
     assert is_silent(library, second)
     found = library.stats(topic)
-    assert (found["type"], found["activeConsumerName"]) == ("Failover", "first")
+    assert (found["type"], found["activeConsumerName"]) == ("Failover", "z")
     first.close()
     assert texts(receive(second, 4)) == list("efgh")
-    assert library.stats(topic)["activeConsumerName"] == "second"
+    assert library.stats(topic)["activeConsumerName"] == "y"
+    second.close()  # it has acknowledged nothing
+    assert texts(receive(third, 4)) == list("efgh")
+    assert library.stats(topic)["activeConsumerName"] == "x"
+    third.close()
+
+
+def test_standby_gets_all_messages_when_the_active_consumer_has_taken_none(
+    library: Api, topic: str
+) -> None:
+    first = library.subscribe(topic, "Failover", "first")
+    second = library.subscribe(topic, "Failover", "second")
+    send(library, topic, *"abc")
+    first.close()
+    assert texts(receive(second, 3)) == list("abc")
     second.close()
 
 
 def test_standby_takes_over_from_a_client_of_the_other_transport(
     libraries: dict[str, Api], topic: str
 ) -> None:
-    one, two = libraries.values()
+    one, two = libraries["6650"], libraries["grpc"]
     first = one.subscribe(topic, "Failover", "b")
     second = two.subscribe(topic, "Failover", "a")
     send(one, topic, "x", "y")
@@ -199,22 +245,48 @@ def test_standby_takes_over_from_a_client_of_the_other_transport(
     third.close()
 
 
+@pytest.mark.parametrize(
+    ("names", "active", "leaving", "then_active"),
+    [("CAB", "ABCABCABC", "A", "BCBCBCBCB"), ("DCBA", "AB", "AB", "CD")],
+)
 def test_partitions_are_spread_over_the_consumers(
     server: StandaloneProcess,
     library: Api,
     topic: str,
+    names: str,
+    active: str,
+    leaving: str,
+    then_active: str,
 ) -> None:
-    create_partitions(server, topic, 9)
+    create_partitions(server, topic, len(active))
 
-    def active() -> str:
-        parts = [f"persistent://public/default/{topic}-partition-{index}" for index in range(9)]
+    def found() -> str:
+        parts = [f"{topic}-partition-{index}" for index in range(len(active))]
         return "".join(library.stats(part)["activeConsumerName"] for part in parts)
 
-    consumers = {name: library.subscribe(topic, "Failover", name) for name in "CAB"}
-    wait_until(lambda: active() == "ABCABCABC")
-    consumers.pop("A").close()
-    wait_until(lambda: active() == "BCBCBCBCB")
+    consumers = {name: library.subscribe(topic, "Failover", name) for name in names}
+    wait_until(lambda: found() == active)
+    for name in leaving:
+        consumers.pop(name).close()
+    wait_until(lambda: found() == then_active)
     for consumer in consumers.values():
+        consumer.close()
+
+
+def test_each_partition_has_one_active_consumer_and_the_others_stand_by(
+    server: StandaloneProcess, library: Api, topic: str
+) -> None:
+    create_partitions(server, topic, 3)
+    consumers = [library.subscribe(topic, "Failover", f"c{number:02}") for number in range(15)]
+    for index in range(3):
+        partition = f"{topic}-partition-{index}"
+        wait_until(lambda at=partition: len(library.stats(at)["consumers"]) == 15)
+        send(library, partition, str(index))
+    got = [texts(receive(consumer, 1)) for consumer in consumers[:3]]
+    assert got == [["0"], ["1"], ["2"]]
+    for standby in consumers[3:]:
+        assert library.drain(standby) == []
+    for consumer in consumers:
         consumer.close()
 
 
@@ -240,9 +312,8 @@ def test_former_active_consumer_may_still_work_on_what_the_next_one_gets(
 
 
 def test_better_priority_takes_over_after_the_active_consumer_has_acknowledged(
-    libraries: dict[str, Api], topic: str
+    ours: Api, topic: str
 ) -> None:
-    ours = libraries["grpc"]
     low = ours.subscribe(topic, "Failover", "low", priority_level=1)
     send(ours, topic, "a", "b")
     messages = receive(low, 2)
@@ -261,9 +332,8 @@ def test_better_priority_takes_over_after_the_active_consumer_has_acknowledged(
 
 
 def test_active_consumer_that_acknowledges_nothing_is_replaced_after_the_delay(
-    libraries: dict[str, Api], topic: str
+    ours: Api, topic: str
 ) -> None:
-    ours = libraries["grpc"]
     low = ours.subscribe(topic, "Failover", "low", priority_level=1)
     send(ours, topic, "a", "b")
     messages = receive(low, 2)
@@ -296,15 +366,14 @@ def test_seek_closes_only_the_active_consumer(library: Api, topic: str) -> None:
     second.close()
 
 
-def test_failover_of_a_non_persistent_topic(libraries: dict[str, Api], topic: str) -> None:
-    apache = libraries["6650"]
+def test_failover_of_a_non_persistent_topic(library: Api, topic: str) -> None:
     volatile = f"non-persistent://public/default/{topic}"
-    first = apache.subscribe(volatile, "Failover", "first")
-    second = apache.subscribe(volatile, "Failover", "second")
-    send(apache, volatile, "a")
+    first = library.subscribe(volatile, "Failover", "first")
+    second = library.subscribe(volatile, "Failover", "second")
+    send(library, volatile, "a")
     assert texts(receive(first, 1)) == ["a"]
     first.close()
-    send(apache, volatile, "b")
+    send(library, volatile, "b")
     assert texts(receive(second, 1)) == ["b"]
     second.close()
 
@@ -332,10 +401,7 @@ def test_negative_acks_on_shared_redeliver_single_messages_with_their_counts(
 
 
 @pytest.mark.parametrize("kind", ["Shared", "KeyShared", "Failover", "Exclusive"])
-def test_drain_aware_leave_redelivers_nothing(
-    libraries: dict[str, Api], topic: str, kind: str
-) -> None:
-    ours = libraries["grpc"]
+def test_drain_aware_leave_redelivers_nothing(ours: Api, topic: str, kind: str) -> None:
     first = ours.subscribe(topic, kind, "first")
     second = None if kind == "Exclusive" else ours.subscribe(topic, kind, "second")
     send(ours, topic, *"abcdef", keys=True)
@@ -387,9 +453,8 @@ def test_partly_acknowledged_batch_is_redelivered_without_what_was_acknowledged(
 
 
 def test_consumer_of_a_better_priority_gets_the_messages_while_it_has_permits(
-    libraries: dict[str, Api], topic: str
+    ours: Api, topic: str
 ) -> None:
-    ours = libraries["grpc"]
     low = ours.subscribe(topic, "Shared", "low", priority_level=1, receiver_queue_size=10)
     high = ours.subscribe(topic, "Shared", "high", priority_level=0, receiver_queue_size=4)
     send(ours, topic, *"abcdefgh")

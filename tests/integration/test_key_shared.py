@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.admin_port import invoke
-from fakes.client_api import Api, client_api
+from fakes.client_api import OURS, Api, client_api
 from fakes.standalone_process import StandaloneProcess
 from support import wait_for
 
@@ -139,6 +139,7 @@ def test_draining_hash_counts_what_is_unacknowledged_and_blocked(api: Api, topic
     before = draining()
     assert before
     assert set(before.values()) == {(3, 1)}
+    assert api.stats(topic)["drainingHashesClearedTotal"] == 0
     for message in held[:60]:  # two of each key
         first.acknowledge(message)
     wait_for(lambda: {unacked for unacked, _ in draining().values()} == {1})
@@ -148,8 +149,68 @@ def test_draining_hash_counts_what_is_unacknowledged_and_blocked(api: Api, topic
     moved = [second.receive(timeout_millis=TIMEOUT_MS) for _ in before]
     assert all(message.data() == b"1" for message in moved)
     wait_for(lambda: draining() == {})
+    found = api.stats(topic)
+    cleared = {it["consumerName"]: it["drainingHashesClearedTotal"] for it in found["consumers"]}
+    assert cleared == {"c1": len(before), "c2": 0}
+    assert found["drainingHashesClearedTotal"] == len(before)
     first.close()
     second.close()
+    producer.close()
+
+
+def test_joining_consumer_gets_new_keys_at_once(api: Api, topic: str) -> None:
+    """It does not wait until all earlier messages are acknowledged."""
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    first = api.subscribe(topic, "KeyShared", "c1")
+    for number in range(30):
+        producer.send(b"old", partition_key=f"old-{number}")
+    assert len(api.drain(first)) == 30
+    second = api.subscribe(topic, "KeyShared", "c2")
+    for number in range(30):
+        producer.send(b"new", partition_key=f"new-{number}")
+    got = [it.data() for consumer in (first, second) for it in api.drain(consumer)]
+    assert got == [b"new"] * 30
+    [share] = [it for it in api.stats(topic)["consumers"] if it["consumerName"] == "c2"]
+    assert share["unackedMessages"] > 0
+    assert api.stats(topic)["unackedMessages"] == 60
+    first.close()
+    second.close()
+    producer.close()
+
+
+def test_negatively_acknowledged_messages_return_to_the_consumer_of_their_key(
+    api: Api, topic: str
+) -> None:
+    producer = api.client.create_producer(topic, batching_enabled=False)
+    consumers = [
+        api.subscribe(topic, "KeyShared", f"c{number}", negative_ack_redelivery_delay_ms=100)
+        for number in range(3)
+    ]
+    for number in range(60):
+        producer.send(b"%d" % number, partition_key=f"key-{number % 20}")
+    at: dict[str, set[str]] = defaultdict(set)
+    refused: set[bytes] = set()
+    redelivered: dict[bytes, int] = {}
+    acknowledged: set[bytes] = set()
+    while len(acknowledged) < 60:
+        for consumer in consumers:
+            for message in api.drain(consumer):
+                text = message.data()
+                at[message.partition_key()].add(consumer.consumer_name())
+                if int(text) < 40 and text not in refused:
+                    refused.add(text)
+                    consumer.negative_acknowledge(message)
+                    continue
+                if message.redelivery_count():
+                    redelivered[text] = message.redelivery_count()
+                acknowledged.add(text)
+                consumer.acknowledge(message)
+    assert redelivered == dict.fromkeys(refused, 1), "each one alone"
+    assert len(refused) == 40
+    assert {len(names) for names in at.values()} == {1}, "a key at two consumers"
+    assert len({name for names in at.values() for name in names}) > 1
+    for consumer in consumers:
+        consumer.close()
     producer.close()
 
 
@@ -223,6 +284,31 @@ def test_key_based_batches_keep_each_key_at_one_consumer(api: Api, topic: str) -
     for key, numbers in seen.items():
         assert numbers == sorted(numbers), key
         assert len(owners[key]) == 1, key
+    for consumer in consumers:
+        consumer.close()
+    producer.close()
+
+
+def test_messages_without_a_key_share_a_key_based_batch(api: Api, topic: str) -> None:
+    producer = api.client.create_producer(
+        topic,
+        batching_enabled=True,
+        batching_type=api.module.BatchingType.KeyBased,
+        batching_max_publish_delay_ms=10_000,
+    )
+    consumers = [api.subscribe(topic, "KeyShared", f"c{number}") for number in range(3)]
+    for number in range(12):
+        key = None if number % 2 else "key"
+        producer.send_async(b"%d" % number, lambda *_: None, partition_key=key)
+    producer.flush()
+    keyless = [
+        found
+        for consumer in consumers
+        if (found := [it for it in api.drain(consumer) if not it.partition_key()])
+    ]
+    [at_one] = keyless
+    assert [int(message.data()) for message in at_one] == [1, 3, 5, 7, 9, 11]
+    assert len({message.message_id().entry_id() for message in at_one}) == 1
     for consumer in consumers:
         consumer.close()
     producer.close()
@@ -315,9 +401,10 @@ def test_order_is_kept_until_every_consumer_allows_another_one(api: Api, topic: 
     producer.close()
 
 
-def test_cumulative_acknowledgement_is_refused(api: Api, topic: str) -> None:
+@pytest.mark.parametrize("kind", ["Shared", "KeyShared"])
+def test_cumulative_acknowledgement_is_refused(api: Api, topic: str, kind: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
-    consumer = api.subscribe(topic, "KeyShared", "c1")
+    consumer = api.subscribe(topic, kind, "c1")
     producer.send(b"0", partition_key="k")
     message = consumer.receive(timeout_millis=TIMEOUT_MS)
     with pytest.raises(api.module.CumulativeAcknowledgementNotAllowedError):
@@ -501,9 +588,9 @@ def test_statistics_of_the_documentation_example(api: Api, topic: str) -> None:
 # ---- negative acknowledgements in the order of keys: an extension, so with our client only -------
 
 
-@pytest.fixture(scope="module")
-def ours(server: StandaloneProcess) -> Iterator[Api]:
-    with client_api(server, "ours") as found:
+@pytest.fixture(scope="module", params=OURS)
+def ours(request: pytest.FixtureRequest, server: StandaloneProcess) -> Iterator[Api]:
+    with client_api(server, request.param) as found:
         yield found
 
 

@@ -180,9 +180,13 @@ def test_fixed_delays_stop_the_reading_until_the_first_one_is_due(api: Api, topi
     producer.close()
 
 
-def test_key_shared_can_be_turned_off(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_key_shared_and_delayed_delivery_can_be_turned_off(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     process = StandaloneProcess(
-        tmp_path_factory.mktemp("without"), "--no-subscription-key-shared-enable"
+        tmp_path_factory.mktemp("without"),
+        "--no-subscription-key-shared-enable",
+        "--no-delayed-delivery-enabled",
     )
     process.start()
     try:
@@ -190,6 +194,12 @@ def test_key_shared_can_be_turned_off(tmp_path_factory: pytest.TempPathFactory) 
             with client_api(process, client) as api:
                 with pytest.raises(api.module.PulsarException):
                     api.subscribe("t", "KeyShared")
-                api.subscribe("t", "Shared").close()
+                topic = f"without-{client}"
+                consumer = api.subscribe(topic, "Shared")
+                producer = api.client.create_producer(topic)
+                producer.send(b"later", deliver_after=timedelta(seconds=600))
+                assert consumer.receive(timeout_millis=TIMEOUT_MS).data() == b"later"
+                consumer.close()
+                producer.close()
     finally:
         process.end()

@@ -93,7 +93,7 @@ def parse_access(values: Mapping[str, str]) -> Access:
         raise InvalidOption(PLUGIN, str(error)) from None
     except InvalidConfiguration:  # its text may show the parameters
         raise InvalidOption(PARAMS, f"is not what {plugin} expects") from None
-    if _may_hold_secret(params) and not REDACTED_BY_SPARK.search(params):
+    if may_hold_secret(params) and not REDACTED_BY_SPARK.search(params):
         raise InvalidOption(PARAMS, "would be shown in Spark's plans: write it as token:...")
     if any((trust, certificate, key)) and not encrypts:
         raise InvalidOption(TRUST if trust else CERTIFICATE, "needs a service.url with grpcs://")
@@ -107,7 +107,8 @@ def parse_access(values: Mapping[str, str]) -> Access:
     return access
 
 
-def _may_hold_secret(params: str) -> bool:
+def may_hold_secret(params: str) -> bool:
+    """Whether authParams are more than the path or the variable that holds the secret."""
     is_path = params.startswith(_WITHOUT_SECRET)
     is_json_with_path = params.lstrip().startswith("{") and "data:" not in params
     return bool(params) and not is_path and not is_json_with_path

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from magnetar.cli import spark_pipelines
-from magnetar.cli.client import DEFAULT_SERVICE_URL, require_reachable
+from magnetar.cli.client import require_reachable
 from magnetar.cli.help import App
+from magnetar.cli.spark_connection import Connection, connects
 from magnetar.cli.spark_job import (
     DEFAULT_MASTER,
-    JobServiceUrl,
     Master,
     job_errors,
     require_spark,
@@ -40,6 +40,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 @jobs.command()
+@connects
 def archive(
     topic: Annotated[
         list[str], typer.Option(help="the topic to archive; with --incremental, several")
@@ -47,7 +48,6 @@ def archive(
     path: Annotated[
         Path, typer.Option(help="directory of the archive; created if it does not exist")
     ],
-    service_url: JobServiceUrl = DEFAULT_SERVICE_URL,
     partition_by: Annotated[
         str,
         typer.Option(help="directories: publish-date, publish-hour, event-date, key or none"),
@@ -73,6 +73,8 @@ def archive(
         ),
     ] = False,
     master: Master = DEFAULT_MASTER,
+    *,
+    connection: Connection,
 ) -> None:
     """Write a topic to partitioned Parquet files, and compare them with the topic.
 
@@ -97,10 +99,10 @@ def archive(
     with job_errors():
         require_spark()
         if incremental:
-            done = _archive_new(service_url, topic, path, subscription, skip_lost, master)
+            done = _archive_new(connection, topic, path, subscription, skip_lost, master)
             compared = done.compared
         else:
-            compared = _archive(service_url, topic[0], path, partition_by, overwrite, master)
+            compared = _archive(connection, topic[0], path, partition_by, overwrite, master)
     show(compared, path)
     if incremental:
         typer.echo(f"This run added {done.new:,} messages")
@@ -110,7 +112,7 @@ def archive(
 
 
 def _archive(
-    service_url: str, topic: str, path: Path, partition_by: str, overwrite: bool, master: str
+    connection: Connection, topic: str, path: Path, partition_by: str, overwrite: bool, master: str
 ) -> list[Compared]:
     """Check all that can be checked before Spark starts, then archive. Raises SparkError."""
     from magnetar.spark.pipelines.archive import PartitionBy, archive
@@ -122,14 +124,14 @@ def _archive(
         )
     path = path.absolute()
     check_target(path, overwrite=overwrite)
-    _require_topics(service_url, [topic])
+    _require_topics(connection, [topic])
     return run_job(
         f"archive {topic}",
-        service_url,
+        connection,
         master,
         lambda spark: archive(
             spark,
-            service_url=service_url,
+            connection=connection,
             topic=topic,
             path=path,
             partition_by=PartitionBy(partition_by),
@@ -139,7 +141,7 @@ def _archive(
 
 
 def _archive_new(
-    service_url: str,
+    connection: Connection,
     topics: list[str],
     path: Path,
     subscription: str,
@@ -149,14 +151,14 @@ def _archive_new(
     from magnetar.spark.pipelines.incremental import archive_new
 
     for topic in topics:
-        _require_topics(service_url, [topic])
+        _require_topics(connection, [topic])
     return run_job(
         f"archive {', '.join(topics)}",
-        service_url,
+        connection,
         master,
         lambda spark: archive_new(
             spark,
-            service_url=service_url,
+            connection=connection,
             topics=topics,
             path=path.absolute(),
             subscription=subscription,
@@ -165,13 +167,13 @@ def _archive_new(
     )
 
 
-def _require_topics(service_url: str, topics: list[str]) -> None:
+def _require_topics(connection: Connection, topics: list[str]) -> None:
     """Raise SparkError, before Spark starts, if the topics cannot be read."""
     from magnetar.spark.source.driver import plan_frame
     from magnetar.spark.source.options import parse_options
 
-    options = parse_options({"service.url": service_url, "topics": ",".join(topics)})
-    asyncio.run(require_reachable(service_url))
+    options = parse_options(connection | {"topics": ",".join(topics)})
+    asyncio.run(require_reachable(connection["service.url"]))
     plan_frame(options)
 
 

@@ -22,14 +22,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from magnetar.cli.spark_connection import Connection
+
 T = TypeVar("T")
 
-JobServiceUrl = Annotated[
-    str,
-    typer.Option(
-        envvar="MAGNETAR_SERVICE_URL", help="URL of the brokers: grpc://host:port[,host2:port]"
-    ),
-]
 Master = Annotated[str, typer.Option(help="the master URL of Spark")]
 DEFAULT_MASTER = "local[*]"
 
@@ -59,15 +55,13 @@ def require_spark() -> None:
     require_java()
 
 
-def run_job(
-    name: str, service_url: str, master: str, work: Callable[[SparkSession], T], **settings: str
-) -> T:
+def run_job(name: str, connection: Connection, master: str, work: Callable[[SparkSession], T]) -> T:
     """Start Spark, run `work`, and show the progress on a terminal. Raises SparkError."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    asyncio.run(require_reachable(service_url))
-    session = spark_session(f"magnetar {name}", master=master, **settings)
+    asyncio.run(require_reachable(connection["service.url"]))
+    session = spark_session(f"magnetar {name}", master=master)
     try:
         tracker: Any = session.sparkContext.statusTracker()
         with task_progress(tracker, name, Console(stderr=True)):

@@ -9,10 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from magnetar.cli.client import DEFAULT_SERVICE_URL
+from magnetar.cli.spark_connection import Connection, connects
 from magnetar.cli.spark_job import (
     DEFAULT_MASTER,
-    JobServiceUrl,
     Master,
     job_errors,
     require_spark,
@@ -34,15 +33,16 @@ Delivery = Annotated[
 
 def add_to(jobs: typer.Typer) -> None:
     for command in (replay, compact, stats):
-        jobs.command()(command)
+        jobs.command()(connects(command))
 
 
 def replay(
     path: Annotated[Path, typer.Option(help="Parquet file, or directory of Parquet files")],
     topic: Annotated[str, typer.Option(help="the topic to write to")],
-    service_url: JobServiceUrl = DEFAULT_SERVICE_URL,
     delivery: Delivery = "dedup",
     master: Master = DEFAULT_MASTER,
+    *,
+    connection: Connection,
 ) -> None:
     """Write Parquet files into a topic.
 
@@ -64,11 +64,11 @@ def replay(
             raise NothingToReplay(path)
         done = run_job(
             f"replay into {topic}",
-            service_url,
+            connection,
             master,
             lambda spark: run(
                 spark,
-                service_url=service_url,
+                connection=connection,
                 path=path.absolute(),
                 topic=topic,
                 guarantee=delivery,
@@ -80,9 +80,10 @@ def replay(
 def compact(
     topic: Annotated[str, typer.Option(help="the topic to read")],
     into: Annotated[str, typer.Option(help="the topic to write to")],
-    service_url: JobServiceUrl = DEFAULT_SERVICE_URL,
     delivery: Delivery = "dedup",
     master: Master = DEFAULT_MASTER,
+    *,
+    connection: Connection,
 ) -> None:
     """Write the newest message of each key into another topic.
 
@@ -98,10 +99,10 @@ def compact(
             raise typer.BadParameter("is the topic that is read", param_hint="--into")
         done = run_job(
             f"compact {topic}",
-            service_url,
+            connection,
             master,
             lambda spark: run(
-                spark, service_url=service_url, topic=topic, into=into, guarantee=delivery
+                spark, connection=connection, topic=topic, into=into, guarantee=delivery
             ),
         )
     table = Table("", title=f"compact {topic} into {into}")
@@ -116,11 +117,12 @@ def compact(
 
 def stats(
     topic: Annotated[list[str], typer.Option(help="a topic; may be given several times")],
-    service_url: JobServiceUrl = DEFAULT_SERVICE_URL,
     picture: Annotated[
         Path | None, typer.Option(help="write a picture (PNG) to this file; needs matplotlib")
     ] = None,
     master: Master = DEFAULT_MASTER,
+    *,
+    connection: Connection,
 ) -> None:
     """Count messages and bytes by topic and by key."""
     with job_errors():
@@ -132,9 +134,9 @@ def stats(
             require_plot()
         found = run_job(
             f"statistics of {', '.join(topic)}",
-            service_url,
+            connection,
             master,
-            lambda spark: statistics(spark, service_url=service_url, topics=topic),
+            lambda spark: statistics(spark, connection=connection, topics=topic),
         )
         show(found)
         if picture is not None:

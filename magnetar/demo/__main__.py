@@ -140,7 +140,10 @@ def _stream(
         f" {found.messages:,} messages. Equal to the file: {'yes' if equal else 'NO'}"
     )
     archived = archive_new(
-        spark, service_url=service_url(server), topics=[TOPIC], path=folder / "archive"
+        spark,
+        connection={"service.url": service_url(server)},
+        topics=[TOPIC],
+        path=folder / "archive",
     )
     same = all(part.equal for part in archived.compared)
     console.print(

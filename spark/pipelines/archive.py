@@ -22,6 +22,7 @@ from magnetar.spark.pipelines.reading import extents, messages, within
 from magnetar.spark.pipelines.target import check_target, put_in_place, staged
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -50,7 +51,7 @@ class Compared:
 def archive(
     spark: SparkSession,
     *,
-    service_url: str,
+    connection: Mapping[str, str],
     topic: str,
     path: Path,
     partition_by: PartitionBy = PartitionBy.PUBLISH_DATE,
@@ -66,8 +67,8 @@ def archive(
     with staged(path) as new:
         check_target(path, overwrite=overwrite)
         # Later messages are left out: Spark may plan a DataFrame several times.
-        stored = extents(spark, service_url, [topic])
-        rows = within(messages(spark, service_url, [topic]), stored)
+        stored = extents(spark, connection, [topic])
+        rows = within(messages(spark, connection, [topic]), stored)
         columns = _partition_columns(partition_by)
         placed = rows.withColumns(columns) if columns else rows
         placed.write.partitionBy(*columns).parquet(str(new))

@@ -31,6 +31,8 @@ from magnetar.spark.pipelines.reading import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame, SparkSession
 
 KEPT: Final = ("value", "__key", "__eventTime", "__messageProperties")
@@ -52,16 +54,21 @@ class Compacted:
 
 
 def compact(
-    spark: SparkSession, *, service_url: str, topic: str, into: str, guarantee: str = "dedup"
+    spark: SparkSession,
+    *,
+    connection: Mapping[str, str],
+    topic: str,
+    into: str,
+    guarantee: str = "dedup",
 ) -> Compacted:
     """Write the newest messages into the topic `into`. Raises Spark's exceptions, which wrap the
     errors of source and sink."""
     spark = own_session(spark)
-    stored = extents(spark, service_url, [topic])
+    stored = extents(spark, connection, [topic])
     job = job_id("compact", topic, into, *sorted(stored.items()))
     if not stored:
         return Compacted(0, 0, 0, 0, job)
-    source = within(messages(spark, service_url, [topic]), stored)
+    source = within(messages(spark, connection, [topic]), stored)
     newest = newest_of(source).cache()
     try:
         counts = source.agg(F.count("*"), F.count(F.lit(1)) - F.count("__key")).first()
@@ -70,7 +77,7 @@ def compact(
         live = newest.where("length(value) > 0")
         kept = live.count()
         placed = live.repartition(TASKS, "__key").sortWithinPartitions("__partition", "__index")
-        write(placed.select(*KEPT), service_url, into, guarantee=guarantee, job=job)
+        write(placed.select(*KEPT), connection, into, guarantee=guarantee, job=job)
     finally:
         newest.unpersist()
     return Compacted(counts[0], counts[1], keys, keys - kept, job)

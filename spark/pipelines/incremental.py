@@ -22,7 +22,7 @@ from magnetar.spark.pipelines.reading import messages, own_session, run_to_end
 from magnetar.spark.pipelines.target import locked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +43,7 @@ class Archived:
 def archive_new(
     spark: SparkSession,
     *,
-    service_url: str,
+    connection: Mapping[str, str],
     topics: Sequence[str],
     path: Path,
     subscription: str = "",
@@ -59,7 +59,7 @@ def archive_new(
     """
     spark = own_session(spark)
     with locked(path):
-        stream = spark.readStream.format("magnetar").option("service.url", service_url)
+        stream = spark.readStream.format("magnetar").options(**connection)
         stream = stream.option("topics", ",".join(topics)).option("startingOffsets", "earliest")
         stream = stream.option("failOnDataLoss", str(not skip_lost).lower())
         if subscription:
@@ -75,7 +75,7 @@ def archive_new(
         )
         run_to_end(writer.start)
         archived = _archive(spark, path, rows.schema)
-        return Archived(archived.count() - before, _compare(spark, service_url, topics, archived))
+        return Archived(archived.count() - before, _compare(spark, connection, topics, archived))
 
 
 def _placed(rows: DataFrame) -> DataFrame:
@@ -90,13 +90,13 @@ def _archive(spark: SparkSession, path: Path, schema: StructType) -> DataFrame:
 
 
 def _compare(
-    spark: SparkSession, service_url: str, topics: Sequence[str], archived: DataFrame
+    spark: SparkSession, connection: Mapping[str, str], topics: Sequence[str], archived: DataFrame
 ) -> list[Compared]:
     """Compare what is archived with the same messages of the topics.
 
     Messages that a topic no longer has are not compared, nor those published after the run.
     """
-    stored = messages(spark, service_url, topics)
+    stored = messages(spark, connection, topics)
     parts = ["__topic", "__partition"]
     last = archived.groupBy(*parts).agg(F.max("__index").alias("last"))
     first = stored.groupBy(*parts).agg(F.min("__index").alias("first"))

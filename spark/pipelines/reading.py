@@ -9,7 +9,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -40,16 +40,19 @@ def own_session(spark: SparkSession) -> SparkSession:
 
 
 def messages(
-    spark: SparkSession, service_url: str, topics: Sequence[str], schema: str | None = None
+    spark: SparkSession,
+    connection: Mapping[str, str],
+    topics: Sequence[str],
+    schema: str | None = None,
 ) -> DataFrame:
     """Return the messages that are in the topics when Spark plans the frame."""
-    reader = spark.read.format("magnetar").option("service.url", service_url)
+    reader = spark.read.format("magnetar").options(**connection)
     reader = reader.option("topics", ",".join(topics))
     return (reader if schema is None else reader.schema(schema)).load()
 
 
 def extents(
-    spark: SparkSession, service_url: str, topics: Sequence[str]
+    spark: SparkSession, connection: Mapping[str, str], topics: Sequence[str]
 ) -> dict[tuple[str, int], tuple[int, int]]:
     """Return the indexes of the first and the last message of each topic and partition, by
     (topic, partition).
@@ -57,7 +60,7 @@ def extents(
     An empty topic is left out.
     """
     columns = "__topic string, __partition int, __index bigint"
-    found = messages(spark, service_url, topics, columns).groupBy("__topic", "__partition")
+    found = messages(spark, connection, topics, columns).groupBy("__topic", "__partition")
     rows = found.agg(F.min("__index"), F.max("__index")).collect()
     return {(row[0], row[1]): (row[2], row[3]) for row in rows}
 
@@ -100,9 +103,11 @@ def run_to_end(start: Callable[[], StreamingQuery]) -> StreamingQuery:
             return query
 
 
-def write(frame: DataFrame, service_url: str, topic: str, *, guarantee: str, job: str) -> None:
+def write(
+    frame: DataFrame, connection: Mapping[str, str], topic: str, *, guarantee: str, job: str
+) -> None:
     """Write messages to a topic. With the guarantee dedup, a job that is run again under the same
     id goes on where it was."""
-    writer = frame.write.format("magnetar").mode("append").option("service.url", service_url)
+    writer = frame.write.format("magnetar").mode("append").options(**connection)
     writer = writer.option("topic", topic).option("deliveryGuarantee", guarantee)
     (writer.option("jobId", job) if guarantee == "dedup" else writer).save()

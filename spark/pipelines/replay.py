@@ -21,7 +21,7 @@ from magnetar.spark.errors import NothingToReplay
 from magnetar.spark.pipelines.reading import TASKS, job_id, own_session, write
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,12 @@ class Replayed:
 
 
 def replay(
-    spark: SparkSession, *, service_url: str, path: Path, topic: str, guarantee: str = "dedup"
+    spark: SparkSession,
+    *,
+    connection: Mapping[str, str],
+    path: Path,
+    topic: str,
+    guarantee: str = "dedup",
 ) -> Replayed:
     """Write all rows of the Parquet files below `path` into the topic.
 
@@ -51,7 +56,7 @@ def replay(
     spark = own_session(spark)
     rows = spark.read.parquet(str(path))
     job = job_of(topic, path, files)
-    write(_arranged(rows), service_url, topic, guarantee=guarantee, job=job)
+    write(_arranged(rows), connection, topic, guarantee=guarantee, job=job)
     return Replayed(len(files), rows.count(), job)
 
 

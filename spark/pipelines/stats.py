@@ -14,7 +14,7 @@ from magnetar.spark.errors import PlotMissing
 from magnetar.spark.pipelines.reading import key_column, messages, own_session
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
 
@@ -47,10 +47,12 @@ class Statistics:
     over_time: dict[str, list[tuple[float, int]]]  # by topic: begin of an interval (s), messages
 
 
-def statistics(spark: SparkSession, *, service_url: str, topics: Sequence[str]) -> Statistics:
+def statistics(
+    spark: SparkSession, *, connection: Mapping[str, str], topics: Sequence[str]
+) -> Statistics:
     """Read the topics, and count. Raises Spark's exceptions, which wrap the source's errors."""
     spark = own_session(spark)
-    rows = messages(spark, service_url, topics, COLUMNS).select(
+    rows = messages(spark, connection, topics, COLUMNS).select(
         F.regexp_replace("__topic", "^persistent://public/default/", "").alias("topic"),
         key_column().alias("key"),
         F.coalesce(F.length("value"), F.lit(0)).alias("bytes"),

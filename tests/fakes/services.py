@@ -19,12 +19,14 @@ from fakes.cluster_state import ClusterState
 from fakes.namespaces import SPREAD, create_namespaces
 from support import is_foreign
 
+from magnetar.broker.session.access import AllowAll
 from magnetar.local_process import standalone
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
+    from magnetar.broker.session.access import Authenticator
     from magnetar.protos.names import TopicName
 
 T = TypeVar("T")
@@ -60,7 +62,9 @@ class Service:
 
 
 @contextmanager
-def brokers_in_thread(count: int) -> Iterator[Service]:
+def brokers_in_thread(
+    count: int, make_authenticator: Callable[[], Authenticator] = AllowAll
+) -> Iterator[Service]:
     """Brokers that share metadata and ledgers. The URLs are the first one's: whatever another one
     owns is reached by a redirect. Fails if something failed there unnoticed."""
     started, stop = threading.Event(), asyncio.Event()
@@ -79,7 +83,9 @@ def brokers_in_thread(count: int) -> Iterator[Service]:
             cluster = ClusterState()
             await create_namespaces(cluster.store(), *SPREAD)
             brokers = [
-                await stack.enter_async_context(running_broker(cluster, number))
+                await stack.enter_async_context(
+                    running_broker(cluster, number, make_authenticator=make_authenticator)
+                )
                 for number in range(count)
             ]
             service.loop, service.brokers = loop, brokers

@@ -18,10 +18,11 @@ import pulsar
 import pyarrow.parquet as pq
 import pytest
 from fakes.range_server import RangeServer, Topic, serving
-from fakes.services import Service, standalone_process
+from fakes.services import Service, brokers_in_thread, standalone_process
 from fakes.standalone_process import StandaloneProcess
 
 import magnetar
+from magnetar.broker.session.access import Accepted, AllowAll, Credentials, Outcome, Refused
 from magnetar.schema import AvroSchema, Integer, Record, String
 from magnetar.spark.errors import TargetBusy, TargetNotEmpty
 from magnetar.spark.source.options import parse_options
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 BORN_MS = 1_356_998_400_000  # 2013-01-01
+TOKEN = b"eyJhbGciOi"
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +306,7 @@ def test_a_read_survives_kill_9_of_the_server(tmp_path: Path) -> None:
 def archived(spark: SparkSession, url: str, topic: str, path: Path, **options: Any) -> list[Any]:
     from magnetar.spark.pipelines.archive import archive
 
-    return archive(spark, service_url=url, topic=topic, path=path, **options)
+    return archive(spark, connection={"service.url": url}, topic=topic, path=path, **options)
 
 
 @pytest.mark.parametrize(
@@ -459,6 +461,41 @@ def test_the_command_names_what_it_failed_of(spark: SparkSession, tmp_path: Path
     told = "Error: UnreadableEntry: persistent://public/default/t, entry 4:0: "
     assert _last_line(failed).startswith(told), failed.stderr
     assert [child.name for child in tmp_path.iterdir()] == ["file"]
+
+
+class OneToken:
+    """Accepts one token."""
+
+    def authenticate(self, credentials: Credentials) -> Outcome:
+        if credentials.data == TOKEN:
+            return Accepted("job", AllowAll())
+        return Refused("the token is not valid")
+
+
+def test_a_command_reads_and_writes_with_credentials(spark: SparkSession, tmp_path: Path) -> None:
+    held = tmp_path / "token"
+    held.write_bytes(TOKEN)
+    token = magnetar.AuthenticationToken(TOKEN.decode())
+    with brokers_in_thread(2, OneToken) as service:
+        with magnetar.Client(service.grpc_url, authentication=token) as client:
+            publish(client, "in", 30)
+        command = [sys.executable, "-m", "magnetar.cli.main", "spark"]
+        where = ["--service-url", service.grpc_url, "--auth-plugin", "token"]
+        jobs = ["compact", "--topic", "in", "--into", "out", "--delivery", "at-least-once"]
+        done = _run([*command, *jobs, *where, "--auth-params", f"file://{held}"])
+        assert done.returncode == 0, done.stderr
+        with magnetar.Client(service.grpc_url, authentication=token) as client:
+            reader = client.create_reader("out", magnetar.MessageId.earliest)
+            keys = {reader.read_next(30_000).partition_key() for _ in range(3)}
+        held.write_bytes(b"another")
+        refused = _run(
+            [*command, "archive", "--topic", "in", "--path", str(tmp_path / "a"), *where,
+             "--auth-params", f"file://{held}"]
+        )  # fmt: skip
+    assert keys == {"AA", "UA", "é"}
+    assert refused.returncode == 1
+    assert "NotAuthenticated: " in refused.stderr
+    assert TOKEN.decode() not in done.stdout + done.stderr + refused.stdout + refused.stderr
 
 
 def test_ctrl_c_while_java_starts_ends_java_too(

@@ -334,9 +334,11 @@ def test_an_archive_is_replayed_and_compacted_and_counted(
     producer.send(None, partition_key="k3")  # deletes the key
     producer.send(b"no key")
     path = tmp_path / "archive"
-    archive(spark, service_url=url, topic=topic, path=path, partition_by=PartitionBy.KEY)
+    archive(
+        spark, connection={"service.url": url}, topic=topic, path=path, partition_by=PartitionBy.KEY
+    )
     for _ in range(2):  # the second run stores nothing
-        done = replay(spark, service_url=url, path=path, topic=exact)
+        done = replay(spark, connection={"service.url": url}, path=path, topic=exact)
         assert (done.rows, done.files) == (702, 8)
     kept = ("value", "__key", "__eventTime", "__messageProperties")
     theirs, ours = read(spark, url, topic), read(spark, url, exact)
@@ -347,13 +349,13 @@ def test_an_archive_is_replayed_and_compacted_and_counted(
     assert of_key == [str(number) for number in range(700) if number % 7 == 5]
     into = f"{exact}-compacted"
     for _ in range(2):
-        compacted = compact(spark, service_url=url, topic=exact, into=into)
+        compacted = compact(spark, connection={"service.url": url}, topic=exact, into=into)
         numbers = (compacted.messages, compacted.without_key, compacted.keys, compacted.deleted)
         assert numbers == (702, 1, 7, 1)
     newest = {bytes(row["__key"]).decode(): bytes(row["value"]) for row in read(spark, url, into)}
     last = {f"k{number % 7}": b"value %d" % number for number in range(700) if number % 7 != 3}
     assert newest == last
-    found = statistics(spark, service_url=url, topics=[topic, into])
+    found = statistics(spark, connection={"service.url": url}, topics=[topic, into])
     by_topic = {one.topic: (one.messages, one.bytes) for one in found.topics}
     assert by_topic[topic] == (702, sum(len(row["value"] or b"") for row in theirs))
     assert by_topic[into][0] == 6
@@ -390,11 +392,11 @@ def test_the_messages_of_a_job_stay_the_same_while_others_are_published(
     httpx.put(f"{admin}/partitions", json=2, timeout=60).raise_for_status()
     publish(client, f"{topic}-partition-0", 10)
     publish(client, f"{topic}-partition-1", 3)
-    stored = extents(spark, url, [topic])
+    stored = extents(spark, {"service.url": url}, [topic])
     name = f"persistent://public/default/{topic}-partition-"
     assert stored == {(f"{name}0", 0): (0, 9), (f"{name}1", 1): (0, 2)}
     publish(client, f"{topic}-partition-1", 4)
-    assert within(messages(spark, url, [topic]), stored).count() == 13
+    assert within(messages(spark, {"service.url": url}, [topic]), stored).count() == 13
 
 
 def test_an_incremental_archive_of_an_empty_topic_is_empty(
@@ -404,10 +406,14 @@ def test_an_incremental_archive_of_an_empty_topic_is_empty(
 
     client.subscribe(topic, "s").close()
     for _ in range(2):
-        done = archive_new(spark, service_url=url, topics=[topic], path=tmp_path / "archive")
+        done = archive_new(
+            spark, connection={"service.url": url}, topics=[topic], path=tmp_path / "archive"
+        )
         assert (done.new, done.compared) == (0, [])
     publish(client, topic, 5)
-    done = archive_new(spark, service_url=url, topics=[topic], path=tmp_path / "archive")
+    done = archive_new(
+        spark, connection={"service.url": url}, topics=[topic], path=tmp_path / "archive"
+    )
     assert (done.new, [part.equal for part in done.compared]) == (5, [True])
 
 
@@ -419,14 +425,16 @@ def test_messages_deleted_between_two_runs_fail_an_archive_unless_they_are_to_be
 
     path = tmp_path / "archive"
     publish(client, topic, 10)
-    assert archive_new(spark, service_url=url, topics=[topic], path=path).new == 10
+    assert archive_new(spark, connection={"service.url": url}, topics=[topic], path=path).new == 10
     publish(client, topic, 5)
     admin = f"http://127.0.0.1:{server.ports['http']}/admin/v2/persistent/public/default/{topic}"
     httpx.delete(f"{admin}/truncate", timeout=60).raise_for_status()
     publish(client, topic, 3)
     with pytest.raises(Exception, match="messages 10 to 14 were deleted"):
-        archive_new(spark, service_url=url, topics=[topic], path=path)
-    done = archive_new(spark, service_url=url, topics=[topic], path=path, skip_lost=True)
+        archive_new(spark, connection={"service.url": url}, topics=[topic], path=path)
+    done = archive_new(
+        spark, connection={"service.url": url}, topics=[topic], path=path, skip_lost=True
+    )
     assert (done.new, [part.equal for part in done.compared]) == (3, [True])
 
 
@@ -437,13 +445,23 @@ def test_a_subscription_keeps_what_an_archive_has_not_read(
     from magnetar.spark.pipelines.incremental import archive_new
 
     publish(client, topic, 10)
-    archive_new(spark, service_url=url, topics=[topic], path=tmp_path, subscription="archive")
+    archive_new(
+        spark,
+        connection={"service.url": url},
+        topics=[topic],
+        path=tmp_path,
+        subscription="archive",
+    )
     publish(client, topic, 5)
     admin = f"http://127.0.0.1:{server.ports['http']}/admin/v2/persistent/public/default/{topic}"
     stats = httpx.get(f"{admin}/stats", timeout=60).json()
     assert stats["subscriptions"]["archive"]["msgBacklog"] == 1  # an entry of five messages
     done = archive_new(
-        spark, service_url=url, topics=[topic], path=tmp_path, subscription="archive"
+        spark,
+        connection={"service.url": url},
+        topics=[topic],
+        path=tmp_path,
+        subscription="archive",
     )
     assert done.new == 5
 
@@ -459,7 +477,7 @@ def test_an_incremental_archive_holds_each_message_of_its_topics_once(
     for round_ in range(2):
         publish(client, topics[0], 100, first=100 * round_)
         publish(client, topics[1], 50, first=50 * round_)
-        done = archive_new(spark, service_url=url, topics=topics, path=path)
+        done = archive_new(spark, connection={"service.url": url}, topics=topics, path=path)
         assert done.new == 150
         assert all(part.equal for part in done.compared)
         assert sum(part.in_archive for part in done.compared) == 150 * (round_ + 1)
@@ -467,13 +485,13 @@ def test_an_incremental_archive_holds_each_message_of_its_topics_once(
     for left in (path / "_checkpoint" / "commits").iterdir():
         if left.name.strip(".").startswith("1") or left.name == "1":
             left.unlink()
-    done = archive_new(spark, service_url=url, topics=topics, path=path)
+    done = archive_new(spark, connection={"service.url": url}, topics=topics, path=path)
     assert done.new == 0
     assert [part.in_archive for part in done.compared] == [200, 100]
     assert all(part.equal for part in done.compared)
     (tmp_path / "file").touch()
     with pytest.raises(TargetForeign, match="not an incremental archive"):
-        archive_new(spark, service_url=url, topics=topics, path=tmp_path)
+        archive_new(spark, connection={"service.url": url}, topics=topics, path=tmp_path)
 
 
 def test_the_example_of_the_guide_writes_each_row_once(

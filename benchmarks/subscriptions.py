@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CONSUMERS: Final = 4
-WINDOW: Final = 20_000  # messages without a receipt
-KEYED_BYTES: Final = 5 * 1024 * 1024
+WINDOW: Final = 40_000  # messages without a receipt
+KEYED_BYTES: Final = 20 * 1024 * 1024
 REFERENCE_PORT: Final = 31_860
 
 

@@ -35,19 +35,26 @@ class BatchBuilder:
     """A machine: messages in, sealed batches out.
 
     1. Every message is in exactly one batch, open or sealed.
-    2. The open batches together are within both limits, unless one message alone exceeds the bytes.
+    2. The open batches together have at most `messages_max` messages and `bytes_max` bytes. Each
+       has at most `batch_bytes_max` bytes. One message alone may have more bytes.
     3. Sealed batches come in the order of their first messages. A batch keeps its messages' order.
     4. With `by_key` all messages of a batch have the same key.
     """
 
     def __init__(
-        self, *, messages_max: int, bytes_max: int, delay_s: float, by_key: bool = False
+        self,
+        *,
+        messages_max: int,
+        bytes_max: int,
+        batch_bytes_max: int,
+        delay_s: float,
+        by_key: bool = False,
     ) -> None:
         assert messages_max > 0
         assert bytes_max > 0
         self._messages_max = messages_max
-        self._bytes_wanted = bytes_max  # by the options
         self._bytes_max = bytes_max
+        self._batch_bytes_max = batch_bytes_max
         self._delay_s = delay_s
         self.by_key = by_key
         self._open: dict[str | bytes | None, Batch] = {}
@@ -60,12 +67,14 @@ class BatchBuilder:
     ) -> list[Batch]:
         """Add a message. Returns the batches that this seals."""
         sealed: list[Batch] = []
-        if self._bytes + message_bytes > self._bytes_max and self._since is not None:
-            sealed = self.seal()
-        if self._since is None:
-            self._since = now
         key = _key_of(message) if self.by_key else None
         batch = self._open.get(key)
+        batch_bytes = message_bytes if batch is None else batch.message_bytes + message_bytes
+        is_over = self._bytes + message_bytes > self._bytes_max
+        if (is_over or batch_bytes > self._batch_bytes_max) and self._since is not None:
+            sealed, batch = self.seal(), None
+        if self._since is None:
+            self._since = now
         if batch is None:
             batch = self._open[key] = Batch()
         batch.messages.append(message)
@@ -73,7 +82,8 @@ class BatchBuilder:
         batch.message_bytes += message_bytes
         self._messages += 1
         self._bytes += message_bytes
-        if self._messages >= self._messages_max or self._bytes >= self._bytes_max:
+        is_full = self._messages >= self._messages_max or self._bytes >= self._bytes_max
+        if is_full or batch.message_bytes >= self._batch_bytes_max:
             sealed += self.seal()
         return sealed
 
@@ -85,10 +95,11 @@ class BatchBuilder:
         self._since = None
         return batches
 
-    def limit(self, bytes_max: int) -> list[Batch]:
+    def limit(self, batch_bytes_max: int) -> list[Batch]:
         """The broker takes no batch with more bytes. Returns the batches that this seals."""
-        self._bytes_max = min(self._bytes_wanted, bytes_max)
-        return self.seal() if self._bytes >= self._bytes_max else []
+        self._batch_bytes_max = batch_bytes_max
+        is_full = any(batch.message_bytes >= batch_bytes_max for batch in self._open.values())
+        return self.seal() if is_full else []
 
     def timer_at(self) -> float | None:
         """Return when to seal the open batches. None: there are none."""
@@ -103,6 +114,7 @@ class BatchBuilder:
         assert self._bytes < self._bytes_max
         for key, batch in self._open.items():
             assert len(batch.messages) == len(batch.dones)
+            assert batch.message_bytes < self._batch_bytes_max
             assert not self.by_key or all(_key_of(m) == key for m in batch.messages)
 
 

@@ -780,7 +780,8 @@ def _builder(options: ProducerOptions) -> BatchBuilder | None:
         return None
     return BatchBuilder(
         messages_max=options.batching_max_messages,
-        bytes_max=min(options.batching_max_allowed_size_in_bytes, MESSAGE_BYTES_MAX),
+        bytes_max=options.batching_max_allowed_size_in_bytes,
+        batch_bytes_max=MESSAGE_BYTES_MAX,
         delay_s=options.batching_max_publish_delay_ms / 1000,
         by_key=options.batching_type == BatchingType.KeyBased,
     )

@@ -21,8 +21,16 @@ def sequences(batches: list[Batch]) -> list[list[int]]:
     return [[one.sequence_id for one in batch.messages] for batch in batches]
 
 
-def builder(messages_max: int = 5, bytes_max: int = 100, **more: bool) -> BatchBuilder:
-    return BatchBuilder(messages_max=messages_max, bytes_max=bytes_max, delay_s=0.5, **more)
+def builder(
+    bytes_max: int = 100, batch_bytes_max: int = 100, *, by_key: bool = False
+) -> BatchBuilder:
+    return BatchBuilder(
+        messages_max=5,
+        bytes_max=bytes_max,
+        batch_bytes_max=batch_bytes_max,
+        delay_s=0.5,
+        by_key=by_key,
+    )
 
 
 ITEMS = st.lists(
@@ -72,6 +80,41 @@ def cut(items: list[tuple[int, str | None]]) -> list[list[int]]:
             batches.append(open_batch)
             open_batch, room = [], 0
     return [*batches, open_batch] if open_batch else batches
+
+
+@given(ITEMS, st.booleans())
+def test_each_batch_is_within_its_own_limit_too(
+    items: list[tuple[int, str | None]], by_key: bool
+) -> None:
+    machine = builder(100, 60, by_key=by_key)
+    batches: list[Batch] = []
+    for sequence, (size, key) in enumerate(items):
+        sealed = machine.add(message(sequence, size, key), size, done, float(sequence))
+        machine.check()
+        batches += sealed
+    batches += machine.seal()
+    for batch in batches:
+        assert batch.message_bytes <= 60 or len(batch.messages) == 1
+    numbers = sequences(batches)
+    assert sorted(number for batch in numbers for number in batch) == list(range(len(items)))
+    assert [batch[0] for batch in numbers] == sorted(batch[0] for batch in numbers)
+
+
+def test_batches_of_several_keys_may_together_exceed_what_one_batch_may_have() -> None:
+    machine = builder(1_000, 100, by_key=True)
+    for sequence, key in enumerate(("a", "b", "c")):
+        assert machine.add(message(sequence, 90, key), 90, done, 0.0) == []
+    assert sequences(machine.add(message(3, 20, "b"), 20, done, 0.0)) == [[0], [1], [2]]
+    assert sequences(machine.seal()) == [[3]]
+
+
+def test_a_smaller_limit_of_the_broker_seals_a_batch_that_has_reached_it() -> None:
+    machine = builder(1_000, 100, by_key=True)
+    machine.add(message(0, 50, "a"), 50, done, 0.0)
+    machine.add(message(1, 40, "b"), 40, done, 0.0)
+    assert machine.limit(60) == []
+    machine.check()
+    assert sequences(machine.limit(50)) == [[0], [1]]
 
 
 def test_the_first_message_sets_the_timer() -> None:

@@ -46,9 +46,9 @@ def frame(content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + content
 
 
-async def received(stream: PulsarStream) -> tuple[bytes, StreamClosed]:
+async def received(stream: PulsarStream) -> tuple[bytearray, StreamClosed]:
     """All bytes until the end, and the end."""
-    got = b""
+    got = bytearray()
     try:
         while True:
             got += await stream.receive()

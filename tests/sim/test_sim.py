@@ -48,7 +48,7 @@ FAULTS = (
     "idle topic unloaded",
     "killed",
     "ledger trimmed",
-    "live owner counts as gone",
+    "live owner replaced as silent",
     "message into a cut",
     "metadata: not sent",
     "metadata: reply lost",

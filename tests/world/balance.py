@@ -1,5 +1,5 @@
-"""Brokers that own bundles and hand them over to each other, without topics: what is played is the
-way of the bundles alone.
+"""Brokers that own bundles and move them to each other. There are no topics: only the moves are
+played.
 
 Each broker beats to the bookies, follows the registrations, and runs the real rules for owners, for
 silent brokers and for balance, with short periods. Closing a bundle's topics takes some time.
@@ -51,14 +51,14 @@ class Balanced:
 
     def __init__(self, client: ClientNode, brokers: dict[str, Balanced]) -> None:
         self.client = client
-        self._owners: Owners | None = None  # None: it does not run yet
+        self._owners: Owners | None = None  # None: the broker does not run yet
         brokers[client.name] = self
 
     def begin(self) -> None:
         self.client.host.spawn(self._run())
 
     async def locate(self, bundle: Bundle, *, authoritative: bool) -> Located | None:
-        """At the broker. None: the broker refuses to answer at the moment."""
+        """The answer of the broker. None: it refuses to answer at the moment."""
         if self._owners is None:
             return None
         try:

@@ -1,5 +1,5 @@
-"""How a bookie begins on its simulated disk: the steps of `magnetar.bookie.storage.directory`, with
-the real rules (`plan_start`), each durable before the next."""
+"""The start of a bookie on its simulated disk: the steps of `magnetar.bookie.storage.directory`,
+with the real rules (`plan_start`), each durable before the next."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from magnetar.bookie.storage.format import Identity
     from magnetar.metadata.store import MetadataStore, Verdict
 
-RETRY_S = 0.2  # what supervises the process starts it again after this
+RETRY_S = 0.2  # then the supervisor starts the process again
 UPDATE_S = 3.0
 CLUSTER = "c1" * 16
 
 
 async def boot(node: BookieNode, store: MetadataStore, random: Random) -> Identity:
-    """As whom the bookie serves; tries again while the metadata is away, or while a copy of the
-    directory may be in use. Raises StartRefused."""
+    """The identity that the bookie serves under. Tries again while the metadata is out of reach, or
+    while a copy of the directory may be in use. Raises StartRefused."""
     while True:
         try:
             return await _enter(node, store, random)

@@ -1,5 +1,5 @@
-"""Every machine checks itself after every event, as long as a world runs: a wrong state is found
-at its birth."""
+"""While a world runs, every machine checks itself after every event: the event that causes a wrong
+state fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MACHINES: Final = (
     KeyShared,
 )
 EVENTS: Final = ("add_consumer", "remove_consumer", "advance")
-"""And what begins with `on_`."""
+"""Methods that are events, besides those whose names begin with `on_`."""
 
 
 @contextmanager
@@ -55,7 +55,7 @@ _busy: set[int] = set()  # machines within an event
 def _checking(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def checking(self: Any, *positional: Any, **named: Any) -> Any:
-        if id(self) in _busy:  # an event that calls another one
+        if id(self) in _busy:  # the event was called by another event
             return method(self, *positional, **named)
         _busy.add(id(self))
         try:

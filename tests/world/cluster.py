@@ -57,8 +57,8 @@ def quick_config(quorum: Quorum) -> LedgerConfig:
 
 
 class World:
-    """Made on a running `SimLoop`. Each part has a source of chance of its own, so that a change in
-    one place does not change everything everywhere."""
+    """Made on a running `SimLoop`. Each part has its own random source, so a change in one part
+    does not change the random choices of the others."""
 
     def __init__(self, loop: SimLoop, seed: int, quorum: Quorum, *, tell: bool = False) -> None:
         self.loop = loop
@@ -73,13 +73,13 @@ class World:
         self.bookies: dict[str, BookieNode] = {}
         self.clients: dict[str, ClientNode] = {}
         self.known: dict[Member, None] = {}  # every incarnation that was ever formatted
-        self.destroyed: dict[str, None] = {}  # bookies that lost copies for good
+        self.destroyed: dict[str, None] = {}  # bookies that lost copies permanently
         self.later = LaterVersion(self)
         self.config = quick_config(quorum)
         self.on_client_restart: Callable[[ClientNode], None] = lambda client: None
-        self.scrubs = True  # the bookies that are started from now on do
-        self.rotten: dict[tuple[LedgerId, int], None] = {}  # entries of which a copy went bad
-        self.healed = False  # from now on a process that dies of an earlier fault comes back
+        self.scrubs = True  # for bookies that start from now on
+        self.rotten: dict[tuple[LedgerId, int], None] = {}  # entries that have a bad copy
+        self.healed = False  # a process that an earlier fault ends later starts again
         self._restarts: list[asyncio.Task[None]] = []
         self._failure: asyncio.Future[None] = loop.create_future()
         self.oracle.when_broken = self._end_with
@@ -114,7 +114,8 @@ class World:
         return [each for each in self.bookies.values() if not each.retired]
 
     def retire(self, bookie: BookieNode, member: Member) -> None:
-        """It was decommissioned: nothing may name it any more, and it is not brought back."""
+        """The bookie was decommissioned: no record may name it any more, and it is not started
+        again."""
         bookie.retired = True
         self.known.pop(member)
 
@@ -127,12 +128,13 @@ class World:
         await until(lambda: sum(each.registered for each in self.staying) >= needed)
 
     def may_destroy(self, bookie: BookieNode) -> bool:
-        """Whether copies on this bookie may be lost for good, counting those lost already."""
+        """Whether copies on this bookie may be lost permanently, counting those lost already."""
         enough = bookie.name in self.destroyed or len(self.destroyed) < self.quorum.ack_quorum - 1
         return enough and all(self._held_beside(bookie, *each) for each in self.rotten)
 
     def may_rot(self, bookie: BookieNode, ledger: LedgerId, entry: int) -> bool:
-        """Whether this copy may go bad: of a sealed segment, with a good one beside it."""
+        """Whether this copy may go bad: it belongs to a sealed segment, and another copy is
+        good."""
         life = self.oracle.life(ledger)
         if life.deleted or not life.versions:
             return False
@@ -141,7 +143,7 @@ class World:
         return sealed and self._held_beside(bookie, ledger, entry)
 
     def _held_beside(self, bookie: BookieNode, ledger: LedgerId, entry: int) -> bool:
-        """Whether another one, that metadata names, has a good copy."""
+        """Whether another bookie that metadata names has a good copy."""
         life = self.oracle.life(ledger)
         if life.deleted:
             return True
@@ -161,7 +163,7 @@ class World:
     # -- running -----------------------------------------------------------------------------------
 
     async def run(self, story: Coroutine[object, object, None], *, deadline_s: float) -> None:
-        """Until the story is over, or something is found to be wrong: then that is raised."""
+        """Run until the story ends. Raises the first violation or failure."""
         telling = asyncio.get_running_loop().create_task(story)
         try:
             async with asyncio.timeout(deadline_s):
@@ -179,14 +181,14 @@ class World:
         telling.result()
         for stray in self.loop.stray:
             error = stray.get("exception")
-            why = f"no code looked at this failure: {stray['message']}: {error!r}"
+            why = f"no code handled this failure: {stray['message']}: {error!r}"
             raise self.oracle.broken("bug", why) from error
 
     def on_failure(self, host: Host, error: BaseException) -> None:
         """A task of a process has failed."""
         if isinstance(error, Unreachable) or (not host.alive and is_operating_error(error)):
             self.trace.tell(host.name, "dying:", _drawn(error))
-            return  # told to its caller; or in the host's death throes
+            return  # its caller gets the error; or the host is ending
         found = _first_violation(error)
         if self.oracle.first is None and found is None:
             found = self.oracle.broken("bug", f"{host.name}: {_drawn(error)}")
@@ -216,7 +218,7 @@ class World:
             self._on_listed(path, stored)
 
     def _on_listed(self, path: str, stored: Versioned | None) -> None:
-        """T21: a bookie that serves vanishes from the list only with its session."""
+        """T21: a bookie that serves leaves the list only when its session ends."""
         bookie = self.bookies[path.rpartition("/")[2]]
         session = bookie.listed_by
         bookie.listed_by = None if stored is None else stored.ephemeral_session
@@ -225,10 +227,11 @@ class World:
             ours = bookie.store.session_id == session
             self.oracle.hold(not ours, "T21", lambda: f"{bookie.name} serves and is not listed")
 
-    # -- the quiet end -----------------------------------------------------------------------------
+    # -- the end, without faults
+    # -----------------------------------------------------------------------------
 
     async def heal(self) -> None:
-        """All faults end; each process that is down comes back."""
+        """End all faults, and start each process that is down."""
         self.trace.note("world", "healed")
         self.healed = True
         self.network.heal_all()
@@ -268,12 +271,12 @@ class World:
             await bookie.replace()
 
     def cookie_epoch(self, bookie: BookieNode) -> int:
-        """What the cluster knows of the bookie's starts; 0: nothing."""
+        """The number of starts of the bookie that the cluster knows; 0: none."""
         stored = self.meta.tree.tree.get(paths.bookie_cookie(BookieId(bookie.name)))
         return 0 if stored is None else decode_bookie_cookie(stored.value).boot_epoch
 
     async def judge(self) -> None:
-        """Close and read every ledger: what the oracle wants to see at the end."""
+        """Close and read every ledger, so that the oracle can check them."""
         judge = self.add_client("judge")
         await judge.wait_running()
         for ledger, life in sorted(self.oracle.lives.items()):
@@ -317,9 +320,9 @@ class World:
     # -- what repair has to reach ----------------------------------------------------------------
 
     async def wait_repaired(self) -> None:
-        """I16: with all bookies back, every closed ledger has all its copies again, on bookies as
-        they are now, and no mark is left."""
-        why = "nothing was looked at"
+        """I16: when all bookies run again, every closed ledger has all its copies on present
+        incarnations, and no under-replication record is left."""
+        why = "no ledger was checked"
 
         def done() -> bool:
             nonlocal why
@@ -333,7 +336,7 @@ class World:
             raise self.oracle.broken("I16", f"after {REPAIR_S:g} s: {why}") from None
 
     def _unrepaired(self) -> str:
-        """What is missing still; "": nothing."""
+        """The repair that is still missing; "": none."""
         for ledger, life in self.oracle.lives.items():
             if life.deleted or not life.versions:
                 continue
@@ -341,23 +344,23 @@ class World:
             for part in closed.segments:
                 for member in part.members:
                     if self.bookies[member.bookie].member != member:
-                        return f"ledger {ledger} names {member}, which is no more"
+                        return f"ledger {ledger} names {member}, which no longer exists"
             if closed.state is LedgerState.OPEN and not life.payloads:
-                continue  # its creation arrived when its creator, and the judge, had gone
+                continue  # the creation arrived after its creator and the oracle had finished
             if closed.state is not LedgerState.CLOSED:
                 return f"ledger {ledger} is {closed.state.name}"
             missing = self._missing_copy(closed)
             if missing:
                 return missing
-        # Damage to copies that are not needed (beyond the end, or of a former stripe) is not
-        # repaired, and keeps the bookie from giving space back.
+        # Damage to copies that no ledger needs (beyond the end, or of a former stripe) is not
+        # repaired, and keeps the bookie from freeing space.
         suspended = [
             each.name for each in self.staying if each.gives_no_space_back and not each.disk.damaged
         ]
         if suspended:
-            return f"{suspended} give no space back"
+            return f"{suspended} free no space"
         marks = self._marks()
-        return f"marks are left: {marks}" if marks else ""
+        return f"under-replication records are left: {marks}" if marks else ""
 
     def _missing_copy(self, closed: LedgerMetadata) -> str:
         quorum = Quorum(closed.ensemble_size, closed.write_quorum, closed.ack_quorum)

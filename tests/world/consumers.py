@@ -1,8 +1,8 @@
 """Consumers of one subscription: they join, receive, acknowledge, return, leave and crash.
 
-A consumer talks to its broker over a `Line`: two ordered ways with delays, which end together. What
-is on its way then is lost, and each end notices at its own time. So a broker may have a consumer
-that has gone, and the consumer comes back before the broker has noticed.
+A consumer talks to its broker over a `Line`: two ordered directions with delays, which end
+together. The line then loses what is under way, and each end notices at a time of its own. So a
+broker may keep a consumer that has left, and the consumer may return before the broker notices.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 CLIENT = ClientInfo("127.0.0.1:1", "world")
 SUBSCRIBE_S = 3.0
-NOTICE_S = 2.0  # at most: until a broker notices that a consumer has gone
+NOTICE_S = 2.0  # at most: until a broker notices that a consumer has left
 UNDER_WAY_MAX = 20  # entries on the line; beyond it, the connection is not writable
 
 
@@ -73,7 +73,7 @@ class Line:
         self._at(self._back_s, work, for_broker=False)
 
     def end(self, on_noticed: Callable[[], object]) -> None:
-        """`on_noticed` is called at the broker."""
+        """End the line. The broker calls `on_noticed` when it notices."""
         if self.open:
             self.open = False
             noticed_s = self._world.loop.time() + self._random.random() * NOTICE_S
@@ -105,9 +105,9 @@ class ConsumerSession:
         self.consumer = consumer
         self.reign = reign
         self.line = line
-        self.handle: ConsumerHandle | None = None  # None: it is subscribing
+        self.handle: ConsumerHandle | None = None  # None: the consumer is subscribing
         self.active = False
-        self.next = EARLIEST  # of a single-active type: where its deliveries go on
+        self.next = EARLIEST  # single-active types: where its deliveries continue
         self.permits = 0
         self.under_way = 0
         reign.sessions.append(self)
@@ -129,7 +129,7 @@ class ConsumerSession:
         self.line.to_client(partial(self.consumer.on_entries, self, got))
 
     def on_taken(self, entries: int) -> None:
-        """They have left the connection's buffer."""
+        """The frames have left the connection's buffer."""
         full = not self.writable()
         self.under_way -= entries
         if full and self.writable() and self.handle is not None:
@@ -158,13 +158,13 @@ class ConsumerSession:
 
 @dataclass
 class _Held:
-    """An entry that a consumer has and has not finished."""
+    """An entry that a consumer holds and has not finished."""
 
     position: Position
     key: str | None
     size: int  # messages of the entry
-    left: int  # bits of those to acknowledge
-    redeliver_s: float | None = None  # None: it was not negatively acknowledged
+    left: int  # bits of the messages to acknowledge
+    redeliver_s: float | None = None  # None: not negatively acknowledged
 
     @classmethod
     def of(cls, entry: StoredEntry, detail: EntryDetail | None) -> _Held:
@@ -179,25 +179,26 @@ class _Held:
 
 
 class Consumer:
-    """`willing`: it acknowledges everything, and neither returns nor leaves."""
+    """`willing`: the consumer acknowledges everything; it returns no message and does not leave."""
 
     def __init__(self, name: str, director: Director) -> None:
         self.name = name
         self.willing = False
         self.gone = False  # for good
-        self.leaves = False  # it gets nothing more, and acknowledges what it has
+        self.leaves = False  # it gets no more entries, and acknowledges those that it has
         self._director = director
         self._deliveries: Deliveries = director.deliveries
         self._world = director.world
         self._random = director.world.draw(f"consumer {name}")
         self._kind = director.deliveries.kind
         self._session: ConsumerSession | None = None
-        self._held: dict[Position, _Held] = {}  # in the order in which they came
-        self._guards: dict[str | None, tuple[Position, int]] = {}  # keys, until the broker knows
+        self._held: dict[Position, _Held] = {}  # in the order of arrival
+        # keys, until the broker knows them
+        self._guards: dict[str | None, tuple[Position, int]] = {}
         self._guarded = 0
         self._queue_max = self._random.choice((2, 5, 20))
         self._taken = 0  # messages for which no permits were granted yet
-        self._slow = self._random.choice((0.2, 0.6, 0.9))  # how much of its queue it takes
+        self._slow = self._random.choice((0.2, 0.6, 0.9))  # messages that its queue holds
         self._priority = self._random.choice((0, 0, 1))
         self.allows_disorder = self._random.random() < self._deliveries.relaxed_share
 
@@ -220,7 +221,7 @@ class Consumer:
                 self._work()
 
     def crash(self) -> None:
-        """Its process ends; another one with its name may come."""
+        """Its process ends. Another consumer with its name may join."""
         self.gone = True
         self._lose()
 
@@ -231,7 +232,7 @@ class Consumer:
         """As `consumer.close(drain=...)` does."""
         session = self._session
         if session is None or session.handle is None:
-            self.crash()  # its subscribing may still succeed
+            self.crash()  # the SUBSCRIBE may still succeed
             return
         if drain:
             drained: asyncio.Future[None] = self._world.loop.create_future()
@@ -242,7 +243,7 @@ class Consumer:
                 self._deliveries.met("consumer drained before it left")
         self.gone = True
         session.line.to_broker(session.detach)
-        if self._session is not session:  # it has come back meanwhile
+        if self._session is not session:  # the consumer has joined again meanwhile
             self._lose()
 
     def _ask_drain(self, session: ConsumerSession, drained: asyncio.Future[None]) -> None:
@@ -311,7 +312,7 @@ class Consumer:
             handle.close_nowait()
         session.line.to_client(partial(_settle, answer, handle))
 
-    # -- what comes --------------------------------------------------------------------------------
+    # -- deliveries --------------------------------------------------------------------------------
 
     def on_closed(self, session: ConsumerSession, reason: CloseReason) -> None:
         if self._session is session:
@@ -337,7 +338,7 @@ class Consumer:
             self._taken += sum(len(entry.indexes) for entry in late)
             self._ask_negative_ack(session, [], [entry.position for entry in late])
 
-    # -- what the application does -----------------------------------------------------------------
+    # -- the application -----------------------------------------------------------------
 
     def _work(self) -> None:
         session, random = self._session, self._random
@@ -360,7 +361,7 @@ class Consumer:
     def _finish(self, session: ConsumerSession, entry: _Held) -> None:
         draw = 0.0 if self.willing else self._random.random()
         if entry.position not in self._held:
-            return  # it went back with another one
+            return  # it was returned together with another entry
         if draw < 0.6:
             self._acknowledge(session, entry, entry.indexes)
         elif draw < 0.8 and len(entry.indexes) > 1:
@@ -404,7 +405,7 @@ class Consumer:
             try:
                 if whole and entry.size == len(indexes):
                     session.handle.acknowledge([position], (), done)
-                else:  # bits that others have acknowledged stay as they are
+                else:  # bits that other consumers acknowledged are kept
                     every = (1 << entry.size) - 1
                     words = ack_set_words(every & ~sum(1 << each for each in indexes))
                     session.handle.acknowledge([], [(position, words or (0,))], done)
@@ -441,7 +442,7 @@ class Consumer:
     def _must_not_acknowledge_cumulatively(
         self, session: ConsumerSession, position: Position
     ) -> None:
-        """CUMUL, now and then."""
+        """Try a cumulative acknowledgement sometimes: CUMUL."""
         handle = session.handle
         if handle is None or not handle.attached or self._random.random() > 0.02:
             return
@@ -508,7 +509,7 @@ class Consumer:
         session.line.to_broker(ask)
 
     def _return(self, session: ConsumerSession, positions: list[Position]) -> None:
-        """Ask for redelivery. A single-active type gets all that is not acknowledged."""
+        """Ask for redelivery. A single-active type gets all unacknowledged entries."""
         if self._kind in SINGLE_ACTIVE:
             self._taken += sum(len(it.indexes) for it in self._held.values())
             self._held.clear()

@@ -1,8 +1,8 @@
-"""What clients do: compete for one log of ledgers as brokers compete for a topic, and look on.
+"""Clients that compete for one log of ledgers, as brokers compete for a topic, and clients that
+only read it.
 
-The log is a list of ledger ids in the metadata store. A client that wants to write closes what
-was written before, makes a ledger, and enters it into the list by compare-and-set; only then it
-writes.
+The log is a list of ledger ids in the metadata store. A client that wants to write closes the
+earlier ledgers, creates a ledger, and adds it to the list by compare-and-set. Only then it writes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STUCK_S = 30.0  # beyond all timeouts of the configuration together, and all pau
 
 
 class Writer:
-    """One ledger that is being written; tells the oracle whatever the writer is told."""
+    """One ledger that is being written. Reports to the oracle whatever the writer reports."""
 
     def __init__(self, client: ClientNode, appender: LedgerAppender) -> None:
         self.appender = appender
@@ -63,7 +63,7 @@ class Writer:
         return int(entry)
 
     def _check_memory(self, size: int) -> None:
-        """I17, of a writer that waits for room before it appends."""
+        """Check I17 for a writer that waits for room before it appends."""
         assert self._client.ledgers is not None
         services = self._client.ledgers.services
         config, one = services.config, size + ENTRY_OVERHEAD_BYTES
@@ -74,14 +74,16 @@ class Writer:
             within("slow bookie", lag, config.lag_bytes_max + config.unconfirmed_bytes_max + one)
 
     async def wait_confirmed(self) -> None:
-        """All that was appended. Raises what the ledger failed with."""
+        """Wait until all appends are confirmed. Raises the error that the ledger failed with."""
         loop = asyncio.get_running_loop()
         since, begun_s = self._told, loop.time()
         while self._told < self.appender.appended and self.appender.failure is None:
             if self._told > since:
                 since, begun_s = self._told, loop.time()
             stuck = loop.time() - begun_s > STUCK_S
-            self._oracle.hold(not stuck, "I18", lambda: f"add hangs: {self.appender.describe()}")
+            self._oracle.hold(
+                not stuck, "I18", lambda: f"an add got no answer: {self.appender.describe()}"
+            )
             self._moved.clear()
             try:
                 async with asyncio.timeout(5.0):
@@ -111,7 +113,7 @@ class Writer:
 
 
 class Contender:
-    """Takes the log over, writes a while, hands it on or drops it, again and again."""
+    """Repeatedly takes the log over, writes for a while, and closes its ledger or abandons it."""
 
     def __init__(
         self,
@@ -184,7 +186,7 @@ class Contender:
     async def _enter(
         self, ledgers: Ledgers, version: int, log: Sequence[LedgerId]
     ) -> tuple[Writer, int] | None:
-        """A new ledger, in the list. None: another client was quicker."""
+        """Create a ledger and add it to the list. None: another client was faster."""
         newest = log[-1] if log else LedgerId(-1)
         appender = await ledgers.create(newer_than=newest, custom={"log": b""})
         assert self.client.store is not None
@@ -202,7 +204,7 @@ class Contender:
         return Writer(self.client, appender), version
 
     async def _write(self, writer: Writer) -> bool:
-        """Whether to go on with another ledger."""
+        """Whether to continue with another ledger."""
         random = self.random
         for _ in range(random.randint(1, 5)):
             for _ in range(random.randint(1, self.burst_max)):
@@ -238,12 +240,13 @@ class Contender:
 
 
 class Onlooker:
-    """Reads ledgers that others write: whatever a bookie calls confirmed (G2), and closed ones."""
+    """Reads ledgers that other clients write: entries that a bookie calls confirmed (G2), and
+    closed ledgers."""
 
     def __init__(self, client: ClientNode, *, pause_s: float = 0.5) -> None:
         self.world: World = client.world
         self.client = client
-        self.random = client.world.draw(f"{client.name} looks on")
+        self.random = client.world.draw(f"{client.name} reads")
         self.pause_s = pause_s
 
     def begin(self) -> None:
@@ -286,7 +289,7 @@ class Onlooker:
             self.world.oracle.on_read(ledger, entry.entry, bytes(entry.payload))
 
     def _check_missing(self, error: EntryUnreadable) -> None:
-        """That an entry is lost is said only when it is: never here (I9)."""
+        """A reader reports an entry as lost only if it is: never here (I9)."""
         self.world.trace.tell(self.client.name, "unreadable:", error)
         life = self.world.oracle.life(error.ledger)
         self.world.oracle.hold(not error.missing or life.deleted, "I9", lambda: str(error))

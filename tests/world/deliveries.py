@@ -1,14 +1,14 @@
-"""What is true of one subscription, whatever happens to its brokers, bookies and consumers.
+"""Rules that one subscription keeps, whatever happens to its brokers, bookies and consumers.
 
-Told of what a broker decides, at the moment at which it decides: an acknowledgement or a return is
-noted before the broker handles it, a delivery when the broker sends it. What is true within one
-owner's time is kept in a `Reign`. The oracles:
+The brokers report each decision at the moment when they make it: an acknowledgement or a return
+before the broker handles it, a delivery when the broker sends it. A `Reign` holds the facts of one
+owner's time. The oracles:
 
-    ACK     a message whose acknowledgement was answered is not delivered again
+    ACK     a message whose acknowledgement was answered is not redelivered
     ACTIVE  of Exclusive and Failover, one consumer is active, and only that one gets entries
-    COUNT   a redelivery count goes up by one with each return, and by nothing else
+    COUNT   a redelivery count grows by one with each return, and only then
     CUMUL   consumers of Shared and Key_Shared may not acknowledge cumulatively
-    DELAY   no entry comes before its delivery time, but for a tick
+    DELAY   no entry is delivered more than a tick before its delivery time
     HASH    the unacknowledged entries of a hash are at one consumer at a time
     LOST    in the end, each message with a receipt was acknowledged by a consumer, or skipped by an
             operator
@@ -20,8 +20,9 @@ owner's time is kept in a `Reign`. The oracles:
 
 HASH and ORDER hold unless all connected consumers allow delivery out of order.
 
-After a seek, what it has moved back over may come again; what it has moved forward over may never
-come. An owner does not know of acknowledgements that a later owner has answered.
+After a seek, the entries that it moved back over may be redelivered; the entries that it moved
+forward over may never be delivered. An owner does not know which acknowledgements a later owner has
+answered.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ class Deliveries:
     marks: list[Position] = field(default_factory=list)  # acknowledged cumulatively
     answered: dict[Position, dict[int, int]] = field(default_factory=dict)  # with the owner's epoch
     answered_mark: tuple[Position, int] = (EARLIEST, 0)
-    skipped: Position = EARLIEST  # an operator wanted to skip what is up to there
+    skipped: Position = EARLIEST  # an operator asked to skip everything up to this position
     seeks: int = 0
-    last_epoch: int = 0  # of the owners that have delivered
+    last_epoch: int = 0  # the owners that have delivered
 
     @property
     def single_active(self) -> bool:
@@ -92,7 +93,7 @@ class Deliveries:
     def on_answered(
         self, epoch: int, seeks: int, position: Position, indexes: Iterable[int]
     ) -> None:
-        """The acknowledgement is durable. `seeks`: so many had begun when it was made."""
+        """The acknowledgement is durable. `seeks`: the number of seeks that had begun before it."""
         if seeks == self.seeks:
             answered = self.answered.setdefault(position, {})
             for index in indexes:
@@ -103,7 +104,7 @@ class Deliveries:
             self.answered_mark = mark, epoch
 
     def on_seek(self, target: Position) -> None:
-        """A client or an administrator asks for it. Whether it happens is not known."""
+        """A client or an administrator asks for a seek or skip. The outcome is not known."""
         self.seeks += 1
         self.on_skip(Position(target.ledger, target.entry - 1))
         for position in [each for each in self.answered if each >= target]:
@@ -118,7 +119,7 @@ class Deliveries:
     # -- the end -----------------------------------------------------------------------------------
 
     def judge(self) -> None:
-        """LOST: everything is acknowledged; by consumers?"""
+        """LOST: everything is acknowledged. Check that consumers did it."""
         mark = max(self.marks, default=EARLIEST)
         for position, messages in self.receipts.items():
             if position <= mark or position <= self.skipped:
@@ -131,7 +132,7 @@ class Deliveries:
 
 @dataclass
 class Reign:
-    """One owner's time. Told by the sessions."""
+    """One owner's time. Its sessions report to it."""
 
     deliveries: Deliveries
     topic: PersistentTopic
@@ -146,7 +147,7 @@ class Reign:
     views: dict[Position, EntryView] = field(default_factory=dict)
     by_key: dict[str | None, list[Position]] = field(default_factory=dict)
     indexed: dict[LedgerId, int] = field(default_factory=dict)  # entries in `by_key`
-    blocked: int = 0  # attempts of dispatchers that are gone
+    blocked: int = 0  # attempts of earlier dispatchers
 
     @property
     def epoch(self) -> int:
@@ -159,7 +160,8 @@ class Reign:
     def attached(self) -> Iterator[ConsumerSession]:
         return (session for session in self.sessions if session.attached)
 
-    # -- what a consumer asks for; told before the broker does it ----------------------------------
+    # -- requests of consumers, reported before the broker handles them
+    # ---------------------------------
 
     def on_return(self, session: ConsumerSession, positions: Iterable[Position] | None) -> None:
         if self.deliveries.single_active:
@@ -177,7 +179,8 @@ class Reign:
         positions: Sequence[Position],
         returned: Sequence[Position],
     ) -> None:
-        """With `ordered_nacks`. What is returned was not processed, and is not counted."""
+        """A negative ack with `ordered_nacks`. The returned entries were not processed, and their
+        counts do not grow."""
         mine = [position for position in positions if self.pending.get(position) is session]
         self.nacked.update(mine)
         self.deliveries.met("negative ack in order", len(mine))
@@ -186,8 +189,8 @@ class Reign:
                 del self.pending[position]
 
     def on_detached(self) -> None:
-        """A consumer has gone. With the last one the broker forgets what was negatively
-        acknowledged."""
+        """A consumer has left. When the last one leaves, the broker forgets which entries were
+        negatively acknowledged."""
         if not any(each.handle is not None for each in self.attached()):
             self.nacked.clear()
 
@@ -240,7 +243,7 @@ class Reign:
             self.first.add(entry.position)
 
     def _follow_dispatcher(self) -> None:
-        """There is a new one after a seek."""
+        """After a seek there is a new dispatcher."""
         machine = self.subscription.dispatcher
         if machine is not self.of:
             if isinstance(self.of, KeyShared):
@@ -254,12 +257,16 @@ class Reign:
         mark, epoch = deliveries.answered_mark
         known = position <= mark and epoch <= self.epoch
         deliveries.hold(
-            not known, "ACK", "{} comes again, the ack of {} is durable", position, mark
+            not known, "ACK", "{} is redelivered, the ack of {} is durable", position, mark
         )
         for index, epoch in deliveries.answered.get(position, {}).items():
             known = epoch <= self.epoch and bool(bits >> index & 1)
             deliveries.hold(
-                not known, "ACK", "message {} of {} comes after a durable ack", index, position
+                not known,
+                "ACK",
+                "message {} of {} is delivered after a durable ack",
+                index,
+                position,
             )
 
     def _judge_active(self, session: ConsumerSession, position: Position) -> None:
@@ -286,7 +293,12 @@ class Reign:
         owner = self.pending.get(position)
         if owner is not None:
             hold(
-                not owner.attached, "TWICE", "{} is at {} and goes to {}", position, owner, session
+                not owner.attached,
+                "TWICE",
+                "{} is held by {} and delivered to {}",
+                position,
+                owner,
+                session,
             )
             self.returns[position] += 1
         base = self.base.setdefault(position, count - self.returns[position])
@@ -310,7 +322,8 @@ class Reign:
     # -- keys --------------------------------------------------------------------------------------
 
     def _is_relaxed(self, session: ConsumerSession) -> bool:
-        """Whether all connected consumers allow delivery out of order. `session` gets an entry."""
+        """Whether all connected consumers allow delivery out of order. `session` is about to get an
+        entry."""
         others = (each for each in self.attached() if each.handle is not None)
         return all(each.consumer.allows_disorder for each in (session, *others))
 
@@ -325,14 +338,17 @@ class Reign:
     def _disorder(
         self, session: ConsumerSession, entry: StoredEntry, together: set[Position]
     ) -> Iterator[tuple[str, str]]:
-        """What this delivery breaks: the oracle, and what it says."""
+        """The oracle that this delivery violates, and its message."""
         position, key = entry.position, entry.view.partition_key
         is_acked = self.subscription.cursor.is_acked
         slot = _slot(key)
         for other, owner in self.pending.items():
             elsewhere = owner is not session and owner.attached
             if elsewhere and _slot(self._view(other).partition_key) == slot and not is_acked(other):
-                yield "HASH", f"{position} of {key} goes to {session}, {other} is at {owner}"
+                yield (
+                    "HASH",
+                    f"{position} of {key} is delivered to {session}, {owner} holds {other}",
+                )
         delayed = entry.view.deliver_at_ms is not None
         for other in self.by_key.get(key, ()):
             if other >= position or not self.topic.log.chain.is_entry(other) or is_acked(other):

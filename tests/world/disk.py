@@ -1,8 +1,7 @@
-"""A bookie's disk: what is on it for good, what a power cut takes away, and everything else that
-disks do to people.
+"""A bookie's disk: what is durable on it, what a power cut removes, and the other faults of disks.
 
-It outlives the processes that use it. The store on it is `MemoryStorage`, whose crash keeps a
-prefix of what was not synced, by whole batches, as the contract of `Storage` says.
+The disk outlives the processes that use it. The store on it is `MemoryStorage`. Its crash keeps a
+prefix of the unsynced batches, as the contract of `Storage` says.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ LIMITS = DiskLimits()
 
 @dataclass
 class Health:
-    """What is wrong with the disk at the moment."""
+    """The present faults of the disk."""
 
     sync_s: float = 0.0003  # mean
     read_s: float = 0.0001  # mean
     read_errors: float = 0.0  # probability that a read fails
     write_fails: bool = False  # the next write fails
     sync_fails: bool = False  # the next sync fails
-    full: bool = False  # writes fail, and the figures do not tell: a quota
-    taken: int = 0  # bytes of the disk that others use
+    full: bool = False  # writes fail although the free bytes suffice: a quota
+    taken: int = 0  # bytes of the disk that other programs use
 
 
 class SimDisk:
@@ -57,15 +56,15 @@ class SimDisk:
         self.health = Health()
         self.identity: Identity | None = None  # None: no identity file
         self.image: DiskImage | None = None  # None: no store
-        self.watermark = 0  # how far the log was durable, as the bookie noted it
+        self.watermark = 0  # the watermark: how much of the log the bookie noted as durable
         self.opens = True  # False: opening the store fails
-        self.rotten = ""  # the incarnation that has noted that a table cannot be read
+        self.rotten = ""  # the incarnation that noted an unreadable table
         self.reclaiming = Marker()
         self.formers: dict[str, DiskImage | None] = {}  # by incarnation; None: it does not open
         self.on_durable: Callable[[int, int, bytes], None] = lambda *_: None
         self.on_delete: Callable[[int, bool], None] = lambda *_: None
         self.on_reopened: Callable[[DiskImage], None] = lambda _: None
-        self.on_met: Callable[[], None] = lambda: None  # damage that was met before, once more
+        self.on_met: Callable[[], None] = lambda: None  # damage that was met before, met again
         self.reserve = SimReserve(self)
         self._random = random
         self.trace = trace
@@ -82,8 +81,8 @@ class SimDisk:
 
     @property
     def whole(self) -> bool:
-        """Whether opening the store finds nothing wrong: it opens, the end of its log is not before
-        what the watermark says, and it was not noted as rotten."""
+        """Whether the store is sound when opened: it opens, its log does not end before the
+        watermark, and no note calls it rotten."""
         found = self.image
         if not self.opens or found is None or self.identity is None:
             return False
@@ -95,7 +94,7 @@ class SimDisk:
         self.image.sync()
 
     def set_aside(self, incarnation: str) -> None:
-        """The store becomes that of a former incarnation; one that was moved already stays."""
+        """Make the store that of a former incarnation. A store that was moved already is kept."""
         if self.image is not None:
             self.formers[incarnation] = self.image if self.opens else None
         self.image = None
@@ -106,10 +105,10 @@ class SimDisk:
             for incarnation, image in self.formers.items()
         }
 
-    # -- what befalls it -------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------
 
     def crash(self, *, power: bool) -> None:
-        """The process has ended. Only a power cut takes what was written and not synced."""
+        """The process has ended. Only a power cut removes unsynced writes."""
         self._generation += 1
         if self.image is not None:
             unsynced = self.image.unsynced
@@ -121,7 +120,7 @@ class SimDisk:
             self.settle()
 
     def wipe(self) -> None:
-        """Another, empty disk."""
+        """Replace the disk by an empty one."""
         self._generation += 1
         self.identity, self.image, self.watermark, self.opens = None, None, 0, True
         self.reserve = SimReserve(self)
@@ -129,23 +128,24 @@ class SimDisk:
         self.formers.clear()
 
     def take_image(self) -> None:
-        """As the administrator's backup does, of a disk that is in use."""
+        """Copy a disk that is in use, as an administrator's backup does."""
         if self.image is not None:
             copy = self.image.copy_as_on_disk()
             self._snapshots.append((self.identity, copy, self.watermark))
 
     @property
     def last_image(self) -> Identity | None:
-        """Whose the last backup is. None: there is none, or of an empty disk."""
+        """The incarnation in the last backup. None: no backup, or one of an empty disk."""
         return self._snapshots[-1][0] if self._snapshots else None
 
     def restore_image(self) -> None:
-        """Put the last backup back. The bookie must be down."""
+        """Restore the last backup. The bookie must be down."""
         self.identity, self.image, self.watermark = self._snapshots.pop()
 
     def lose_tail(self, batches: int) -> bool:
-        """What was synced is gone after all: a device that lied. The bookie must be down. Returns
-        whether the watermark can tell; else nothing was done: it lags by what was synced last."""
+        """Lose synced batches, as a device that lied about a sync. The bookie must be down. Returns
+        whether the watermark can show the loss. If it cannot, nothing was lost: the watermark lags
+        behind the last syncs."""
         assert self.image is not None
         shorter = self.image.without_tail(batches)
         if shorter.sequence() >= self.watermark:
@@ -154,29 +154,29 @@ class SimDisk:
         return True
 
     def settle(self) -> None:
-        """Tell of the entries that are on the disk for good now."""
+        """Report the entries that have become durable."""
         assert self.image is not None
         on_disk = self.image.on_disk
         for key in self.image.settle():
             if key.startswith(b"E"):
                 self.on_durable(*key_entry(key), on_disk()[key])
 
-    # -- what goes bad ---------------------------------------------------------------------------
+    # -- damage --------------------------------------------------------------------------
 
     def damage(self, ledger: int, entry: int, damage: Damage) -> None:
-        """If it is there: what comes later is sound."""
+        """Make a stored value unreadable. A later write of the same key is sound."""
         if self.image is not None and self.image.entry(ledger, entry) is not None:
             self._met = False
             self.image.rot.strike(entry_key(ledger, entry), damage)
 
     def damage_record(self, ledger: int) -> None:
-        """It lies in a table that cannot be read any more."""
+        """Make the table that holds the key unreadable."""
         assert self.image is not None
         self.image.rot.strike(ledger_key(ledger), Damage.UNREADABLE)
         self.image.rot.table = True
 
     def meet(self) -> None:
-        """A compaction has met what it cannot read."""
+        """A compaction met data that it cannot read."""
         self.trace.fault(self.name, "damage met by a compaction")
         if self._met:
             self.on_met()
@@ -184,14 +184,14 @@ class SimDisk:
 
     @property
     def damaged(self) -> list[tuple[int, int]]:
-        """Entries that are there, and bad."""
+        """Stored entries whose copy here is bad."""
         if self.image is None:
             return []
         keys = [key for key in self.image.rot.damaged if key.startswith(b"E")]
         return [each for each in map(key_entry, keys) if self.image.entry(*each) is not None]
 
     def sound(self, ledger: int, entry: int) -> bool:
-        """Whether the entry is there for good, and reads as what was written."""
+        """Whether the entry is durable here and reads as it was written."""
         if not self.durable(ledger, entry):
             return False
         assert self.image is not None
@@ -211,7 +211,7 @@ class SimDisk:
         return Usage(DISK_BYTES, self.free)
 
     def leave_free(self, free: int) -> None:
-        """Others take the disk, but for so much."""
+        """Other programs fill the disk, except for this many bytes."""
         self.health.taken = max(0, self.health.taken + self.free - free)
 
     def is_current(self, generation: int) -> bool:
@@ -221,7 +221,7 @@ class SimDisk:
         return probability > 0 and self._random.random() < probability
 
     def durable(self, ledger: int, entry: int) -> bool:
-        """Whether the entry would be there after a power cut, whatever it took."""
+        """Whether the entry survives any power cut."""
         return self.image is not None and entry_key(ledger, entry) in self.image.on_disk()
 
     def durably_fenced(self, ledger: int) -> bool:
@@ -230,7 +230,7 @@ class SimDisk:
 
 
 class Marker:
-    """A file that is there or not, as the bookie's own that says that space is being given back."""
+    """A file that exists or not, in place of the bookie's file that says that it frees space."""
 
     def __init__(self) -> None:
         self._there = False
@@ -247,7 +247,7 @@ class Marker:
 
 
 class SimReserve(Reserve):
-    """A file of zeros, as the bookie's own."""
+    """A file of zeros, in place of the bookie's reserve."""
 
     def __init__(self, disk: SimDisk) -> None:
         self.bytes = 0
@@ -267,28 +267,28 @@ class SimReserve(Reserve):
         self.bytes = 0
 
     def release_if_short(self) -> None:
-        """As a bookie does before it opens its store."""
+        """Make the reserve, as a bookie does before it opens its store."""
         if self._disk.free < LIMITS.reserve_of(DISK_BYTES):
             self.release()
 
 
 class DiskImage(MemoryStorage):
-    """A store that also knows what of it is on the disk for good."""
+    """A store that also knows which of its content is durable."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = 0  # that it takes: what is deleted or replaced stays until it is reclaimed
+        self.bytes = 0  # used: deleted and replaced values count until they are reclaimed
         self.rot = Rot()
         self._on_disk: dict[bytes, bytes] = {}
         self._counted = 0  # how many batches of the log are in `_on_disk`
 
     def on_disk(self) -> dict[bytes, bytes]:
-        """What there would be after a power cut that took everything it could."""
+        """The content after a power cut that removes all unsynced batches."""
         self.settle()
         return self._on_disk
 
     def settle(self) -> list[bytes]:
-        """The keys that have become durable since the last time."""
+        """The keys that have become durable since the last call."""
         keys = []
         for batch in self._log[self._counted : self._durable]:
             for operation in batch:
@@ -323,7 +323,7 @@ class DiskImage(MemoryStorage):
         return opened
 
     def entries(self) -> set[tuple[int, int]]:
-        """All that are there, durable or not."""
+        """All stored entries, durable or not."""
         return {key_entry(key) for key in self._values if key.startswith(b"E")}
 
     def copy_as_on_disk(self) -> DiskImage:
@@ -428,7 +428,7 @@ class SimStorage:
         return found
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else only reads."""
+        """All other calls only read."""
         method = getattr(self._image, name)
 
         def read(*positional: Any, **named: Any) -> Any:
@@ -454,7 +454,7 @@ class SimStorage:
         return found
 
     def _check_keys(self, keys: Iterable[bytes], reason: str) -> None:
-        """A search reads what it passes."""
+        """A search reads every value that it passes."""
         rot = self._image.rot
         if rot.damaged and any(rot.damaged.get(key) is Damage.UNREADABLE for key in keys):
             self._disk.trace.fault(self._disk.name, "unreadable block in a search")
@@ -485,7 +485,7 @@ _NAMES = {Damage.FLIPPED: "flipped bit", Damage.SWAPPED: "swapped entry"}
 
 
 def as_read(image: DiskImage, ledger: int, entry: int, value: bytes) -> bytes | None:
-    """What a read of `value`, which is stored there, gives. None: it fails."""
+    """The result of reading `value`, which is stored at this key. None: the read fails."""
     damage = image.rot.damaged.get(entry_key(ledger, entry))
     if damage is Damage.UNREADABLE:
         return None
@@ -495,7 +495,7 @@ def as_read(image: DiskImage, ledger: int, entry: int, value: bytes) -> bytes | 
 
 
 def _another(image: DiskImage, ledger: int, entry: int, value: bytes) -> bytes:
-    """What stands beside it; of an only one itself."""
+    """The neighbour of the key; a single key is its own neighbour."""
     following, before = (ledger, entry + 1), (ledger, entry - 1)
     beside = [following, (ledger - 1, entry), before, (ledger + 1, entry)]
     turn = entry % len(beside)

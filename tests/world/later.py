@@ -1,6 +1,6 @@
-"""A later version of Magnetar in the cluster: it adds fields to records, and writes some in a
-format that ours does not know (T49). What it adds must survive whatever we change; what we do not
-know we leave alone."""
+"""A later version of Magnetar in the cluster. It adds fields to records, and writes some records in
+a format that this version does not know (T49). This version must keep the added fields through its
+own changes, and must not change records of an unknown format."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FIELD = b"\xc2\x3e\x05later"  # number 1000, a string
 class LaterVersion:
     def __init__(self, world: World) -> None:
         self._world = world
-        self._extended: set[str] = set()  # paths of records that have its field
-        self._beyond: dict[str, bytes] = {}  # records in its format, by path
-        self._working = False  # it is it that changes something now
+        self._extended: set[str] = set()  # paths of records that have the added field
+        self._beyond: dict[str, bytes] = {}  # records in the later format, by path
+        self._working = False  # the later version is making a change now
 
     def extend(self, path: str) -> bool:
-        """Add a field to what is stored there. False: nothing is."""
+        """Add a field to the record at `path`. False: there is no record."""
         stored = self._world.meta.tree.tree.get(path)
         if stored is None:
             return False
@@ -44,7 +44,7 @@ class LaterVersion:
         self._world.trace.fault("later", "record of a later format", path)
 
     def give_back(self, path: str) -> None:
-        """In ours again."""
+        """Write the record in this version's format again."""
         stored = self._world.meta.tree.tree.get(path)
         assert stored is not None
         message = pb.LedgerMetadata.FromString(self._beyond.pop(path))
@@ -52,7 +52,8 @@ class LaterVersion:
         self._put(path, message.SerializeToString(deterministic=True), stored.version)
 
     def on_path(self, path: str, value: bytes | None) -> bool:
-        """What is stored there has changed. Returns whether no other part is to look at it."""
+        """The record at `path` has changed. Returns whether other oracles must ignore the
+        change."""
         oracle = self._world.oracle
         if self._working:
             return path in self._beyond

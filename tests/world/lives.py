@@ -1,13 +1,13 @@
-"""What is true of a topic through its life: oracles over trims, deletions, acks, sequence ids.
+"""Rules that a topic keeps through its life: oracles over trims, deletions, acks, sequence ids.
 
-A topic that is deleted and made anew is another *generation*, told apart by the incarnation in its
-record. What clients were promised is promised by one generation. The oracles, beside I14:
+A topic that is deleted and created again is another *generation*, with another incarnation in its
+record. A promise to a client holds within one generation. The oracles, besides I14:
 
-    ACK    an entry whose acknowledgement was answered is not delivered again
+    ACK    an entry whose acknowledgement was answered is not redelivered
     DEDUP  with deduplication on, each sequence id of a producer is stored once
     LIVE   no ledger that a topic lists is deleted
     LEAK   in the end each ledger is listed, and bookies keep nothing of the deleted ones
-    LOST   what has a receipt is in the log, or was trimmed
+    LOST   an entry with a receipt is in the log, or was trimmed
     ORDER  entries are stored and delivered in the order in which they were sent
     TRIM   a trimmed ledger was acknowledged by every durable subscription, and retention let it go
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import LedgerId, LedgerMetadata, TopicLedger, TopicRecord
 
 SUBSCRIPTIONS = ("a", "b")
-"""Each generation has them before its first message."""
+"""Each generation has these subscriptions before its first message."""
 
 Message = tuple[str, int]
 """Producer and sequence id."""
@@ -40,7 +40,8 @@ Message = tuple[str, int]
 @dataclass
 class Generation:
     receipted: dict[Message, Position] = field(default_factory=dict)  # -1:-1: a duplicate
-    seen: dict[Position, Message] = field(default_factory=dict)  # what was receipted or delivered
+    # messages with a receipt or a delivery
+    seen: dict[Position, Message] = field(default_factory=dict)
     sent_acks: dict[str, set[Position]] = field(default_factory=dict)  # by subscription
     answered: dict[str, set[Position]] = field(default_factory=dict)
     marks: dict[str, Position] = field(default_factory=dict)  # of cumulative acknowledgements
@@ -51,12 +52,12 @@ class Generation:
 
 
 class Lives:
-    """Told of one topic."""
+    """The oracles of one topic."""
 
     def __init__(self, oracle: Oracle) -> None:
         self.retention_s: int | None = None  # None: no topic is trimmed; or UNLIMITED
         self.deduplicates = False
-        self.now_ms = 0  # the brokers' time, set before each record is judged
+        self.now_ms = 0  # the brokers' time, set before each record is checked
         self.generations: dict[str, Generation] = {}
         self._oracle = oracle
         self._records: dict[str, TopicRecord] = {}
@@ -76,7 +77,7 @@ class Lives:
             found.deleted = True
 
     def on_ledger_deleted(self, ledger: LedgerId) -> None:
-        """LIVE: its metadata is gone."""
+        """LIVE: the ledger's metadata is deleted."""
         for path, record in self._records.items():
             listed = any(part.ledger == ledger for part in record.ledgers)
             self._oracle.hold(
@@ -86,7 +87,7 @@ class Lives:
             )
 
     def may_leave(self, after: TopicRecord, part: TopicLedger, stored: LedgerMetadata) -> bool:
-        """TRIM: a ledger with entries leaves a topic's list. False: no policy says so."""
+        """TRIM: a ledger with entries leaves a topic's list. False: no policy allows it."""
         if self.retention_s is None:
             return False
         found, hold = self.generation(after.incarnation), self._oracle.hold
@@ -113,13 +114,15 @@ class Lives:
         self._oracle.note("topic", "ledger trimmed", part.ledger)
         return True
 
-    # -- what clients are told ---------------------------------------------------------------------
+    # -- answers to clients ---------------------------------------------------------------------
 
     def on_receipt(self, incarnation: str, message: Message, position: Position) -> None:
         found = self.generation(incarnation)
         if position.entry < 0:
             self._oracle.hold(
-                self.deduplicates, "DEDUP", lambda: f"{message} is a duplicate by no policy"
+                self.deduplicates,
+                "DEDUP",
+                lambda: f"{message} is called a duplicate, but no policy asks for deduplication",
             )
             found.receipted.setdefault(message, position)
             return
@@ -127,7 +130,7 @@ class Lives:
         self._oracle.hold(
             not self.deduplicates or before is None or before == position,
             "DEDUP",
-            lambda: f"{message} is stored at {position}, and was at {before}",
+            lambda: f"{message} is stored at {position}, and before at {before}",
         )
         found.receipted[message] = position
         self._see(found, message, position)
@@ -148,11 +151,11 @@ class Lives:
         found.delivered.setdefault(subscription, set()).add(message)
 
     def on_ack(self, incarnation: str, subscription: str, positions: Iterable[Position]) -> None:
-        """A client sends it."""
+        """A client sends the message."""
         self.generation(incarnation).sent_acks.setdefault(subscription, set()).update(positions)
 
     def on_mark(self, incarnation: str, subscription: str, mark: Position) -> None:
-        """A client acknowledges everything up to there."""
+        """A client acknowledges everything up to this position."""
         marks = self.generation(incarnation).marks
         marks[subscription] = max(mark, marks.get(subscription, EARLIEST))
 
@@ -166,13 +169,16 @@ class Lives:
     def _see(self, found: Generation, message: Message, position: Position) -> None:
         before = found.seen.setdefault(position, message)
         self._oracle.hold(
-            before == message, "I14", lambda: f"{position} is {message}, and was {before}"
+            before == message,
+            "I14",
+            lambda: f"{position} holds {message}, and held {before} before",
         )
 
     # -- the end -----------------------------------------------------------------------------------
 
     def on_end(self, incarnation: str, ledgers: Sequence[TopicLedger]) -> None:
-        """All is healed, all ledgers are closed, and every subscription has got what was left."""
+        """Check the end: all faults are healed, all ledgers are closed, and every subscription has
+        got its remaining messages."""
         found, hold = self.generation(incarnation), self._oracle.hold
         texts: list[Message] = []
         for ledger in sorted({*found.trimmed, *(part.ledger for part in ledgers)}):
@@ -189,11 +195,13 @@ class Lives:
             hold(
                 message in held,
                 "LOST",
-                partial("{} had the receipt {}, and is gone".format, message, position),
+                partial("{} had the receipt {}, and is missing".format, message, position),
             )
         for position, message in found.seen.items():
             hold(
-                message in held, "LOST", partial("{} was {}, and is gone".format, position, message)
+                message in held,
+                "LOST",
+                partial("{} was {}, and is missing".format, position, message),
             )
         if self.deduplicates:
             hold(

@@ -1,8 +1,8 @@
-"""I14: what is true of a log of ledgers, as long as brokers take it from each other.
+"""I14: rules that a log of ledgers keeps while brokers take it over from each other.
 
-Two kinds of log are watched: those of real topics, whose records tell which ledgers they consist
-of, and the plain list that contenders keep. Told of each version of either the moment it is stored,
-of each message that is sent, acknowledged or read, and, at the end, of all that can be read.
+Two kinds of log are checked: those of real topics, whose records name their ledgers, and the plain
+list of the contenders. The oracle receives each version of a record or list at the moment it is
+stored, each message that is sent, acknowledged or read, and at the end everything that can be read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Messages:
 
     sent: dict[str, None] = field(default_factory=dict)
     acknowledged: dict[str, Position] = field(default_factory=dict)
-    seen: dict[Position, str] = field(default_factory=dict)  # what any client has read
+    seen: dict[Position, str] = field(default_factory=dict)  # messages that any client has read
 
 
 class Logs:
@@ -41,7 +41,7 @@ class Logs:
         self.messages = Messages()
         self.lives = Lives(oracle)
         self.unlisted: set[LedgerId] = set()  # ledgers of logs that do not list them yet
-        self.rolls = 0  # ledgers that were entered into a list
+        self.rolls = 0  # ledgers that were added to a list
         self._oracle = oracle
         self._records: dict[str, TopicRecord] = {}
         self._lists: dict[str, list[LedgerId]] = {}
@@ -49,7 +49,7 @@ class Logs:
     # -- the list of ledgers -----------------------------------------------------------------------
 
     def on_ledger(self, ledger: LedgerMetadata) -> None:
-        """A ledger was made. Those of logs say so."""
+        """A ledger was created. Its properties say whether it belongs to a log."""
         if ledger.custom.get("kind") == b"data" or "log" in ledger.custom:
             self.unlisted.add(ledger.ledger)
 
@@ -67,7 +67,8 @@ class Logs:
         before = self._records.get(path)
         self._records[path] = after
         self.lives.on_record(path, value)
-        if before is not None and before.incarnation != after.incarnation:  # it was made anew
+        if before is not None and before.incarnation != after.incarnation:
+            # the topic was created again
             self._lists.pop(path, None)
             before = None
         if before is not None:
@@ -85,7 +86,7 @@ class Logs:
     def i14_ledgers_are_appended(
         self, path: str, before: Sequence[LedgerId], after: Sequence[LedgerId]
     ) -> None:
-        """I14: ledgers are added at the end, with ids that increase; nothing changes places."""
+        """I14: ledgers are added at the end, with increasing ids; their order never changes."""
         kept = [ledger for ledger in before if ledger in after]
         added = [ledger for ledger in after if ledger not in before]
         self.rolls += len(added)
@@ -96,7 +97,7 @@ class Logs:
         )
 
     def i14_only_the_last_is_open(self, path: str, ledgers: Sequence[LedgerId]) -> None:
-        """I14: a ledger is entered when all before it are closed."""
+        """I14: a ledger is added when all before it are closed."""
         for ledger in ledgers[:-1]:
             life = self._oracle.life(ledger)
             closed = life.deleted or life.versions[-1].state is LedgerState.CLOSED
@@ -104,14 +105,15 @@ class Logs:
                 closed,
                 "I14",
                 partial(
-                    "{}: {} is entered behind {}, which is open".format, path, ledgers[-1], ledger
+                    "{}: {} is added after {}, which is open".format, path, ledgers[-1], ledger
                 ),
             )
 
     def i14_what_is_closed_stays(
         self, path: str, before: Sequence[TopicLedger], after: TopicRecord
     ) -> None:
-        """I14: no ledger with entries leaves the list by itself, and what it says stays."""
+        """I14: no ledger with entries leaves the list without a trim, and its row does not
+        change."""
         now = {part.ledger: part for part in after.ledgers}
         for part in before:
             told = now.get(part.ledger)
@@ -121,7 +123,7 @@ class Logs:
                 self._oracle.hold(
                     last == -1 or self.lives.may_leave(after, part, stored),
                     "I14",
-                    partial("{}: {} is gone, it ends at {}".format, path, part.ledger, last),
+                    partial("{}: {} left the list, it ends at {}".format, path, part.ledger, last),
                 )
             elif part.closed_ms:
                 self._oracle.hold(
@@ -129,7 +131,7 @@ class Logs:
                 )
 
     def i14_the_record_tells_the_truth(self, path: str, part: TopicLedger) -> None:
-        """I14: what the record says of a closed ledger is what the ledger's own says."""
+        """I14: the topic's record and the ledger's record agree on a closed ledger."""
         if not part.closed_ms:
             return
         stored = self._oracle.life(part.ledger).versions[-1]
@@ -138,11 +140,11 @@ class Logs:
         self._oracle.hold(
             (entries, stored.length) == (part.entries, part.length),
             "I14",
-            partial("{}: {} is recorded, the ledger has {}".format, path, part, entries),
+            partial("{}: the topic's record says {}, the ledger's {}".format, path, part, entries),
         )
 
     def i14_nothing_outside_the_list(self, ledger: int, entry: int) -> None:
-        """I14: a ledger of a log is listed before anything is in it."""
+        """I14: a ledger of a log is listed before it has entries."""
         self._oracle.hold(
             ledger not in self.unlisted,
             "I14",
@@ -168,14 +170,16 @@ class Logs:
         self._see(message, position)
 
     def _see(self, message: str, position: Position) -> None:
-        """I14: all reads of a position find the same message there."""
+        """I14: all reads of a position find the same message."""
         before = self.messages.seen.setdefault(position, message)
         self._oracle.hold(
-            before == message, "I14", lambda: f"{position} is {message}, and was {before}"
+            before == message,
+            "I14",
+            lambda: f"{position} holds {message}, and held {before} before",
         )
 
     def on_all_read(self, found: Sequence[tuple[Position, int, str]]) -> None:
-        """At the end: position, index and text of all that is in the log."""
+        """At the end: the position, index and text of each message in the log."""
         messages, hold = self.messages, self._oracle.hold
         texts = [text for _, _, text in found]
         hold(len(set(texts)) == len(texts), "I14", lambda: "a message is in the log twice")
@@ -188,7 +192,7 @@ class Logs:
             hold(
                 positions.get(position) == text,
                 "I14",
-                partial("{} was at {} once".format, text, position),
+                partial("{} was at {} before".format, text, position),
             )
         order = {text: at for at, text in enumerate(messages.sent)}
         reigns: dict[str, int] = {}
@@ -197,6 +201,6 @@ class Logs:
             hold(
                 order[text] > reigns.get(reign, -1),
                 "I14",
-                partial("{} stands behind what was sent after it".format, text),
+                partial("{} is stored after messages that were sent later".format, text),
             )
             reigns[reign] = order[text]

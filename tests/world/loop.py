@@ -1,12 +1,12 @@
 """A seeded event loop in virtual time: one seed always gives the same run.
 
-The clock jumps to the next timer when nothing is ready. Which of the tasks that are ready goes next
-is drawn from the seed, and some are held back for a turn, so that no order of tasks can be relied
-on; plain callbacks keep theirs, asyncio promises that. Threads are `SimThread`s: their work happens
-at some virtual moment, and its result arrives at a later one.
+The clock jumps to the next timer when nothing is ready. The seed decides which ready task runs
+next, and delays some tasks by a turn, so no code can rely on an order of tasks. Plain callbacks
+keep their order, as asyncio promises. Threads are `SimThread`s: their work happens at some virtual
+moment, and its result arrives later.
 
-Whatever runs for a *host* (a simulated process) does so in that host's context. A paused host's
-callbacks, timers included, are put aside until it goes on: SIGSTOP. Sockets do not exist here.
+Code that runs for a *host* (a simulated process) runs in that host's context. Callbacks of a paused
+host, timers included, are kept until the host continues: SIGSTOP. There are no sockets.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TIMERS_CANCELLED_MAX = 200  # more of them than this, and than half of all, are swept out
+TIMERS_CANCELLED_MAX = 200  # above this number, and above half of all, they are removed
 
 
 class Deadlock(RuntimeError):
-    """Every task is blocked and no timer is pending: nothing will ever happen again."""
+    """Every task is blocked and no timer is pending: the loop can do nothing any more."""
 
 
 class Pausable:
-    """Whom a callback runs for."""
+    """The host that a callback runs for."""
 
     paused = False
 
@@ -40,14 +40,14 @@ RUNNING: ContextVar[Pausable | None] = ContextVar("RUNNING", default=None)  # No
 
 
 class SimTask(asyncio.Task[Any]):
-    """Knows its place among the tasks of its loop: asyncio keeps some tasks in sets, whose order is
-    another one in each run."""
+    """A task whose hash is its number in the loop: asyncio keeps some tasks in sets, whose order
+    would otherwise differ in each run."""
 
     number = 0
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    # asyncio's own, which it declares nowhere
+    # an attribute of asyncio's loop without a type declaration
     _ready: deque[Any]
     _scheduled: list[Any]
     _timer_cancelled_count: int
@@ -56,7 +56,7 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.random = random
         self.turns = 0
-        self.stray: list[dict[str, Any]] = []  # failures that no code looked at
+        self.stray: list[dict[str, Any]] = []  # failures that no code handled
         self.world_context = copy_context()
         self._now_s = 0.0
         self._tasks_made = 0
@@ -70,7 +70,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
-        """Call back for the world, not for whichever host is running now."""
+        """Call back for the world, not for the host that runs now."""
         return self.call_later(delay_s, callback, *args, context=self.world_context)
 
     def pause(self, host: Pausable) -> None:
@@ -79,10 +79,10 @@ class SimLoop(asyncio.BaseEventLoop):
     def resume(self, host: Pausable) -> None:
         host.paused = False
         frozen, self._frozen = self._frozen, []
-        self._ready.extend(frozen)  # those of other paused hosts are put aside again
+        self._ready.extend(frozen)  # callbacks of hosts that are still paused are kept again
 
     def _run_once(self) -> None:
-        """One turn; stands where asyncio's own would ask the kernel for events."""
+        """One turn. Replaces asyncio's selector, which would ask the kernel for events."""
         self.turns += 1
         self._sweep_timers()
         if not self._ready and not self._held:
@@ -102,7 +102,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 handle._run()
 
     def _draw(self, handles: list[Any]) -> list[Any]:
-        """What runs in this turn: all callbacks, then some of the task steps in any order."""
+        """The callbacks of this turn: all plain ones, then some task steps in any order."""
         steps, callbacks = self._held, []
         for handle in handles:
             if isinstance(getattr(handle._callback, "__self__", None), SimTask):
@@ -154,8 +154,8 @@ def _task_number(handle: Any) -> int:
 
 
 class SimThread:
-    """A `Worker`. A job takes `takes_s()`; its effect falls somewhere within, and is
-    all that a crash in between leaves of it."""
+    """A `Worker`. A job takes `takes_s()`. Its effect happens at some moment within; a crash before
+    that moment leaves no effect."""
 
     def __init__(self, loop: SimLoop, takes_s: Callable[[], float]) -> None:
         self._loop = loop
@@ -173,7 +173,7 @@ class SimThread:
         return result
 
     def kill(self) -> None:
-        """With its process: what has not been done yet never will be."""
+        """End with the process: jobs without an effect yet are dropped."""
         self._killed = True
         self._jobs.clear()
 
@@ -210,7 +210,7 @@ class SimThread:
 
 
 async def until(condition: Callable[[], object], *, every_s: float = 0.02) -> None:
-    """Wait, in virtual time, for what nothing tells of; the caller has a deadline."""
+    """Wait, in virtual time, for a fact without an event. The caller has a deadline."""
     while True:
         if condition():
             return
@@ -229,7 +229,8 @@ def run_seeded(main: Callable[[SimLoop], Coroutine[Any, Any, T]], random: Random
 
 
 def _cancel_rest(loop: SimLoop) -> None:
-    """End what a failure has left behind, so that nothing of it is collected during a later run."""
+    """End the tasks that a failure left behind, so that the collector does not meet them during a
+    later run."""
     loop._ready.extend(loop._frozen)
     loop._frozen.clear()
     loop._some_host_paused = False

@@ -1,4 +1,4 @@
-"""The metadata store: one tree, a session for each process, and what ZooKeeper does to people."""
+"""The metadata store: one tree, a session for each process, and ZooKeeper's faults."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Session(MemoryStore):
-    """A client whose listings may lack names (T25), or to whom a store is shown that is not the
-    right one: also behind a `sync`."""
+    """A client whose listings may lack names (T25), or that is connected to a wrong store, also
+    after a `sync`."""
 
     hides: Callable[[str, list[str]], list[str]] = staticmethod(lambda path, names: names)
-    shown: Tree | None = None  # of what the cluster is and of its ledgers
+    shown: Tree | None = None  # the cluster's identity and its ledgers
 
     async def get(self, path: str) -> Versioned | None:
         shown = self.shown
@@ -44,7 +44,7 @@ _COUNTER = paths.NEXT_LEDGER_ID
 
 
 class WatchedTree(MemoryTree):
-    """Tells an oracle of each change, the moment it is committed."""
+    """Reports each change to an oracle at the moment it is committed."""
 
     def __init__(self, on_change: Callable[[str], None]) -> None:
         super().__init__()
@@ -63,11 +63,11 @@ class Troubles:
     not_sent = 0.0
     request_lost = 0.0
     reply_lost = 0.0
-    names_lost = 0.0  # of a listing of ledgers to lack some
+    names_lost = 0.0  # that a listing of ledgers lacks some
 
 
 class Ensemble:
-    """What the processes of a world have for a metadata store."""
+    """The metadata store of the processes of a world."""
 
     def __init__(
         self, loop: SimLoop, random: Random, trace: Trace, on_change: Callable[[str], None]
@@ -94,7 +94,7 @@ class Ensemble:
         return store
 
     def cut(self, host: Host, store: MemoryStore) -> None:
-        """The process loses its connection; the session ends if that lasts for too long."""
+        """The process loses its connection. The session ends if it does not return in time."""
         if host.name in self._cut:
             return
         self._cut.add(host.name)
@@ -112,18 +112,18 @@ class Ensemble:
             self.reconnect(store)
 
     def expire(self, host: Host, store: MemoryStore) -> None:
-        """The session ends at once, and the process hears of it at once; then it gets another."""
+        """The session ends, the process learns that at once, and it gets another session."""
         if store.session_state is SessionState.CONNECTED:
             self._trace.fault(host.name, "session expired")
             store.expire()
             self._loop.later(self._random.uniform(0.01, 1.0), self._maybe_reconnect, host, store)
 
     def image(self) -> Tree:
-        """As it is now; may be changed."""
+        """The present tree. The caller may change it."""
         return Tree(self.tree.nodes.copy())
 
     def show(self, host: Host, store: MemoryStore, shown: Tree) -> None:
-        """The process is led to another store: the one of another cluster, or an old image."""
+        """Connect the process to another store: that of another cluster, or an old image."""
         assert isinstance(store, Session)
         self._trace.fault(host.name, "wrong metadata shown")
         store.shown = shown
@@ -136,8 +136,8 @@ class Ensemble:
             self._loop.later(for_s, self._maybe_catch_up, store)
 
     def abandon(self, store: MemoryStore) -> None:
-        """The process was killed: what it had sent may or may not arrive; its session ends when
-        nothing was heard of it for long enough."""
+        """The process was killed: its requests under way may or may not arrive. Its session ends
+        after the session timeout."""
         if store.session_state is SessionState.CONNECTED and self._random.random() < 0.5:
             store.suspend()
 
@@ -151,7 +151,7 @@ class Ensemble:
         self._loop.later(self._random.uniform(0.0, self.session_timeout_s), end)
 
     def freeze(self, host: Host, store: MemoryStore) -> None:
-        """The process is stopped: nothing is heard of it, and so its session may end."""
+        """The process is stopped: it sends nothing, so its session may end."""
         session = store.session_id
 
         def end() -> None:
@@ -161,7 +161,7 @@ class Ensemble:
         self._loop.later(self.session_timeout_s, end)
 
     def thaw(self, host: Host, store: MemoryStore) -> None:
-        """The process goes on: it learns whether its session has survived."""
+        """The process continues: it learns whether its session still exists."""
         if store.session_id not in self.tree.sessions:
             self._trace.fault(host.name, "session expired while paused")
             if store.session_state is SessionState.CONNECTED:

@@ -1,7 +1,7 @@
-"""What befalls a cluster: each fault is drawn, has its way for a while, and ends.
+"""Faults of a cluster: each fault is drawn by lot, lasts for a while, and ends.
 
-A seed allows some kinds of fault and not others (a swarm): runs in which only two things go wrong
-reach states that a run in which everything does never gets to.
+A seed allows only some kinds of fault (a swarm): a run with only two kinds reaches states that a
+run with all kinds never reaches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STRIKES_MAX = 200
 
 
 class Nemesis:
-    """`run` until cancelled; `World.heal` undoes what is left."""
+    """`run` makes faults until it is cancelled. `World.heal` ends the faults that are left."""
 
     def __init__(self, world: World, *, pause_s: float) -> None:
         self.world = world
@@ -92,7 +92,7 @@ class Nemesis:
         await self._restart(bookie)
 
     async def _strike_in_the_midst(self, bookies: Sequence[BookieNode]) -> None:
-        """Wait a little for one that has something on its way to the disk."""
+        """Wait a little for a bookie that has a write on the way to its disk."""
         for _ in range(self.random.choice((0, STRIKES_MAX))):
             if any(each.disk.image and each.disk.image.unsynced for each in bookies):
                 return
@@ -221,7 +221,7 @@ class Nemesis:
         await self._fail_once("sync_fails")
 
     async def _fail_once(self, what: str) -> None:
-        """The process dies of it, and is started again with the disk in order."""
+        """The fault ends the process, which is started again on a sound disk."""
         bookie = self._bookie()
         setattr(bookie.disk.health, what, True)
         await self._pass(2.0)
@@ -236,7 +236,8 @@ class Nemesis:
         await self._restart(bookie)
 
     async def _fill_slowly(self) -> None:
-        """Others fill it: first beyond where it takes ordinary adds, then perhaps all of it."""
+        """Other programs fill the disk: first until the bookie refuses ordinary adds, then perhaps
+        completely."""
         disk = self._bookie().disk
         disk.leave_free(int(0.04 * DISK_BYTES))
         await self._pass(3.0)
@@ -258,8 +259,8 @@ class Nemesis:
         await self._replace(bookie)
 
     async def _restore(self) -> None:
-        """A backup of the disk is taken, and put back after the bookie has been started since: only
-        then the cluster can know of a later state."""
+        """A backup of the disk is taken, and restored after a later start of the bookie. Only after
+        such a start can the cluster know of a later state."""
         bookie = self._bookie()
         bookie.disk.take_image()
         await self._pass(3.0)
@@ -275,16 +276,18 @@ class Nemesis:
         bookie.disk.restore_image()
         self.world.trace.fault(bookie.name, "older image restored")
         await bookie.restart()
-        if image.state is DirectoryState.REPLACING:  # refused, with a word for its operator
+        if image.state is DirectoryState.REPLACING:
+            # the start is refused, with advice to the operator
             await self._pass(1.0)
             await self._replace(bookie)
             return
         await self._pass(3.0)
-        if self.random.random() < 0.3 and self.world.may_destroy(bookie):  # it has much again
+        # its disk gets large again
+        if self.random.random() < 0.3 and self.world.may_destroy(bookie):
             await self._replace(bookie)
 
     async def _lose_synced(self) -> None:
-        """A device that lied: at a power cut the end of the log is gone, though it was synced."""
+        """A device that lied about a sync: a power cut removes the synced end of the log."""
         bookie = self._bookie()
         disk = bookie.disk
         if not self.world.may_destroy(bookie) or disk.image is None:
@@ -298,7 +301,7 @@ class Nemesis:
         await self._restart(bookie)
 
     async def _break_store(self) -> None:
-        """It does not open any more."""
+        """A bookie's store does not open any more."""
         bookie = self._bookie()
         if not self.world.may_destroy(bookie) or bookie.disk.image is None:
             return
@@ -315,8 +318,8 @@ class Nemesis:
         await bookie.replace()
 
     async def _damage(self) -> None:
-        """Some entries of a bookie go bad on its disk, for good. It takes no more of such a ledger,
-        so there is a bookie more than a ledger needs."""
+        """Some entries of a bookie go bad on its disk permanently. The bookie takes no more entries
+        of their ledgers, so the cluster has one more bookie than a ledger needs."""
         bookie = self._bookie()
         image = bookie.disk.image
         spare = len(self.world.bookies) > self.world.quorum.ensemble_size
@@ -341,7 +344,8 @@ class Nemesis:
             await self._pass(2.0)
             await self._restart(bookie)
 
-    # -- whom --------------------------------------------------------------------------------------
+    # -- targets
+    # --------------------------------------------------------------------------------------
 
     def _bookie(self) -> BookieNode:
         return self.random.choice(list(self.world.bookies.values()))
@@ -354,8 +358,8 @@ class Nemesis:
 
 
 def rot_entries(world: World, bookie: BookieNode, random: Random) -> None:
-    """Some sealed entries of the bookie go bad, one here and there or all of a file's, as long as
-    others have good copies of each."""
+    """Some sealed entries of the bookie go bad, single ones or all of one file, as long as other
+    bookies have good copies of each."""
     image = bookie.disk.image
     if image is None:
         return
@@ -370,8 +374,8 @@ def rot_entries(world: World, bookie: BookieNode, random: Random) -> None:
 
 
 def rot_records(world: World, bookie: BookieNode, random: Random) -> None:
-    """A table with records of ledgers: they cannot be read, until a compaction meets it and the
-    store is given up. What it still has the bookie gives as that of a former incarnation."""
+    """Make a table with records of ledgers unreadable. When a compaction meets it, the bookie gives
+    the store up, and then serves the readable rest of it as a former incarnation's."""
     image = bookie.disk.image
     ledgers = [] if image is None else image.ledgers(-1, ledgers_max=100)
     if ledgers:

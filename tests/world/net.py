@@ -1,10 +1,10 @@
-"""The network between hosts: messages are late, wait behind cuts, and connections are lost.
+"""The network between hosts: it delays messages, holds them at cuts, and loses connections.
 
-A connection is ordered, as TCP is, and different ones overtake each other. A cut has a direction;
-what is sent into it waits, and arrives once the cut is healed, unless the connection was given up
-meanwhile: each end notices a dead connection by itself and at its own time. Calls (everything but
-the write streams) are single messages there and back; they may be delivered twice, which is what
-a retrying proxy does, and the second answer is thrown away.
+A connection is ordered, as TCP is; messages of different connections overtake each other. A cut has
+one direction. Messages sent into it wait and arrive after the cut is healed, unless an end gave the
+connection up meanwhile. Each end notices a dead connection by itself, at a time of its own. Calls
+(everything but the write streams) are a single message in each direction. A request may be
+delivered twice, as by a retrying proxy; the second answer is dropped.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Unreachable(Exception):
 
 @dataclass
 class Weather:
-    """How bad things are at the moment; probabilities are per message."""
+    """The present faults of the network. Probabilities are per message."""
 
     delay_s: float = 0.0005  # mean of one way
-    spike: float = 0.0  # of a message to take `spike_s` on average instead
+    spike: float = 0.0  # that a message takes `spike_s` on average instead
     spike_s: float = 0.2
-    duplicate: float = 0.0  # of a call to be delivered twice
-    reset: float = 0.0  # of a frame to break its connection
+    duplicate: float = 0.0  # that a call is delivered twice
+    reset: float = 0.0  # that a frame breaks its connection
     notice_s: float = 2.0  # at most: until an end gives up a connection that is cut
 
 
@@ -58,7 +58,7 @@ class Host(Pausable):
         loop: SimLoop,
         on_failure: Callable[[Host, BaseException], None],
     ) -> None:
-        """`on_failure` is told of tasks that failed."""
+        """`on_failure` receives the tasks that failed."""
         self.name = name
         self.alive = False
         self.paused = False
@@ -82,7 +82,7 @@ class Host(Pausable):
             task.cancel()
 
     async def wait_end(self) -> None:
-        """Until nothing of a dead process runs any more, or it was started again."""
+        """Wait until no task of a dead process runs any more, or it was started again."""
         while self._tasks and not self.alive:
             await asyncio.wait(list(self._tasks))
 
@@ -112,7 +112,7 @@ class Network:
     # -- faults ----------------------------------------------------------------------------------
 
     def cut(self, source: Host, target: Host) -> None:
-        """Nothing that goes from `source` to `target` arrives any more."""
+        """Hold all messages from `source` to `target`."""
         link = self._link(source, target)
         if not link.cut:
             link.cut = True
@@ -138,7 +138,8 @@ class Network:
         return self._link(source, target).cut
 
     def drop(self, host: Host, *, told: bool) -> None:
-        """The host's connections end; with `told` the other ends hear of it, else they notice."""
+        """End the host's connections. With `told`, the other ends learn it at once; otherwise they
+        notice later."""
         ends, host.ends = list(host.ends), {}
         for end in ends:
             end.end("the process has ended")
@@ -153,7 +154,7 @@ class Network:
     # -- messages --------------------------------------------------------------------------------
 
     def send(self, source: Host, target: Host, arrive: Callable[[], None]) -> None:
-        """A message of its own: it may overtake others."""
+        """Deliver a single message, which may overtake others."""
         self.loop.later(self._delay_s(), self._arrive, source, target, arrive)
 
     async def call(
@@ -163,8 +164,8 @@ class Network:
         what: str,
         serve: Callable[[], Coroutine[Any, Any, T]],
     ) -> T:
-        """`serve` runs on the target. Raises Unreachable; hangs behind a cut, or when the target is
-        lost without a word: the caller has a deadline."""
+        """Run `serve` on the target. Raises Unreachable. Waits without end at a cut, or when the
+        target was lost unnoticed: the caller has a deadline."""
         answer: asyncio.Future[T] = self.loop.create_future()
 
         def reply(done: asyncio.Task[T]) -> None:
@@ -309,7 +310,7 @@ class SimStream:
         self.abort("closed by the peer")
 
     def abort(self, reason: str) -> None:
-        """This end is over; the other one hears of it after the frames that are under way."""
+        """Close this end. The other end learns it after the frames that are under way."""
         if not self.ended:
             self._network.transmit(self, 0, lambda: self.twin.end(reason))
             self.end("closed here")
@@ -345,7 +346,8 @@ def _refuse(answer: asyncio.Future[Any], name: str) -> None:
 
 
 async def serve_stream(stream: SimStream, handler: Callable[[SimStream], Awaitable[None]]) -> None:
-    """Run a server's handler on its end; its errors break the stream, a bug of its is raised."""
+    """Run a server's handler on its end. An operating error of the handler breaks the stream; a bug
+    is raised."""
     try:
         await handler(stream)
     except AssertionError:

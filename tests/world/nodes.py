@@ -1,7 +1,7 @@
 """Processes: a bookie on its disk, and a client with its ledgers. They start, crash and pause.
 
-A crash shuts every door first: what the dying process still does, while its tasks unwind, reaches
-neither network nor disk nor metadata.
+A crash first cuts the process off: what its tasks still do while they are cancelled reaches neither
+network nor disk nor metadata.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SCRUB = ScrubConfig(interval_s=6.0)
 
 
 class VirtualClock:
-    """Wall-clock time: the loop's, and wrong by `skew_ms`."""
+    """Wall-clock time: the loop's time plus an error of `skew_ms`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.skew_ms = 0
@@ -110,7 +110,7 @@ class Process:
         self.world.loop.later(0.0, self.crash)
 
     async def restart(self) -> None:
-        """Start again, once nothing is left of the last life."""
+        """Start again after the last task of the earlier process has ended."""
         await self.host.wait_end()
         if not self.host.alive:
             self.start()
@@ -143,15 +143,16 @@ class BookieNode(Process):
         self.zone = zone
         self.random: Random = world.draw(name)
         self.disk = SimDisk(name, world.draw(name + " disk"), world.trace)
-        self.service: BookieService | None = None  # None: it does not serve, nor do the next two
+        # None of the next three: the bookie does not serve
+        self.service: BookieService | None = None
         self.commit: GroupCommit | None = None
         self.admission: Admission | None = None
         self.registration: Registration | None = None
         self.reclaimer: Reclaimer | None = None
-        self.refused: StartRefused | None = None  # why it does not start on what it found
+        self.refused: StartRefused | None = None  # why it refuses to start on its disk
         self.may_format_anew = False  # the operator's --new-incarnation
         self.retired = False  # decommissioned
-        self.listed_by: int | None = None  # the session that its registration is of
+        self.listed_by: int | None = None  # the session of its registration
         self._threads: list[SimThread] = []
 
     @property
@@ -165,11 +166,11 @@ class BookieNode(Process):
 
     @property
     def gives_no_space_back(self) -> bool:
-        """Until everything was found sound."""
+        """Scrub until all entries are found sound."""
         return self.reclaimer is not None and self.reclaimer.suspended
 
     async def replace(self) -> None:
-        """The operator gives it an empty disk, and says so."""
+        """The operator gives the bookie an empty disk and permits a new incarnation."""
         await self.host.wait_end()
         if not self.alive:
             self.disk.wipe()
@@ -347,13 +348,13 @@ class BookieNode(Process):
         )
 
     def meet_rot(self) -> None:
-        """RocksDB compacts its tables: if one is rotten, it takes no write any more."""
+        """RocksDB compacts its tables. If one is rotten, the store takes no more writes."""
         image = self.disk.image
         if image is not None and image.rot.table:
             image.rot.meet_table()
 
     def end_by(self, error: StorageFailed) -> None:
-        """The store has failed: the process ends, and what is rotten is noted for the next."""
+        """The store has failed: the process ends, and notes the rotten table for its next start."""
         if is_rot(error):
             assert self.disk.identity is not None
             self.disk.rotten = self.disk.identity.incarnation
@@ -376,13 +377,13 @@ class BookieNode(Process):
 
 
 class ClientNode(Process):
-    """A process with ledgers, as a broker is. What it does is its own affair: `spawn` on `host`."""
+    """A process with ledgers, as a broker is. Scenarios give it tasks: `spawn` on `host`."""
 
     def __init__(self, world: World, name: str, config: LedgerConfig) -> None:
         super().__init__(world, name)
         self.config = config
         self.random: Random = world.draw(name)
-        self.ledgers: Ledgers | None = None  # None: it does not run
+        self.ledgers: Ledgers | None = None  # None: the process does not run
 
     async def _main(self) -> None:
         ledgers = self._make_ledgers()

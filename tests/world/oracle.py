@@ -1,13 +1,13 @@
-"""What must be true, whatever happens: the oracles I1 to I18, each a function with its name.
+"""Rules that hold whatever happens: the oracles I1 to I18, each a function with its name.
 
-The oracle sees everything that crosses an edge of the real code: what a writer was told, what a
-bookie answers, each version of a ledger's metadata the moment it is stored, each read. It is asked
-at those moments, and once more at the end, when all is healed and every ledger was closed. What it
-finds is raised where it happens, as `Violation`.
+The oracle receives everything that crosses an edge of the real code: what a writer learns, what a
+bookie answers, each version of a ledger's metadata at the moment it is stored, each read. It checks
+at those moments, and again at the end, when all faults are healed and every ledger is closed. It
+raises a `Violation` at the place where a rule is broken.
 
-Data that the world destroyed on purpose is not held against the code: the world never destroys more
-than Qa - 1 copies of anything (`World.may_destroy`), and copies that a disk once held for good
-count as copies (I4).
+Data that the world destroys on purpose is no violation: the world never destroys more than Qa - 1
+copies of an entry (`World.may_destroy`), and a copy that was once durable on a disk counts as a
+copy (I4).
 """
 
 from __future__ import annotations
@@ -46,42 +46,42 @@ class Life:
     """What the oracle knows of one ledger."""
 
     payloads: dict[int, bytes] = field(default_factory=dict)  # appended, by entry
-    confirmed: int = -1  # which its writer was told
-    failed: bool = False  # its writer was told that it is over
+    confirmed: int = -1  # that its writer was told
+    failed: bool = False  # its writer was told that the ledger failed or is closed
     deleted: bool = False
-    seen: dict[int, bytes] = field(default_factory=dict)  # what any process has read
+    seen: dict[int, bytes] = field(default_factory=dict)  # entries that any process has read
     named: int = -1  # the highest entry that any bookie called confirmed
     versions: list[LedgerMetadata] = field(default_factory=list)
 
 
 @dataclass
 class Answers:
-    """What one incarnation of a bookie has said about one ledger."""
+    """The answers of one incarnation of a bookie about one ledger."""
 
     acked: set[int] = field(default_factory=set)
-    visible: set[int] | None = None  # what a fence found; None: not fenced yet
+    visible: set[int] | None = None  # entries stored at the fence; None: not fenced yet
 
 
 class Oracle:
     def __init__(self, trace: Trace) -> None:
         self.lives: dict[LedgerId, Life] = {}
         self.first: Violation | None = None
-        self.stored_by: dict[Member, set[tuple[int, int]]] = {}  # ever, and for good
+        self.stored_by: dict[Member, set[tuple[int, int]]] = {}  # that were ever durable
         self.reads = 0
         self.when_broken: Callable[[Violation], None] = lambda violation: None
         self.when_fenced: Callable[[Member, int], None] = lambda member, ledger: None
         self.logs = Logs(self)
         self._trace = trace
         self._answers: dict[tuple[Member, int], Answers] = {}
-        self._removed: dict[Member, set[int]] = {}  # deleted ledgers that it has got rid of
-        self._left: dict[Member, set[int]] = {}  # left-over copies that it has got rid of
-        self._had: dict[Member, set[tuple[int, int]]] = {}  # when it ceased to take ordinary adds
+        self._removed: dict[Member, set[int]] = {}  # deleted ledgers whose entries it removed
+        self._left: dict[Member, set[int]] = {}  # left-over copies that it removed
+        self._had: dict[Member, set[tuple[int, int]]] = {}  # when it began to refuse ordinary adds
 
     def life(self, ledger: int) -> Life:
         return self.lives.setdefault(LedgerId(ledger), Life())
 
     def broken(self, oracle: str, why: str) -> Violation:
-        """To be raised. The first one counts: what follows may be its consequence."""
+        """The violation to raise. The first one counts: later ones may be its consequences."""
         violation = Violation(oracle, why)
         if self.first is None:
             self.first = violation
@@ -90,7 +90,7 @@ class Oracle:
         return violation
 
     def note(self, who: str, what: str, *facts: object) -> None:
-        """Something that a run must have met, as it must have met its faults."""
+        """Count an event that a run must meet, like its faults."""
         self._trace.fault(who, what, *facts)
 
     def hold(self, truth: bool, oracle: str, why: Callable[[], str]) -> None:
@@ -134,7 +134,7 @@ class Oracle:
         )
 
     def i6_acks_of_listed_members(self, ledger: int, entry: int) -> None:
-        """I6: at that moment metadata lists Qa members for the entry that hold it for good."""
+        """I6: at that moment, Qa of the entry's members in metadata hold it durably."""
         life = self.lives[LedgerId(ledger)]
         if life.deleted:
             return
@@ -191,7 +191,8 @@ class Oracle:
         life.versions.append(after)
 
     def i2_states_go_forward(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
-        """I2: no state goes back; the end of what is CLOSED stays, and where segments begin."""
+        """I2: no state goes back. The end of a CLOSED ledger and the starts of segments never
+        change."""
         self.hold(
             after.state >= before.state,
             "I2",
@@ -214,7 +215,8 @@ class Oracle:
         )
 
     def i4_copied_before_named(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
-        """I4: who takes a seat of a sealed segment has everything by then that belongs there."""
+        """I4: a bookie that takes a seat of a sealed segment has all entries of the seat by
+        then."""
         quorum = Quorum(after.ensemble_size, after.write_quorum, after.ack_quorum)
         for number, part in enumerate(before.segments):
             if number + 1 < len(before.segments):
@@ -240,7 +242,7 @@ class Oracle:
                     )
 
     def i12_exact_length(self, closed: LedgerMetadata) -> None:
-        """I12: the length at the close is that of the entries in it."""
+        """I12: the length at the close is the total length of the entries."""
         life = self.lives[closed.ledger]
         last = closed.last_entry
         assert last is not None
@@ -290,8 +292,8 @@ class Oracle:
         )
 
     def reclaims_once(self, member: Member) -> None:
-        """T11: a compaction that meets damage ends the bookie; the next one is not tried before all
-        that is stored was found sound, and then it does not meet what was repaired."""
+        """T11: a compaction that meets damage ends the bookie. The next compaction waits until a
+        scrub finds all stored data sound, and does not meet the repaired data."""
         raise self.broken("T11", f"{member.bookie} ends again over damage that it has met before")
 
     def on_delete(self, member: Member, ledger: int, *, for_good: bool) -> None:
@@ -308,7 +310,7 @@ class Oracle:
             self._answers.setdefault((member, ledger), Answers()).acked.clear()
 
     def on_reopened(self, member: Member, has: Callable[[int], bool]) -> None:
-        """A power cut may have brought back what was removed just before."""
+        """A power cut may have undone the latest removals."""
         removed = self._removed.get(member, set())
         removed.difference_update([ledger for ledger in removed if has(ledger)])
 
@@ -344,25 +346,26 @@ class Oracle:
                 answers.acked.add(entry)
 
     def durable_before_ack(self, member: Member, ledger: int, entry: int, durable: Any) -> None:
-        """I1 stands on it: what a bookie calls stored survives its crash. (Or the ledger was
-        deleted, or the copy left over, and the bookie has removed it before it could tell.)"""
+        """I1 depends on this: an entry that a bookie acked survives its crash. Exceptions: the
+        ledger was deleted, or the copy was left over, and the bookie removed it before it could
+        report that."""
         gone = ledger in self._removed.get(member, ()) or ledger in self._left.get(member, ())
         self.hold(
             durable(ledger, entry) or gone,
             "I1",
-            lambda: f"{member.bookie} acked {ledger}:{entry}, which a power cut would take",
+            lambda: f"{member.bookie} acked {ledger}:{entry}, which a power cut would remove",
         )
 
     def on_intake(self, member: Member, stored: set[tuple[int, int]] | None) -> None:
-        """A bookie has looked at its disk. `stored`: what it has of entries when it lets in no
-        ordinary adds any more; None: it lets in all."""
+        """A bookie has checked its disk space. `stored`: its entries when it begins to refuse
+        ordinary adds; None: it accepts all adds."""
         if stored is None:
             self._had.pop(member, None)
         else:
             self._had.setdefault(member, stored)
 
     def t21_no_add_when_nearly_full(self, member: Member, ledger: int, entry: int) -> None:
-        """T21: what is left of the disk is for fences, repairs and deletions."""
+        """T21: the rest of the disk is reserved for fences, repairs and deletions."""
         had = self._had.get(member)
         self.hold(
             had is None or (ledger, entry) in had,
@@ -373,22 +376,23 @@ class Oracle:
     def i11_no_add_after_a_fence(
         self, member: Member, ledger: int, entry: int, answers: Answers
     ) -> None:
-        """I11: after its answer to a fencing read a bookie acks no add that it did not see then."""
+        """I11: after its answer to a fencing read, a bookie acks no add that the answer did not
+        include."""
         self.hold(
             answers.visible is None or entry in answers.visible,
             "I11",
-            lambda: f"{member.bookie} acked {ledger}:{entry} after it had said to be fenced",
+            lambda: f"{member.bookie} acked {ledger}:{entry} after it had said that it is fenced",
         )
 
     def on_fence_answer(
         self, member: Member, ledger: int, visible: set[int], *, durable: bool
     ) -> None:
-        """A bookie answers a fencing read, not with "unknown"; `visible`: what it stores;
-        `durable`: its fence would survive a power cut."""
+        """A bookie answers a fencing read with something other than "unknown". `visible`: the
+        entries that it stores. `durable`: its fence would survive a power cut."""
         self.hold(
             durable,
             "I11",
-            lambda: f"{member.bookie} says to have fenced {ledger}, a power cut would undo it",
+            lambda: f"{member.bookie} says that it fenced {ledger}, but a power cut would undo it",
         )
         answers = self._answers.setdefault((member, ledger), Answers())
         if answers.visible is None:
@@ -402,7 +406,7 @@ class Oracle:
         return set() if answers is None else set(answers.acked)
 
     def r2_reads_behind_fences(self, ledger: int) -> None:
-        """R2: a recoverer reads when no Qa members of any write set are without a fence."""
+        """R2: a recoverer reads only when each write set has fewer than Qa unfenced members."""
         metadata = self.life(ledger).versions[-1]
         if metadata.state is LedgerState.CLOSED:
             return  # a late request
@@ -418,9 +422,9 @@ class Oracle:
     def i10_no_false_negative(
         self, member: Member, ledger: int, entry: int, code: BookieCode, acked: set[int]
     ) -> None:
-        """I10: no "no such entry" for an entry that this incarnation had `acked` when it was
-        asked. (A write-back may overtake a read, and so may the removal of a left-over copy: I15
-        says which.)"""
+        """I10: no "no such entry" for an entry that this incarnation had `acked` before the
+        request. (A write-back may overtake a read, and so may the removal of a left-over copy,
+        which I15 checks.)"""
         if code not in (BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER):
             return
         self.hold(
@@ -432,7 +436,7 @@ class Oracle:
     def i10_no_false_gap(
         self, member: Member, ledger: int, first: int, page: EntryPage, acked: set[int]
     ) -> None:
-        """I10, of a list of what is stored: what it leaves out is not there."""
+        """I10 for a list of stored entries: an entry that it omits is not stored."""
         if page.code is BookieCode.OK:
             listed = {at for run in page.runs for at in range(run.first, run.first + run.count)}
             end = max(listed, default=first) if page.more else max(acked, default=first)
@@ -448,15 +452,15 @@ class Oracle:
         )
 
     def i17_within(self, whose: str, held: int, limit: int) -> None:
-        """I17: memory for what is in flight is bounded: of a ledger, a process, a bookie, a topic,
-        a read. Asked where it grows; each limit is what was configured and the one thing, entry or
-        frame, that was let in when there was room."""
+        """I17: the memory for bytes in flight is bounded: of a ledger, a process, a bookie, a
+        topic, a read. Checked where it grows. Each limit is the configured one plus one entry or
+        frame, the last that was admitted."""
         self.hold(held <= limit, "I17", lambda: f"{whose}: {held} bytes in flight, not {limit}")
 
     # -- readers -----------------------------------------------------------------------------------
 
     def on_named(self, ledger: int, confirmed: int) -> None:
-        """A bookie has told that this entry is confirmed: from now on it is readable."""
+        """A bookie has called this entry confirmed: from now on it is readable."""
         life = self.life(ledger)
         self.i8_named_is_confirmed(ledger, confirmed)
         life.named = max(life.named, confirmed)
@@ -475,12 +479,14 @@ class Oracle:
         self.i3_one_sequence(ledger, entry, payload)
 
     def i3_one_sequence(self, ledger: int, entry: int, payload: bytes) -> None:
-        """I3: all who read an entry read the same bytes, and those that were appended."""
+        """I3: all reads of an entry give the same bytes, those that were appended."""
         life = self.life(ledger)
         self.hold(
             life.payloads.get(entry) == payload,
             "I3",
-            lambda: f"{ledger}:{entry} reads {payload!r}, was {life.payloads.get(entry)!r}",
+            lambda: (
+                f"{ledger}:{entry} reads as {payload!r}, appended was {life.payloads.get(entry)!r}"
+            ),
         )
         life.seen[entry] = payload
 
@@ -504,7 +510,7 @@ class Oracle:
         self.i4_enough_copies(closed)
 
     def i4_enough_copies(self, closed: LedgerMetadata) -> None:
-        """I4: each entry of a closed ledger has Qa copies where metadata says."""
+        """I4: each entry of a closed ledger has Qa copies on the members that metadata names."""
         assert closed.last_entry is not None
         for entry in range(closed.last_entry + 1):
             holders = self._holders(closed, entry)

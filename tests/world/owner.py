@@ -4,10 +4,10 @@ An owner opens the real topic, as a broker does: log, cursors, sequence ids, and
 topics before it. It serves for a while, trims, unloads the topic when it is idle, deletes it, or
 just stops. No owner asks whether another one is serving: each takes the topic over.
 
-The clients outlive the owners. A producer sends again, in order, what has no receipt. A consumer
-acknowledges most of what it gets. What comes over a connection that a client has left is not heard.
-Clients do not go back to an owner of an earlier epoch: a lookup names the last one. What a stale
-owner would deliver before its first write fails is not judged.
+The clients outlive the owners. A producer resends messages without a receipt, in order. A consumer
+acknowledges most of its messages. A client ignores frames of a connection that it has left. Clients
+do not return to an owner of an earlier epoch: a lookup names the last owner. Deliveries of a stale
+owner before its first failed write are not checked.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ SWEEP_S = 1.5
 
 @dataclass
 class Clients:
-    """The clients of the topic, with what they remember."""
+    """The clients of the topic and their state."""
 
     world: World
     deduplicates: bool
@@ -100,7 +100,7 @@ class Clients:
         return [*self.consumers, *self.producers]
 
     def policies(self, *, fresh: bool) -> SettablePolicies:
-        """What a broker knows of them. Before they are fresh it may be wrong about retention."""
+        """The policies that a broker knows. Until they are fresh, it may use a wrong retention."""
         kept = self.retention_s if fresh else 0
         policies = SettablePolicies(
             deduplication=self.deduplicates, retention=Retention(kept, UNLIMITED)
@@ -109,13 +109,13 @@ class Clients:
         return policies
 
     def leave(self) -> None:
-        """No connection is heard any more."""
+        """The clients ignore all connections from now on."""
         for client in self.everyone:
             client.session = None
 
 
 class Session:
-    """One connection; the client hears it while its broker lives and it is the newest one."""
+    """One connection. The client listens to it while its broker runs and it is the newest one."""
 
     def __init__(self, owner: ClientNode, incarnation: str) -> None:
         self.incarnation = incarnation
@@ -164,7 +164,7 @@ class Producer:
         self._handle: ProducerHandle | None = None
 
     async def attach(self, topic: PersistentTopic, owner: ClientNode) -> None:
-        """Connect, and send again what has no receipt. Raises BrokerError."""
+        """Connect, and resend messages without a receipt. Raises BrokerError."""
         self.session = session = ProducerSession(owner, topic.log.owned_record.incarnation, self)
         request = ProducerRequest(1, self.name, CLIENT)
         handle = await topic.add_producer(request, session)
@@ -254,7 +254,7 @@ class Consumer:
         self._lives.on_delivery(session.incarnation, self.subscription, message, entry.position)
 
     def work(self, *, all_: bool = False) -> None:
-        """Acknowledge some of what has come."""
+        """Acknowledge some of the delivered messages."""
         session, handle = self.session, self._handle
         if session is None or handle is None or not session.heard or not session.got:
             return
@@ -289,7 +289,7 @@ class Consumer:
 
 
 class Owner:
-    """Takes the topic over and serves it for a while, again and again until the world ends."""
+    """Repeatedly takes the topic over and serves it for a while, until the world ends."""
 
     def __init__(self, client: ClientNode, clients: Clients, *, pause_s: float = 0.5) -> None:
         self.client = client
@@ -333,7 +333,8 @@ class Owner:
     async def open(
         self, ledgers: ToldLedgers, tasks: asyncio.TaskGroup, *, fresh: bool = True
     ) -> PersistentTopic:
-        """As `Broker._open_or_create` does, with both subscriptions. Raises `OPERATING_ERRORS`."""
+        """Open or create the topic as `Broker._open_or_create` does, with both subscriptions.
+        Raises `OPERATING_ERRORS`."""
         assert self.client.store is not None
         deletions = TopicDeletions(self.client.store, ledgers, self.client.clock)
         create, epoch, version = False, 0, -1
@@ -393,7 +394,7 @@ class Owner:
         return topic
 
     async def attach(self, topic: PersistentTopic) -> None:
-        """All clients come here, unless they were at a later owner. Raises BrokerError."""
+        """All clients connect here, except those that were at a later owner. Raises BrokerError."""
         epoch = topic.log.owned_record.epoch
         if epoch < self.clients.epoch:
             self._trace.fault(self.client.name, "stale owner serves on")
@@ -441,7 +442,7 @@ class Owner:
             policies.set(retention=Retention(self.clients.retention_s, UNLIMITED))
 
     async def _unload(self, topic: PersistentTopic) -> None:
-        """The topic is idle."""
+        """Unload the topic as idle."""
         for client in self.clients.everyone:
             if self._is_mine(client.session, topic):
                 client.close()
@@ -466,7 +467,7 @@ class Owner:
 
 
 class Sweeper:
-    """Finishes deletions and deletes orphaned ledgers, without waiting for their age."""
+    """Finishes deletions and deletes orphaned ledgers, whatever their age."""
 
     def __init__(self, client: ClientNode) -> None:
         self.client = client
@@ -496,11 +497,11 @@ class Sweeper:
 
 
 async def judge_life(world: World, clients: Clients) -> None:
-    """Open the topic once more, let every subscription get what is left, and sweep."""
+    """Open the topic a last time, let every subscription get its remaining messages, and sweep."""
     judge = world.add_client("life judge")
     ledgers = ToldLedgers(await judge.wait_running(), judge)
     owner = Owner(judge, clients)
-    why = "it did not open"
+    why = "the topic did not open"
     try:
         async with asyncio.timeout(DRAIN_S):
             while True:

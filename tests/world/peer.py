@@ -1,4 +1,4 @@
-"""A bookie as a client sees it over the simulated network; where the oracle listens to bookies."""
+"""A client's view of a bookie over the simulated network. The oracle observes bookies here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PENDING_BYTES_MAX = 1 << 20  # of a bookie
-FRAME_BYTES = 300_000  # what an outbox makes of entries of 20 kB, and less of smaller ones
+FRAME_BYTES = 300_000  # the frame size of an outbox with entries of 20 kB; less with smaller ones
 FENCED = (BookieCode.OK, BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER)
 
 
@@ -66,7 +66,7 @@ class SimPeer:
             code = BookieCode.WRONG_INCARNATION
         if code is not BookieCode.OK:
             await stream.close()
-            raise BookieUnavailable(self.member.bookie, code, "it refused the stream")
+            raise BookieUnavailable(self.member.bookie, code, "the bookie refused the stream")
         return stream
 
     async def read(self, request: ReadRequest) -> AsyncIterator[bytes]:
@@ -120,7 +120,7 @@ class SimPeer:
         return await self._call("last heard", serve)
 
     async def close(self) -> None:
-        """Nothing is held here."""
+        """This peer holds no frames."""
 
     # -- at the bookie -----------------------------------------------------------------------------
 

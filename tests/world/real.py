@@ -1,13 +1,13 @@
 """Bookies over the real store: RocksDB, its directory, watermark and opening, in a world (T50).
 
-Beside the store stands a model of it, which is given the same and asked the same: what they answer
-must be equal, at any time and after each start. A kill is what it would be to the files: they are
-as they were at that moment, since nothing of the store's own closing reaches them. A power cut
-takes the end of the log as well, up to what was synced, perhaps in the midst of a record.
+Each store has a model, which gets the same writes and the same reads. Their answers must be equal
+at any time and after each start. A kill leaves the files as they were at that moment: the store's
+own closing does not reach them. A power cut also removes the end of the log, at any byte behind the
+synced part.
 
-What computes in threads of its own, RocksDB's background work, takes no virtual time; it changes
-files, and nothing of what they hold. The child process that tries a store before it is opened runs
-here, since a loop in virtual time has no children.
+RocksDB's background threads take no virtual time; they change files but not the stored content. The
+probe, which production runs in a child process before it opens a store, runs in this process: a
+loop in virtual time has no children.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ if TYPE_CHECKING:
 
 
 class RealDisk(SimDisk):
-    """Its `image` is the model. Nothing else befalls it than kills and power cuts."""
+    """A disk whose `image` is the model. Its only faults are kills and power cuts."""
 
     def __init__(self, world: World, name: str, path: Path) -> None:
         super().__init__(name, world.draw(name + " disk"), world.trace)
         self.world = world
         self.path = path
         self.directory: DataDirectory | None = None  # None: no process has it open
-        self.stops = False  # the next end is one in good order
-        self._ends: dict[int, int] = {}  # of the log, in bytes, by how many batches there were
+        self.stops = False  # the next end is a clean stop
+        self._ends: dict[int, int] = {}  # bytes of the log, by number of batches
         self._synced = Synced(self._log)
 
     def use(self, directory: DataDirectory) -> None:
-        """A process has opened it: all is there that there should be, and nothing else."""
+        """A process has opened the store: check that it has exactly the expected content."""
         self.directory = directory
         self._synced.watch(directory)
         renewed = self.identity is not None and (
             self.identity.incarnation != directory.identity.incarnation
         )
-        self.world.oracle.hold(not renewed, "T50", lambda: f"{self.name} takes itself for damaged")
+        self.world.oracle.hold(not renewed, "T50", lambda: f"{self.name} calls its store damaged")
         self.identity = directory.identity
         if self.image is None:
             self.format()
@@ -77,7 +77,7 @@ class RealDisk(SimDisk):
         self._generation += 1
         directory, self.directory = self.directory, None
         if directory is None:
-            return  # not open yet: the task that was opening it lets go of it
+            return  # not open yet: the task that was opening it releases it
         assert self.image is not None
         stops, self.stops = self.stops, False
         if stops:
@@ -99,7 +99,8 @@ class RealDisk(SimDisk):
         copy.rename(self.path)
 
     def _cut_log(self, model: DiskImage) -> int:
-        """At any byte behind what was synced. Returns how many of the unsynced batches are left."""
+        """Cut the log at any byte behind the synced part. Returns how many unsynced batches are
+        left."""
         log = self._log()
         size = self._random.randint(self._synced.size, log.stat().st_size)
         with open(log, "r+b") as file:
@@ -114,7 +115,7 @@ class RealDisk(SimDisk):
         return kept
 
     def let_go(self) -> None:
-        """The world is over."""
+        """The world has ended: remove the files."""
         if self.directory is not None:
             _abandon(self.directory)
             self.directory = None
@@ -124,7 +125,7 @@ class RealDisk(SimDisk):
         self._ends[len(self.image._log)] = self._log().stat().st_size
 
     def _log(self) -> Path:
-        """The one that is written to."""
+        """The log file that is being written."""
         return max((self.path / STORE).glob("*.log"))
 
     def _compare(self, directory: DataDirectory) -> None:
@@ -146,7 +147,7 @@ class RealDisk(SimDisk):
 
 
 class Synced:
-    """Stands before rocksdict's store and sees how much of the log was synced."""
+    """Wraps rocksdict's store and notes how much of the log was synced."""
 
     def __init__(self, log: Callable[[], Path]) -> None:
         self.size = 0
@@ -168,7 +169,7 @@ class Synced:
 
 
 def _stand_still(directory: DataDirectory) -> None:
-    """No file changes any more; those that are not needed any more may still be deleted."""
+    """Freeze the content of all files. RocksDB may still delete files that it does not need."""
     directory.storage._store.cancel_all_background(True)
 
 
@@ -218,7 +219,7 @@ class TwinStorage:
         return self._store.pressure()
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else only reads, or takes away what is gone."""
+        """All other calls only read, or remove deleted data."""
         real, modelled = getattr(self._store, name), getattr(self._model, name)
 
         def read(*positional: Any, **named: Any) -> Any:
@@ -260,13 +261,13 @@ class RealBookie(BookieNode):
                 )
             except (MetadataError, DirectoryRolledBack, WrongIncarnation) as error:
                 self.world.trace.note(self.name, "cannot start yet", type(error).__name__)
-                await asyncio.sleep(RETRY_S)  # what supervises it starts it again
+                await asyncio.sleep(RETRY_S)  # its supervisor starts it again
             else:
                 self.disk.use(directory)
                 return directory.identity
 
     def stop(self) -> None:
-        """In good order, for the store."""
+        """Close the store cleanly."""
         self.disk.stops = self.disk.directory is not None
         self.crash()
 
@@ -278,7 +279,7 @@ class RealBookie(BookieNode):
 
 @contextmanager
 def probing_here() -> Iterator[None]:
-    """Stores are tried in this process, as the child would."""
+    """Probe stores in this process, as the child process would."""
 
     async def run(
         path: Path, arguments: tuple[str | Path, ...], deadline_s: float, spinning_share: float

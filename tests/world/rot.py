@@ -1,9 +1,9 @@
-"""What goes bad in a store while it lies on its disk, and what RocksDB does when it meets it.
+"""Damage of stored data on a bookie's disk, and what RocksDB does when it reads damaged data.
 
-A value that is bad costs those who read it that one. What is written anew is sound and stands
-elsewhere; the bad one lies behind it, where only compactions go, until what was replaced is
-dropped. A compaction that cannot read what it moves fails, and from then on the store takes no
-write. A table that is bad has ledgers' records in it and stays bad, until the store is replaced.
+A bad value fails the reads of that value only. A rewritten value is sound and stored elsewhere. The
+bad value stays behind it, where only compactions read it, until a compaction drops replaced values.
+A compaction that cannot read its input fails, and from then on the store takes no write. A bad
+table holds records of ledgers, and stays bad until the store is replaced.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ VALUES = "Corruption: checksum mismatch in store/000013.blob"
 
 class Damage(Enum):
     UNREADABLE = "unreadable"  # reading it fails
-    FLIPPED = "flipped"  # it reads as something else
-    SWAPPED = "swapped"  # it reads as another entry, or another ledger's, as sound as any
+    FLIPPED = "flipped"  # it reads as other bytes
+    SWAPPED = "swapped"  # it reads as another sound entry, perhaps of another ledger
 
 
 class Rot:
@@ -31,8 +31,8 @@ class Rot:
     def __init__(self) -> None:
         self.damaged: dict[bytes, Damage] = {}
         self.table = False
-        self.refuses = ""  # why no write is taken any more; "": they are
-        self._replaced: dict[bytes, tuple[Damage, int]] = {}  # and by which batch
+        self.refuses = ""  # why the store takes no writes; "": it takes them
+        self._replaced: dict[bytes, tuple[Damage, int]] = {}  # the batch that met the damage
 
     def strike(self, key: bytes, damage: Damage) -> None:
         self.damaged[key] = damage
@@ -44,8 +44,8 @@ class Rot:
                 self._replaced[key] = damage, batch
 
     def reopened(self, batches: int) -> Rot:
-        """That of the store as it opens with so many batches: what had replaced something may be
-        among those that are lost."""
+        """The damage of the store when it opens with this many batches. A lost batch may have
+        replaced a bad value."""
         after = Rot()
         after.damaged, after.table = dict(self.damaged), self.table
         for key, (damage, batch) in self._replaced.items():
@@ -59,7 +59,7 @@ class Rot:
         self._replaced.clear()
 
     def met_by_compaction(self, keys: Iterable[bytes]) -> bool:
-        """The values of these are read and written anew. True: one cannot be."""
+        """Read and rewrite the values of these keys. True: a value cannot be read."""
         if not self.damaged and not self._replaced:
             return False
         met = any(self._unreadable(key) for key in keys)

@@ -1,6 +1,6 @@
 """Play scenarios with seeds: `python -m world.run --first N --seeds M [--scenario T12] [--story]`.
 
-A seed that fails is printed with the one command that plays it again, and its story.
+A failed seed is printed with its story and the command that plays it again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MAIN = "cluster"
 
 
 def scenario_of(seed: int) -> Scenario:
-    """What a seed plays when nothing is named: every fourth the whole cluster, every twelfth a
-    subscription, else all others in turn."""
+    """The scenario of a seed when none is named: every fourth seed plays the whole cluster, every
+    twelfth a subscription, the others the other scenarios in turn."""
     if seed % 4 == 0:
         return SCENARIOS[MAIN]
     number = seed // 12
@@ -43,9 +43,9 @@ def run_seeds(
     *,
     mutate: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[str, int] | None:
-    """Play until something is found: (name of the oracle, seed). None: nothing was.
+    """Play until a violation: (name of the oracle, seed). None: there was none.
 
-    `mutate` is entered around each play: a planted bug, put into the real code and taken out again.
+    `mutate` is a context around each play: it plants a bug in the real code and removes it.
     """
     for seed in seeds:
         with mutate():
@@ -73,7 +73,7 @@ def command(outcome: Outcome) -> str:
 
 
 def report(outcome: Outcome) -> str:
-    """A failure, for people: what, how to see it again, and what had happened."""
+    """A failure as text: the violation, the command that repeats it, and the story."""
     again = play(SCENARIOS[outcome.scenario], outcome.seed, tell=True)
     title = SCENARIOS[outcome.scenario].title
     lines = [

@@ -1,4 +1,4 @@
-"""A scenario: a name, the quorums it is played with, and what happens. Drawn and judged by seed."""
+"""A scenario: a name, the quorums it is played with, and its events, which the seed draws."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUORUMS = {
     "1/1/1": Quorum(1, 1, 1),
 }
 ALL = tuple(QUORUMS)
-DEADLINE_S = 600.0  # of virtual time, for anything
+DEADLINE_S = 600.0  # of virtual time, for the whole scenario
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ SCENARIOS: dict[str, Scenario] = {}
 
 
 def scenario(name: str, title: str, quorums: Iterable[str] = ALL) -> Callable[[Play], Play]:
-    """Enter a scenario into the list. `play` raises what is wrong; the oracle does so by itself."""
+    """Add a scenario to the list. `play` raises violations of its own checks; the oracle raises its
+    own."""
 
     def enter(play: Play) -> Play:
         assert name not in SCENARIOS, name
@@ -64,7 +65,7 @@ class Outcome:
     violation: Violation | None
     virtual_s: float
     bitten: dict[str, int] = field(default_factory=dict)
-    confirmed: int = 0  # entries that writers were told of
+    confirmed: int = 0  # entries whose confirmation a writer received
     reads: int = 0
     story: list[str] = field(default_factory=list)
 
@@ -103,7 +104,7 @@ def play(chosen: Scenario, seed: int, *, tell: bool = False) -> Outcome:
 
 
 class _Teller(logging.Handler):
-    """Puts what the real code logs into the story, with the process whose line it is."""
+    """Adds the log lines of the real code to the story, each with the process that logged it."""
 
     def __init__(self, worlds: list[World]) -> None:
         super().__init__()

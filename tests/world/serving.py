@@ -1,4 +1,5 @@
-"""Brokers that serve one topic in turn, the producers of the topic, and who serves it when.
+"""Brokers that serve one topic in turn, the producers of the topic, and the director that chooses
+the broker.
 
 The director stands for the ownership: it names the broker that should serve. A broker that is not
 named any more either closes the topic (an unload), or serves on until its log is fenced (it was cut
@@ -57,17 +58,17 @@ CURSORS = CursorConfig(
 DELAYED = DelayedStoreConfig(run_entries=3, garbage_bytes_min=200, close_entries_min=1)
 """Segments of three entries."""
 BATCH_MAX = 3
-SERVE_ON_S = 6.0  # how long a broker serves a topic that is another's; its lease is lost then
+SERVE_ON_S = 6.0  # how long a broker serves another broker's topic; then its lease is lost
 DRAIN_S = 120.0
 
 
 @dataclass
 class Serving:
-    """A broker's time with the topic."""
+    """The time in which one broker serves the topic."""
 
     broker: ClientNode
     reign: Reign
-    unload: bool = False  # it should close the topic
+    unload: bool = False  # the broker should close the topic
 
 
 class Director:
@@ -100,17 +101,17 @@ class Director:
             look_ahead_per_consumer=random.choice((5, 100)),
             look_ahead_per_subscription=random.choice((10, 100)),
             withheld_max=random.choice((3, 100)),
-            part_entries=2,  # a consumer that leaves has more, as a rule
+            part_entries=2,  # a consumer that leaves mostly holds more
         )
         self.wanted = brokers[0]
         self.servings: list[Serving] = []
         self.producers = [KeyedProducer(self, f"p{number}") for number in range(2)]
         self.consumers: list[Consumer] = []
         self._joined = 0
-        self._begun: dict[str, int] = {}  # by broker: in which of its starts
+        self._begun: dict[str, int] = {}  # by broker: the number of the start
 
     def find(self) -> Serving | None:
-        """What a lookup finds."""
+        """The result of a lookup."""
         living = [it for it in self.servings if not it.reign.over and it.broker.alive]
         return max(living, key=lambda it: it.reign.epoch, default=None)
 
@@ -123,7 +124,7 @@ class Director:
         return consumer
 
     def name_another(self, *, unload: bool) -> None:
-        """Another broker should serve. `unload`: the present one is told."""
+        """Choose another broker. `unload`: the present broker closes the topic first."""
         others = [it for it in self.brokers if it is not self.wanted and it.alive]
         for serving in self.servings:
             if unload and serving.broker is self.wanted:
@@ -132,7 +133,7 @@ class Director:
             self.wanted = self.world.random.choice(others)
 
     def begin(self, broker: ClientNode) -> None:
-        """The broker has started, perhaps a while ago."""
+        """Serve the topic on a broker that has started, perhaps a while ago."""
         if self._begun.get(broker.name) != broker.starts:
             self._begun[broker.name] = broker.starts
             broker.host.spawn(self._run(broker))
@@ -188,8 +189,8 @@ class Director:
     async def _open(
         self, broker: ClientNode, ledgers: ToldLedgers, tasks: asyncio.TaskGroup
     ) -> PersistentTopic:
-        """As `PersistentTopic.open` does, with small cursor and delayed ledgers. Raises
-        `OPERATING_ERRORS`."""
+        """Open the topic as `PersistentTopic.open` does, with small cursor and delayed ledgers.
+        Raises `OPERATING_ERRORS`."""
         assert broker.store is not None
         policies = SettablePolicies()
         random = self.world.draw(f"{broker.name} {broker.starts} {self.world.loop.time()}")
@@ -234,7 +235,7 @@ class Director:
     # -- the end -----------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Everything is healed, and at least one broker lives: STUCK, LOST."""
+        """Check STUCK and LOST after all faults are healed. At least one broker runs."""
         self.wanted = next(broker for broker in self.brokers if broker.alive)
         self.consumers = [it for it in self.consumers if not it.gone]
         if all(it.leaves for it in self.consumers):
@@ -284,7 +285,7 @@ class KeyedProducer(Producer):
         self._made: dict[int, list[OutgoingMessage]] = {}  # by number
 
     async def work(self, topic: PersistentTopic, broker: ClientNode) -> None:
-        """The topic's broker has time for it. Raises BrokerError."""
+        """Connect when the topic's broker is ready. Raises BrokerError."""
         session = self.session
         here = topic.log.owned_record.incarnation
         if session is None or session.incarnation != here or session.closed_by is not None:

@@ -1,4 +1,4 @@
-"""Brokers that replace each other by the rule for silent owners, rightly and wrongly.
+"""Brokers that replace each other by the rule for silent owners, with and without a reason.
 
 Each broker beats to the bookies, whose witnesses are the real ones, and runs the real rule over
 simulated ports. It serves the topic of owner.py while it believes that it holds the bundle. When
@@ -47,7 +47,7 @@ LIE = LastHeard(heard_s=60.0, listening_s=60.0)
 
 
 class Cluster:
-    """The brokers of a world, and whether it lies about them."""
+    """The brokers of a world, and whether the cluster lies about them."""
 
     def __init__(self) -> None:
         self.brokers: dict[str, SilentOwner] = {}
@@ -55,7 +55,7 @@ class Cluster:
 
     @property
     def owners(self) -> list[SilentOwner]:
-        """Those that believe that they hold the bundle."""
+        """The brokers that believe that they hold the bundle."""
         return [it for it in self.brokers.values() if it.holds]
 
 
@@ -65,7 +65,7 @@ class SilentOwner(Owner):
     def __init__(self, client: ClientNode, clients: Clients, cluster: Cluster) -> None:
         super().__init__(client, clients, pause_s=0.3)
         self._cluster = cluster
-        self._owners: Owners | None = None  # None: it does not run yet
+        self._owners: Owners | None = None  # None: the broker does not run yet
         cluster.brokers[client.name] = self
 
     @property
@@ -73,7 +73,7 @@ class SilentOwner(Owner):
         return self.client.alive and self._owners is not None and self._owners.holds(BUNDLE)
 
     async def locate(self, *, authoritative: bool) -> Located:
-        """At the broker. Raises BrokerError, MetadataError, Unreachable."""
+        """The broker's answer to a lookup. Raises BrokerError, MetadataError, Unreachable."""
         if self._owners is None:
             raise Unreachable(f"{self.client.name} does not listen yet")
         return await self._owners.locate(BUNDLE, authoritative=authoritative)
@@ -125,7 +125,7 @@ class SilentOwner(Owner):
 
 
 class ToldLiveness(Liveness):
-    """Notes who is replaced, and in which state."""
+    """Notes which owner is replaced, and in which state."""
 
     def __init__(self, cluster: Cluster, presence: Presence, client: ClientNode) -> None:
         super().__init__(_Witnesses(cluster, presence), look_at_port=self._look)
@@ -137,7 +137,7 @@ class ToldLiveness(Liveness):
         owner = self._client.world.clients[broker.broker]
         if gone and owner.alive:
             state = "stopped" if owner.host.paused else "live"
-            self._client.world.trace.fault(self._client.name, f"{state} owner counts as gone")
+            self._client.world.trace.fault(self._client.name, f"{state} owner replaced as silent")
         return gone
 
     async def _look(self, broker: BrokerRegistration) -> tuple[Port, float]:

@@ -1,7 +1,7 @@
-"""What scenarios are told with: a ledger and its bookies on a stage, and the usual things to do.
+"""The parts of a scenario: a ledger with its bookies, and the usual steps.
 
-Times are drawn, not fixed: a scenario says *what* happens around the critical moment, and its seeds
-sweep over when.
+Times are drawn, not fixed: a scenario says *what* happens around the critical moment, and the seed
+says when.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.ledgers import Ledgers
     from magnetar.metadata.model import LedgerMetadata, Member
 
-PATIENCE_S = 60.0  # for anything that must happen by itself
+PATIENCE_S = 60.0  # for changes that must happen by themselves
 
 
 class Stage:
-    """`clients[0]` writes; the others take over, or look on."""
+    """`clients[0]` writes; the others take over, or only read."""
 
     def __init__(self, world: World, clients: list[ClientNode]) -> None:
         self.world = world
@@ -60,7 +60,7 @@ class Stage:
                     create = self.ledgers(client).create
                     appender = await create(newer_than=LedgerId(-1), custom={})
                 except (NotEnoughBookies, MetadataError):
-                    await asyncio.sleep(0.2)  # slow to answer, all at once
+                    await asyncio.sleep(0.2)  # slow in answering, all at once
                 else:
                     break
         self.writer = Writer(self.clients[client], appender)
@@ -70,7 +70,7 @@ class Stage:
         return self.writer
 
     async def wait_everywhere(self) -> None:
-        """Until all members have for good what they should have."""
+        """Wait until all members durably hold their entries."""
         quorum, seated = self.world.quorum, self.seated()
         await self.until(
             lambda: all(
@@ -81,7 +81,7 @@ class Stage:
         )
 
     async def try_another_ledger(self, *, client: int) -> None:
-        """Some entries of another ledger, which end up between those of this one."""
+        """Append entries of another ledger, so that bookies store them between this ledger's."""
         try:
             other = await self.ledgers(client).create(newer_than=self.ledger, custom={})
             writer = Writer(self.clients[client], other)
@@ -92,7 +92,7 @@ class Stage:
             self.world.trace.tell(self.clients[client].name, "no other ledger:", error)
 
     def append(self, entries: int = 1) -> None:
-        """Nothing happens when the ledger has failed meanwhile."""
+        """Append an entry. No effect if the ledger has failed."""
         for _ in range(entries):
             try:
                 self.writer.append(self.random.choice((12, 40)))
@@ -100,7 +100,7 @@ class Stage:
                 return
 
     async def keep_appending(self, mean_s: float = 0.02, *, entries: int = 1_000) -> None:
-        """Until the ledger fails."""
+        """Append until the ledger fails."""
         for _ in range(entries):
             if self.writer.appender.failure is not None or not self.writer_client.alive:
                 return
@@ -138,7 +138,7 @@ class Stage:
     # -- taking over -------------------------------------------------------------------------------
 
     async def try_recover(self, client: int = 1) -> LedgerMetadata | None:
-        """One attempt; None: it came to nothing, or the client died."""
+        """One attempt to recover. None: it failed, or the client died."""
         ledgers = self.clients[client].ledgers
         if ledgers is None:
             return None
@@ -149,7 +149,7 @@ class Stage:
             return None
 
     async def recover(self, client: int = 1) -> LedgerMetadata:
-        """As often as it takes, within reason (I18)."""
+        """Repeat attempts until one succeeds, within PATIENCE_S (I18)."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while True:
@@ -163,12 +163,14 @@ class Stage:
             raise self.world.oracle.broken("I18", why) from None
 
     async def must_not_close(self, client: int = 1) -> None:
-        """An attempt that has to give up, and leave the ledger as it is."""
+        """An attempt that must give up and leave the ledger unchanged."""
         try:
             await self.ledgers(client).recover(self.ledger)
         except RecoveryIncomplete:
             self.world.oracle.hold(
-                self.stored.state is not LedgerState.CLOSED, "I1", lambda: "closed all the same"
+                self.stored.state is not LedgerState.CLOSED,
+                "I1",
+                lambda: "the recovery closed the ledger",
             )
         else:
             raise self.world.oracle.broken("I1", "closed, though too few bookies could be asked")
@@ -176,7 +178,7 @@ class Stage:
     # -- faults ------------------------------------------------------------------------------------
 
     def cut(self, sources: Iterable[Process | Host], targets: Iterable[Process | Host]) -> None:
-        """Nothing goes from any of the one to any of the other."""
+        """Cut all messages from each host of one group to each host of the other."""
         targets = list(targets)
         for source in sources:
             for target in targets:
@@ -197,7 +199,7 @@ class Stage:
     def fall_later(
         self, process: Process, delay_s: float, power: bool, *, mean_s: float = 0.5
     ) -> None:
-        """It crashes after `delay_s`, and comes back some time after that."""
+        """Crash the process after `delay_s`, and start it again some time later."""
 
         async def fall() -> None:
             await asyncio.sleep(delay_s)
@@ -216,20 +218,20 @@ class Stage:
         await asyncio.sleep(self.random.expovariate(1 / mean_s))
 
     def meanwhile(self, work: Coroutine[object, object, None]) -> None:
-        """Done beside the story; `end` waits for it."""
+        """Run a task beside the story. `end` waits for it."""
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def until(self, condition: object) -> None:
-        """Raises I18 when it does not come true by itself."""
+        """Wait until the condition holds. Raises I18 if it does not."""
         assert callable(condition)
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await until(condition, every_s=0.003)
         except TimeoutError:
-            raise self.world.oracle.broken("I18", "what must happen by itself does not") from None
+            raise self.world.oracle.broken("I18", "an expected change does not happen") from None
 
     async def quiet(self) -> None:
-        """End what happens beside the story, and heal."""
+        """End the tasks beside the story, and heal."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -241,7 +243,7 @@ class Stage:
         await self.world.heal()
 
     async def end(self, *, keep: Sequence[str] = ()) -> None:
-        """Heal, close, read, judge. The clients that are to be kept live on."""
+        """Heal, close, read, check. The clients in `keep` stay alive."""
         await self.quiet()
         for client in list(self.world.clients.values()):
             if client.name not in keep:

@@ -1,4 +1,4 @@
-"""A topic's log as brokers have it: the real one, over ledgers that tell the oracle."""
+"""The real log of a topic, over ledgers that report to the oracle."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ QUICK = LogConfig(
 """Ledgers of six entries."""
 
 CLOSE_S = 5.0
-READ_S = 90.0  # in which a new owner has read all, once everything is healed
+READ_S = 90.0  # in which a new owner reads everything, after all faults are healed
 SIZES = (10, 30, 300, 3_000)
-BURST = 8  # entries between two looks at whether there is room
-ENTRY_BYTES = 3_200  # of the largest, with all that is in front
+BURST = 8  # entries between two checks for room
+ENTRY_BYTES = 3_200  # of the largest message, with its envelope and metadata
 
 
 class ToldLedgers:
-    """A `LedgerStore` whose appenders tell the oracle what they are told."""
+    """A `LedgerStore` whose appenders report their confirmations to the oracle."""
 
     def __init__(self, ledgers: Ledgers, client: ClientNode) -> None:
         self._ledgers = ledgers
@@ -161,8 +161,8 @@ class ToldAppender:
 
 
 class Publisher:
-    """Takes the topic, publishes for a while, reads back, and lets go of it, again and again. It
-    does not ask whether the topic is another's."""
+    """Repeatedly takes the topic over, publishes for a while, reads back, and releases the topic.
+    It does not check whether another broker owns the topic."""
 
     def __init__(self, client: ClientNode, *, pause_s: float = 1.0) -> None:
         self.world: World = client.world
@@ -199,7 +199,7 @@ class Publisher:
                     logs.on_acknowledged(str(part.context), Position(part.ledger, part.first_entry))
 
         log.on_appended = on_appended
-        log.on_failed = lambda messages, error: None  # each is there or not
+        log.on_failed = lambda messages, error: None  # each of these is stored or not
         log.start(self._spawn)
         tending = self.client.host.spawn(_tend(log))
         try:
@@ -226,7 +226,7 @@ class Publisher:
                 async with asyncio.timeout(CLOSE_S):
                     await log.close()
             except TimeoutError:
-                self.world.trace.tell(self.client.name, "does not wait for the close any longer")
+                self.world.trace.tell(self.client.name, "no longer waits for the close")
 
     def _send(self, log: Log) -> None:
         self._sent += 1
@@ -265,7 +265,7 @@ async def _tend(log: Log) -> None:
 async def read_log(
     world: World, log: Log, *, stop: int, first: Position = EARLIEST
 ) -> list[StoredEntry]:
-    """Some entries. Raises ReadFailed."""
+    """Read some entries. Raises ReadFailed."""
     found = await log.read(first, entries_max=stop, bytes_max=1 << 20)
     for entry in found:
         world.oracle.logs.on_read(text_of(entry), entry.position)
@@ -278,7 +278,7 @@ def text_of(entry: StoredEntry) -> str:
 
 
 async def judge_topic(world: World) -> None:
-    """Take the topic once more, and read everything: I14."""
+    """Take the topic a last time, and read everything: I14."""
     judge = world.add_client("topic judge")
     ledgers = ToldLedgers(await judge.wait_running(), judge)
     why = ""

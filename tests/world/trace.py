@@ -9,11 +9,11 @@ from zlib import crc32
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TOLD_MAX = 4_000  # the last lines of a story; what comes before is rarely the reason
+TOLD_MAX = 4_000  # the last lines of a story; earlier lines are rarely the reason
 
 
 class Trace:
-    """`note` is given plain values whose text is the same in every run: no ids, no sets."""
+    """`note` takes plain values whose text is the same in every run: no ids, no sets."""
 
     def __init__(self, now_s: Callable[[], float], *, tell: bool = False) -> None:
         self.bitten: Counter[str] = Counter()  # how often each kind of fault had an effect
@@ -43,7 +43,7 @@ class Trace:
         self.note(who, "* " + what, *facts)
 
     def tell(self, who: str, what: str, *facts: object) -> None:
-        """For the story alone."""
+        """A line for the story only, not for the hash."""
         if self._told is not None:
             text = " ".join([what, *map(str, facts)])
             self._told.append(f"{self._now_s():11.6f}  {who:<12} {text}")

@@ -1,4 +1,4 @@
-"""All scenarios: importing a module enters its scenarios into the list."""
+"""All scenarios: the import of a module adds its scenarios to the list."""
 
 from world.scenario import SCENARIOS
 from world.scenarios import (

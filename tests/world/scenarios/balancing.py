@@ -1,4 +1,5 @@
-"""Bundles that are spread over brokers which die, return, stop and are cut off: `balance`."""
+"""Bundles that are spread over brokers; the brokers die, return, stop and are cut off:
+`balance`."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
     from world.nodes import ClientNode
 
 FAULTS = ("dies", "is stopped", "is cut off from the brokers", "is cut off from all")
-SPREAD_ROUNDS = 12  # in which all bundles are spread, once nothing fails any more
-STEADY_ROUNDS = 12  # in which then none moves
+SPREAD_ROUNDS = 12  # until all bundles are spread, after the last fault
+STEADY_ROUNDS = 12  # then no bundle moves for this time
 
 
-@scenario("balance", "bundles are spread over brokers that come and go, and then none moves")
+@scenario("balance", "bundles are spread over brokers that join and leave, and then none moves")
 async def balance(world: World) -> None:
     stage = await Stage.set(world, clients=world.random.randint(2, 4))
     random, nodes = world.random, list(stage.clients)
@@ -48,7 +49,7 @@ async def balance(world: World) -> None:
 
 
 async def _settle(stage: Stage, asker: ClientNode, names: list[str]) -> None:
-    """Everything works. All bundles are owned and spread evenly soon, and then none moves."""
+    """After the last fault, all bundles are soon owned and spread evenly, and then none moves."""
 
     def is_spread() -> bool:
         found = counts(asker, names)
@@ -62,7 +63,7 @@ async def _settle(stage: Stage, asker: ClientNode, names: list[str]) -> None:
     await asyncio.sleep(STEADY_ROUNDS * RULES.period_s)
     after = records(asker)
     moved = [str(bundle) for bundle in BUNDLES if before[bundle] != after[bundle]]
-    oracle.hold(not moved, "STEADY", lambda: f"{moved} moved between brokers that nothing ails")
+    oracle.hold(not moved, "STEADY", lambda: f"{moved} moved between healthy brokers")
 
 
 async def _befall(stage: Stage, victim: ClientNode, nodes: list[ClientNode], fault: str) -> None:

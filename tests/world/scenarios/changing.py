@@ -47,7 +47,7 @@ async def changes_amid_changes(world: World) -> None:
     await stage.end()
 
 
-@scenario("T13", "an ack comes late, from a bookie whose seat another one has", REPLICATED)
+@scenario("T13", "a late ack of a bookie that another one has replaced", REPLICATED)
 async def late_ack(world: World) -> None:
     stage = await Stage.set(world)
     await stage.write(world.random.randint(0, 2))
@@ -66,7 +66,9 @@ async def late_ack(world: World) -> None:
     await stage.end()
 
 
-@scenario("T14", "no spare: the others go on, or the ledger fails in time; a spare comes later")
+@scenario(
+    "T14", "no spare: the other members continue, or the ledger fails in time; a spare joins later"
+)
 async def no_spare(world: World) -> None:
     stage = await Stage.set(world, spares=0)
     await stage.write(world.random.randint(0, 2))
@@ -139,7 +141,7 @@ def _versions(stage: Stage) -> list[object]:
 
 @scenario(
     "T35",
-    "each bookie that gets a certain entry dies of it: ensemble changes are bounded",
+    "a certain entry ends each bookie that gets it: ensemble changes are bounded",
     REPLICATED,
 )
 async def poison(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The main scenario: a whole cluster, clients that compete, and whatever the seed lets happen."""
+"""The main scenario: a whole cluster, clients that compete, and all faults that the seed allows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 STORM_S = 12.0  # mean; of virtual time
 
 
-@scenario("cluster", "clients compete for a log while all kinds of faults strike")
+@scenario("cluster", "clients compete for a log during all kinds of faults")
 async def cluster(world: World) -> None:
     random = world.random
     bookies = random.randint(max(3, world.quorum.ensemble_size), 6)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TWO_ACKS = ("2/2/2", "3/3/2", "3/2/2", "5/3/2", "3/3/3")
 
 
-@scenario("T8", "a bookie loses everything and comes back empty at the same address", TWO_ACKS)
+@scenario("T8", "a bookie loses everything and returns empty at the same address", TWO_ACKS)
 async def wiped(world: World) -> None:
     await _lose_copies(world, "wipe")
 
@@ -38,7 +38,8 @@ async def damaged_log(world: World) -> None:
 
 
 async def _lose_copies(world: World, how: str) -> None:
-    """One bookie of the ensemble loses copies while its ledger is written, taken over, or after."""
+    """One bookie of the ensemble loses copies: while its ledger is written, during the takeover, or
+    afterwards."""
     stage = await Stage.set(world, clients=3)
     await stage.write(world.random.randint(0, 2))
     victim = world.random.choice(stage.seated())
@@ -82,20 +83,24 @@ def _destroy(victim: BookieNode, how: str) -> None:
 
 
 @scenario(
-    "T11", "blocks of a store cannot be read: another replica is, nothing is cut off", TWO_ACKS
+    "T11",
+    "blocks of a store cannot be read: clients read another replica, and no entry is lost",
+    TWO_ACKS,
 )
 async def unreadable_blocks(world: World) -> None:
     await _damaged_copies(world, Damage.UNREADABLE)
 
 
 @scenario(
-    "T37", "a bookie gives another entry than was asked for: another replica is read", TWO_ACKS
+    "T37",
+    "a bookie returns another entry than the requested one: clients read another replica",
+    TWO_ACKS,
 )
 async def wrong_entry(world: World) -> None:
     await _damaged_copies(world, Damage.SWAPPED)
 
 
-@scenario("T36", "one replica's bytes are wrong: another one is read", TWO_ACKS)
+@scenario("T36", "one replica's bytes are wrong: clients read another one", TWO_ACKS)
 async def wrong_bytes(world: World) -> None:
     await _damaged_copies(world, Damage.FLIPPED)
 
@@ -117,7 +122,9 @@ async def _damaged_copies(world: World, kind: Damage) -> None:
     await stage.end()
 
 
-@scenario("T21", "disks fill: fences and write-backs while they can be, no bookie vanishes")
+@scenario(
+    "T21", "disks fill: fences and write-backs pass while there is space, no bookie leaves the list"
+)
 async def full_disk(world: World) -> None:
     if world.random.random() < 0.4:
         await _fill_at_once(world)
@@ -140,8 +147,8 @@ async def _fill_at_once(world: World) -> None:
 
 
 async def _fill_slowly(world: World) -> None:
-    """Any number of bookies take ordinary adds no more, and say so; a ledger can be recovered all
-    the same, also when they are all of them. With space again they are as before."""
+    """Any number of bookies refuse ordinary adds and report it. A ledger can still be recovered,
+    even if all bookies refuse. When they have space again, they accept adds again."""
     stage = await Stage.set(world)
     await stage.write(world.random.randint(0, 3))
     stage.meanwhile(stage.keep_appending(0.02))
@@ -157,11 +164,11 @@ async def _fill_slowly(world: World) -> None:
     await stage.lull(0.3)
     await stage.recover()
     for victim in victims:
-        if world.random.random() < 0.5:  # the reserve goes, and with it the rest of all adds
+        if world.random.random() < 0.5:  # the reserve is used up, so all other adds fail, too
             victim.disk.leave_free(world.random.choice((0, 3_000)))
             await stage.until(lambda who=victim: not (who.alive and who.disk.reserve.held))
         victim.disk.health.taken = 0
-        if not victim.alive:  # it was writing when the disk became full
+        if not victim.alive:  # the bookie was writing when the disk became full
             await victim.restart()
     await stage.until(lambda: all(_listed(world, victim, read_only=False) for victim in victims))
     await stage.write(2)
@@ -169,17 +176,17 @@ async def _fill_slowly(world: World) -> None:
 
 
 def _listed(world: World, bookie: BookieNode, *, read_only: bool) -> bool:
-    """Whether others can see that it takes ordinary adds, or does not."""
+    """Whether its registration says that it accepts ordinary adds (or that it does not)."""
     stored = world.meta.tree.tree.get(paths.bookie_available(BookieId(bookie.name)))
     return stored is not None and decode_bookie_registration(stored.value).read_only is read_only
 
 
-@scenario("T22", "a sync fails: nothing of its group is acked, the process ends and starts again")
+@scenario("T22", "a sync fails: no add of its group is acked, the process ends and starts again")
 async def failing_sync(world: World) -> None:
     await _failing(world, "sync_fails")
 
 
-@scenario("T23", "the disk is full in the midst of a write")
+@scenario("T23", "the disk becomes full during a write")
 async def failing_write(world: World) -> None:
     await _failing(world, "write_fails")
 
@@ -206,7 +213,7 @@ def _failed(stage: Stage) -> bool:
     return stage.writer.appender.failure is not None
 
 
-@scenario("T38", "calls are delivered twice, adds again: nothing changes, no ack before its time")
+@scenario("T38", "calls and adds are delivered twice: nothing changes, no early ack")
 async def twice(world: World) -> None:
     stage = await Stage.set(world)
     weather = world.network.weather
@@ -219,15 +226,15 @@ async def twice(world: World) -> None:
     await stage.end()
 
 
-@scenario("T39", "other bytes for ids that are taken: refused everywhere, with an alarm")
+@scenario("T39", "other bytes for used ids: each bookie refuses them and logs an alarm")
 async def conflicting(world: World) -> None:
-    """A process that was copied while it wrote: its twin has the key and knows the ledger, and is
-    some entries behind."""
+    """The copy of a process that wrote: it has the key, knows the ledger, and is some entries
+    behind."""
     stage = await Stage.set(world)
     entries = world.random.randint(2, 8)
     await stage.write(entries)
     await stage.wait_everywhere()
-    if world.random.random() < 0.5:  # what was remembered of the ledger is read again
+    if world.random.random() < 0.5:  # the bookie reads its state of the ledger again
         victim = world.random.choice(stage.seated())
         victim.crash(power=world.random.random() < 0.5)
         await victim.restart()

@@ -1,4 +1,4 @@
-"""Taking a ledger away from a writer that does not know it: T1, T2, T4 to T7, T20, T42, T54."""
+"""Takeovers of a ledger whose writer does not know it: T1, T2, T4 to T7, T20, T42, T54."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def power_cut_after_fence(world: World) -> None:
     await _fence_and_fail(world, entries=world.random.randint(0, 3), power=True)
 
 
-@scenario("T6", "a fence of a ledger that the bookie has never heard of, and a crash", REPLICATED)
+@scenario("T6", "a fence of a ledger that is new to the bookie, and a crash", REPLICATED)
 async def fence_of_unknown_ledger(world: World) -> None:
     await _fence_and_fail(world, entries=0, power=True)
 
@@ -88,7 +88,8 @@ async def fence_among_others(world: World) -> None:
 
 
 async def _fence_and_fail(world: World, *, entries: int, power: bool, others: bool = False) -> None:
-    """Each bookie fails when its fence is answered; the writer goes on; another broker recovers."""
+    """Each bookie fails after the answer to its fence, the writer continues, and another broker
+    recovers."""
     stage = await Stage.set(world, clients=3)
     await stage.write(entries)
 
@@ -99,7 +100,7 @@ async def _fence_and_fail(world: World, *, entries: int, power: bool, others: bo
 
     world.oracle.when_fenced = fail
     stage.cut([stage.writer_client], stage.seated())
-    stage.append(world.random.randint(1, 3))  # under way for as long as that takes
+    stage.append(world.random.randint(1, 3))  # the adds are under way until then
     attempt = asyncio.get_running_loop().create_task(stage.try_recover())
     if others:
         await stage.try_another_ledger(client=2)
@@ -129,7 +130,7 @@ async def fence_race(world: World) -> None:
     await stage.end()
 
 
-@scenario("T42", "a writer is stopped for half a minute and goes on as if nothing had been")
+@scenario("T42", "a writer is stopped for half a minute and continues unaware")
 async def zombie(world: World) -> None:
     stage = await Stage.set(world)
     await stage.write(world.random.randint(0, 4))
@@ -154,7 +155,7 @@ async def zombie(world: World) -> None:
     await stage.end()
 
 
-@scenario("T54", "the answer to a fence is lost, and the fence asked for again")
+@scenario("T54", "the answer to a fence is lost, and the fence is sent again")
 async def fence_answer_lost(world: World) -> None:
     stage = await Stage.set(world, clients=3)
     await stage.write(world.random.randint(0, 3))

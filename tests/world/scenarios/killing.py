@@ -1,4 +1,4 @@
-"""Bookies on RocksDB are killed over and over: T50."""
+"""Bookies on RocksDB are killed repeatedly: T50."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from world.scenario import scenario
 if TYPE_CHECKING:
     from world.cluster import World
 
-SHM = Path("/dev/shm")  # what a kill leaves is in the kernel's hands: no disk needed
+SHM = Path("/dev/shm")  # after a kill the kernel still has the data: no real disk is needed
 ROUNDS = (4, 8)
-SIZES = (8, 200, 5_000)  # the last ones go to files of values
+SIZES = (8, 200, 5_000)  # the largest values are stored in blob files
 
 
-@scenario("T50", "kill -9 without end: the real stores, opened again as the real bookie opens them")
+@scenario("T50", "repeated kill -9: the real stores, opened as the real bookie opens them")
 async def killed_for_good(world: World) -> None:
     shm = SHM if SHM.is_dir() else None
     bookies: list[RealBookie] = []
@@ -53,7 +53,7 @@ async def _play(world: World, directory: Path, bookies: list[RealBookie]) -> Non
 
 
 async def _strike(world: World, bookies: list[RealBookie]) -> None:
-    """Some of them end, in the midst of a write as a rule, and are started again at once."""
+    """Kill some bookies, mostly during a write, and start them again at once."""
     random = world.random
     victims = random.sample(bookies, random.choice((1, 1, len(bookies))))
     await _wait_unsynced(victims)

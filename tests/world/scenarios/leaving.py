@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import LedgerMetadata, Member
 
 TWO_ACKS = ("2/2/2", "3/3/2", "3/2/2", "5/3/2", "3/3/3")
-TIMEOUT_S = 60.0  # long after everything that can be moved was moved
+TIMEOUT_S = 60.0  # long after the last entry that can be moved was moved
 
 
 @dataclass
 class Leaving:
-    """An operator sends the bookie away, as often as it takes."""
+    """An operator decommissions the bookie, and repeats the command until it succeeds."""
 
     world: World
     operator: ClientNode
@@ -45,7 +45,7 @@ class Leaving:
     told: list[Progress] = field(default_factory=list)
 
     async def attempt(self) -> StillNeeded | None:
-        """None: the bookie is gone. T32: it ends, in time, with a report."""
+        """T32: the command ends in time, with a report. None: the bookie is removed."""
         store, loop = self.operator.store, self.world.loop
         assert store is not None
         begun_s = loop.time()
@@ -74,7 +74,7 @@ class Leaving:
         return report
 
     def named_by(self) -> list[LedgerId]:
-        """Ledgers that are on it as metadata says."""
+        """Ledgers that name the bookie in their metadata."""
         return [
             ledger
             for ledger, life in self.world.oracle.lives.items()
@@ -86,12 +86,14 @@ class Leaving:
         return any(member.bookie == self.bookie.name for member in members)
 
     def check_report(self, report: StillNeeded | None, expected: set[LedgerId]) -> None:
-        """It names what is left, all of it, and why."""
+        """Check that the report names all remaining ledgers, with the reasons."""
         named = set() if report is None else set(report.blockers)
         self.world.oracle.hold(
             named == expected == set(self.named_by()),
             "T32",
-            lambda: f"{self.bookie.name} is told to have {named}, has {self.named_by()}",
+            lambda: (
+                f"the report on {self.bookie.name} names {named}, metadata names {self.named_by()}"
+            ),
         )
         for ledger, why in ({} if report is None else report.blockers).items():
             self.world.oracle.hold(
@@ -102,7 +104,9 @@ class Leaving:
 
 
 @scenario(
-    "T32", "a bookie is sent away: ledgers on it are closed, open, empty, or its alone", TWO_ACKS
+    "T32",
+    "a bookie is decommissioned: its ledgers are closed, open, empty, or on no other bookie",
+    TWO_ACKS,
 )
 async def sent_away(world: World) -> None:
     stage = await Stage.set(world, spares=2, clients=3)
@@ -132,15 +136,15 @@ async def sent_away(world: World) -> None:
             world.trace.fault(victim.name, "wiped")
         await _while_it_is_dead(leaving, alone, stage, lost=kind == "has lost everything")
     for writer in (idle, written):
-        with suppress(LedgerError):  # recovered meanwhile, as its bookie was dead
+        with suppress(LedgerError):  # recovered meanwhile, because its bookie was down
             await writer.close()
     await _check_gone(leaving)
     await end_repaired(stage)
 
 
 async def _while_it_serves(leaving: Leaving, writers: list[Writer]) -> None:
-    """What is being written stays until its writer moves on; then it has nothing, and waits to be
-    stopped."""
+    """An open ledger stays until its writer leaves the bookie. Then the bookie has no ledgers, and
+    waits for its stop."""
     open_there = {writer.ledger for writer in writers} & set(leaving.named_by())
     leaving.check_report(await leaving.attempt(), open_there)
     for writer in writers:
@@ -158,7 +162,8 @@ async def _while_it_serves(leaving: Leaving, writers: list[Writer]) -> None:
 
 
 async def _while_it_is_dead(leaving: Leaving, alone: Writer, stage: Stage, *, lost: bool) -> None:
-    """What it alone has keeps it from leaving: until it is back, or an operator gives that up."""
+    """Entries that only this bookie has block its removal, until it is back or an operator gives
+    them up."""
     victim = leaving.bookie
     victim.crash()
     stage.append()  # so that the writer looks for another
@@ -178,18 +183,22 @@ async def _while_it_is_dead(leaving: Leaving, alone: Writer, stage: Stage, *, lo
 
 
 async def _check_gone(leaving: Leaving) -> None:
-    """The cluster knows it no more, and its directory cannot come back by mistake."""
+    """The cluster has no record of the bookie, and its directory cannot start again by mistake."""
     world, victim = leaving.world, leaving.bookie
     name, tree = BookieId(victim.name), world.meta.tree.tree
     left = [
         path for path in (paths.bookie_cookie(name), paths.bookie_draining(name)) if tree.get(path)
     ]
-    world.oracle.hold(not left, "T32", lambda: f"{victim.name} has left, but for {left}")
+    world.oracle.hold(
+        not left, "T32", lambda: f"{victim.name} was removed, but {left} still name it"
+    )
     world.retire(victim, leaving.member)
     if victim.disk.identity is not None:
         await victim.restart()
         await until(lambda: victim.refused is not None or victim.registered)
         world.oracle.hold(
-            victim.refused is not None, "T32", lambda: f"{victim.name} is back though it has left"
+            victim.refused is not None,
+            "T32",
+            lambda: f"{victim.name} started again after its removal",
         )
     victim.crash()

@@ -59,7 +59,7 @@ class Fuse:
         self.rearm()
 
 
-@scenario("life", "owners trim, delete, unload a topic and make it anew, and die at any step")
+@scenario("life", "owners trim, delete, unload and create a topic again, and die at any step")
 async def life(world: World) -> None:
     stage = await Stage.set(world, spares=world.random.randint(0, 2), clients=3)
     random, troubles = world.random, world.meta.troubles

@@ -1,4 +1,4 @@
-"""Reading ranges, and waiting: T46, T47."""
+"""Reads of ranges, and tasks that wait: T46, T47."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 @scenario(
     "T47",
-    "ranges are read: with holes in their midst, up to a size, less than one entry's",
+    "ranges are read: with holes, and with size limits below one entry",
     TWO_ACKS,
 )
 async def ranges(world: World) -> None:
@@ -43,7 +43,8 @@ async def ranges(world: World) -> None:
     await stage.write(1)
     away = random.choice(stage.seated())
     if world.quorum.ack_quorum < world.quorum.write_quorum:
-        stage.cut_off([stage.writer_client], [away])  # it lacks what is confirmed without it
+        # it lacks entries that were confirmed without it
+        stage.cut_off([stage.writer_client], [away])
     for _ in range(random.randint(3, 12)):
         stage.writer.append(random.choice(SIZES))
     await stage.lull(1.5)
@@ -63,12 +64,12 @@ async def ranges(world: World) -> None:
         first = random.randint(0, stage.writer.appender.confirmed)
         await _read(stage, reader, first, random.choice(CAPS))
     world.add_repairer()
-    await asyncio.sleep(REPORT_S + 1.0)  # what was of no use is marked, and made anew
+    await asyncio.sleep(REPORT_S + 1.0)  # bad copies are recorded as under-replicated, and repaired
     await end_repaired(stage)
 
 
 async def _read(stage: Stage, reader: LedgerAppender | LedgerReader, first: int, cap: int) -> None:
-    """To the end, or ten times."""
+    """Read to the end, at most ten times."""
     oracle, last = stage.world.oracle, int(stage.writer.appender.confirmed)
     last = stage.random.randint(first, last)
     for _ in range(10):
@@ -90,7 +91,8 @@ async def _read(stage: Stage, reader: LedgerAppender | LedgerReader, first: int,
 
 
 @scenario(
-    "T46", "a task that waits for a writer wakes when its ledger is fenced, and nothing is left"
+    "T46",
+    "a task that waits for a writer wakes when its ledger is fenced, and no memory stays in use",
 )
 async def waiters(world: World) -> None:
     world.config = replace(world.config, unconfirmed_bytes_max=MIB, quorum_timeout_s=30.0)
@@ -117,13 +119,13 @@ async def waiters(world: World) -> None:
     await stage.until(lambda: all(task.done() for task in waiting))
     await asyncio.sleep(1.0)
     world.oracle.hold(
-        appender.failure is not None, "T46", lambda: "they wake, and the ledger has not failed"
+        appender.failure is not None, "T46", lambda: "the tasks woke, but the ledger has not failed"
     )
     streams = [services.pool.adds(member) for member in stage.stored.last_segment.members]
     left = [stream.member.bookie for stream in streams if stage.ledger in stream._sinks]
     kept = services.budget.retained
     world.oracle.hold(
-        not left and not kept, "T46", lambda: f"left are {kept} bytes, and places with {left}"
+        not left and not kept, "T46", lambda: f"{kept} bytes stay in use, and {left} hold places"
     )
     world.network.heal_all()
     await stage.recover()
@@ -131,6 +133,6 @@ async def waiters(world: World) -> None:
 
 
 async def _ended(waiting: Coroutine[object, object, object]) -> None:
-    """Answered, whatever the answer is."""
+    """Wait for the answer, whatever it is."""
     with suppress(LedgerError, MetadataError):
         await waiting

@@ -1,4 +1,4 @@
-"""Recoverers among themselves, and what they find: T3, T15 to T19, T44, T51, T52."""
+"""Several recoverers, and ledgers in unusual states: T3, T15 to T19, T44, T51, T52."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ async def empty_or_gappy_tail(world: World) -> None:
 
 
 async def _empty_tail(world: World, *, more: bool) -> None:
-    """All members are replaced at once, and the writer dies before the new ones have anything."""
+    """All members are replaced at once, and the writer dies before the new members have any
+    entry."""
     stage = await Stage.set(world, spares=world.quorum.ensemble_size)
     await stage.write(world.random.randint(1, 5))
     stage.cut_off([stage.writer_client], stage.seated())
@@ -83,7 +84,7 @@ async def all_at_once(world: World) -> None:
     await stage.end()
 
 
-@scenario("T16", "a recoverer dies at any step, another one goes on")
+@scenario("T16", "a recoverer dies at any step, another one continues")
 async def recoverer_dies(world: World) -> None:
     stage = await Stage.set(world, clients=4)
     await stage.write(world.random.randint(0, 4))
@@ -140,7 +141,10 @@ async def failing_write_backs(world: World) -> None:
     await stage.end()
 
 
-@scenario("T18", "recovery with a hung bookie decides at once; with too many it gives up in time")
+@scenario(
+    "T18",
+    "recovery with one unresponsive bookie decides at once; with too many it gives up in time",
+)
 async def hung_bookies(world: World) -> None:
     stage = await Stage.set(world, spares=world.quorum.ensemble_size)
     await stage.write(world.random.randint(0, 3))
@@ -163,7 +167,11 @@ async def hung_bookies(world: World) -> None:
     await stage.end()
 
 
-@scenario("T19", "an entry that only one bookie has: in or out, but for all the same", REPLICATED)
+@scenario(
+    "T19",
+    "an entry that only one bookie has: kept or dropped, but for all readers alike",
+    REPLICATED,
+)
 async def lonely_entry(world: World) -> None:
     stage = await Stage.set(world, clients=4)
     await stage.write(world.random.randint(0, 3))
@@ -205,7 +213,7 @@ async def close_again(world: World) -> None:
     await stage.end()
 
 
-@scenario("T51", "recoverers overlap while others poll what is confirmed", REPLICATED)
+@scenario("T51", "recoverers overlap while readers poll the confirmed entry", REPLICATED)
 async def overlapping(world: World) -> None:
     stage = await Stage.set(world, spares=2, clients=5)
     await stage.write(world.random.randint(0, 2))

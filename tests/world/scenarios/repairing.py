@@ -1,4 +1,4 @@
-"""Deletion, collection and repair beside everything else: T24 to T31, T53."""
+"""Deletion, collection and repair during other work: T24 to T31, T53."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TWO_ACKS = ("2/2/2", "3/3/2", "3/2/2", "5/3/2", "3/3/3")
 
 
-@scenario("T24", "a ledger is deleted while a broker writes it: adds fail, nothing comes back")
+@scenario("T24", "a ledger is deleted while a broker writes it: adds fail, no entry returns")
 async def deleted_while_written(world: World) -> None:
     if world.random.random() < 0.5:
         await _write_backs_come_late(world)
@@ -38,7 +38,7 @@ async def deleted_while_written(world: World) -> None:
 
 
 async def _write_backs_come_late(world: World) -> None:
-    """A recoverer's adds are on their way while the ledger is deleted, and collected."""
+    """A recoverer's adds are under way while the ledger is deleted and collected."""
     stage = await Stage.set(world, clients=3)
     await stage.write(world.random.randint(1, 3))
     stage.append(world.random.randint(1, 3))
@@ -48,7 +48,7 @@ async def _write_backs_come_late(world: World) -> None:
 
     def cut_when_read(ledger: int) -> None:
         right(ledger)
-        stage.cut([recoverer], world.bookies.values())  # what was asked is answered
+        stage.cut([recoverer], world.bookies.values())  # the requests are answered
 
     world.oracle.r2_reads_behind_fences = cut_when_read  # type: ignore[method-assign]
     recoverer.host.spawn(_try(stage, 1))
@@ -75,7 +75,7 @@ async def _writer_lives_on(world: World) -> None:
         await stage.until(lambda: victim.registered)
     stage.append(2)
     await asyncio.sleep(10.0)
-    world.oracle.hold(_failed(stage), "T24", lambda: "adds to a deleted ledger go on and on")
+    world.oracle.hold(_failed(stage), "T24", lambda: "adds to a deleted ledger never fail")
     _check_collected(stage)
     await stage.end()
 
@@ -117,11 +117,9 @@ async def collected_in_a_storm(world: World) -> None:
     await stage.end()
 
 
-@scenario(
-    "wrong store", "bookies are led to old metadata, or another cluster's: nothing is removed"
-)
+@scenario("wrong store", "bookies get old metadata, or another cluster's: they remove nothing")
 async def wrong_metadata(world: World) -> None:
-    """An image is told by ledgers whose ids it has not handed out yet."""
+    """A bookie recognises an old image by ledgers whose ids the image has not issued yet."""
     stage = await Stage.set(world, clients=3)
     random, meta = world.random, world.meta
     before = meta.image()
@@ -168,7 +166,9 @@ def _names(stage: Stage, member: Member) -> bool:
 
 
 @scenario(
-    "T26", "several repair the same, one of them stopped in the midst, its session gone", TWO_ACKS
+    "T26",
+    "several replicators repair one ledger; one is stopped meanwhile and loses its session",
+    TWO_ACKS,
 )
 async def stale_lock(world: World) -> None:
     stage, victim = await _closed_and_hurt(world)
@@ -187,7 +187,7 @@ async def stale_lock(world: World) -> None:
     await end_repaired(stage)
 
 
-@scenario("T27", "the target of a copy loses power before, while or after it has all", TWO_ACKS)
+@scenario("T27", "the target of a copy loses power before, during or after the copy", TWO_ACKS)
 async def target_fails(world: World) -> None:
     stage, _ = await _closed_and_hurt(world)
     spares = stage.spares()
@@ -215,7 +215,7 @@ def _repaired(stage: Stage) -> bool:
     return all(bookie.alive for bookie in stage.seated())
 
 
-@scenario("T28", "what cannot be read anywhere is not replaced", TWO_ACKS)
+@scenario("T28", "a member is not replaced if no bookie can read its entries", TWO_ACKS)
 async def unreadable_source(world: World) -> None:
     stage, victim = await _closed_and_hurt(world)
     for bookie in stage.seated():
@@ -224,7 +224,7 @@ async def unreadable_source(world: World) -> None:
     world.add_repairer()
     await asyncio.sleep(15.0)
     had = any(of == stage.ledger for of, _ in world.oracle.stored_by.get(lost, ()))
-    world.oracle.hold(  # a seat to which no entry fell is replaced without reading
+    world.oracle.hold(  # a seat without entries is replaced without reading
         _names(stage, lost) or not had,
         "T28",
         lambda: f"{lost.bookie} was replaced though no bookie can be read",
@@ -234,7 +234,11 @@ async def unreadable_source(world: World) -> None:
     await end_repaired(stage)
 
 
-@scenario("T29", "a short absence moves nothing; nor does one of many at once", TWO_ACKS)
+@scenario(
+    "T29",
+    "no copies move after a short absence, or after the absence of many bookies at once",
+    TWO_ACKS,
+)
 async def short_absence(world: World) -> None:
     stage, victim = await _closed_and_hurt(world)
     versions = len(world.oracle.life(stage.ledger).versions)
@@ -244,13 +248,13 @@ async def short_absence(world: World) -> None:
     else:
         for bookie in stage.some([b for b in world.bookies.values() if b.alive], 2):
             bookie.crash()
-        await asyncio.sleep(5.0)  # all of their sessions have ended
+        await asyncio.sleep(5.0)  # all their sessions have ended
         world.add_repairer()
         await asyncio.sleep(12.0)
     world.oracle.hold(
         len(world.oracle.life(stage.ledger).versions) == versions,
         "T29",
-        lambda: "copies were moved away from a bookie that was to be awaited",
+        lambda: "copies were moved before the delay of an absent bookie was over",
     )
     for bookie in world.bookies.values():
         await bookie.restart()
@@ -259,7 +263,7 @@ async def short_absence(world: World) -> None:
 
 
 @scenario(
-    "T30", "an open ledger with a dead member: its writer lives, or idles, or is dead", TWO_ACKS
+    "T30", "an open ledger with a dead member: its writer writes, is idle, or is dead", TWO_ACKS
 )
 async def open_ledger(world: World) -> None:
     stage = await Stage.set(world, spares=2)
@@ -281,9 +285,7 @@ async def open_ledger(world: World) -> None:
     await end_repaired(stage)
 
 
-@scenario(
-    "T31", "a mark is added to while its ledger is being repaired: what was added stays", TWO_ACKS
-)
+@scenario("T31", "ranges added to an under-replication record during the repair are kept", TWO_ACKS)
 async def marked_again(world: World) -> None:
     if world.random.random() < 0.5:
         await _bad_copies_marked_again(world)
@@ -292,8 +294,8 @@ async def marked_again(world: World) -> None:
 
 
 async def _bad_copies_marked_again(world: World) -> None:
-    """No auditor runs, and no bookie looks through what it has: what a mark loses is not found
-    again."""
+    """No auditor runs, and no bookie scrubs: nothing finds the damage again if the record loses
+    it."""
     world.scrubs = False
     stage = await Stage.set(world)
     writer = await stage.write(world.random.randint(2, 12))
@@ -316,14 +318,16 @@ async def _bad_copies_marked_again(world: World) -> None:
             await until(lambda: not any(disk.damaged for disk in disks))
     except TimeoutError:
         left = [(disk.name, sorted(disk.damaged)) for disk in disks]
-        raise world.oracle.broken("T31", f"marked, and not repaired: {left}") from None
+        raise world.oracle.broken(
+            "T31", f"recorded as under-replicated, and not repaired: {left}"
+        ) from None
     await end_repaired(stage)
 
 
 async def _damage(
     stage: Stage, marks: UnderReplicationRecords, bookie: BookieNode, first: int
 ) -> None:
-    """Every other entry, as a reader has noticed; another bookie is sound where this one is not."""
+    """A reader noticed that every other entry is bad. Another bookie has sound copies of these."""
     last, image = stage.stored.last_entry, bookie.disk.image
     assert last is not None
     assert image is not None

@@ -1,4 +1,4 @@
-"""What lies on disks goes bad, and no client reads it: the bookies find it by themselves."""
+"""Stored data goes bad that no client reads: the bookies find it by themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TWO_ACKS = ("2/2/2", "3/3/2", "3/2/2", "5/3/2", "3/3/3")
 
 @scenario(
     "scrub",
-    "copies rot that no client reads: scrubs find them, compactions meet them, repairs mend them",
+    "copies that no client reads go bad: scrubs or compactions find them, repair replaces them",
     TWO_ACKS,
 )
 async def rotting(world: World) -> None:
@@ -55,11 +55,11 @@ async def rotting(world: World) -> None:
 
 @scenario(
     "holes",
-    "a member was away and lacks what was confirmed without it; no bookie that has it lives on",
+    "a member lacks entries confirmed during its absence; each bookie that has them goes down",
     ("3/3/2", "5/3/2"),
 )
 async def holes(world: World) -> None:
-    """Neither readers nor scrubs meet a copy that is not there: the comparison of copies does."""
+    """Readers and scrubs do not notice a missing copy: only the comparison of copies does."""
     stage = await Stage.set(world, clients=2)
     await stage.write(world.random.randint(1, 3))
     stage.cut_off([stage.writer_client], [world.random.choice(stage.seated())])
@@ -76,7 +76,7 @@ async def holes(world: World) -> None:
 
 
 async def _try_delete(stage: Stage, ledger: LedgerId) -> None:
-    """Its space is given back: by a compaction of what lies beside it."""
+    """A compaction of neighbouring data frees its space."""
     try:
         await stage.ledgers(1).delete(ledger)
     except MetadataError as error:

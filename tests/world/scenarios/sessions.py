@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from world.nodes import Process
 
 
-@scenario("T40", "sessions expire, of bookies and of clients; old registrations linger")
+@scenario("T40", "sessions of bookies and clients expire; old registrations stay for a while")
 async def sessions_expire(world: World) -> None:
     stage = await Stage.set(world)
     await stage.write(2)
@@ -38,7 +38,7 @@ async def sessions_expire(world: World) -> None:
     await stage.end()
 
 
-@scenario("T41", "clocks jump by an hour, either way: nothing depends on them")
+@scenario("T41", "clocks jump an hour forwards or backwards: nothing depends on them")
 async def clocks_jump(world: World) -> None:
     stage = await Stage.set(world, clients=2)
     for client in stage.clients:
@@ -77,7 +77,7 @@ def _is_free_of(stage: Stage, member: Member) -> bool:
     return all(member not in part.members for part in stage.stored.segments)
 
 
-@scenario("T48", "ids of ledgers are never handed out twice, whatever becomes of replies")
+@scenario("T48", "a ledger id is never issued twice, whichever replies are lost")
 async def ids(world: World) -> None:
     stage = await Stage.set(world, spares=0, clients=3)
     troubles = world.meta.troubles
@@ -104,7 +104,9 @@ async def ids(world: World) -> None:
     await stage.end()
 
 
-@scenario("T43", "brokers take a topic from each other, die while its ledgers roll, or do not know")
+@scenario(
+    "T43", "brokers take a topic over from each other, die during a roll, or are stale owners"
+)
 async def topic_rolls(world: World) -> None:
     stage = await Stage.set(world, spares=world.random.randint(0, 2), clients=3)
     random, troubles = world.random, world.meta.troubles
@@ -125,7 +127,7 @@ async def topic_rolls(world: World) -> None:
             victim.pause()
             stage.meanwhile(_go_on(stage, victim))
         elif kind == "is cut off":
-            alone = len(owners) == 1  # for so long that its ledger fails, and it goes on
+            alone = len(owners) == 1  # for so long that its ledger fails; then the broker continues
             others = stage.some(list(world.bookies.values()), 9 if alone else 2)
             stage.cut_off([random.choice(owners)], others)
             await stage.lull(5.0 if alone else 0.3)

@@ -1,4 +1,4 @@
-"""Owners that are stopped, cut off, or wrongly taken for it: `silent`."""
+"""Owners that are stopped, cut off, or wrongly called silent: `silent`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAULTS = (
 
 
 @scenario(
-    "silent", "owners are stopped, cut off, or wrongly taken for it, and replaced by the rule"
+    "silent", "owners are stopped, cut off, or wrongly called silent, and replaced by the rule"
 )
 async def silent(world: World) -> None:
     stage = await Stage.set(world, spares=world.random.randint(0, 2), clients=3)

@@ -50,7 +50,7 @@ async def ordered_nacks(world: World) -> None:
     await _play(world, SubscriptionType.KEY_SHARED, ordered=True)
 
 
-@scenario("relaxed keys", "the order of keys is given up and wanted again", QUORUMS)
+@scenario("relaxed keys", "consumers that allow delivery out of order join and leave", QUORUMS)
 async def relaxed_keys(world: World) -> None:
     await _play(world, SubscriptionType.KEY_SHARED, relaxed_share=0.75)
 
@@ -76,7 +76,7 @@ async def _play(
 
 
 def _let_consumers(stage: Stage, director: Director) -> None:
-    """One of them does something, or an administrator does."""
+    """A consumer acts, or an administrator does."""
     random, world = stage.random, stage.world
     present = [it for it in director.consumers if not it.gone]
     kind = random.choice(
@@ -104,7 +104,7 @@ def _let_consumers(stage: Stage, director: Director) -> None:
 
 
 async def _administer(director: Director, serving: Serving, kind: str) -> None:
-    """Skip what is old, or move the subscription. Whether it happens may remain unknown."""
+    """Skip old messages, or move the subscription. The outcome may stay unknown."""
     topic, random = serving.reign.topic, director.world.random
     subscription, deliveries = serving.reign.subscription, director.deliveries
     entries = sorted(deliveries.receipts)
@@ -176,7 +176,7 @@ async def _heal(stage: Stage, director: Director) -> None:
 
 
 async def _end(stage: Stage, director: Director) -> None:
-    """Heal, let willing consumers take everything, and judge the ledgers."""
+    """Heal, let willing consumers take everything, and check the ledgers."""
     await stage.quiet()
     for broker in stage.clients:
         await broker.restart()

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 TWO_ACKS = ("2/2/2", "3/3/2", "3/2/2", "5/3/2", "3/3/3")
 
 
-@scenario("T49", "a later version writes fields and a format that ours does not know", TWO_ACKS)
+@scenario(
+    "T49", "a later version writes fields and a format that this version does not know", TWO_ACKS
+)
 async def later_version(world: World) -> None:
     stage = await Stage.set(world, spares=2, clients=3)
     random = world.random
@@ -32,7 +34,7 @@ async def later_version(world: World) -> None:
     _extend(stage)
     stage.append(2)
     victim = random.choice(stage.seated())
-    victim.crash(power=True)  # an ensemble change, or a mark, and a cookie
+    victim.crash(power=True)  # an ensemble change or an under-replication record, and a cookie
     stage.append(3)
     stage.meanwhile(_keep_extending(stage))
     await stage.lull(2.0)
@@ -48,7 +50,7 @@ async def later_version(world: World) -> None:
 
 
 def _extend(stage: Stage) -> None:
-    """Whatever there is that more than one process writes."""
+    """All records that more than one process writes."""
     world = stage.world
     members = [member.bookie for part in stage.stored.segments for member in part.members]
     for path in (
@@ -69,7 +71,7 @@ async def _keep_extending(stage: Stage) -> None:
 
 
 async def _operate(stage: Stage) -> None:
-    """What an operator and other brokers change meanwhile."""
+    """Changes that an operator and other brokers make meanwhile."""
     client = stage.clients[2]
     assert client.store is not None
     bookie = BookieId(stage.random.choice(stage.seated()).name)
@@ -83,7 +85,7 @@ async def _operate(stage: Stage) -> None:
 
 
 async def _in_a_later_format(stage: Stage) -> None:
-    """The record and what is stored of the ledger stay as they are until it can be read again."""
+    """The record and the ledger's entries stay unchanged until the record can be read again."""
     path = paths.ledger(stage.ledger)
     stage.world.later.take(path)
     stage.append(2)
@@ -106,4 +108,4 @@ async def _close(stage: Stage) -> None:
         async with asyncio.timeout(20.0):
             await writer.close()
     except (MetadataError, TimeoutError, LedgerFenced):
-        return  # fenced: a repair has closed it, as its writer could not
+        return  # fenced: a repair has closed the ledger, because its writer could not

@@ -783,8 +783,16 @@ class Subscriber:
     # Deliveries
 
     def _is_stale(self, command: pb.CommandMessage) -> bool:
-        """Return whether the delivery is from before the last request to redeliver everything."""
-        return bool(self._epoch) and command.consumer_epoch < self._epoch  # absent: 0
+        """Return whether the delivery is from before the last request to redeliver everything.
+
+        Every later delivery of Magnetar's brokers carries the epoch of the request. Those of Apache
+        Pulsar's carry one only on Exclusive and Failover subscriptions.
+        """
+        if not self._epoch:
+            return False
+        if command.HasField("consumer_epoch"):
+            return command.consumer_epoch < self._epoch
+        return self._connection is not None and self._connection.drains_consumers
 
     def _wanted(
         self, key: Key, size: int, ack_set: Sequence[int], *, is_batch: bool
@@ -1017,7 +1025,7 @@ class Subscriber:
     def _subscribe_command(self, connection: Connection, consumer_id: int) -> pb.CommandSubscribe:
         command = subscribe_command(self.topic, self.subscription, connection.protocol_version)
         command.consumer_id = consumer_id
-        if self._epoch:
+        if self._epoch or not connection.drains_consumers:  # see `_is_stale`
             command.consumer_epoch = self._epoch
         if not self.subscription.is_durable and self._start is not None:
             command.start_message_id.CopyFrom(id_data(self._start.key))

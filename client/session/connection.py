@@ -150,7 +150,7 @@ class Connection:
         self.max_message_bytes = MESSAGE_BYTES_MAX  # of a message, batch or chunk that is sent
         self.uncompressed_bytes_max = UNCOMPRESSED_BYTES_MAX  # of one that is received
         self._frame_bytes_max = COMMAND_FRAME_BYTES_MAX
-        self.drains_consumers = False  # the broker knows DRAIN_CONSUMER
+        self.drains_consumers = False  # the broker knows DRAIN_CONSUMER: it is Magnetar's
         self.orders_negative_acks = False  # the broker knows NEGATIVE_ACK
         self.error: PulsarException | None = None  # why the session ended; None: it has not
         self.server_version = ""  # as the broker calls itself; "": it has not answered yet

@@ -122,7 +122,8 @@ class Consumer:
             message_id=pb.MessageIdData(ledgerId=key[0], entryId=key[1]),
             redelivery_count=seen.get(key, 0) if self.subscription.shared else 0,
         )
-        if self.epoch is not None:
+        is_marked = self.session.broker.drains_consumers or not self.subscription.shared
+        if self.epoch is not None and is_marked:
             command.consumer_epoch = self.epoch
         if is_batch and unacked != (1 << size) - 1:
             command.ack_set.extend(_words(unacked))
@@ -356,7 +357,7 @@ class Session:
             self.error(body, pb.ConsumerBusy, "taken")
             return
         consumer = Consumer(self, body.consumer_id, subscription)
-        if body.HasField("consumer_epoch") and body.consumer_epoch:
+        if body.HasField("consumer_epoch"):
             consumer.epoch = body.consumer_epoch
         subscription.consumers.append(consumer)
         self.consumers[body.consumer_id] = consumer

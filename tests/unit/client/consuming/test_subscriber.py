@@ -393,8 +393,10 @@ async def test_many_nacks_are_divided_into_commands_within_the_limit() -> None:
         assert len(asked) == 3
 
 
-async def test_redeliver_all_drops_queued_and_stale_messages() -> None:
+@pytest.mark.parametrize("is_magnetar", [True, False])
+async def test_redeliver_all_drops_queued_and_stale_messages(is_magnetar: bool) -> None:
     async with client_among() as (client, cluster):
+        cluster.brokers[A].drains_consumers = is_magnetar
         await publish(client, 4)
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
         messages = await receive(consumer, 2)
@@ -402,9 +404,25 @@ async def test_redeliver_all_drops_queued_and_stale_messages() -> None:
         consumer.redeliver_unacknowledged_messages()
         # Sent before the broker knows the new epoch, so the delivery is stale.
         (holder,) = subscription(cluster).consumers
-        holder.epoch = 0
+        assert holder.epoch == (None if is_magnetar else 0)
         holder.deliver((1, 3), 1)
         assert data(await receive(consumer, 3)) == [1, 2, 3]
+        await expect_none(consumer)
+
+
+@pytest.mark.parametrize("is_magnetar", [True, False])
+async def test_shared_consumer_goes_on_after_it_asked_for_everything(is_magnetar: bool) -> None:
+    """Apache Pulsar's brokers mark no delivery on Shared subscriptions with the epoch."""
+    async with client_among() as (client, cluster):
+        cluster.brokers[A].drains_consumers = is_magnetar
+        await publish(client, 4)
+        consumer = await client.subscribe("t", "s", SHARED, initial_position=EARLIEST)
+        await consumer.acknowledge((await receive(consumer, 4))[0])
+        for _ in range(2):
+            consumer.redeliver_unacknowledged_messages()
+            assert data(await receive(consumer, 3)) == [1, 2, 3]
+        await publish(client, 1)
+        assert data(await receive(consumer, 1)) == [0]
         await expect_none(consumer)
 
 

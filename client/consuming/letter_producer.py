@@ -71,8 +71,9 @@ class LetterProducer:
                     raise
                 self._producer = producer
             producer = self._producer
-        letter.schema_version = await self._schemas.version(original, producer.schema_version_of)
+        register = producer.schema_version_of
         try:
+            letter.schema_version = await self._schemas.version(original, register)
             await producer.forward(letter)
         except PulsarException as error:
             if ends_producer(error):
@@ -100,4 +101,5 @@ class LetterProducer:
     def _on_ended(self, producer: Sender, error: PulsarException) -> None:
         if self._producer is producer:
             self._producer = None
+            self._schemas.forget()  # if the topic was deleted, its versions were deleted, too
             producer.shut_down(error)

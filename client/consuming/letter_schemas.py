@@ -87,6 +87,10 @@ class LetterSchemas:
         self._versions[key] = version
         return version
 
+    def forget(self) -> None:
+        """Forget the versions: another topic may have the name of the letters' topic now."""
+        self._versions.clear()
+
     async def _definition(self, key: Key) -> pb.Schema | None:
         """Return the definition of a version. None: the broker says that there is none."""
         topic, version = key

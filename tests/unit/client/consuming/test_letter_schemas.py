@@ -6,11 +6,13 @@ import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import pytest
 from fakes.client_world import EARLIEST, TOPIC, A, client_among, receive, subscription
 
 from magnetar.client.consuming import letter_schemas
 from magnetar.client.consuming.letter_schemas import LetterSchemas
 from magnetar.client.decoding import Decoder
+from magnetar.client.errors import TopicTerminated
 from magnetar.client.message import Delivery, Message, MessageId
 from magnetar.client.options import ConsumerType
 from magnetar.client.policies import ConsumerDeadLetterPolicy
@@ -20,7 +22,6 @@ from magnetar.protos.message import read_entry
 from magnetar.schema import JsonSchema, Record, String
 
 if TYPE_CHECKING:
-    import pytest
     from fakes.session_broker import FakeBrokers
 
     from magnetar.client.asyncio import Client, Consumer
@@ -174,3 +175,43 @@ def written_with(version: bytes, topic: str) -> Message:
     return Message(
         ReceivedMessage(b"", {}, None, False, None, 0, 0, False, -1), MessageId(), delivery
     )
+
+
+async def test_letters_of_a_new_topic_have_its_versions_after_their_producer_ended() -> None:
+    """The letters' topic is terminated and deleted while no letter is under way, and the next one
+    has a schema that the client does not know yet."""
+    async with client_among() as (client, cluster):
+        producer = await client.create_producer("t", schema=JsonSchema(Bill))
+        consumer = await retrying(client, JsonSchema(Bill))
+        await producer.send(Bill(item="a"))
+        [message] = await receive(consumer, 1)
+        await consumer.reconsume_later(message, timedelta(0))
+        assert versions(cluster, RETRY) == [(0).to_bytes(8)]
+        await receive(consumer, 1)
+        terminated = pb.CommandError(
+            request_id=0, error=pb.TopicTerminatedError, message="scripted"
+        )
+        cluster.brokers[A].script(pb.CommandProducer, terminated)
+        close_producer(cluster, RETRY)
+        await asyncio.sleep(1)  # the client attaches it again, and it ends
+        other = pb.Schema(name="x", schema_data=b"{}", type=pb.Schema.Json)
+        cluster.schemas[RETRY] = [other]
+        producer = await client.create_producer("t", schema=JsonSchema(OtherBill))
+        await producer.send(OtherBill(item="b"))
+        [unknown] = await receive(consumer, 1)
+        with pytest.raises(TopicTerminated):
+            await consumer.reconsume_later(unknown, timedelta(0))
+        await consumer.reconsume_later(unknown, timedelta(0))
+        await consumer.reconsume_later(message, timedelta(0))
+        assert versions(cluster, RETRY)[1:] == [(1).to_bytes(8), (2).to_bytes(8)]
+        assert cluster.schemas[RETRY][1:] == cluster.schemas[TOPIC][::-1]
+        await consumer.close()
+
+
+def close_producer(cluster: FakeBrokers, topic: str) -> None:
+    """The broker closes the producer of a topic."""
+    for session in cluster.brokers[A].sessions:
+        for number, (found, _) in list(session.producers.items()):
+            if found.name == topic:
+                session.send(pb.CommandCloseProducer(producer_id=number, request_id=0))
+                del session.producers[number]

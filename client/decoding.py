@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.client.errors import InvalidMessage, PulsarException, TopicNotFound
 from magnetar.client.schema.wire import VERSION_BYTES
+from magnetar.protos.names import TopicName
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Decoder:
         wait: Callable[[Coroutine[Any, Any, None]], None] | None,
     ) -> None:
         self.schema = schema
-        self.generation = 0  # counts the clusters whose versions it knew
+        self.generation = 0  # counts the calls of `forget`
         self._fetch = fetch
         self._wait = wait
         self._known: dict[Key, Callable[[Message], Any] | PulsarException] = {}
@@ -64,15 +65,19 @@ class Decoder:
         async with self._turn:
             if self.knows(message):
                 return
+            generation = self.generation
+            found: Callable[[Message], Any] | PulsarException
             try:
                 decode = await self._decode_of(await self._fetch(*key))
             except (TopicNotFound, ValueError, TypeError) as error:  # permanent
-                self._keep(key, InvalidMessage(f"schema version {_number(key[1])}: {error}"))
+                found = InvalidMessage(f"schema version {_number(key[1])}: {error}")
             except PulsarException as error:
                 log.warning("a schema was not fetched", topic=key[0], error=str(error))
                 raise
             else:
-                self._keep(key, decode or self.schema.decode_message)
+                found = decode or self.schema.decode_message
+            if generation == self.generation:  # else it may be that of a deleted topic
+                self._keep(key, found)
 
     def decode(self, message: Message) -> Any:
         """The value of a message. Raises InvalidMessage if its version is unknown or does not fit
@@ -102,9 +107,15 @@ class Decoder:
             return self.schema.message_decoder_of(writer)
         return await asyncio.to_thread(self.schema.message_decoder_of, writer)
 
-    def forget(self) -> None:
-        """Forget all versions: in another cluster the numbers are those of other schemas."""
-        self._known.clear()
+    def forget(self, topic: str | None = None) -> None:
+        """Forget the versions of a deleted topic, or all: a new topic of its name, or another
+        cluster, gives the same numbers to other schemas."""
+        if topic is None:
+            self._known.clear()
+        else:
+            base = str(TopicName.parse(topic).base)
+            for key in [key for key in self._known if key[0] == base]:
+                del self._known[key]
         self.generation += 1
 
     def _keep(self, key: Key, found: Callable[[Message], Any] | PulsarException) -> None:

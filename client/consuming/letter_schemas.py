@@ -53,7 +53,7 @@ class LetterSchemas:
         self._parts = parts
         self._decoder = decoder
         self._versions: dict[Key, bytes] = {}
-        self._generation = 0  # of the decoder: in another cluster, numbers are other schemas
+        self._generation = 0  # of the decoder: in the next one, numbers may be other schemas
 
     async def first(self, original: Message) -> StoredSchema | None:
         """Return the schema with which to create the letters' producer. None: without one.

@@ -410,6 +410,8 @@ class ManySubscriber:
         child.shut_down(AlreadyClosed("the topic was deleted", topic=topic))
         self._queue.drop(topic)
         self._sources.forget(topic)
+        if self.subscription.decoder is not None:
+            self.subscription.decoder.forget(topic)
         self._share_queue()
         log.info("topic left", topic=topic, subscription=self.subscription.name)
 

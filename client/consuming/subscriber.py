@@ -40,6 +40,7 @@ from magnetar.client.errors import (
     PulsarException,
     ServiceUnitNotReady,
     Timeout,
+    TopicNotFound,
     is_retriable,
 )
 from magnetar.client.guard import guarded, guarding
@@ -569,8 +570,10 @@ class Subscriber:
         except asyncio.CancelledError:  # the broker may still create the consumer
             _let_go(connection, consumer_id)
             raise
-        except PulsarException:
+        except PulsarException as error:
             connection.remove_consumer(consumer_id)
+            if isinstance(error, TopicNotFound) and self.subscription.decoder is not None:
+                self.subscription.decoder.forget(self.topic)
             raise
         if self._start is not start and not self.subscription.is_durable:
             _let_go(connection, consumer_id)

@@ -18,13 +18,15 @@ class TopicWatch:
     """A watch on one session. The session calls it until it ends or the watch is closed.
 
     Announcements gather as a set of new and a set of deleted names, which `changes` returns: the
-    memory is bounded by the number of topics, also if the caller is slow.
+    memory is bounded by the number of topics, also if the caller is slow. A topic that was deleted
+    and created again is in both sets.
     """
 
     def __init__(self, connection: Connection, watcher_id: int) -> None:
         self._connection = connection
         self._watcher_id = watcher_id
-        self._changes: dict[str, bool] = {}  # name -> whether it exists; the last change counts
+        self._new: dict[str, None] = {}  # in the order of the announcements
+        self._gone: dict[str, None] = {}
         self._changed = asyncio.Event()
         self._error: PulsarException | None = None  # why the watch ended; None: it has not
 
@@ -41,7 +43,7 @@ class TopicWatch:
         return list(answer.topic)
 
     async def changes(self) -> tuple[list[str], list[str]]:
-        """Wait for announcements. Returns new and deleted names.
+        """Wait for announcements. Returns new and deleted names; the deletions came first.
 
         Raises ConnectError if the session has ended: then announcements may be missing.
         """
@@ -49,9 +51,9 @@ class TopicWatch:
         if self._error is not None:
             raise self._error
         self._changed.clear()
-        changes, self._changes = self._changes, {}
-        new = [name for name, exists in changes.items() if exists]
-        return new, [name for name, exists in changes.items() if not exists]
+        new, self._new = self._new, {}
+        gone, self._gone = self._gone, {}
+        return list(new), list(gone)
 
     def close(self) -> None:
         """End the watch, without waiting for the broker."""
@@ -63,8 +65,10 @@ class TopicWatch:
     # The connection
 
     def on_topics(self, new: Sequence[str], deleted: Sequence[str]) -> None:
-        self._changes.update(dict.fromkeys(deleted, False))
-        self._changes.update(dict.fromkeys(new, True))
+        for name in deleted:
+            self._new.pop(name, None)
+        self._gone.update(dict.fromkeys(deleted))
+        self._new.update(dict.fromkeys(new))
         self._changed.set()
 
     def on_disconnected(self, error: PulsarException) -> None:

@@ -80,6 +80,34 @@ async def test_a_version_is_fetched_once_for_all_partitions() -> None:
     assert [decoder.decode(it).b for it in messages] == ["-"] * 3
 
 
+async def test_versions_of_a_deleted_topic_are_fetched_again() -> None:
+    """A new topic of its name gives the same numbers to other schemas."""
+    registry = Registry()
+    decoder = Decoder(AvroSchema(New), registry.fetch, None)
+    other = f"{TOPIC}2"
+    for topic in (TOPIC, other):
+        await decoder.prepare(message(Old(a="x"), 0, topic))
+    registry.versions = [New]
+    decoder.forget(f"{TOPIC}-partition-0")
+    new = message(New(a="x", b="y"), 0)
+    assert not decoder.knows(new)
+    await decoder.prepare(new)
+    assert decoder.decode(new).b == "y"
+    assert decoder.knows(message(Old(a="x"), 0, other))
+    assert len(registry.asked) == 3
+
+
+async def test_version_that_was_asked_for_before_the_topic_was_deleted_is_not_kept() -> None:
+    registry = Registry()
+    decoder = Decoder(AvroSchema(New), registry.fetch, None)
+    one = message(Old(a="x"), 0)
+    preparing = asyncio.get_running_loop().create_task(decoder.prepare(one))
+    await asyncio.sleep(0)
+    decoder.forget(TOPIC)
+    await preparing
+    assert not decoder.knows(one)
+
+
 class ThreadsSchema(AvroSchema):
     """Notes the threads in which definitions are parsed."""
 

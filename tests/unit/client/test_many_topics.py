@@ -26,6 +26,8 @@ from magnetar.client.errors import (
 from magnetar.client.message import MessageId
 from magnetar.client.options import ConsumerType, ProducerAccessMode
 from magnetar.client.policies import ConsumerDeadLetterPolicy
+from magnetar.client.schema.avro import AvroSchema
+from magnetar.client.schema.definition import Record, String
 from magnetar.client.schema.schema import BytesSchema
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_chunks, read_entry
@@ -37,6 +39,15 @@ if TYPE_CHECKING:
     from magnetar.client.message import Message
 
 SHARED = ConsumerType.Shared
+
+
+class Earlier(Record):
+    a = String(required=True)
+
+
+class Later(Record):
+    a = String(required=True)
+    b = String(default="-", required_default=True)
 
 
 def part(index: int, topic: str = TOPIC) -> str:
@@ -533,6 +544,24 @@ async def test_pattern_joins_new_topics_at_once_and_leaves_deleted_ones() -> Non
             for body in cluster.brokers[A].commands(pb.CommandSubscribe)
         )
         assert full("a1") not in cluster.topics
+
+
+async def test_schema_of_a_topic_that_comes_back_is_not_that_of_the_deleted_one() -> None:
+    async with client_among() as (client, cluster):
+        cluster.topic(full("a1"))
+        consumer = await client.subscribe(
+            re.compile("a.*"), "s", initial_position=EARLIEST, schema=AvroSchema(Later)
+        )
+        for kind, value in ((Earlier, Earlier(a="x")), (Later, Later(a="x", b="y"))):
+            async with await client.create_producer("a1", schema=AvroSchema(kind)) as producer:
+                await producer.send(value)
+            message = await consumer.receive(5000)
+            assert message.value().b == getattr(value, "b", "-")
+            cluster.schemas.pop(full("a1"))
+            cluster.announce(deleted=[full("a1")])
+            cluster.announce(new=[full("a1")])
+            await asyncio.sleep(0.1)
+        await consumer.close()
 
 
 async def test_pattern_ignores_a_topic_whose_name_is_not_supported() -> None:

@@ -143,7 +143,7 @@ class NonPersistentTopic:
             raise ProducerBusy(str(self.name), request.name, why)
         handle = LiveProducer(
             request,
-            request.name or self._next_name(),
+            request.name or self._free_name(),
             events,
             self._pipeline,
             self._cap,
@@ -157,6 +157,12 @@ class NonPersistentTopic:
         self.producers[handle.name] = handle
         self._maybe_idle()
         return handle
+
+    def _free_name(self) -> str:
+        """A new name. Clients may bring any name, so also one that would be made next."""
+        while (name := self._next_name()) in self.producers:
+            pass
+        return name
 
     def _deliver(self, entries: Sequence[StoredEntry], now: float) -> None:
         size = sum([len(entry.view.data) for entry in entries])

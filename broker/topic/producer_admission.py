@@ -238,7 +238,7 @@ class ProducerAdmission:
         self, request: ProducerRequest, events: ProducerEvents, among: dict[str, ProducerHandle]
     ) -> ProducerHandle:
         # A client that reconnects brings the name that was made for it.
-        name = request.name or self._names.next()
+        name = request.name or self._free_name()
         assert name not in self.connected
         assert name not in self.waiting
         handle = ProducerHandle(
@@ -257,6 +257,15 @@ class ProducerAdmission:
         handle.last_sequence_id = self._last_sequence_id(name)
         among[name] = handle
         return handle
+
+    def _free_name(self) -> str:
+        """A new name. Clients may bring any name, so also one that would be made next; a producer
+        with that name may have stored sequence ids."""
+        while True:
+            name = self._names.next()
+            in_use = name in self.connected or name in self.waiting
+            if not in_use and self._last_sequence_id(name) < 0:
+                return name
 
     def _enqueue(self, request: ProducerRequest, events: ProducerEvents) -> ProducerHandle:
         if len(self.waiting) >= WAITING_MAX:

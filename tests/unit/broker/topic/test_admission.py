@@ -134,3 +134,36 @@ async def test_max_producers_per_topic() -> None:
         await it.produce("three")
         policies.set(producers_max=3)
         await it.produce("four")
+
+
+async def test_a_made_name_is_none_that_a_client_has_brought() -> None:
+    async with opened_topic(ClusterState()) as it:
+        made, _ = await it.produce()
+        prefix, number = made.name.rsplit("-", 1)
+        brought, _ = await it.produce(f"{prefix}-{int(number) + 1}")
+        following, _ = await it.produce()
+        assert len({made.name, brought.name, following.name}) == 3
+
+
+async def test_a_made_name_is_none_that_waits_for_exclusive_access() -> None:
+    async with opened_topic(ClusterState()) as it:
+        made, _ = await it.produce(mode=EXCLUSIVE)
+        prefix, number = made.name.rsplit("-", 1)
+        waits, _ = await it.produce(f"{prefix}-{int(number) + 1}", mode=WAIT)
+        following, _ = await it.produce(mode=WAIT)
+        assert list(it.topic.admission.waiting.values()) == [waits, following]
+
+
+async def test_a_made_name_has_no_stored_sequence_ids() -> None:
+    """A client would begin above them, or its messages would count as duplicates."""
+    policies = SettablePolicies(deduplication=True)
+    async with opened_topic(ClusterState(), policies=policies) as it:
+        made, _ = await it.produce()
+        prefix, number = made.name.rsplit("-", 1)
+        brought, session = await it.produce(f"{prefix}-{int(number) + 1}")
+        brought.publish(numbered(brought.name, 1_000), 0.0)
+        await wait_until(lambda: len(session.answers) == 1)
+        brought.close_nowait()
+        following, _ = await it.produce()
+        assert following.name != brought.name
+        assert following.last_sequence_id == -1

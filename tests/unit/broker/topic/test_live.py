@@ -108,6 +108,18 @@ async def test_receipts_come_without_a_consumer() -> None:
     assert world.topic.published.messages == 1
 
 
+async def test_a_made_name_is_none_that_a_client_has_brought() -> None:
+    world = World()
+    brought, _ = await world.produce("made-0")
+    made, session = await world.produce()
+    assert made.name != brought.name
+    made.close_nowait()
+    assert list(world.topic.producers.values()) == [brought]
+    brought.close_nowait()
+    assert session.reason is None
+    assert world.topic.producers == {}
+
+
 async def test_a_shared_subscription_takes_turns() -> None:
     world = World()
     one, two = await world.consume(), await world.consume()

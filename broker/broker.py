@@ -433,6 +433,9 @@ class Broker:
             await self._delete_open(topic, force=force)
         except OPERATING_ERRORS as error:
             return error
+        except Exception as error:  # guard.py
+            self.failures.note("delete", str(name), error)
+            return TopicFailed(str(name), error)
         return None
 
     async def _delete_open(self, topic: Topic, *, force: bool) -> None:

@@ -237,7 +237,7 @@ class PersistentTopic:
         self.state = TopicState.OPEN
         self._subscriptions: dict[_Key, Subscription] = {}
         self._clock = clock = environment.clock
-        self._tasks = tasks = environment.tasks
+        self._tasks = environment.tasks
         self._on_failed = environment.on_failed
         self._limits = environment.limits or Limits()
         self._failover = environment.failover
@@ -280,7 +280,7 @@ class PersistentTopic:
             log_failed=self._fail,
             exceeds_rate=self._exceeds_rate,
             last_sequence_id=deduplication.last_sequence_id,
-            spawn=tasks.create_task,
+            spawn=self._spawn_call,
         )
         self.quotas = BacklogQuotas(
             log, policies, clock, self._list_subscriptions, self._disconnect_producers
@@ -400,7 +400,8 @@ class PersistentTopic:
         if self.log.has_ended:
             self._fail(self.log.owned_record.lost or LogClosed(str(self.name)))
 
-    def _spawn_read(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn_call(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin something short, such as a read. A bug in it fails the topic."""
         task = self._tasks.create_task(self.guard.run("task", lambda: work))
         task.add_done_callback(lambda _: work.close())  # cancelled before its first step
         return task
@@ -577,7 +578,7 @@ class PersistentTopic:
         self._delay_stage.delay_ms_max = delay.delay_ms_max if delay.enabled else 0
         self.admission.resume(now)
         if not self.deduplication.is_settled and self.state is TopicState.OPEN:
-            self._tasks.create_task(switch(self.deduplication))
+            self._spawn_call(switch(self.deduplication))
 
     def _wall_ms(self, now: float) -> int:
         """The wall clock at a time of the event loop."""
@@ -596,7 +597,7 @@ class PersistentTopic:
             self.log,
             limits=self._limits,
             rate=self._rate,
-            spawn=self._spawn_read,
+            spawn=self._spawn_call,
             guard=self.guard,
             delays=Delays(
                 self._delay_policy,

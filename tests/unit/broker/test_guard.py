@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.place import place
+from fakes.policies import SettablePolicies
 from support import settle, wait_until
 
 from magnetar.broker.chores import Chore
+from magnetar.broker.errors import TopicFailed
 from magnetar.broker.guard import (
     FAILURES_MAX,
     FORGET_S,
@@ -186,6 +188,45 @@ async def test_a_bug_in_a_task_of_a_topic_fails_the_topic_alone() -> None:
         topic._spawn(work, "planted")
         await client.expect(pb.CommandCloseProducer)
         assert here.broker.failures.counts["task"] == 1
+        await check_served(here)
+
+
+async def test_a_bug_while_a_waiting_producer_becomes_exclusive_fails_the_topic_alone() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC, producer_access_mode=pb.Exclusive)
+        await client.produce(TOPIC, producer_id=2, producer_access_mode=pb.WaitForExclusive)
+        [waits] = topic_of(here).admission.waiting.values()
+        waits.events.ready = broken
+        await client.send(pb.CommandCloseProducer(producer_id=1, request_id=9))
+        await wait_until(lambda: all(str(topic.name) != TOPIC for topic in here.broker.topics))
+        assert here.broker.failures.counts["task"] == 1
+        await check_served(here)
+
+
+async def test_a_bug_in_a_switch_of_deduplication_fails_the_topic_alone() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        topic = topic_of(here)
+        topic.deduplication._policies = SettablePolicies(deduplication=True)
+        topic.deduplication._log = None
+        topic._on_policies()
+        await client.expect(pb.CommandCloseProducer)
+        assert here.broker.failures.counts["task"] == 1
+        await check_served(here)
+
+
+async def test_a_bug_in_a_deletion_fails_the_deletion_alone() -> None:
+    async with place() as here:
+        client = await here.client()
+        await client.produce(TOPIC)
+        here.broker._deletions.delete = broken  # type: ignore[method-assign]
+        with pytest.raises(TopicFailed, match="internal error"):
+            await here.broker.delete_topic(NAME, force=True)
+        await client.expect(pb.CommandCloseProducer)
+        assert here.broker.failures.counts["delete"] == 1
+        assert isinstance(await client.produce(TOPIC, producer_id=2), pb.CommandProducerSuccess)
         await check_served(here)
 
 

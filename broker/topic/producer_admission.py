@@ -164,9 +164,9 @@ class ProducerAdmission:
         if namesake is not None:
             return namesake
         alone = request.access_mode is not AccessMode.SHARED
-        for producer in self.connected.values():
-            if producer.exclusive or alone:
-                return producer
+        first = next(iter(self.connected.values()), None)  # an exclusive one is the only one
+        if first is not None and (first.exclusive or alone):
+            return first
         return next(iter(self.waiting.values()), None)
 
     @staticmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from fakes.cluster_state import ClusterState
 from fakes.numbered import numbered
@@ -11,7 +13,7 @@ from support import settle, wait_until
 
 from magnetar.broker.errors import ProducerBusy, ProducerFenced
 from magnetar.broker.topic.contract import AccessMode, CloseReason
-from magnetar.broker.topic.producer import ProducerState
+from magnetar.broker.topic.producer import ProducerHandle, ProducerState
 
 SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE
 WAIT, FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING
@@ -121,6 +123,27 @@ async def test_the_end_of_the_topic_ends_the_wait() -> None:
         await it.topic.close()
         assert session.reason is CloseReason.UNLOADED
         assert not session.is_ready
+
+
+class Counted(dict[str, ProducerHandle]):
+    """Counts the producers that are looked at one after the other."""
+
+    seen = 0
+
+    def values(self) -> Any:
+        for handle in super().values():
+            self.seen += 1
+            yield handle
+
+
+async def test_a_new_producer_costs_no_look_at_all_others() -> None:
+    async with opened_topic(ClusterState()) as it:
+        for number in range(20):
+            await it.produce(f"p{number}")
+        counted = it.topic.admission.connected = Counted(it.topic.admission.connected)
+        await it.produce("another")
+        assert counted.seen == 1
+        it.topic.admission.connected = dict(counted)
 
 
 async def test_max_producers_per_topic() -> None:

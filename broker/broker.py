@@ -628,6 +628,7 @@ class Broker:
             message_bytes_max=self.message_bytes_max,
             failover=self._failover,
             key_shared=self._key_shared,
+            turns=self.turns,
         )
 
     async def _require_creatable(self, name: TopicName, asking: Asking | None) -> None:
@@ -698,6 +699,7 @@ class Broker:
             deduplication=self._deduplication,
             failover=self._failover,
             key_shared=self._key_shared,
+            turns=self.turns,
         )
 
     def _guard(self, name: TopicName, on_failure: Callable[[Exception], None]) -> Guard:

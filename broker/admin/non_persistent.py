@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from magnetar.broker.admin.cluster import BundleRange
 from magnetar.broker.admin.forwarding import open_elsewhere
-from magnetar.broker.admin.topics import REFUSALS
+from magnetar.broker.admin.topics import REFUSALS, shown
 from magnetar.broker.log.position import LATEST
 from magnetar.broker.operations import cluster, health, subscriptions, topics
 from magnetar.broker.operations.arguments import namespace_name, subscription_name, topic_name
@@ -76,10 +76,11 @@ def non_persistent_router(broker: "Broker") -> APIRouter:
         """Close a topic. Its clients reconnect and open it again."""
         await cluster.unload_topic(broker, topic_name(tenant, namespace, topic, _DOMAIN))
 
-    @router.get(one + "/stats")
-    async def stats(tenant: str, namespace: str, topic: str) -> TopicStats:
+    @router.get(one + "/stats", response_model=TopicStats)
+    async def stats(tenant: str, namespace: str, topic: str) -> Response:
         """Statistics of a topic: rates, drops, producers, subscriptions and consumers."""
-        return await topics.topic_stats(broker, topic_name(tenant, namespace, topic, _DOMAIN))
+        name = topic_name(tenant, namespace, topic, _DOMAIN)
+        return await shown(await topics.topic_stats(broker, name))
 
     @router.get(one + "/subscriptions")
     async def list_subscriptions(tenant: str, namespace: str, topic: str) -> list[str]:

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Body, Query
 from fastapi.responses import JSONResponse, Response
 
 from magnetar.broker.admin.forwarding import in_thread
-from magnetar.broker.admin.topics import REFUSALS
+from magnetar.broker.admin.topics import REFUSALS, shown
 from magnetar.broker.calls import call_each
 from magnetar.broker.errors import IsPartitioned
 from magnetar.broker.operations import partitions
@@ -103,7 +103,7 @@ def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter
         name = topic_name(tenant, namespace, topic, domain)
         await partitions.delete_partitioned_topic(broker, name, ask, force=force)
 
-    @router.get(one + "/partitioned-stats")
+    @router.get(one + "/partitioned-stats", response_model=PartitionedStats)
     async def stats(
         tenant: str,
         namespace: str,
@@ -111,10 +111,12 @@ def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter
         per_partition: Annotated[
             bool, Query(alias="perPartition", description="show each partition, too")
         ] = True,
-    ) -> PartitionedStats:
+    ) -> Response:
         """Sums of the statistics of all partitions."""
         name = topic_name(tenant, namespace, topic, domain)
-        return await partitions.partitioned_stats(broker, name, ask, per_partition=per_partition)
+        return await shown(
+            await partitions.partitioned_stats(broker, name, ask, per_partition=per_partition)
+        )
 
     if domain is Domain.PERSISTENT:
 

@@ -1,12 +1,14 @@
 """Topics over HTTP."""
 
+import asyncio
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
 from magnetar.broker.operations import topics
 from magnetar.broker.operations.arguments import namespace_name, topic_name
 from magnetar.broker.operations.model import InternalStats, Refusal, TerminatedAt, TopicStats
+from magnetar.broker.operations.statistics import encoded
 
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
@@ -47,10 +49,10 @@ def topics_router(broker: "Broker") -> APIRouter:
         consumers, unless `force`."""
         await topics.delete_topic(broker, topic_name(tenant, namespace, topic), force=force)
 
-    @router.get("/{tenant}/{namespace}/{topic}/stats")
-    async def stats(tenant: str, namespace: str, topic: str) -> TopicStats:
+    @router.get("/{tenant}/{namespace}/{topic}/stats", response_model=TopicStats)
+    async def stats(tenant: str, namespace: str, topic: str) -> Response:
         """Statistics of a topic: rates, backlogs, producers, subscriptions and consumers."""
-        return await topics.topic_stats(broker, topic_name(tenant, namespace, topic))
+        return await shown(await topics.topic_stats(broker, topic_name(tenant, namespace, topic)))
 
     @router.get("/{tenant}/{namespace}/{topic}/internalStats")
     async def internal_stats(tenant: str, namespace: str, topic: str) -> InternalStats:
@@ -71,6 +73,11 @@ def topics_router(broker: "Broker") -> APIRouter:
         await topics.truncate(broker, topic_name(tenant, namespace, topic))
 
     return router
+
+
+async def shown(stats: TopicStats) -> Response:
+    """The answer with statistics, which may have several megabytes."""
+    return Response(await asyncio.to_thread(encoded, stats), media_type="application/json")
 
 
 _EXISTS = {"model": Refusal, "description": "The topic exists already."}

@@ -6,6 +6,7 @@ to each owner through `Ask`, which the caller passes in.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -15,8 +16,8 @@ from magnetar.broker.operations.model import (
     PartitionedMetadata,
     PartitionedStats,
     TerminatedAt,
-    TopicStats,
 )
+from magnetar.broker.operations.statistics import modelled
 from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
@@ -109,19 +110,17 @@ async def partitioned_stats(
         _require(partition, status, found, allowed=(200, 404))
         if status == 200:
             parts[str(partition)] = found
-    total = merged(list(parts.values())) if parts else _NOTHING
+    metadata = PartitionedMetadata(partitions=record.partitions, properties=dict(record.properties))
+    return await asyncio.to_thread(_sums, metadata, parts, per_partition)
+
+
+def _sums(
+    metadata: PartitionedMetadata, parts: Mapping[str, Mapping[str, Any]], per_partition: bool
+) -> PartitionedStats:
+    total = modelled(merged(list(parts.values())) if parts else _NOTHING)
+    shown = {partition: modelled(found) for partition, found in parts.items()}
     return PartitionedStats.model_validate(
-        {
-            **total,
-            "metadata": PartitionedMetadata(
-                partitions=record.partitions, properties=dict(record.properties)
-            ),
-            "partitions": {
-                partition: TopicStats.model_validate(found) for partition, found in parts.items()
-            }
-            if per_partition
-            else {},
-        }
+        {**dict(total), "metadata": metadata, "partitions": shown if per_partition else {}}
     )
 
 

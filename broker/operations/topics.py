@@ -17,13 +17,14 @@ from magnetar.broker.operations.model import (
     InternalStats,
     LedgerInfo,
     TerminatedAt,
-    TopicStats,
 )
 from magnetar.broker.operations.namespaces import namespace_record
+from magnetar.broker.operations.statistics import modelled
 from magnetar.protos.names import Domain
 
 if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
+    from magnetar.broker.operations.model import TopicStats
     from magnetar.broker.topic.protocol import Topic
     from magnetar.broker.topic.subscription import Subscription
     from magnetar.protos.names import NamespaceName, TopicName
@@ -66,7 +67,8 @@ async def topic_stats(broker: Broker, name: TopicName) -> TopicStats:
     await require_owner(broker, name)
     topic = await broker.topic(name, create=False)
     failures = broker.quarantine.failures_of(name, asyncio.get_running_loop().time())
-    return TopicStats.model_validate({**await topic.stats(), "recentFailures": failures})
+    found = {**await topic.stats(), "recentFailures": failures}
+    return await asyncio.to_thread(modelled, found)
 
 
 async def delete_non_persistent(broker: Broker, name: TopicName, *, force: bool) -> None:

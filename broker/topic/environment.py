@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from magnetar.broker.dispatch.active import FAILOVER_DEFAULTS, FailoverRules
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
+from magnetar.runtime.turns import Turns
 
 if TYPE_CHECKING:
     import asyncio
@@ -46,3 +47,4 @@ class TopicEnvironment:
     deduplication: DeduplicationConfig | None = None
     failover: FailoverRules = FAILOVER_DEFAULTS
     key_shared: KeySharedSettings | None = None
+    turns: Turns = field(default_factory=Turns)  # for long computations

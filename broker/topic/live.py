@@ -28,7 +28,7 @@ from magnetar.broker.topic.consumer_admission import ConsumerAdmission
 from magnetar.broker.topic.contract import AccessMode, CloseReason, SubscriptionType
 from magnetar.broker.topic.live_producer import LiveProducer
 from magnetar.broker.topic.live_subscription import LiveSubscription
-from magnetar.broker.topic.meter import Meter
+from magnetar.broker.topic.meter import CLIENTS_PER_TURN, Meter
 from magnetar.broker.topic.pausing_rate import PausingRate
 from magnetar.broker.topic.pipeline import (
     ChecksumStage,
@@ -38,6 +38,7 @@ from magnetar.broker.topic.pipeline import (
 )
 from magnetar.broker.topic.throttle import TopicSizeStage
 from magnetar.protos.entry import MESSAGE_BYTES_MAX
+from magnetar.runtime.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -79,7 +80,9 @@ class NonPersistentTopic:
         key_shared: KeySharedSettings | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         failover: FailoverRules = FAILOVER_DEFAULTS,
+        turns: Turns | None = None,
     ) -> None:
+        """`turns`: of the broker's long computations; None: it has none of its own."""
         self._loop = asyncio.get_running_loop()
         self.name = name
         self.producers: dict[str, LiveProducer] = {}
@@ -94,6 +97,7 @@ class NonPersistentTopic:
         self._failover = failover
         self._key_shared = key_shared
         self._policies = policies
+        self._turns = turns or Turns()
         self._admission = ConsumerAdmission(str(name))
         self._size = TopicSizeStage()
         self._rate = PausingRate()
@@ -279,8 +283,16 @@ class NonPersistentTopic:
 
     async def stats(self) -> dict[str, Any]:
         """Pulsar's NonPersistentTopicStats."""
+        subscriptions = {
+            name: await each.describe(self._turns)
+            for name, each in tuple(self.subscriptions.items())
+        }
+        publishers = await self._turns.each(
+            self.producers.values(),
+            lambda producer: producer.describe(self._loop.time()),
+            slice_items=CLIENTS_PER_TURN,
+        )
         now, meter = self._loop.time(), self.published
-        subscriptions = {name: each.describe() for name, each in self.subscriptions.items()}
         messages_out, bytes_out = self.delivered_total
         return {
             **meter.describe("In", now),
@@ -291,7 +303,7 @@ class NonPersistentTopic:
             "msgDropRate": sum(drops.rates(now).messages for drops in self._drops()),
             "msgDropCount": self.dropped_total,
             "averageMsgSize": meter.bytes / meter.messages if meter.messages else 0.0,
-            "publishers": [producer.describe(now) for producer in self.producers.values()],
+            "publishers": publishers,
             "subscriptions": subscriptions,
         }
 

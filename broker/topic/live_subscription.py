@@ -16,7 +16,7 @@ from magnetar.broker.key_shared_settings import KeySharedSettings
 from magnetar.broker.log.position import EARLIEST
 from magnetar.broker.topic.consumer import ConsumerHandle
 from magnetar.broker.topic.contract import CloseReason, LastMessage, SubscriptionType
-from magnetar.broker.topic.meter import Meter
+from magnetar.broker.topic.meter import CLIENTS_PER_TURN, Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
     from magnetar.broker.topic.contract import ConsumerEvents, SubscribeRequest
+    from magnetar.runtime.turns import Turns
 
     Done = Callable[[BrokerError | None], None]
 
@@ -143,8 +144,11 @@ class LiveSubscription:
         for handle in list(self.consumers.values()):
             handle.evict(reason)
 
-    def describe(self) -> dict[str, Any]:
+    async def describe(self, turns: Turns) -> dict[str, Any]:
         """Pulsar's NonPersistentSubscriptionStats."""
+        consumers = await turns.each(
+            self.consumers.values(), ConsumerHandle.stats, slice_items=CLIENTS_PER_TURN
+        )
         now = self._loop.time()
         return {
             **self.delivered.describe("Out", now),
@@ -157,7 +161,7 @@ class LiveSubscription:
             "msgBacklogMessages": 0,
             "unackedMessages": 0,
             "subscriptionProperties": dict(self.properties),
-            "consumers": [handle.stats() for handle in self.consumers.values()],
+            "consumers": consumers,
         }
 
     # ---- what its consumers ask (OwningSubscription) ---------------------------------------------

@@ -9,6 +9,9 @@ from typing import Final
 RATE_WINDOW_S: Final = 10.0
 """An event this long ago counts 1/e of one that happens now."""
 
+CLIENTS_PER_TURN: Final = 100
+"""Producers or consumers that are described in one turn of the loop, at 20 us each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:

@@ -44,7 +44,7 @@ from magnetar.broker.topic.consumer import ConsumerHandle
 from magnetar.broker.topic.contract import CloseReason, LastMessage, SubscriptionType
 from magnetar.broker.topic.dispatch_rate import DispatchRate
 from magnetar.broker.topic.explanation import Snapshot, SubscriptionState, explain
-from magnetar.broker.topic.meter import Meter
+from magnetar.broker.topic.meter import CLIENTS_PER_TURN, Meter
 from magnetar.broker.topic.oldest import OldestUnacked
 from magnetar.broker.topic.read_loop import ReadLoop
 
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.losses import LostRange
     from magnetar.broker.topic.contract import ConsumerEvents, SubscribeRequest
     from magnetar.broker.topic.read_loop import Spawn
+    from magnetar.runtime.turns import Turns
 
     Done = Callable[[BrokerError | None], None]
     MakeDispatcher = Callable[[Environment], Dispatcher]
@@ -682,18 +683,19 @@ class Subscription:
             log_trouble=self._log.trouble if unconfirmed else "",
         )
 
-    async def describe(self) -> dict[str, Any]:
+    async def describe(self, turns: Turns) -> dict[str, Any]:
         """Pulsar's SubscriptionStats, and the backlog in messages."""
         backlog = await self.cursor.backlog()
         oldest = await self.oldest.find()
         keyed = await self._keyed_stats()
+        consumers = await turns.each(
+            self.consumers.values(),
+            lambda handle: {**handle.stats(), **keyed.get(handle.machine, {})},
+            slice_items=CLIENTS_PER_TURN,
+        )
         now = self._loop.time()
         holes, holes_size = self.cursor.holes()
         reasons = self.explain()
-        consumers = [
-            {**handle.stats(), **keyed.get(consumer, {})}
-            for consumer, handle in self.consumers.items()
-        ]
         activity = reduce(
             Activity.latest, (it.activity for it in self.consumers.values()), self._activity
         )

@@ -50,7 +50,7 @@ from magnetar.broker.topic.contract import (
 from magnetar.broker.topic.deduplication import Deduplication, DeduplicationConfig, switch
 from magnetar.broker.topic.delayed_store import DelayedStore
 from magnetar.broker.topic.dispatch_rate import DispatchRate
-from magnetar.broker.topic.meter import Meter
+from magnetar.broker.topic.meter import CLIENTS_PER_TURN, Meter
 from magnetar.broker.topic.persistence import quorum_of
 from magnetar.broker.topic.pipeline import (
     AccessModeStage,
@@ -153,6 +153,7 @@ class PersistentTopic:
         "_subscriptions",
         "_tasks",
         "_text",
+        "_turns",
         "_unfollow",
         "admission",
         "cursors",
@@ -237,6 +238,7 @@ class PersistentTopic:
         self.state = TopicState.OPEN
         self._subscriptions: dict[_Key, Subscription] = {}
         self._clock = clock = environment.clock
+        self._turns = environment.turns
         self._tasks = environment.tasks
         self._on_failed = environment.on_failed
         self._limits = environment.limits or Limits()
@@ -705,14 +707,21 @@ class PersistentTopic:
 
     async def stats(self) -> dict[str, Any]:
         """Pulsar's TopicStats, as the admin call gives it. Raises ReadFailed."""
-        now = asyncio.get_running_loop().time()
+        loop, turns = asyncio.get_running_loop(), self._turns
         subscriptions = {
-            name: await subscription.describe() for name, subscription in self.subscriptions.items()
+            name: await subscription.describe(turns)
+            for name, subscription in self.subscriptions.items()
         }
         hidden = {
-            name: await subscription.describe()
+            name: await subscription.describe(turns)
             for name, subscription in self.hidden_subscriptions.items()
         }
+        publishers = await turns.each(
+            self.producers.values(),
+            lambda handle: handle.describe(loop.time()),
+            slice_items=CLIENTS_PER_TURN,
+        )
+        now = loop.time()
         both = [*subscriptions.values(), *hidden.values()]
         meter = self._in
         messages_out, bytes_out = self.delivered_total
@@ -735,7 +744,7 @@ class PersistentTopic:
             "storageSize": self.log.stored_bytes,
             "msgCount": self.log.chain.messages,
             "topicEpoch": self.log.properties.get(EPOCH_PROPERTY),
-            "publishers": [handle.describe(now) for handle in self.producers.values()],
+            "publishers": publishers,
             "subscriptions": subscriptions,
             "hiddenSubscriptions": hidden,
             "managedLedger": self.log.describe(),

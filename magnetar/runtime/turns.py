@@ -9,6 +9,13 @@ turn of the loop.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 class Turns:
@@ -21,3 +28,15 @@ class Turns:
         await asyncio.sleep(0)  # a lock that is free would be granted within this turn
         await self._lock.acquire()
         asyncio.get_running_loop().call_soon(self._lock.release)
+
+    async def each(
+        self, items: Iterable[Item], call: Callable[[Item], Answer], *, slice_items: int
+    ) -> list[Answer]:
+        """The answers for all items, in slices of so many. The items of one slice take no turn."""
+        left = list(items)
+        answers: list[Answer] = []
+        for first in range(0, len(left), slice_items):
+            if len(left) > slice_items:
+                await self.take()
+            answers += map(call, left[first : first + slice_items])
+        return answers

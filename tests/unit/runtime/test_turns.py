@@ -41,3 +41,28 @@ async def test_a_cancelled_wait_keeps_no_turn() -> None:
     async with asyncio.timeout(1):
         await turns.take()
         await turns.take()
+
+
+async def test_each_takes_a_turn_for_a_slice_and_none_for_few_items() -> None:
+    turns, iterations = Turns(), 0
+    seen: list[int] = []
+
+    async def count() -> None:
+        nonlocal iterations
+        while True:
+            iterations += 1
+            await asyncio.sleep(0)
+
+    def double(item: int) -> int:
+        seen.append(iterations)
+        return 2 * item
+
+    async with asyncio.TaskGroup() as group:
+        counting = group.create_task(count())
+        await asyncio.sleep(0)
+        assert await turns.each(range(3), double, slice_items=3) == [0, 2, 4]
+        assert seen == [iterations] * 3
+        seen.clear()
+        assert await turns.each(range(7), double, slice_items=3) == [0, 2, 4, 6, 8, 10, 12]
+        counting.cancel()
+    assert seen[0] == seen[2] < seen[3] == seen[5] < seen[6]

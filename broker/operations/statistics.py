@@ -1,0 +1,68 @@
+"""Statistics of topics as models and as JSON, for topics with thousands of clients.
+
+pydantic holds the interpreter's lock during a call. One call for 10,000 clients takes 0.2 s, and
+stops the loop even if a thread makes it. So each client is checked and encoded by a call of its
+own, in a thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_json
+
+from magnetar.broker.operations.model import (
+    ConsumerStats,
+    PublisherStats,
+    SubscriptionStats,
+    TopicStats,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic import BaseModel
+
+
+def modelled(found: Mapping[str, Any]) -> TopicStats:
+    """What a topic says of itself, checked. Call it in a thread."""
+    clients = {
+        "publishers": [PublisherStats.model_validate(each) for each in found["publishers"]],
+        "subscriptions": _subscriptions(found["subscriptions"]),
+        "hiddenSubscriptions": _subscriptions(found.get("hiddenSubscriptions", {})),
+    }
+    return TopicStats.model_validate({**found, **clients})
+
+
+def encoded(model: BaseModel) -> bytes:
+    """The JSON of a model. Call it in a thread."""
+    if not isinstance(model, TopicStats | SubscriptionStats):
+        return model.model_dump_json(by_alias=True).encode()
+    fields = type(model).model_fields
+    names = {name: field.alias or name for name, field in fields.items()}
+    return _object({names.get(name, name): value for name, value in model})
+
+
+def _subscriptions(found: Mapping[str, Mapping[str, Any]]) -> dict[str, SubscriptionStats]:
+    return {name: _subscription(each) for name, each in found.items()}
+
+
+def _subscription(found: Mapping[str, Any]) -> SubscriptionStats:
+    consumers = [ConsumerStats.model_validate(each) for each in found["consumers"]]
+    return SubscriptionStats.model_validate({**found, "consumers": consumers})
+
+
+def _object(members: Mapping[str, Any]) -> bytes:
+    return b"{%b}" % b",".join([to_json(name) + b":" + _value(it) for name, it in members.items()])
+
+
+def _value(value: Any) -> bytes:
+    match value:
+        case TopicStats() | SubscriptionStats() | PublisherStats() | ConsumerStats():
+            return encoded(value)
+        case list():
+            return b"[%b]" % b",".join(map(_value, value))
+        case dict():
+            return _object(value)
+        case _:
+            return to_json(value)

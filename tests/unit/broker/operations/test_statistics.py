@@ -1,0 +1,112 @@
+"""Statistics of topics with thousands of clients do not stop the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fakes.cluster_state import ClusterState
+from fakes.topics import TopicRig, opened_topic
+from pydantic import ValidationError
+
+from magnetar.broker.operations.model import ConsumerStats, PublisherStats, TopicStats
+from magnetar.broker.operations.statistics import encoded, modelled
+from magnetar.broker.topic.contract import SubscriptionType
+from magnetar.runtime.steps import STEP_CPU_S_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+pytestmark = pytest.mark.real_loop
+
+CLIENTS = 3_000
+
+
+async def connect(rig: TopicRig, clients: int) -> None:
+    for number in range(clients):
+        await rig.produce(f"p{number}")
+        await rig.subscribe(kind=SubscriptionType.SHARED, permits=0)
+
+
+async def beside(work: Callable[[], Awaitable[Any]], clock: Callable[[], float]) -> float:
+    """The longest turn of the loop beside the work, by this clock."""
+    turns: list[float] = []
+
+    async def count() -> None:
+        while True:
+            began = clock()
+            await asyncio.sleep(0)
+            turns.append(clock() - began)
+
+    async with asyncio.TaskGroup() as group:
+        counting = group.create_task(count())
+        await asyncio.sleep(0)
+        await work()
+        counting.cancel()
+    return max(turns)
+
+
+async def test_many_clients_are_described_in_slices() -> None:
+    async with opened_topic(ClusterState()) as rig:
+        await connect(rig, CLIENTS)
+        found: dict[str, Any] = {}
+
+        async def describe() -> None:
+            found.update(await rig.topic.stats())
+
+        longest_s = await beside(describe, time.thread_time)
+        assert len(found["publishers"]) == CLIENTS
+        assert len(found["subscriptions"]["s"]["consumers"]) == CLIENTS
+        assert longest_s < STEP_CPU_S_MAX
+
+
+def calls_of_pydantic(work: Callable[[], object]) -> Counter[str]:
+    """How often each function in Rust is called: it holds the interpreter's lock to its end."""
+    found: Counter[str] = Counter()
+
+    def note(_: object, event: str, function: Any) -> None:
+        if event == "c_call":
+            found[function.__name__] += 1
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+async def test_no_call_checks_or_encodes_several_clients() -> None:
+    async with opened_topic(ClusterState()) as rig:
+        await connect(rig, 10)
+        found = await rig.topic.stats()
+    stats = modelled(found)
+    assert calls_of_pydantic(lambda: modelled(found))["validate_python"] == 22
+    assert calls_of_pydantic(lambda: encoded(stats))["to_json"] > 20
+
+
+async def test_the_json_is_that_of_the_model() -> None:
+    async with opened_topic(ClusterState()) as rig:
+        await rig.publish("a", "b")
+        await connect(rig, 2)
+        await rig.subscribe('ü "quoted"', kind=SubscriptionType.KEY_SHARED)
+        found = await rig.topic.stats()
+    stats = modelled(found)
+    assert all(isinstance(each, PublisherStats) for each in stats.publishers)
+    assert all(isinstance(each, ConsumerStats) for each in stats.subscriptions["s"].consumers)
+    assert stats == TopicStats.model_validate(found)
+    assert json.loads(encoded(stats)) == json.loads(stats.model_dump_json(by_alias=True))
+
+
+async def test_each_client_is_checked() -> None:
+    async with opened_topic(ClusterState()) as rig:
+        await connect(rig, 1)
+        found = await rig.topic.stats()
+    del found["subscriptions"]["s"]["consumers"][0]["consumerName"]
+    with pytest.raises(ValidationError, match="consumerName"):
+        modelled(found)

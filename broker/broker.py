@@ -574,6 +574,25 @@ class Broker:
         folder = paths.topics(namespace.tenant, namespace.namespace, Domain.PERSISTENT)
         return self._store.watch(folder, on_change)
 
+    async def stored_partitions_of(self, name: TopicName) -> int:
+        """See Catalog.partitions_of. Reads the metadata also for a topic that is open here: it may
+        be in deletion."""
+        await self._bundle_of(name)
+        return await self.catalog.partitions_of(name, create=False)
+
+    def watch_partitioned(
+        self, name: TopicName, on_change: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call back when the record of a partitioned topic changes. Returns the function that ends
+        it."""
+        path = paths.partitioned_topic(name.tenant, name.namespace, name.domain, name.topic)
+        return self._store.watch(path, on_change)
+
+    def watch_record(self, name: TopicName, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Call back when the record of a topic changes. Returns the function that ends it."""
+        path = paths.topic(name.tenant, name.namespace, name.domain, name.topic)
+        return self._store.watch(path, on_change)
+
     async def _open(self, name: TopicName, served: _Served, asking: Asking | None) -> None:
         try:
             async with self._loads.slot(str(name)):

@@ -193,6 +193,34 @@ class FindTopicsReply(google.protobuf.message.Message):
 Global___FindTopicsReply: typing_extensions.TypeAlias = FindTopicsReply
 
 @typing.final
+class TopicsUpdate(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: builtins.int
+    GONE_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    more: builtins.bool
+    """Further messages follow at once. Until the first one without it, the client does not know all topics."""
+    @property
+    def topics(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Topics and partitions that exist now. Topics of the request that do not exist are left out."""
+
+    @property
+    def gone(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Those of earlier messages that are gone, or are not topics of their own any more."""
+
+    def __init__(
+        self,
+        *,
+        topics: collections.abc.Iterable[builtins.str] | None = ...,
+        gone: collections.abc.Iterable[builtins.str] | None = ...,
+        more: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gone", b"gone", "more", b"more", "topics", b"topics"]) -> None: ...
+
+Global___TopicsUpdate: typing_extensions.TypeAlias = TopicsUpdate
+
+@typing.final
 class PlanTopicsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

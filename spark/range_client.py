@@ -13,7 +13,7 @@ import queue
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -46,9 +46,12 @@ NO_LEDGERS: Final = (1 << 63) - 1  # in a TopicAsk: the answer lists no ledgers
 _SERVICE: Final = "/magnetar.broker.Broker/"
 _PLAN: Final = f"{_SERVICE}PlanRange"
 _READ: Final = f"{_SERVICE}ReadRange"
-_WATCH: Final = f"{_SERVICE}WatchPositions"
 
 Reply = TypeVar("Reply", bound="Message")
+
+Pushes: TypeAlias = "tuple[Iterator[Reply], Callable[[], object]]"
+"""The messages that a broker pushes, for a thread of their own, and what ends them. The iterator
+raises BrokerLost, BrokerRefused."""
 
 
 class BrokerLost(Exception):
@@ -129,27 +132,19 @@ def ledger_copies(
 
 def watch_positions(
     access: Access, broker: str, topics: Mapping[str, int]
-) -> tuple[Iterator[pb.PositionsUpdate], Callable[[], object]]:
-    """Ask a broker to push the states of topics: {topic: first ledger of interest}.
-
-    Returns the messages, for a thread of their own, and what ends them. The iterator raises
-    BrokerLost, BrokerRefused.
-    """
+) -> Pushes[pb.PositionsUpdate]:
+    """Ask a broker to push the states of topics: {topic: first ledger of interest}."""
     asks = [pb.TopicAsk(topic=topic, from_ledger=ledger) for topic, ledger in topics.items()]
-    ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = _channel(access, broker).unary_stream(_WATCH)
     request = pb.WatchPositionsRequest(topics=asks)
-    call = ask(request.SerializeToString(), metadata=_greeting(access))
+    return _watch(access, broker, "WatchPositions", request, pb.PositionsUpdate)
 
-    def updates() -> Iterator[pb.PositionsUpdate]:
-        try:
-            for message in call:
-                yield pb.PositionsUpdate.FromString(message)
-        except grpc.RpcError as error:
-            raise _failure(error, broker) from None
-        except DecodeError as error:
-            raise BrokerLost(f"{broker}: {error}") from None
 
-    return updates(), call.cancel
+def watch_topics(
+    access: Access, broker: str, topics: Sequence[str], namespaces: Sequence[str]
+) -> Pushes[pb.TopicsUpdate]:
+    """Ask any broker to push which topics and partitions exist."""
+    request = pb.FindTopicsRequest(topics=topics, namespaces=namespaces)
+    return _watch(access, broker, "WatchTopics", request, pb.TopicsUpdate)
 
 
 def find_entry(access: Access, broker: str, request: pb.FindEntryRequest) -> pb.FindEntryReply:
@@ -177,6 +172,25 @@ def raise_named(broker: str, text: str) -> NoReturn:
     if name in PERMANENT:
         raise BrokerRefused(name, reason)
     raise BrokerLost(f"{broker}: {text}")
+
+
+def _watch(
+    access: Access, broker: str, method: str, request: Message, kind: type[Reply]
+) -> Pushes[Reply]:
+    channel = _channel(access, broker)
+    ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(_SERVICE + method)
+    call = ask(request.SerializeToString(), metadata=_greeting(access))
+
+    def updates() -> Iterator[Reply]:
+        try:
+            for message in call:
+                yield kind.FromString(message)
+        except grpc.RpcError as error:
+            raise _failure(error, broker) from None
+        except DecodeError as error:
+            raise BrokerLost(f"{broker}: {error}") from None
+
+    return updates(), call.cancel
 
 
 def _as_many(broker: str, answers: Sequence[Reply], count: int) -> list[Reply]:

@@ -16,6 +16,7 @@ from magnetar.broker.session.connection import Connection, Transport
 from magnetar.broker.session.limits import REQUEST_FIELDS_MAX, Requests
 from magnetar.broker.session.position_watch import PositionWatches
 from magnetar.broker.session.topic_ranges import TopicRanges, ledger_range
+from magnetar.broker.session.topic_watch import TopicWatches
 from magnetar.protos import broker_pb2 as pb
 from magnetar.protos.errors import MalformedCommand
 from magnetar.protos.field_count import has_more_fields
@@ -53,6 +54,7 @@ class BrokerService:
         self._sessions: set[FrameStream] = set()
         self._ranges = TopicRanges()
         self._watches = PositionWatches()
+        self._topic_watches = TopicWatches()
         self._requests = Requests()
 
     def serve(self, endpoint: Endpoint) -> None:
@@ -69,6 +71,7 @@ class BrokerService:
             "PlanRange": self._call(pb.PlanRangeRequest, _plan),
             "ReadRange": gated_reply_handler(self._read, self._requests, self._admit),
             "FindTopics": self._call(pb.FindTopicsRequest, self._ranges.find),
+            "WatchTopics": gated_push_handler(self._watch_topics, self._requests, self._admit),
             "PlanTopics": self._call(pb.PlanTopicsRequest, self._ranges.plan),
             "WatchPositions": gated_push_handler(self._watch, self._requests, self._admit),
             "FindEntry": self._call(pb.FindEntryRequest, self._ranges.find_entry),
@@ -99,6 +102,7 @@ class BrokerService:
     async def close_sessions(self) -> None:
         """End every session and every watch; the clients look for another broker."""
         self._watches.end_all()
+        self._topic_watches.end_all()
         async with asyncio.TaskGroup() as group:
             for stream in list(self._sessions):
                 group.create_task(stream.close())
@@ -134,6 +138,13 @@ class BrokerService:
         asked = _parsed(pb.WatchPositionsRequest, request)
         caller.require(asked)
         await self._watches.serve(self._endpoint.broker, asked, send)
+
+    async def _watch_topics(
+        self, caller: Caller, request: bytes, send: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        asked = _parsed(pb.FindTopicsRequest, request)
+        caller.require(asked)
+        await self._topic_watches.serve(self._endpoint.broker, asked, send)
 
 
 async def _plan(broker: Broker, asked: pb.PlanRangeRequest) -> pb.PlanRangeReply:

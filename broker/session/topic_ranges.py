@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.calls import call_each
 from magnetar.broker.catalog.listing import NAMES_PER_TURN
-from magnetar.broker.errors import NotAllowed, QueryFenced, TopicNotFound
+from magnetar.broker.errors import NotAllowed, QueryFenced, ReservedName, TopicNotFound
 from magnetar.broker.log.position import Position
 from magnetar.broker.refusal import OPERATING_ERRORS
 from magnetar.broker.session import ranges
@@ -57,7 +57,7 @@ class TopicRanges:
             name = stored_name(text)
             try:
                 count = await broker.partitions_of(name, create=False)
-            except TopicNotFound:
+            except (TopicNotFound, ReservedName):  # of a partition: there are fewer
                 reply.missing.append(text)
                 continue
             require_few("topics in the answer", len(reply.topics) + count, FOUND_MAX)

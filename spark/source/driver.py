@@ -1,8 +1,10 @@
 """Plans the reads of one query on Spark's driver: a DataFrame once, a stream batch by batch.
 
 Spark asks an idle source 100 times a second for news. The owners of the topics push it
-(position_watch.py), so that costs no call. The driver polls topics of which no owner pushes news,
-at most once in `pollIntervalMs`. A failed poll is no error until `readTimeoutMs` has passed.
+(position_watch.py), and a broker pushes which topics exist (topic_watch.py), so that costs no call.
+The driver polls topics of which no owner pushes news, at most once in `pollIntervalMs`, and asks
+for new topics that no broker pushes, once in `discoveryIntervalMs`. A failed poll is no error until
+`readTimeoutMs` has passed.
 
 With a subscription, the driver moves it to what Spark has committed: `latest` gets the end of the
 last committed batch as its start, `commit` gets an end. The first `latest` creates it where the
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from magnetar.protos.names import TopicName
 from magnetar.spark.admission import rows_of_bytes, share
@@ -26,6 +28,7 @@ from magnetar.spark.source.partition_reader import Retries
 from magnetar.spark.source.position_watch import PositionWatch
 from magnetar.spark.source.tasks import tasks_between
 from magnetar.spark.source.topic_view import Clock, TopicView
+from magnetar.spark.source.topic_watch import TopicWatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +37,10 @@ if TYPE_CHECKING:
     from magnetar.spark.source.position_watch import Known
     from magnetar.spark.source.tasks import Task
     from magnetar.spark.topic_state import TopicState
+
+DISCOVERY_S_MAX: Final = 300.0
+"""How often the driver asks for new topics although a broker pushes them: the broker's connection
+to the metadata store can be cut, and then it pushes nothing."""
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +67,22 @@ class StreamDriver:
     """Plans the batches of one streaming query. For one thread."""
 
     def __init__(
-        self, options: ReadOptions, *, now_ms: int, query: str, watch: PositionWatch | None = None
+        self,
+        options: ReadOptions,
+        *,
+        now_ms: int,
+        query: str,
+        watch: PositionWatch | None = None,
+        topics: TopicWatch | None = None,
     ) -> None:
-        """`now_ms` is the start of the query, `query` its id: they fence older queries. `watch`
-        None: one with the default limits."""
+        """`now_ms` is the start of the query, `query` its id: they fence older queries. `watch` and
+        `topics` None: those with the default limits."""
         self._options = options
-        self._view = TopicView(options)
+        self._view = view = TopicView(options)
         self._watch = watch or PositionWatch(options.access)
+        self._topics = topics or TopicWatch(
+            options.access, options.brokers, view.asked(), view.keeps
+        )
         self._states: dict[str, TopicState | None] = {}
         self._from: dict[str, int] = {}  # topic -> the first ledger that its state has
         self._pushed: Mapping[str, Known] = {}  # of which an owner pushes news now
@@ -172,6 +188,7 @@ class StreamDriver:
     def close(self) -> None:
         """The query has ended: nothing is pushed any more."""
         self._watch.close()
+        self._topics.close()
 
     # Mechanics
 
@@ -193,16 +210,19 @@ class StreamDriver:
         """Bring the states up to date: by what was pushed, and by a poll if it is time."""
         if self._frozen:
             return
+        self._topics.follow()
+        if (found_now := self._topics.take()) is not None:
+            self._view.adopt(found_now)
         self._take_pushed(places)
         unknown = any(topic not in self._pushed for topic in (*self._view.topics, *places))
         if not unknown:
             self._polled.reset()
-        if not (self._tried.is_due and (unknown or self._discovered.is_due)):
+        if not (self._tried.is_due and (unknown or self._discovers)):
             return
         self._tried.reset()
         first = not self._states
         try:
-            if self._discovered.is_due:
+            if self._discovers:
                 self._view.discover(once=not first)
                 self._discovered.reset()
             asks = self._asks(places)
@@ -220,6 +240,13 @@ class StreamDriver:
             self._from = {it: self._from[it] for it in self._states if it not in found} | polled
             self._polled.reset()
             self._follow(asks)
+
+    @property
+    def _discovers(self) -> bool:
+        """Whether it is time to ask for new topics."""
+        return self._discovered.is_due and (
+            not self._topics.is_live or self._discovered.age_s >= DISCOVERY_S_MAX
+        )
 
     def _asks(self, places: Mapping[str, Place]) -> dict[str, int]:
         """The topics to know of, each with the first ledger of interest."""

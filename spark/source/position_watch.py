@@ -11,24 +11,21 @@ polled as long as that.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from magnetar.spark.access import ANONYMOUS
 from magnetar.spark.range_client import BrokerLost, BrokerRefused, watch_positions
+from magnetar.spark.source.push_stream import REFUSED_S, RETRY_S, SILENCE_S_MAX, PushStream
 from magnetar.spark.source.topic_view import TOPICS_PER_CALL, state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from magnetar.protos import broker_pb2 as pb
     from magnetar.spark.access import Access
     from magnetar.spark.topic_state import TopicState
-
-SILENCE_S_MAX: Final = 6.0
-"""Three beats of a broker."""
 
 STREAMS_MAX: Final = 32
 """The streams of one query, each with a thread. Topics that would need another stream are
@@ -37,13 +34,6 @@ polled."""
 STREAMS_SPARE: Final = 3
 """Streams of one broker beyond those that its topics need. New topics get a stream of their own;
 beyond this number all topics of the broker are gathered in new streams."""
-
-RETRY_S: Final = 1.0
-"""The time between the attempts to open a stream to a broker. A broker that dies is replaced in
-3 s."""
-
-REFUSED_S: Final = 30.0
-"""The same after a refusal: the broker has too many watches, or is an older one."""
 
 log = logging.getLogger(__name__)
 
@@ -137,54 +127,40 @@ class PositionWatch:
 
 
 class _Stream:
-    """One stream of a broker, and the thread that receives it."""
+    """One stream of a broker: what it says of its topics."""
 
     def __init__(
         self, access: Access, owner: str, topics: Mapping[str, int], silence_s_max: float
     ) -> None:
         self.owner = owner
         self.topics: frozenset[str] = frozenset(topics)
-        self.refused = False
-        self._silence_s_max = silence_s_max
         self._names: Sequence[str] = list(topics)
-        self._lock = threading.Lock()
         self._known: dict[str, Known] = {}
         self._moved: dict[str, str] = {}
         self._from = dict(topics)
-        self._heard_s = time.monotonic()
-        self._ended = False
-        updates, self.close = watch_positions(access, owner, topics)
-        receiver = threading.Thread(
-            target=self._receive, args=(updates,), name="magnetar-positions", daemon=True
-        )
-        receiver.start()
+        pushes = watch_positions(access, owner, topics)
+        self._pushes = PushStream(owner, pushes, self._note_all, silence_s_max=silence_s_max)
+        self.close = self._pushes.close
 
     @property
     def is_live(self) -> bool:
-        return not self._ended and time.monotonic() - self._heard_s < self._silence_s_max
+        return self._pushes.is_live
+
+    @property
+    def refused(self) -> bool:
+        return self._pushes.refused
 
     def copy_to(self, known: dict[str, Known], moved: dict[str, str]) -> None:
         """Add what the stream knows: nothing if it has ended."""
-        with self._lock:
+        with self._pushes.lock:
             moved |= self._moved
             self._moved.clear()
             if self.is_live:
                 known |= self._known
 
-    def _receive(self, updates: Iterator[pb.PositionsUpdate]) -> None:
-        try:
-            for update in updates:
-                with self._lock:
-                    for topic in update.topics:
-                        self._note(topic)
-                    self._heard_s = time.monotonic()
-        except BrokerRefused as error:
-            self.refused = True
-            log.warning("%s pushes no positions, the query asks instead: %s", self.owner, error)
-        except BrokerLost as error:
-            self.refused = error.name == "RequestRefused"
-            log.debug("a stream of positions has ended: %s", error)
-        self._ended = True
+    def _note_all(self, update: pb.PositionsUpdate) -> None:
+        for topic in update.topics:
+            self._note(topic)
 
     def _note(self, update: pb.TopicUpdate) -> None:
         name, plan = self._names[update.topic], update.plan

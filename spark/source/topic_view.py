@@ -42,7 +42,7 @@ from magnetar.spark.source.partition_reader import REDIRECTS_MAX, Retries
 from magnetar.spark.topic_state import Ledger, TopicState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from magnetar.spark.source.options import Bound, ReadOptions
 
@@ -80,7 +80,22 @@ class TopicView:
         if missing and missing != self._missing:
             log.warning("%d topics do not exist, the first one is %s", len(missing), missing[0])
         self._missing = missing
-        self.topics = tuple(found)
+        self.adopt(found)
+
+    def asked(self) -> list[tuple[list[str], list[str]]]:
+        """The topics and the namespaces of each request that finds all topics."""
+        if (pattern := self._options.pattern) is not None:
+            return [([], [str(pattern.namespace)])]
+        return [(chunk, []) for chunk in _chunks([str(topic) for topic in self._options.topics])]
+
+    def keeps(self, topic: str) -> bool:
+        """Whether the query wants a topic that a broker has found."""
+        pattern = self._options.pattern
+        return pattern is None or pattern.matches(TopicName.parse(topic))
+
+    def adopt(self, found: Iterable[str]) -> None:
+        """A broker has told all topics that the query wants."""
+        self.topics = tuple(sorted(found) if self._options.pattern is not None else found)
 
     def states(
         self, from_ledgers: Mapping[str, int], *, once: bool = False
@@ -252,17 +267,12 @@ class TopicView:
 
     def _find_all(self) -> tuple[list[str], list[str]]:
         broker = self._brokers[0]
-        pattern = self._options.pattern
         found: dict[str, None] = {}
         missing: list[str] = []
         try:
-            if pattern is not None:
-                reply = find_topics(self._options.access, broker, (), (str(pattern.namespace),))
-                names = map(TopicName.parse, reply.topics)
-                return sorted(str(name) for name in names if pattern.matches(name)), []
-            for chunk in _chunks([str(topic) for topic in self._options.topics]):
-                reply = find_topics(self._options.access, broker, chunk, ())
-                found |= dict.fromkeys(reply.topics)
+            for topics, namespaces in self.asked():
+                reply = find_topics(self._options.access, broker, topics, namespaces)
+                found |= dict.fromkeys(filter(self.keeps, reply.topics))
                 missing += reply.missing
         except BrokerLost:
             self._brokers.append(self._brokers.pop(0))

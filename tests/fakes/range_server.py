@@ -53,6 +53,9 @@ class RangeServer:
     copies: Callable[[int], pb.LedgerCopies] = lambda ledger: pb.LedgerCopies(ledger=ledger)
     copies_asked: list[int] = field(default_factory=list)  # ledgers of each request
     watched: list[dict[str, int]] = field(default_factory=list)  # topics -> first ledger
+    topic_watches: list[list[str]] = field(default_factory=list)  # the topics of each call
+    # What a watch of topics sends, in the same way.
+    found: queue.Queue[pb.TopicsUpdate | None] | None = None
     noted: list[list[str]] = field(default_factory=list)  # the topics of each call
     # What a watch sends, one after the other; None ends it. No queue: it is an older broker.
     pushes: queue.Queue[pb.PositionsUpdate | None] | None = None
@@ -119,16 +122,12 @@ class RangeServer:
     def watch(self, request: bytes, call: grpc.ServicerContext) -> Iterator[bytes]:
         asked = pb.WatchPositionsRequest.FromString(request)
         self.watched.append({it.topic: it.from_ledger for it in asked.topics})
-        if self.pushes is None:
-            call.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-        while call.is_active():
-            try:
-                update = self.pushes.get(timeout=0.01)
-            except queue.Empty:
-                continue
-            if update is None:
-                return
-            yield update.SerializeToString()
+        return _pushed(self.pushes, call)
+
+    def watch_topics(self, request: bytes, call: grpc.ServicerContext) -> Iterator[bytes]:
+        asked = pb.FindTopicsRequest.FromString(request)
+        self.topic_watches.append([*asked.topics, *asked.namespaces])
+        return _pushed(self.found, call)
 
     def note(self, request: bytes, call: grpc.ServicerContext) -> bytes:
         asked = pb.NoteBatchesRequest.FromString(request)
@@ -154,15 +153,29 @@ class RangeServer:
             yield encode_frame([self.before_frame(sent, call, frame)])
 
 
+def _pushed(pushes: queue.Queue[Any] | None, call: grpc.ServicerContext) -> Iterator[bytes]:
+    if pushes is None:
+        call.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+    while call.is_active():
+        try:
+            update = pushes.get(timeout=0.01)
+        except queue.Empty:
+            continue
+        if update is None:
+            return
+        yield update.SerializeToString()
+
+
 @contextmanager
 def serving(
     server: RangeServer, credentials: grpc.ServerCredentials | None = None
 ) -> Iterator[RangeServer]:
     """Serve on any free port; `server.url` says which. `credentials`: those of TLS."""
-    grpc_server = grpc.server(ThreadPoolExecutor(4))
+    grpc_server = grpc.server(ThreadPoolExecutor(8))
     methods: dict[str, Any] = {
         "PlanRange": grpc.unary_unary_rpc_method_handler(server.plan),
         "FindTopics": grpc.unary_unary_rpc_method_handler(server.find),
+        "WatchTopics": grpc.unary_stream_rpc_method_handler(server.watch_topics),
         "PlanTopics": grpc.unary_unary_rpc_method_handler(server.plan_topics),
         "WatchPositions": grpc.unary_stream_rpc_method_handler(server.watch),
         "NoteBatches": grpc.unary_unary_rpc_method_handler(server.note),

@@ -1,4 +1,5 @@
-"""A streaming query to which two real brokers push: messages, trimming, moves, a broker's death."""
+"""A streaming query to which two real brokers push: messages, trimming, moves, a broker's death,
+new and deleted topics."""
 
 from __future__ import annotations
 
@@ -45,10 +46,16 @@ class Query:
     def __init__(self, service: Service, topic: str, **given: str) -> None:
         brokers = ",".join(it.grpc_url.removeprefix("grpc://") for it in service.brokers)
         every = {"service.url": f"grpc://{brokers}", "startingOffsets": "earliest"}
-        options = parse_options(every | {"topic": topic} | given, streaming=True)
+        named = {} if "topicsPattern" in given else {"topic": topic}
+        options = parse_options(every | named | given, streaming=True)
         self.topic = topic
         self.driver = StreamDriver(options, now_ms=1, query="q")
         self.at: dict[str, Any] = self.driver.initial()
+
+    def topics(self) -> set[str]:
+        """Plan the next batch. Returns the topics that it has reached."""
+        self.at = self.driver.latest(self.at, rows_max=None, bytes_max=None)
+        return set(self.at["t"])
 
     def reached(self) -> int:
         """Plan the next batch. Returns the index after its last message."""
@@ -143,4 +150,56 @@ def test_a_query_survives_the_death_of_the_owner(topic: str) -> None:
         with magnetar.Client(survivor.grpc_url) as client:
             client.create_producer(topic).send(b"x")
         wait_for(lambda: query.reached() == 2)
+        query.driver.close()
+
+
+def begin_with_topics_pushed(service: Service, topic: str, **given: str) -> Query:
+    """A query that learns of later topics by pushes alone."""
+    query = Query(service, topic, discoveryIntervalMs=HOUR_MS, pollIntervalMs="10", **given)
+    wait_for(lambda: query.topics() is not None and query.driver._topics.is_live)
+    return query
+
+
+def grow(service: Service, topic: str, count: int) -> None:
+    service.call(service.brokers[0].broker.catalog.partitioned.grow(TopicName.parse(topic), count))
+
+
+@pytest.mark.parametrize("by", ["topic", "topicsPattern"])
+def test_new_partitions_and_topics_arrive_without_asking(
+    service: Service, topic: str, by: str
+) -> None:
+    broker, short = service.brokers[0].broker, topic.rpartition("/")[2]
+    service.call(broker.create_partitioned_topic(TopicName.parse(topic), 1, {}))
+    pattern = {"topicsPattern": f"public/default/{short}(-new)?"}
+    parts = [f"{topic}-partition-{number}" for number in range(2)]
+    query = begin_with_topics_pushed(service, topic, **({} if by == "topic" else pattern))
+    assert query.topics() == {parts[0]}
+    grow(service, topic, 2)
+    publish(service, f"{topic}-new")
+    publish(service, f"{topic}-other")
+    wanted = {*parts, *([] if by == "topic" else [f"{topic}-new"])}
+    wait_for(lambda: query.topics() == wanted)
+    query.driver.close()
+
+
+def test_a_topic_that_is_waited_for_arrives_without_asking(service: Service, topic: str) -> None:
+    query = begin_with_topics_pushed(service, topic, waitingForNonExistedTopic="true")
+    assert query.topics() == set()
+    publish(service, topic, 3)
+    wait_for(lambda: query.topics() == {topic})
+    wait_for(lambda: query.reached() == 3)
+    query.driver.close()
+
+
+def test_topics_are_pushed_by_another_broker_after_a_death() -> None:
+    topic = f"persistent://public/default/pushed-{next(_numbers)}"
+    with brokers_in_thread(2) as service:
+        first, second = service.brokers
+        service.call(second.broker.create_partitioned_topic(TopicName.parse(topic), 1, {}))
+        query = begin_with_topics_pushed(service, topic)  # by the first broker of the URL
+        service.call(die(first))
+        wait_for(lambda: query.topics() is not None and not query.driver._topics.is_live)
+        service.call(second.broker.catalog.partitioned.grow(TopicName.parse(topic), 3))
+        wait_for(lambda: len(query.topics()) == 3)
+        assert query.driver._topics.is_live
         query.driver.close()

@@ -33,6 +33,7 @@ from magnetar.schema import (
     String,
     StringSchema,
 )
+from magnetar.spark.access import ANONYMOUS
 from magnetar.spark.errors import (
     BadRecord,
     DataLost,
@@ -52,6 +53,7 @@ from magnetar.spark.source.partition_reader import TopicReader
 from magnetar.spark.source.position_watch import PositionWatch
 from magnetar.spark.source.schema import schema_of
 from magnetar.spark.source.task_reader import read_task
+from magnetar.spark.source.topic_watch import TopicWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,6 +109,7 @@ class Query:
             now_ms=started_ms,
             query=f"query-{started_ms}",
             watch=PositionWatch(streams_max=0),
+            topics=TopicWatch(ANONYMOUS, self.options.brokers, [], lambda topic: True),
         )
 
     def restart(self) -> None:
@@ -534,6 +537,10 @@ def test_a_newer_query_fences_the_older_one(
 def test_a_topic_that_does_not_exist_is_named(service: Service, topic: str) -> None:
     with pytest.raises(TopicNotFound, match=topic):
         Query(service, topic=topic).plan()
+    broker = service.brokers[0].broker
+    service.call(broker.create_partitioned_topic(TopicName.parse(topic), 2, {}))
+    with pytest.raises(TopicNotFound, match=f"{topic}-partition-2"):
+        Query(service, topic=f"{topic}-partition-2").plan()
 
 
 def test_a_query_goes_on_while_its_broker_is_away_and_fails_after_the_timeout(

@@ -1,0 +1,72 @@
+"""One stream of a broker's pushes, and the thread that receives it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from magnetar.spark.range_client import BrokerLost, BrokerRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from google.protobuf.message import Message
+
+    from magnetar.spark.range_client import Pushes
+
+SILENCE_S_MAX: Final = 6.0
+"""Three beats of a broker."""
+
+RETRY_S: Final = 1.0
+"""The time between the attempts to open a stream to a broker. A broker that dies is replaced in
+3 s."""
+
+REFUSED_S: Final = 30.0
+"""The same after a refusal: the broker has too many watches, or is an older one."""
+
+Update = TypeVar("Update", bound="Message")
+
+log = logging.getLogger(__name__)
+
+
+class PushStream(Generic[Update]):
+    """`note` is called in the stream's thread with each message, under `lock`."""
+
+    def __init__(
+        self,
+        broker: str,
+        pushes: Pushes[Update],
+        note: Callable[[Update], None],
+        *,
+        silence_s_max: float = SILENCE_S_MAX,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.refused = False
+        self._broker = broker
+        self._updates, self.close = pushes
+        self._note = note
+        self._silence_s_max = silence_s_max
+        self._heard_s = time.monotonic()
+        self._ended = False
+        threading.Thread(target=self._receive, name="magnetar-pushes", daemon=True).start()
+
+    @property
+    def is_live(self) -> bool:
+        """The broker sends messages. Otherwise what it has pushed may be outdated."""
+        return not self._ended and time.monotonic() - self._heard_s < self._silence_s_max
+
+    def _receive(self) -> None:
+        try:
+            for update in self._updates:
+                with self.lock:
+                    self._note(update)
+                    self._heard_s = time.monotonic()
+        except BrokerRefused as error:
+            self.refused = True
+            log.warning("%s pushes no news, the query asks instead: %s", self._broker, error)
+        except BrokerLost as error:
+            self.refused = error.name == "RequestRefused"
+            log.debug("a stream of news has ended: %s", error)
+        self._ended = True

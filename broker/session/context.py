@@ -7,6 +7,7 @@ and never waits; the connection (connection.py) reads, writes and keeps time.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -77,6 +78,7 @@ class Context:
         self.lacking_room = asyncio.Event()  # some consumers were refused room
         self._refused_room: set[int] = set()
         self._deleted: dict[tuple[str, int], TopicName] = {}  # see `remember_deleted`
+        self._closing: deque[Callable[[], None]] = deque()  # what `close_one` does next
         self._outbox = outbox
         self._transport = transport
         self._peer = peer
@@ -148,26 +150,36 @@ class Context:
         """Whether this producer or consumer had the topic when it was deleted."""
         return self._deleted.get((kind, number)) == topic
 
-    def leave(self) -> None:
-        """The connection is gone: close its producers and consumers. Idempotent."""
+    def leave(self) -> bool:
+        """The connection is gone. Returns whether something is to be closed since (`close_one`).
+        Idempotent."""
         self.over = True
-        closes = [producer.close_nowait for producer in self.producers.values()]
-        closes += [consumer.close_nowait for consumer in self.consumers.values()]
-        closes += self.watchers.values()
+        open_before = len(self._closing)
+        self._closing += [producer.close_nowait for producer in self.producers.values()]
+        self._closing += [consumer.close_nowait for consumer in self.consumers.values()]
+        self._closing += self.watchers.values()
         self.producers.clear()
         self.consumers.clear()
         self.watchers.clear()
-        for close in closes:
+        return len(self._closing) > open_before
+
+    def close_one(self) -> bool:
+        """Close a producer, a consumer or a watcher of a connection that is gone. Returns whether
+        there are others to close."""
+        if self._closing:
             try:
-                close()
+                self._closing.popleft()()
             except Exception as error:  # broker/guard.py: the others are closed all the same
                 self.broker.failures.note("leave", self._peer, error)
+        return bool(self._closing)
 
     # ---- room for messages -----------------------------------------------------------------------
 
     def writable(self, consumer_id: int) -> bool:
         """Whether a subscription may deliver. If not, the context calls it when there is room, or
         when the broker has verified its ownership."""
+        if self.over:
+            return False  # the consumer is about to be closed
         if self._outbox.pending_bytes < DELIVERY_BYTES_MAX and self.broker.standstill.sure:
             return True
         self._refused_room.add(consumer_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,62 @@ async def test_a_frame_of_thirty_thousand_pings_stops_no_other_client() -> None:
             await client.expect(pb.CommandPong)
             answered += 1
         check_steps(here)
+
+
+async def test_a_connection_with_many_consumers_leaves_in_slices() -> None:
+    """To close one consumer takes 0.5 ms here."""
+    async with place() as here:
+        client, number = await here.client(), 300
+        for consumer_id in range(number):
+            await client.subscribe(
+                TOPIC, consumer_id=consumer_id, subType=pb.CommandSubscribe.Key_Shared
+            )
+        await client.produce(TOPIC)
+        await client.flow(1, consumer_id=7)
+        subscription = here.topic.subscriptions["s"]
+        assert len(subscription.consumers) == number
+        await client.wire.break_off()
+        left: list[int] = []
+        while subscription.consumers:
+            left.append(len(subscription.consumers))
+            await asyncio.sleep(0)
+        assert len(set(left) - {number}) > 5, "the loop has turns in between"
+        await here.serving[0]
+        assert here.topic.producers == {}
+        check_steps(here)
+
+
+async def test_consumers_that_are_about_to_be_closed_get_nothing() -> None:
+    async with place() as here:
+        client, other, number = await here.client(), await here.client(), 300
+        await other.produce(TOPIC)
+        for consumer_id in range(number):
+            await client.subscribe(
+                TOPIC, consumer_id=consumer_id, subType=pb.CommandSubscribe.Key_Shared
+            )
+            await client.flow(1, consumer_id=consumer_id)
+        subscription = here.topic.subscriptions["s"]
+        await client.wire.break_off()
+        await wait_until(lambda: len(subscription.consumers) < number)
+        for sequence_id in range(20):
+            await other.publish("text", sequence_id=sequence_id)
+        for _ in range(20):
+            await other.expect(pb.CommandSendReceipt)
+        await here.serving[0]
+        assert subscription.delivered.messages == 0
+        assert not subscription.cursor.redeliveries
+
+
+async def test_a_cancelled_connection_closes_all_its_consumers() -> None:
+    async with place() as here:
+        client, number = await here.client(), 100
+        for consumer_id in range(number):
+            await client.subscribe(
+                TOPIC, consumer_id=consumer_id, subType=pb.CommandSubscribe.Key_Shared
+            )
+        here.serving[0].cancel()
+        await asyncio.wait({here.serving[0]})
+        assert here.topic.subscriptions["s"].consumers == {}
 
 
 async def test_a_frame_of_small_sends_is_published_in_runs() -> None:

@@ -44,6 +44,7 @@ from magnetar.broker.idleness import may_delete, may_unload, tend_ledger
 from magnetar.broker.life import LIFE_DEFAULTS
 from magnetar.broker.loads import TopicLoads
 from magnetar.broker.log.budget import PublishBudget
+from magnetar.broker.log.closed import closed_chain
 from magnetar.broker.log.latency import LatencyHistogram
 from magnetar.broker.log.sweep import OrphanSweep
 from magnetar.broker.log.topic_deletion import TopicDeletions
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from magnetar.broker.key_shared_settings import KeySharedSettings
     from magnetar.broker.life import LifeConfig
     from magnetar.broker.log.cache import EntryCache
+    from magnetar.broker.log.chain import Chain
     from magnetar.broker.log.ledgers import LedgerStore
     from magnetar.broker.log.log import LogConfig
     from magnetar.broker.ownership.bundle import Bundle
@@ -385,6 +387,13 @@ class Broker:
         """Whether the topic is open here, or is being opened, and stays."""
         served = self._topics.get(name)
         return served is not None and served.left is None
+
+    async def closed_chain(self, name: TopicName) -> Chain | None:
+        """The ledgers of a topic that is not open here, read without opening it. None: open it. See
+        log/closed.py."""
+        if self.is_open(name):
+            return None
+        return await closed_chain(name, store=self._store, ledgers=self._ledgers)
 
     async def create_topic(self, name: TopicName) -> None:
         """Create the topic. Of several requests at the same time, one creates it.

@@ -4,10 +4,10 @@ A watch has one task, which sends one message after the other, at most one in GA
 happen while a message is sent are gathered into the next message; so a slow client costs no queue.
 A message has only the ledgers of a topic that are new to the client, and the last one it knows.
 
-A watch follows the log of each of its topics, and the broker's TopicChanges. A topic that is
-unloaded because it is idle stays watched, and is not opened for that: nothing is published to it
-before the broker opens it again. A topic that this broker does not own, or cannot open, is
-reported once. The client then looks for its owner.
+A watch follows the log of each of its open topics, and the broker's TopicChanges. A topic that is
+not open, or is unloaded because it is idle, is watched without being opened (log/closed.py):
+nothing is published to it before the broker opens it. A topic that this broker does not own, or
+cannot open, is reported once. The client then looks for its owner.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from magnetar.broker.session import ranges
 from magnetar.broker.session.topic_ranges import (
     CONCURRENT_MAX,
     TOPICS_MAX,
-    ledger_range,
     other_owner,
+    plan_of,
     require_few,
     stored_name,
     text_of,
@@ -201,6 +201,8 @@ class _Watch:
         if watched.seen and not self._broker.is_open(watched.name):
             exists = await self._broker.exists(watched.name)
             return None if exists else pb.TopicPlan(exists=False)
+        if (chain := await self._broker.closed_chain(watched.name)) is not None:
+            return plan_of(chain, ranges.of_chain(chain, watched.from_ledger))
         try:
             log = (await self._broker.stored_topic(watched.name, create=False)).log
         except TopicNotFound:
@@ -225,6 +227,8 @@ class _Watch:
                 watched.unfollow()
                 watched.log = None
             update.topics.add(topic=place, plan=found)
+            if found.ledgers:
+                watched.from_ledger = found.ledgers[-1].ledger
         self._found.clear()
         ledgers = 0
         for place in list(self._changed):
@@ -244,12 +248,7 @@ def _news(place: int, watched: _Watched, log: Log) -> pb.TopicUpdate:
     parts = ranges.of_log(log, watched.from_ledger)
     update = pb.TopicUpdate(
         topic=place,
-        plan=pb.TopicPlan(
-            exists=True,
-            ledgers=map(ledger_range, parts),
-            first_index=chain.first_index,
-            next_index=chain.next_index,
-        ),
+        plan=plan_of(chain, parts),
         from_ledger=watched.from_ledger,
         first_ledger=chain.records[0].ledger if chain.records else chain.newest + 1,
     )

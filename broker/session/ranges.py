@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from magnetar.broker.broker import Broker
+    from magnetar.broker.log.chain import Chain
     from magnetar.broker.log.log import Log
     from magnetar.protos.names import TopicName
     from magnetar.runtime.frames import Buffer
@@ -48,11 +49,16 @@ async def plan(broker: Broker, name: TopicName) -> list[LedgerRange]:
 
 def of_log(log: Log, from_ledger: int = 0) -> list[LedgerRange]:
     """The ranges of a log that can be read now, from a ledger on, oldest first."""
+    return of_chain(log.chain, from_ledger, open_bytes=log.open_bytes)
+
+
+def of_chain(chain: Chain, from_ledger: int = 0, *, open_bytes: int = 0) -> list[LedgerRange]:
+    """The same of a chain. `open_bytes`: the size of its open ledger."""
     ranges = []
-    for record in log.chain.records_from(from_ledger):
-        count = log.chain.counts[record.ledger]
+    for record in chain.records_from(from_ledger):
+        count = chain.counts[record.ledger]
         if count:
-            size = record.length or log.open_bytes  # the record of the open ledger says 0
+            size = record.length or open_bytes  # the record of the open ledger says 0
             sealed = record.closed_ms > 0
             ranges.append(
                 LedgerRange(record.ledger, 0, count - 1, record.first_index, size, sealed)

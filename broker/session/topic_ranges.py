@@ -1,7 +1,8 @@
 """Planning reads of many topics for Spark's driver, and holding their messages by subscriptions.
 
 Each topic of a request is answered on its own: another owner, an error or a plan. A broker answers
-for the topics that it owns; `FindTopics` reads metadata only, so every broker answers it.
+for the topics that it owns; `FindTopics` reads metadata only, so every broker answers it. A plan
+does not open topics (log/closed.py), unless their last ledger must be recovered.
 
 A hold is a durable subscription that only `HoldTopics` moves, by cumulative acknowledgements. The
 newest query that uses a subscription fences the older ones. The owner remembers it in memory: after
@@ -25,6 +26,8 @@ from magnetar.protos import broker_pb2 as pb
 from magnetar.protos.names import Domain, NamespaceName, TopicName
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from magnetar.broker.broker import Broker
     from magnetar.broker.log.chain import Chain
 
@@ -93,21 +96,17 @@ class TopicRanges:
         name = stored_name(asked.topic)
         if owner := await other_owner(broker, name):
             return pb.TopicPlan(owner_url=owner)
+        if not asked.copies_of and (chain := await broker.closed_chain(name)) is not None:
+            return plan_of(chain, ranges.of_chain(chain, asked.from_ledger))
         try:
             log = (await broker.stored_topic(name, create=False)).log
         except TopicNotFound:
             return pb.TopicPlan(exists=False)
-        return pb.TopicPlan(
-            exists=True,
-            ledgers=[ledger_range(it) for it in ranges.of_log(log, asked.from_ledger)],
-            first_index=log.chain.first_index,
-            next_index=log.chain.next_index,
-            copies=[
-                found
-                for ledger in asked.copies_of
-                if (found := await copies.of(log, ledger)) is not None
-            ],
-        )
+        plan = plan_of(log.chain, ranges.of_log(log, asked.from_ledger))
+        for ledger in asked.copies_of:
+            if (found := await copies.of(log, ledger)) is not None:
+                plan.copies.append(found)
+        return plan
 
     async def find_entry(self, broker: Broker, asked: pb.FindEntryRequest) -> pb.FindEntryReply:
         """See FindEntry. Raises NotOwner, NotAllowed, ReadFailed, and what opening a topic
@@ -178,6 +177,16 @@ class TopicRanges:
         self._queries.move_to_end(key)
         if len(self._queries) > HOLDS_MAX:
             self._queries.popitem(last=False)
+
+
+def plan_of(chain: Chain, parts: Sequence[ranges.LedgerRange]) -> pb.TopicPlan:
+    """The plan of a topic that exists, with some of its ledgers."""
+    return pb.TopicPlan(
+        exists=True,
+        ledgers=map(ledger_range, parts),
+        first_index=chain.first_index,
+        next_index=chain.next_index,
+    )
 
 
 def ledger_range(part: ranges.LedgerRange) -> pb.LedgerRange:

@@ -122,6 +122,8 @@ class TopicView:
                 return state.earliest
             case Edge.LATEST:
                 return state.latest
+            case Time() if not state.ledgers:  # the search would open a topic that has nothing
+                return state.latest
             case Time(ms):
                 return self._entry(topic, pb.FindEntryRequest(topic=topic, publish_time_ms=ms))
             case MessagePlace(ledger, entry, batch_index):

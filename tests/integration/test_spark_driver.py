@@ -48,7 +48,7 @@ from magnetar.spark.offsets import parse_offsets
 from magnetar.spark.source.driver import StreamDriver, plan_frame
 from magnetar.spark.source.filters import pushed
 from magnetar.spark.source.look_back import LookBack
-from magnetar.spark.source.options import parse_options
+from magnetar.spark.source.options import ReadOptions, parse_options
 from magnetar.spark.source.partition_reader import TopicReader
 from magnetar.spark.source.position_watch import PositionWatch
 from magnetar.spark.source.schema import schema_of
@@ -695,20 +695,68 @@ def test_filters_leave_topics_entries_and_rows_out(
     assert read(EqualTo(("__partition",), 0)) == []
 
 
-def test_a_plan_opens_no_topic_that_it_does_not_read(
-    service: Service, client: magnetar.Client, topic: str
-) -> None:
-    names = [f"{topic}-many-{number}" for number in range(60)]
+@pytest.fixture
+def closed(service: Service, client: magnetar.Client, topic: str) -> list[str]:
+    """Sixty topics with a message each, and one without any, that no broker has open."""
+    names = [f"{topic}-many-{number}" for number in range(61)]
     for name in names:
-        publish(client, name, 1)
+        publish(client, name, 0 if name == names[60] else 1)
         service.call(owner(service, name).unload_topic(TopicName.parse(name)))
+    return names
+
+
+def opened_of(service: Service, names: list[str]) -> set[str]:
+    opened = {str(it.name) for running in service.brokers for it in running.broker.topics}
+    return opened & set(names)
+
+
+def read_of(options: ReadOptions, tasks: list[Task]) -> list[bytes]:
+    batches = [it for task in tasks for it in read_task(options, schema_of(options), task)]
+    return [row["value"] for batch in batches for row in batch.to_pylist()]
+
+
+def test_a_batch_read_opens_only_the_topics_that_it_reads(
+    service: Service, topic: str, closed: list[str]
+) -> None:
     given = {"service.url": service.grpc_url, "topicsPattern": f"{short(topic)}-many-.*"}
-    options = parse_options(given | {"filterPushdown": "true"})
-    wanted: list[Filter] = [In(("__topic",), (names[7], names[41]))]
-    [task] = plan_frame(replace(options, pushed=pushed(wanted)))
-    assert sorted(task.owners) == [names[41], names[7]]
-    opened_now = {str(it.name) for running in service.brokers for it in running.broker.topics}
-    assert opened_now & set(names) == {names[7], names[41]}
+    empty = parse_options(given | {"startingOffsets": "latest"})
+    assert plan_frame(empty) == []
+    late = parse_options(given | {"topicsPattern": f"{short(topic)}-many-60", "startingTime": "1"})
+    assert plan_frame(late) == []
+    assert opened_of(service, closed) == set()
+    options = parse_options(given | {"filterPushdown": "true", "readFromBookies": "false"})
+    wanted: list[Filter] = [In(("__topic",), (closed[7], closed[41]))]
+    tasks = plan_frame(replace(options, pushed=pushed(wanted)))
+    assert opened_of(service, closed) == set()
+    assert read_of(options, tasks) == [b"0", b"0"]
+    assert opened_of(service, closed) == {closed[7], closed[41]}
+
+
+def test_a_stream_opens_only_the_topics_that_have_new_messages(
+    service: Service, client: magnetar.Client, topic: str, closed: list[str]
+) -> None:
+    given = {"service.url": service.grpc_url, "topicsPattern": f"{short(topic)}-many-.*"}
+    options = parse_options(given | {"pollIntervalMs": "1"}, streaming=True)
+    driver = StreamDriver(options, now_ms=1, query="q")  # from the latest messages on
+    at = driver.latest(driver.initial(), rows_max=None, bytes_max=None)
+
+    def is_watched() -> bool:
+        assert driver.latest(at, rows_max=None, bytes_max=None) is at
+        return set(driver._pushed) == set(closed)
+
+    wait_for(is_watched)
+    assert opened_of(service, closed) == set()
+    for name in (closed[3], closed[60]):
+        publish(client, name, 2)
+    wait_for(lambda: driver.latest(at, rows_max=None, bytes_max=None) != at)
+    total = 0
+    while total < 4:
+        end = driver.latest(at, rows_max=None, bytes_max=None)
+        total += len(read_of(options, driver.tasks(at, end)))
+        at = end
+    assert total == 4
+    assert opened_of(service, closed) == {closed[3], closed[60]}
+    driver.close()
 
 
 def test_a_chunked_message_is_a_row_of_the_batch_with_its_last_chunk(

@@ -75,6 +75,12 @@ def request_of(rng: random.Random) -> tuple[str, bytes]:
                 topics=topics, namespaces=["public/default", name][: rng.randrange(3)]
             ),
         ),
+        (
+            "WatchTopics",
+            lambda: broker_pb2.FindTopicsRequest(
+                topics=topics[: rng.choice([0, 9])], namespaces=["public/default"]
+            ),
+        ),
         ("PlanTopics", lambda: broker_pb2.PlanTopicsRequest(topics=asks)),
         ("WatchPositions", lambda: broker_pb2.WatchPositionsRequest(topics=asks)),
         ("FindEntry", lambda: broker_pb2.FindEntryRequest(topic=topic, index=signed)),
@@ -158,7 +164,9 @@ async def half_calls(target: Target, _transport: str, rng: random.Random) -> Non
     async with channel_to(target) as channel:
         begun: list[Any] = []
         for _ in range(rng.choice([5, 120])):
-            method = rng.choice(["Session", "PlanRange", "ReadRange", "WatchPositions", "None"])
+            method = rng.choice(
+                ["Session", "PlanRange", "ReadRange", "WatchPositions", "WatchTopics", "None"]
+            )
             call: Any = channel.stream_stream(f"/{SERVICE}/{method}")(metadata=greeting_of(rng))
             target.count("half calls")
             begun.append(call)

@@ -72,7 +72,7 @@ async def channel_to_broker() -> AsyncIterator[aio.Channel]:
 
 async def ask(channel: aio.Channel, method: str, request: Message, connect: bytes | None) -> Any:
     """The answer, or the text of the failure."""
-    streams = method in ("ReadRange", "WatchPositions")
+    streams = method in ("ReadRange", "WatchPositions", "WatchTopics")
     call = channel.unary_stream if streams else channel.unary_unary
     metadata = () if connect is None else ((GREETING_KEY, connect),)
     asked = call(f"/{SERVICE}/{method}")(request.SerializeToString(), metadata=metadata)
@@ -89,6 +89,8 @@ def calls(topic: str) -> list[tuple[str, Message, Permission]]:
         ("ReadRange", pb.ReadRangeRequest(topic=topic), CONSUME),
         ("FindTopics", pb.FindTopicsRequest(topics=[topic]), LOOKUP),
         ("FindTopics", pb.FindTopicsRequest(namespaces=[namespace]), LOOKUP),
+        ("WatchTopics", pb.FindTopicsRequest(topics=[topic]), LOOKUP),
+        ("WatchTopics", pb.FindTopicsRequest(namespaces=[namespace]), LOOKUP),
         ("PlanTopics", pb.PlanTopicsRequest(topics=[pb.TopicAsk(topic=topic)]), CONSUME),
         (
             "WatchPositions",

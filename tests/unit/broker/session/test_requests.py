@@ -109,6 +109,7 @@ async def test_a_request_of_frame_size_is_refused_and_an_honest_one_answered() -
         ("PlanTopics", b"\x0a\x00"),
         ("WatchPositions", b"\x0a\x00"),
         ("FindTopics", b"\x0a\x00"),
+        ("WatchTopics", b"\x0a\x00"),
         ("HoldTopics", b"\x22\x00"),
         ("NoteBatches", b"\x22\x00"),
     ],

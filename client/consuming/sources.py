@@ -17,6 +17,7 @@ from magnetar.client.errors import (
     InvalidTopicName,
     OperationNotSupported,
     PulsarException,
+    TopicNotFound,
 )
 from magnetar.client.options import RegexSubscriptionMode
 from magnetar.client.session.backoff import ReconnectDelay
@@ -114,9 +115,16 @@ class TopicList:
         self._parts = parts
 
     async def first(self) -> list[str]:
-        asked = [partitions_of(str(topic), self._parts) for topic in self._topics]
-        self._counts.update(zip(self._topics, await together(asked), strict=True))
+        counts = await together(self._partitions_now(topic) for topic in self._topics)
+        self._counts.update(zip(self._topics, counts, strict=True))
         return self._names()
+
+    async def _partitions_now(self, topic: TopicName) -> int:
+        """Return the number of partitions. A missing topic has none until it exists."""
+        try:
+            return await partitions_of(str(topic), self._parts)
+        except TopicNotFound:
+            return 0
 
     async def follow(self, follower: Follower) -> None:
         while True:

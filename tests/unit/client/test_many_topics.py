@@ -521,6 +521,25 @@ async def test_list_joins_a_missing_topic_once_it_exists() -> None:
         assert not cluster.topic(full("u")).subscriptions["s"].unacked
 
 
+async def test_list_begins_although_a_lookup_says_that_a_topic_is_missing() -> None:
+    async with client_among() as (client, cluster):
+        missing = pb.CommandPartitionedTopicMetadataResponse(
+            request_id=0,
+            response=pb.CommandPartitionedTopicMetadataResponse.Failed,
+            error=pb.TopicNotFound,
+            message="no such topic",
+        )
+        cluster.brokers[A].script(pb.CommandPartitionedTopicMetadata, missing)
+        gone = pb.CommandError(request_id=0, error=pb.TopicNotFound, message="no such topic")
+        cluster.brokers[B].script(pb.CommandSubscribe, gone)
+        cluster.owners[full("u")] = B
+        consumer = await client.subscribe(["u", "t"], "s")
+        cluster.partitions[full("u")] = 1
+        await publish(client, 1, "u")
+        message = await consumer.receive(30_000)
+        assert message.topic_name() == f"{full('u')}-partition-0"
+
+
 async def test_pattern_joins_new_topics_at_once_and_leaves_deleted_ones() -> None:
     async with client_among() as (client, cluster):
         cluster.topic(full("a1"))

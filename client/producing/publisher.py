@@ -57,6 +57,7 @@ from magnetar.protos.message import (
     encode_chunks,
     encode_message,
 )
+from magnetar.protos.names import Domain, TopicName
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -99,6 +100,9 @@ class Publisher:
         self._attachment = parts.attachment(self, Purpose.PUBLISH)
         self._task: asyncio.Task[None] | None = None  # None: not opened
         self._builder = _builder(options)
+        # A non-persistent topic drops single entries, and with one chunk the whole message.
+        domain = TopicName.parse(topic).domain
+        self._splits = options.chunking_enabled and domain is Domain.PERSISTENT
         self._pending = PendingEntries()
         # Messages from before the first attachment: the name and sequence ids are not yet known.
         self._early: deque[_Early] = deque()
@@ -167,7 +171,7 @@ class Publisher:
 
     def _accept(self, message: OutgoingMessage, message_bytes: int, done: Done) -> None:
         if self._builder is None:
-            if self._options.chunking_enabled and len(message.payload) > self._chunk_bytes_max:
+            if self._splits and len(message.payload) > self._chunk_bytes_max:
                 self._send_in_chunks(message, done, message_bytes)
             else:
                 self._send([message], [done], message_bytes)

@@ -14,6 +14,7 @@ from magnetar.client.session.silence import ASK_AFTER_S, PING_AFTER_S
 from magnetar.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
+    import asyncio
     import random
     from collections.abc import Awaitable, Callable, Iterator
 
@@ -42,7 +43,7 @@ class Core(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The network, the clock and the random source of a client."""
+    """The network, the clock, the random source and the loop of a client."""
 
     dialer: Callable[[], Dialer] | None = None  # None: the transport that the service URL names
     clock: Clock = field(default_factory=SystemClock)
@@ -53,6 +54,8 @@ class Environment:
     ask_after_s: float = ASK_AFTER_S
     pending_bytes_max: int = PENDING_BYTES_MAX  # of a producer
     partitions_update_s: float = PARTITIONS_UPDATE_S
+    # Of the thread of a synchronous client. None: uvloop's.
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ class Client:
             self.close()
 
     def _set_up(self, options: ClientOptions, environment: Environment) -> None:
-        thread = LoopThread("magnetar-client")
+        thread = LoopThread("magnetar-client", environment.new_loop)
         try:
             self._client = thread.call(_made(options, environment))
         except BaseException:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import magnetar.asyncio
+from magnetar.client.environment import Environment
+from magnetar.client.options import ClientOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,14 +59,17 @@ _KINDS = (
 
 
 @contextmanager
-def blocking_client(service_url: str, **options: Any) -> Iterator[Any]:
+def blocking_client(
+    service_url: str, *, environment: Environment | None = None, **options: Any
+) -> Iterator[Any]:
     """An asyncio client whose loop runs in a thread. It is shut down at the end."""
-    loop = asyncio.new_event_loop()
+    world = environment or Environment()
+    loop = (world.new_loop or asyncio.new_event_loop)()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
     async def made() -> magnetar.asyncio.Client:
-        return magnetar.asyncio.Client(service_url, **options)
+        return magnetar.asyncio.Client.in_environment(ClientOptions(service_url, **options), world)
 
     async def ended(client: magnetar.asyncio.Client) -> None:
         client.shutdown()

@@ -7,12 +7,14 @@ Apache's client promises the same, with one client that publishes and the other 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -138,6 +140,20 @@ def a_batch_ends_at_its_limits_and_counts_as_one_in_the_backlog(pair: Pair) -> N
     consumer.close()
 
 
+def a_batch_is_sent_when_its_delay_has_passed(pair: Pair) -> None:
+    ids: list[Any] = []
+    producer = pair.producer(
+        batching_enabled=True, batching_max_publish_delay_ms=1_000, batching_max_messages=100
+    )
+    began = time.monotonic()
+    for value in (b"1", b"2", b"3"):
+        producer.send_async(value, lambda _, message_id: ids.append(message_id))
+    wait_for(lambda: len(ids) == 3)
+    assert time.monotonic() - began >= 0.9
+    assert entries(ids) == [3]
+    producer.close()
+
+
 def a_synchronous_send_does_not_wait_for_the_batching_delay(pair: Pair) -> None:
     producer = pair.producer(batching_enabled=True, batching_max_publish_delay_ms=LONG_MS)
     began = time.monotonic()
@@ -224,6 +240,41 @@ def a_key_has_one_partition_by_each_hash(pair: Pair) -> None:
         places = [producer.send(b"x", partition_key=key).partition() for key in keys]
         assert [producer.send(b"x", partition_key=key).partition() for key in keys] == places
         assert places == (expected or [2, 1, 2])
+
+
+def messages_arrive_in_the_order_that_their_routing_promises(pair: Pair) -> None:
+    """Those of a key in each mode; without a key, those of a producer that uses one partition.
+    Otherwise only those of each partition."""
+    pair.admin("PUT", f"{pair.path}/partitions", 3)
+    consumer = pair.subscribe()
+    modes = pair.senders.PartitionsRoutingMode
+    for mode in (modes.UseSinglePartition, modes.RoundRobinDistribution):
+        for keys in ([f"k{number}" for number in range(6)], [""]):
+            _publish_keyed(pair, keys, message_routing_mode=mode)
+            got = pair.take(consumer, 60)
+            numbers: dict[str, list[int]] = {}
+            places: dict[str, set[str]] = {}
+            for message in got:
+                consumer.acknowledge(message)
+                ordered = mode == modes.UseSinglePartition or keys != [""]
+                group = message.partition_key() if ordered else message.topic_name()
+                numbers.setdefault(group, []).append(int(message.data()))
+                places.setdefault(group, set()).add(message.topic_name())
+            assert all(each == sorted(each) for each in numbers.values())
+            assert {len(each) for each in places.values()} == {1}
+            used = set().union(*places.values())
+            assert (len(used) == 1) is (mode == modes.UseSinglePartition and keys == [""])
+            assert sorted(chain(*numbers.values())) == list(range(60))
+
+
+def _publish_keyed(pair: Pair, keys: Sequence[str], **options: Any) -> None:
+    """Numbers whose keys take turns, in batches."""
+    producer = pair.producer(batching_enabled=True, batching_max_messages=5, **options)
+    for number in range(60):
+        key = keys[number % len(keys)]
+        producer.send_async(b"%d" % number, None, partition_key=key or None)
+    producer.flush()
+    producer.close()
 
 
 # Receiving
@@ -387,6 +438,20 @@ def unacknowledged_messages_come_again_after_the_ack_timeout(pair: Pair) -> None
     pair.expect_none(returning)
 
 
+def a_pattern_receives_the_first_message_of_new_topics(pair: Pair) -> None:
+    """Of its own namespace only."""
+    consumer = pair.subscribe(topic=re.compile(f"{pair.topic}-.*"), pattern_auto_discovery_period=1)
+    name = pair.topic.rpartition("/")[2]
+    pair.producer(f"persistent://public/default/{name}-a").send(b"of another namespace")
+    for letter in "ab":
+        pair.producer(f"{pair.topic}-{letter}").send(b"first")
+        (message,) = pair.take(consumer, 1)
+        assert (message.data(), message.topic_name()) == (b"first", f"{pair.topic}-{letter}")
+        consumer.acknowledge(message)
+    pair.expect_none(consumer)
+    consumer.close()
+
+
 # Chunks
 
 
@@ -406,6 +471,19 @@ def incomplete_chunked_messages_are_bounded_and_expire(pair: Pair) -> None:
     consumer.acknowledge(message)
     consumer.close()
     wait_for(lambda: pair.backlog() == 0)
+
+
+def incomplete_chunked_messages_beyond_the_limit_stay_unacknowledged(pair: Pair) -> None:
+    """Without `auto_ack_oldest_chunked_message_on_queue_full`."""
+    consumer = pair.subscribe(max_pending_chunked_message=1)
+    asyncio.run(publish_first_chunks(pair.owner_url(pair.topic), pair.topic, 2))
+    pair.producer().send(b"whole")
+    (message,) = pair.take(consumer, 1)
+    assert message.data() == b"whole"
+    consumer.acknowledge(message)
+    wait_for(lambda: pair.backlog() == 2)
+    consumer.close()
+    assert pair.backlog() == 2
 
 
 async def publish_first_chunks(url: str, topic: str, count: int) -> None:
@@ -431,12 +509,23 @@ def chunks_need_single_messages(pair: Pair) -> None:
         pair.producer(batching_enabled=True, chunking_enabled=True)
 
 
+def chunks_need_a_persistent_topic(pair: Pair) -> None:
+    producer = pair.producer(
+        pair.topic.replace("persistent://", "non-persistent://", 1), chunking_enabled=True
+    )
+    with pytest.raises(pair.senders.MessageTooBig):
+        producer.send(bytes(6 << 20))
+    producer.close()
+
+
 # Dead letters and retries
 
 
 def a_dead_letter_keeps_what_its_message_had(pair: Pair) -> None:
     """On both types; the producer's name, and the topic and id of the message, are as in Java."""
-    sent = pair.producer().send(b"x", {"a": "1"}, partition_key="k", event_timestamp=5)
+    sent = pair.producer().send(
+        b"x", {"a": "1"}, partition_key="k", ordering_key="o", event_timestamp=5
+    )
     origin = f"{sent.ledger_id()}:{sent.entry_id()}:-1"
     for kind in ("Shared", "KeyShared"):
         policy = pair.module.ConsumerDeadLetterPolicy(1, initial_subscription_name="keep")
@@ -460,7 +549,7 @@ def a_dead_letter_keeps_what_its_message_had(pair: Pair) -> None:
         assert "ORIGIN_MESSAGE_ID" in properties
         if pair.module is magnetar:  # and Apache's Java client
             assert properties["ORIGIN_MESSAGE_ID"] == origin
-            assert letter.event_timestamp() == 5
+            assert (letter.ordering_key(), letter.event_timestamp()) == ("o", 5)
             name = letter.producer_name()
             assert name.startswith(f"{pair.topic}-{kind}-c-")
             assert name.endswith("-DLQ")
@@ -491,6 +580,34 @@ def letter_topics_with_the_old_names_are_used_if_they_exist(pair: Pair) -> None:
     assert (letter.ordering_key(), letter.properties()["b"]) == ("o", "2")
 
 
+def letter_topics_may_be_named(pair: Pair) -> None:
+    policy = magnetar.ConsumerDeadLetterPolicy(
+        1, f"{pair.topic}-dead", "keep", retry_letter_topic=f"{pair.topic}-again"
+    )
+    consumer = pair.subscribe(kind="Shared", enable_retry=True, dead_letter_policy=policy)
+    pair.producer().send(b"x")
+    consumer.reconsume_later(pair.take(consumer, 1)[0], timedelta(0))
+    (copy,) = pair.take(consumer, 1)
+    assert copy.topic_name() == f"{pair.topic}-again"
+    consumer.reconsume_later(copy, timedelta(0))
+    assert data(pair.take(pair.subscribe("keep", topic=f"{pair.topic}-dead"), 1)) == [b"x"]
+
+
+def a_postponed_message_outlives_its_consumer(pair: Pair) -> None:
+    """The delay is stored; the delay of a negative acknowledgement ends with its consumer."""
+    consumer = pair.subscribe(kind="Shared", enable_retry=True)
+    pair.producer().send(b"x")
+    consumer.reconsume_later(pair.take(consumer, 1)[0], timedelta(seconds=2))
+    began = time.monotonic()
+    consumer.close()
+    again = pair.subscribe(kind="Shared", enable_retry=True)
+    (copy,) = pair.take(again, 1)
+    assert time.monotonic() - began >= 0.5  # brokers deliver up to a second early
+    assert copy.properties()["RECONSUMETIMES"] == "1"
+    assert copy.properties()["DELAY_TIME"] == "2000"
+    again.acknowledge(copy)
+
+
 def a_dead_letter_topic_without_permission_for_subscriptions_keeps_the_message(pair: Pair) -> None:
     """With `initial_subscription_name`, and no subscriptions created by clients in the namespace:
     the producer of the letters fails, and the message stays."""
@@ -517,12 +634,14 @@ PROMISES = [
     a_full_queue_of_pending_messages_fails_a_send,
     a_full_queue_of_pending_messages_blocks_if_asked_to,
     a_batch_ends_at_its_limits_and_counts_as_one_in_the_backlog,
+    a_batch_is_sent_when_its_delay_has_passed,
     a_delayed_message_travels_alone,
     sequence_ids_are_the_programs_or_counted,
     a_schemas_version_travels_with_the_message,
     keyless_messages_go_round_by_batches,
     single_routing_chooses_one_partition,
     a_custom_router_chooses_the_partition,
+    messages_arrive_in_the_order_that_their_routing_promises,
     a_queue_size_bounds_what_one_consumer_gets,
     cumulative_acknowledgement_covers_all_before_and_needs_one_consumer,
     each_subscription_keeps_a_message_until_it_acknowledges_it,
@@ -530,7 +649,9 @@ PROMISES = [
     a_negatively_acknowledged_message_comes_after_the_delay,
     a_batch_comes_again_as_a_whole_without_acknowledgements_of_its_parts,
     a_part_of_a_batch_is_acknowledged,
+    incomplete_chunked_messages_beyond_the_limit_stay_unacknowledged,
     chunks_need_single_messages,
+    chunks_need_a_persistent_topic,
     a_dead_letter_keeps_what_its_message_had,
     a_dead_letter_topic_without_permission_for_subscriptions_keeps_the_message,
 ]
@@ -539,7 +660,10 @@ OUR_PROMISES = [
     a_synchronous_send_does_not_wait_for_the_batching_delay,
     a_key_has_one_partition_by_each_hash,
     the_delay_of_negative_acknowledgements_grows,
+    a_pattern_receives_the_first_message_of_new_topics,
     incomplete_chunked_messages_are_bounded_and_expire,
     letter_topics_with_the_old_names_are_used_if_they_exist,
+    letter_topics_may_be_named,
+    a_postponed_message_outlives_its_consumer,
 ]
-"""Apache's Python client has these features under other names or not at all."""
+"""Apache's Python client has these features under other names, with other times or not at all."""

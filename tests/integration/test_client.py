@@ -16,6 +16,7 @@ import pytest
 from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
 from fakes.standalone_process import StandaloneProcess
+from fakes.stepped_loop import SteppedLoop
 from support import free_port, wait_until
 
 import magnetar
@@ -234,23 +235,6 @@ def test_a_client_may_be_there_before_the_server(tmp_path: Path) -> None:
         finally:
             server.end()
             client.shutdown()
-
-
-class SteppedLoop(asyncio.SelectorEventLoop):
-    """A loop on real sockets whose clock moves by hand: nothing times out on a busy machine.
-    Closing a client takes time: `go_on` lets the clock run."""
-
-    now_s = 0.0
-    _real_s: float | None = None  # when the clock began to run; None: it does not
-
-    def time(self) -> float:
-        return self.now_s if self._real_s is None else self.now_s + super().time() - self._real_s
-
-    def go_on(self) -> None:
-        self._real_s = super().time()
-
-    def step(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 class Pauses(logging.Handler):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -228,6 +229,22 @@ def test_incomplete_message_expires_at_apaches_client_after_its_minute(
     assert apache.is_quiet(consumer)
     assert backlog(cluster, name) == 1
     wait_for(lambda: backlog(cluster, name) == 0, deadline_s=150.0)
+
+
+@pytest.mark.night
+def test_apaches_client_finds_new_topics_and_partitions_within_its_minute(
+    apache: Api, cluster: ClusterProcess, name: str, topic: str
+) -> None:
+    """It looks every 60 s, whatever `pattern_auto_discovery_period` says. Ours is told."""
+    partitions = f"persistent/public/rows/{name}/partitions"
+    cluster.admin("PUT", partitions, 1)
+    matching = apache.subscribe(re.compile(f"{topic}-new.*"), pattern_auto_discovery_period=1)
+    whole, listed = apache.subscribe(topic), apache.subscribe([topic], "listed")
+    cluster.admin("POST", partitions, 3)
+    for each in (f"{topic}-partition-2", f"{topic}-new"):
+        apache.client.create_producer(each).send(b"first")
+    for consumer in (matching, whole, listed):
+        assert consumer.receive(timeout_millis=150_000).data() == b"first"
 
 
 def test_names_of_topics_are_completed_and_partitions_reserved(api: Api, name: str) -> None:

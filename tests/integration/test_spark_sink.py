@@ -506,3 +506,13 @@ def test_the_example_of_the_guide_writes_each_row_once(
         {"CARRIER": "UA", "DELAY": 4},
         {"CARRIER": "UA", "DELAY": 7},
     ]
+
+
+def test_the_example_of_the_readme_shows_the_topic(
+    spark: SparkSession, url: str, client: magnetar.Client, capfd: pytest.CaptureFixture[str]
+) -> None:
+    client.create_producer("greetings").send(b"Hello, Magnetar", partition_key="hello")
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    [program] = [text for text in readme.split("```python\n") if "SparkSession" in text]
+    exec(program.partition("```")[0].replace("grpc://localhost:6660", url), {})
+    assert "|Hello, Magnetar|" in capfd.readouterr().out

@@ -85,6 +85,15 @@ class ChunkBuffer:
     def __len__(self) -> int:
         return len(self._begun)
 
+    def __contains__(self, uuid: str) -> bool:
+        """Whether a message is begun."""
+        return uuid in self._begun
+
+    @property
+    def firsts(self) -> list[Key]:
+        """The first chunks of the begun messages that are not broken."""
+        return [begun.first for begun in self._begun.values() if not begun.is_broken]
+
     def on_chunk(
         self, key: Key, chunk: Chunk, payload: bytes, now: float
     ) -> list[Assembled | GivenUp]:

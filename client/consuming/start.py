@@ -21,10 +21,23 @@ class Start:
 
     message_id: MessageId
     inclusive: bool
+    # The first chunk, before the start, of a message that is complete after the start. None: there
+    # is none.
+    chunks_from: Key | None = None
 
     @property
     def key(self) -> Key:
         return self.message_id.ledger_id(), self.message_id.entry_id()
+
+    @property
+    def broker_key(self) -> Key:
+        """The entry with which the broker begins."""
+        return self.key if self.chunks_from is None else self.chunks_from
+
+    def admits_chunk(self, key: Key) -> bool:
+        """Return whether a chunk before the start may belong to a message that is complete after
+        it."""
+        return self.chunks_from is not None and self.chunks_from <= key <= self.key
 
     @property
     def is_sentinel(self) -> bool:

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from magnetar.client.ids import Key
     from magnetar.client.session.connection import Connection
     from magnetar.protos.batch import Batch, ReceivedMessage
+    from magnetar.protos.entry import Chunk
 
 log = get_logger(__name__)
 
@@ -368,7 +369,7 @@ class Subscriber:
             self._acks.on_seek()
             taken, place = self._queue.last_taken, self._start
             if taken is not None and not self.subscription.is_durable:
-                place = Start(taken, inclusive=False)
+                place = self._start_after(taken)
             told: set[int] = set()  # consumer ids with which the seek was sent
             moved = False
 
@@ -658,6 +659,8 @@ class Subscriber:
             shown = messages_of(delivery, wanted)
         elif not wanted:
             shown = []
+            if received.chunk is not None and self._is_awaited(key, received.chunk):
+                self._assembled(key, received, delivery)
         elif single is not None:
             delivery.payload_bytes = len(single.payload)
             shown = [Message(single, None, delivery)]
@@ -873,6 +876,15 @@ class Subscriber:
         self._arm()
         return messages
 
+    def _is_awaited(self, key: Key, chunk: Chunk) -> bool:
+        """Return whether a chunk before a reader's place may belong to a message after it."""
+        start = self._start
+        return (
+            start is not None
+            and start.admits_chunk(key)
+            and (chunk.index == 0 or chunk.uuid in self._chunks)
+        )
+
     def _message_id(self, key: Key) -> MessageId:
         return MessageId(self._partition, *key, -1, 0, self.topic)
 
@@ -1031,7 +1043,7 @@ class Subscriber:
         if self._epoch or not connection.drains_consumers:  # see `_is_stale`
             command.consumer_epoch = self._epoch
         if not self.subscription.is_durable and self._start is not None:
-            command.start_message_id.CopyFrom(id_data(self._start.key))
+            command.start_message_id.CopyFrom(id_data(self._start.broker_key))
         return command
 
     def _detach(self, error: PulsarException) -> None:
@@ -1047,6 +1059,8 @@ class Subscriber:
         if self._order is not None:
             self._order.clear()
         self._acks.on_detached()
+        if not self.subscription.is_durable:  # the next broker makes another subscription
+            self._acks.on_unsubscribed()
         self._chunks.clear()
         if self._dead_letters is not None:
             self._dead_letters.on_detached()
@@ -1065,7 +1079,16 @@ class Subscriber:
         taken = self._queue.clear()
         self._generation = self._queue.generation
         if taken is not None and not self.subscription.is_durable and not self._seeking:
-            self._start = Start(taken, inclusive=False)
+            self._start = self._start_after(taken)
+
+    def _start_after(self, taken: MessageId) -> Start:
+        """Return where a reader goes on that has taken this message: the next message may have
+        chunks before it."""
+        place = _key_of(taken)
+        firsts = self._chunks.firsts
+        firsts += [keys[0] for last, keys in self._chunked.items() if last > place and keys]
+        first = min(firsts, default=place)
+        return Start(taken, inclusive=False, chunks_from=first if first < place else None)
 
     async def _request(
         self,

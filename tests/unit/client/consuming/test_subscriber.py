@@ -43,6 +43,7 @@ from magnetar.client.options import (
 )
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.framing import COMMAND_BYTES_MAX, encode_command
+from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_chunks, encode_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -391,6 +392,48 @@ async def test_many_nacks_are_divided_into_commands_within_the_limit() -> None:
         assert [key_of(one) for body in asked for one in body.message_ids] == keys
         assert max(len(encode_command(body)) for body in asked) <= COMMAND_BYTES_MAX
         assert len(asked) == 3
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+@pytest.mark.parametrize("stored", [4, 5, 6])
+async def test_reader_gets_a_message_whose_first_chunk_is_before_its_place(
+    stored: int, losses: int
+) -> None:
+    """It has read a message between two chunks when its session is lost. `stored`: the entries that
+    there are by then."""
+    read, late = chunks_of(b"before", "p"), chunks_of(b"0123456", "q")
+    between = b"".join(encode_message(OutgoingMessage(b"x", 1), EntryHeader("r", 1)))
+    entries = [read[0], late[0], read[1], between, late[1], late[2]]
+    async with client_among() as (client, cluster):
+        topic = cluster.topic(TOPIC)
+        for entry in entries[:stored]:
+            topic.append(entry)
+        reader = await client.create_reader("t", MessageId.earliest)
+        assert (await reader.read_next(5000)).data() == b"before"
+        assert (await reader.read_next(5000)).data() == b"x"
+        await settle()
+        for _ in range(losses):
+            for session in list(cluster.brokers[A].sessions):
+                session.stream.abort("connection lost")  # type: ignore[attr-defined]
+                session.end()
+            await wait_until(lambda: not reader.is_connected())
+            await wait_until(reader.is_connected)
+            await wait_until(reader.is_connected)
+        for entry in entries[stored:]:
+            topic.append(entry)
+        assert (await reader.read_next(5000)).data() == b"0123456"
+        assert not await reader.has_message_available()
+        topic.append(between)
+        assert (await reader.read_next(5000)).data() == b"x"
+        await asyncio.sleep(100)
+        assert reader._subscriber.stats.chunked_given_up == 0
+
+
+def chunks_of(content: bytes, producer: str) -> list[bytes]:
+    """The entries of a message: chunks of three bytes."""
+    message, header = OutgoingMessage(content, 1), EntryHeader(producer, 1)
+    chunks = encode_chunks(message, header, uuid=producer, chunk_bytes_max=3)
+    return [b"".join(parts) for parts in chunks]
 
 
 @pytest.mark.parametrize("is_magnetar", [True, False])

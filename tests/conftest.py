@@ -1,6 +1,6 @@
-"""For all tests: `support` can be imported from any depth (with importlib import mode pytest adds
-no paths), logging is afterwards what it was before, whatever a command made of it, Ctrl-C works,
-and Hypothesis plays the same examples each time, however long one takes."""
+"""Set-up of all tests. Tests at any depth can import `support` (in importlib mode pytest adds no
+paths). Each test restores the logging that a command changed, and Ctrl-C works. Hypothesis runs the
+same examples each time, without a time limit for one example."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 pytest_plugins = ["async_plugin"]
 fork_plainly()  # Spark is started from here, too
 
-# Otherwise an example fails that takes 200 ms, as any may on a busy machine; and a change would be
-# refused for what chance found elsewhere. `--hypothesis-profile default` looks for new examples.
+# Without this profile, an example that takes 200 ms fails, as may happen on a busy machine; and a
+# random example could fail a change that is not its cause. `--hypothesis-profile default` draws new
+# examples.
 settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)
 def _interrupts() -> None:
-    """Ctrl-C interrupts, also the processes that a test starts. A shell that runs the tests in the
-    background has it ignored, which children inherit, and Spark puts a handler of its own there."""
+    """Make Ctrl-C interrupt the tests and the processes that they start. A shell that runs the
+    tests in the background ignores the signal, child processes inherit that, and Spark installs a
+    handler."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -54,8 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class FilesTogether(LoadScopeScheduling):
-    """Runs a file's tests in one worker, because they share servers; and all files that start
-    Spark in one, because they share its session."""
+    """Runs the tests of a file in one worker, because they share servers, and all files that start
+    Spark in one worker, because they share its session."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

@@ -1,4 +1,5 @@
-"""What many tests need: a loop with a deadline, waiting without blind sleeps, a clock to move."""
+"""Helpers of many tests: a loop with a deadline, waits without blind sleeps, a clock that tests
+move."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POLL_S = 0.002
-STOOD_STILL_S = 0.5  # longer between two looks: this process was not running
-# grpc.aio has one thread for all loops of a process: what it still hands out when a test is over
-# must find this loop open, or it fails in the loop of a later test.
+STOOD_STILL_S = 0.5  # a longer time between two checks: this process was not running
+# grpc.aio has one thread for all loops of a process. Events that it delivers after a test must find
+# this loop open; otherwise they fail in the loop of a later test.
 LATE_COMPLETIONS_S = 0.02
 
 
 def run(main: Coroutine[Any, Any, T], *, deadline_s: float = 60.0) -> T:
     """Run a test's coroutine on a loop of its own.
 
-    Fails when it takes longer than `deadline_s`, and when something failed unnoticed: a
-    callback, a task that was not awaited, a bug in a server's handler.
+    Fails if it takes longer than `deadline_s`, or if something else failed unnoticed: a callback, a
+    task that was not awaited, a server's handler.
     """
     stray: list[dict[str, Any]] = []
 
@@ -48,8 +49,8 @@ def run(main: Coroutine[Any, Any, T], *, deadline_s: float = 60.0) -> T:
 
 
 def is_foreign(context: dict[str, Any]) -> bool:
-    """Whether grpc.aio found *another* loop closed, of an earlier test or of a client that ended:
-    its thread tells whichever loop runs now."""
+    """Whether grpc.aio found *another* loop closed, that of an earlier test or of a client that
+    ended. Its thread reports that to the loop that runs now."""
     closed = isinstance(context.get("exception"), RuntimeError)
     return closed and "PollerCompletionQueue" in str(context.get("message"))
 
@@ -60,7 +61,7 @@ async def wait_until(
     """Let the loop run until `predicate()` is true."""
     waiting = _Waiting(asyncio.get_running_loop().time, deadline_s)
     while not predicate():
-        assert waiting.goes_on(), f"{what} did not come true within {deadline_s} s"
+        assert waiting.goes_on(), f"{what} was not true within {deadline_s} s"
         await asyncio.sleep(POLL_S)
 
 
@@ -68,13 +69,13 @@ def wait_for(predicate: Callable[[], object], *, deadline_s: float = 30.0) -> No
     """`wait_until` of tests without a loop."""
     waiting = _Waiting(time.monotonic, deadline_s)
     while not predicate():
-        assert waiting.goes_on(), f"it did not come true within {deadline_s} s"
+        assert waiting.goes_on(), f"the condition was not true within {deadline_s} s"
         time.sleep(POLL_S)
 
 
 class _Waiting:
-    """A deadline in time that the process was running: a machine that stands still, or a test that
-    blocks its loop, has given no other task the chance to make anything true."""
+    """A deadline that counts only time in which this process ran. While the machine stands still or
+    a test blocks the loop, no other task can make the condition true."""
 
     def __init__(self, now: Callable[[], float], deadline_s: float) -> None:
         self._now = now
@@ -89,14 +90,14 @@ class _Waiting:
 
 
 async def settle(turns: int = 20) -> None:
-    """Give every ready task some turns: for asserting that something does *not* happen."""
+    """Give every ready task some turns, before a test asserts that something did *not* happen."""
     for _ in range(turns):
         await asyncio.sleep(0)
 
 
 def free_port() -> int:
     """A TCP port on loopback that was free a moment ago, and that no other test of this process
-    was given; prefer binding port 0 where possible."""
+    got. Bind port 0 instead where possible."""
     [port] = free_ports(1)
     return port
 

@@ -1,7 +1,7 @@
 """A real Apache Pulsar as a process, started from its published jars (`make pulsar` fetches them).
 
-It has TLS beside plain TCP, and knows tokens, passwords and certificates. A client that says
-nothing about itself may do everything, as the role "anonymous".
+It listens with TLS and with plain TCP, and accepts tokens, passwords and certificates. A client
+without credentials has the role "anonymous", which may do everything.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILES = Path(__file__).parents[1] / "fakes" / "tls"
 SECRET = b"0123456789abcdef0123456789abcdef"
 PASSWORDS = "admin:$apr1$abcdefgh$h9FWgUz3n9YxylKLlR5SQ/\n"  # "secret"
 
-# A short life, and memory beside the tests: half of the CPU of a start.
+# For a short run with little memory: these options halve the CPU of a start.
 MEMORY = (
     "-Xms128m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
@@ -79,7 +79,7 @@ class ApachePulsar(PulsarProcess):
 
     @property
     def put(self) -> Callable[[str, int], None]:
-        """Make a topic of `public/default` with so many partitions."""
+        """Create a topic of `public/default` with this number of partitions."""
 
         def put(topic: str, count: int) -> None:
             path = f"admin/v2/persistent/public/default/{topic}/partitions"

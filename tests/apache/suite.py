@@ -60,12 +60,14 @@ def place(client: magnetar.Client, server: ApachePulsar) -> Place:
 
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-def test_every_use_works_with_apache_pulsar(place: Place, use: Callable[[Place], None]) -> None:
+def test_every_use_of_the_client_succeeds_with_apache_pulsar(
+    place: Place, use: Callable[[Place], None]
+) -> None:
     use(place)
 
 
 @pytest.mark.real_loop
-async def test_the_asyncio_client_works_with_apache_pulsar(place: Place) -> None:
+async def test_the_asyncio_client_sends_and_receives_with_apache_pulsar(place: Place) -> None:
     await asyncio_face(place)
 
 
@@ -110,7 +112,7 @@ WAYS_IN: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("options", "tls"), WAYS_IN)
-def test_who_is_known_publishes_and_consumes(
+def test_a_client_with_valid_credentials_publishes_and_consumes(
     server: ApachePulsar, options: dict[str, Any], tls: bool
 ) -> None:
     url = server.tls_url if tls else server.url
@@ -130,7 +132,7 @@ def test_who_is_known_publishes_and_consumes(
         (magnetar.AuthenticationToken(token_of("stranger")), magnetar.AuthorizationError),
     ],
 )
-def test_who_is_unknown_gets_the_reason_at_once(
+def test_a_client_with_invalid_credentials_gets_the_reason_at_once(
     server: ApachePulsar, authentication: magnetar.Authentication, error: type[Exception]
 ) -> None:
     began = time.monotonic()
@@ -139,9 +141,10 @@ def test_who_is_unknown_gets_the_reason_at_once(
         pytest.raises(error),
     ):
         client.create_producer(f"t{next(NUMBERS)}")
-    assert time.monotonic() - began < 10.0, "it did not wait for the operation's timeout"
+    assert time.monotonic() - began < 10.0, "the client waited for the operation's timeout"
 
 
 def test_messages_in_flight_survive_a_restart_in_order(place: Place, server: ApachePulsar) -> None:
-    """The server is killed under a producer: what had no receipt is sent again, in order."""
+    """The server is killed while a producer sends: the client resends messages without a receipt,
+    in order."""
     survive_a_restart(place, kill=server.kill, start=server.start)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from magnetar.local_cluster import LocalCluster
 
 UNLIMITED_RETENTION: Final = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
-"""Everything is read back at the end, also what was acknowledged."""
+"""Keep acknowledged messages, because the run reads every message back at its end."""
 
 
 def admin(cluster: LocalCluster, method: str, path: str, body: object = None) -> Any:

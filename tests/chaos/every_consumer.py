@@ -1,14 +1,14 @@
-"""A program that lives through kills of brokers: `make night`, or from the top folder
+"""A program that survives kills of brokers: `make night`, or from the top folder
 
     PYTHONPATH=tests .venv/bin/python -m chaos.every_consumer [--kills 20]
 
 One client has a producer, a subscription of each type, a reader and a table view on one topic with
-deduplication. The owner of the topic is killed again and again. In the end nothing may be lost, out
-of order where Pulsar promises an order, or delivered twice without an explanation.
+deduplication. The run kills the owner of the topic repeatedly. In the end no message may be lost,
+out of order where Pulsar promises an order, or delivered twice without an explanation.
 
-A second delivery is explained by a kill between the two: an acknowledgement that was not durable
-then. The client itself drops what it has acknowledged, so the only consumer of a subscription gets
-nothing twice, and neither do the reader and the table view.
+A kill between two deliveries explains the second one: the acknowledgement was not durable at the
+kill. The client itself drops messages that it has acknowledged. So the only consumer of a
+subscription, the reader and the table view get no message twice.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ ORDERED: Final = (ConsumerType.Exclusive, ConsumerType.Failover)
 KEYS: Final = 16
 RATE: Final = 300.0  # messages a second
 QUIET_S: Final = 1.0  # of traffic before a kill
-SERVED_S: Final = 30.0  # a topic that is not served again by then never will be
-SETTLED_S: Final = 3.0  # consumers are attached again, and have dropped what they held
+SERVED_S: Final = 30.0  # if no broker serves the topic by then, the run fails
+SETTLED_S: Final = 3.0  # consumers are attached again, and have dropped their old messages
 DRAIN_S: Final = 60.0
 POLL_S: Final = 0.02
 WINDOW_MESSAGES: Final = 500  # under way at most; below the client's own limit of 1,000
-QUIET_MS: Final = 200  # a consumer looks up from waiting this often
+QUIET_MS: Final = 200  # a waiting consumer checks for the end this often
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Record:
     )
     read: list[int] = field(default_factory=list)
     table: dict[str, int] = field(default_factory=dict)
-    changes: list[int] = field(default_factory=list)  # that the table view told
+    changes: list[int] = field(default_factory=list)  # that the table view reported
     kills: list[Kill] = field(default_factory=list)
     trouble: list[str] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ class Record:
         )
 
     def anomalies(self) -> list[str]:
-        """What must not be; empty: the program lived through it."""
+        """The violations; empty: the program survived the kills."""
         found = list(self.trouble)
         found += [
             f"kill {at} did not meet the owner" for at, it in enumerate(self.kills) if not it.bitten
@@ -116,17 +116,17 @@ class Record:
     ) -> list[str]:
         found = []
         first: dict[int, float] = {}
-        newest: dict[int, int] = {}  # by key; by 0 where all messages have one order
+        newest: dict[int, int] = {}  # by key; by 0 if all messages have one order
         for number, at in deliveries:
             if number in first:
                 alone = CONSUMERS[kind] == 1
                 if alone or not self._killed_between(first[number], at):
-                    found.append(f"{number} came again without a reason")
+                    found.append(f"{number} was redelivered without a reason")
                 continue
             first[number] = at
             order = number % KEYS if kind is ConsumerType.KeyShared else 0
             if kind is not ConsumerType.Shared and number < newest.get(order, -1):
-                found.append(f"{number} came after {newest[order]}")
+                found.append(f"{number} was delivered after {newest[order]}")
             newest[order] = max(number, newest.get(order, -1))
         lost = sorted(set(range(self.sent)) - first.keys())
         return found[:5] + ([f"lost {len(lost)}: {lost[:5]}"] if lost else [])
@@ -163,7 +163,7 @@ class Program:
         self._loop = asyncio.get_running_loop()
 
     async def run(self, faults: Callable[[], Awaitable[None]]) -> None:
-        """Run while `faults` disturbs the program, and then until everything was seen."""
+        """Run while `faults` disturbs the program, and then until all messages have arrived."""
         client, record = self._client, self._record
         consumers = [
             (kind, await self._subscribe(kind))
@@ -185,10 +185,12 @@ class Program:
                     await producing
                     while not record.all_seen:  # noqa: ASYNC110 - many tasks see
                         await asyncio.sleep(POLL_S)
-                await asyncio.sleep(1.0)  # what comes a second time
+                await asyncio.sleep(1.0)  # messages that arrive a second time
             except TimeoutError:
                 kills = len(record.kills)
-                record.trouble.append(f"after {kills} kills, not all came within the time limit")
+                record.trouble.append(
+                    f"after {kills} kills, not all messages arrived within the time limit"
+                )
             finally:
                 self._ending.set()
                 self._over.set()
@@ -227,7 +229,7 @@ class Program:
             producer.send_async(b"%d" % number, note, partition_key=f"key-{number % KEYS}")
             while len(record.outcomes) < record.sent - WINDOW_MESSAGES:
                 await asyncio.sleep(POLL_S)
-                begun = self._loop.time() - record.sent / RATE  # no burst makes up for it
+                begun = self._loop.time() - record.sent / RATE  # no burst after a delay
             await asyncio.sleep(max(0.0, begun + record.sent / RATE - self._loop.time()))
         await producer.close()
 

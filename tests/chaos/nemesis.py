@@ -1,8 +1,8 @@
 """The nemesis: kills the broker that owns the topic, stops it for a while, and kills a bookie that
 its open ledger is on.
 
-What it will do is drawn from a seed before it begins; whom it meets is found by lookup when it
-acts, and each fault is recorded with the effect that was observed.
+A seed decides the faults before the run begins. The nemesis finds each target by a lookup when it
+acts, and records each fault with the observed effect.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import LedgerId, LedgerMetadata, Ownership
     from magnetar.metadata.store import MetadataStore
 
-SERVED_S: Final = 30.0  # a topic that is not served again by then never will be
+SERVED_S: Final = 30.0  # if no broker serves the topic by then, the run fails
 POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill of the owner, after so much quiet traffic."""
+    """One kill of the owner, after this time of undisturbed traffic."""
 
     quiet_s: float
-    bookie_before_s: float | None  # a bookie is killed so long before; None: none is
-    restart_at_once: bool  # not only when the topic is served again
+    bookie_before_s: float | None  # a bookie is killed this long before; None: no bookie
+    restart_at_once: bool  # at once, not only when a broker serves the topic again
     pick: int  # which member of the ensemble, counted around
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The owner is stopped, after so much quiet traffic, and continues later."""
+    """The owner is stopped, after this time of undisturbed traffic, and continues later."""
 
     quiet_s: float
     stopped_s: float  # after another broker serves the topic
 
 
 def plan(random: Random, *, kills: int, pauses: int, bookie_first: bool) -> list[Kill | Pause]:
-    """`bookie_first`: the bookie dies at the first kill, so that it is dead through all of them.
+    """`bookie_first`: kill the bookie at the first kill, so that it is down during all later ones.
     Without kills of owners no bookie is killed."""
     with_bookie = 0 if bookie_first or not kills else random.randrange(kills)
     faults: list[Kill | Pause] = [
@@ -106,7 +106,7 @@ class Nemesis:
         self._dead.clear()
 
     async def hand_over(self) -> None:
-        """Stop the owner politely and start it again: the topic goes to the other broker."""
+        """Stop the owner with SIGTERM and start it again: the topic moves to the other broker."""
         owner = await self._owner()
         await self._cluster.restart("broker", owner.owner)
         self._record("stop-owner", owner.owner, bitten=True)
@@ -136,8 +136,8 @@ class Nemesis:
         )
 
     async def _pause_owner(self, stopped_s: float) -> None:
-        """SIGSTOP, and SIGCONT some time after another broker serves the topic. Its session may
-        end meanwhile, or not."""
+        """Send SIGSTOP, and SIGCONT some time after another broker serves the topic. The session of
+        the stopped broker may end meanwhile."""
         before, ledger = await self._owner(), await self._last_ledger()
         process = self._cluster.process("broker", before.owner)
         at_ns = time.monotonic_ns()

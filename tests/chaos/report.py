@@ -1,4 +1,4 @@
-"""A run as a person reads it: a text, and a timeline of receipts with the faults in it (SVG)."""
+"""The report of a run: a text, and a timeline of receipts with the faults in it (SVG)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARGIN: Final = 40
 
 
 def text(title: str, history: History, found: Sequence[Anomaly], trouble: Sequence[str]) -> str:
-    """What happened, then the verdict in the last line."""
+    """The events, then the verdict in the last line."""
     begun = history.sends[0].invoked_ns if history.sends else 0
     outcomes = Counter(send.outcome for send in history.sends)
     reads = [len(read) for read in history.reads]
@@ -54,7 +54,7 @@ def text(title: str, history: History, found: Sequence[Anomaly], trouble: Sequen
 
 
 def _outages(history: History) -> list[str]:
-    """For each kind of fault: after how long the topic was served again."""
+    """For each kind of fault: how long it took until a broker served the topic again."""
     kinds: dict[str, list[float]] = {}
     for fault in history.faults:
         if fault.outage_s is not None:

@@ -2,9 +2,9 @@
 
     PYTHONPATH=tests .venv/bin/python -m chaos.rolling [--rounds 10]
 
-Apache's client publishes to a partitioned topic with deduplication and retention on, and consumes
-from it, while every broker and every bookie is stopped and started again, one after the other, in
-each round. In the end all partitions are read: nothing may be lost, and nothing stored twice.
+Apache's client publishes to a partitioned topic with deduplication and retention, and consumes from
+it. In each round, every broker and every bookie is stopped and started again, one after the other.
+In the end all partitions are read: no message may be lost, and none may be stored twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READ_MS: Final = 30_000
 
 @dataclass(slots=True)
 class Result:
-    """What a run came to."""
+    """The result of a run."""
 
     rounds: int
     sent: int = 0
@@ -110,7 +110,7 @@ class Load:
             self._threads[-1].start()
 
     def end(self) -> None:
-        """All that was sent is answered, and consumed."""
+        """Wait until every message has an answer and was consumed."""
         self._stop.set()
         self._threads[0].join(DRAIN_S)
         deadline = time.monotonic() + DRAIN_S
@@ -120,7 +120,7 @@ class Load:
         self._threads[1].join(DRAIN_S)
 
     def read(self) -> None:
-        """Every partition, from the first message to the last."""
+        """Read every partition, from the first message to the last."""
         for partition in range(PARTITIONS):
             reader = self._client.create_reader(
                 f"{TOPIC}-partition-{partition}", pulsar.MessageId.earliest

@@ -2,9 +2,9 @@
 
     PYTHONPATH=tests .venv/bin/python -m chaos.run [--seed N] [--bookies 4] ...
 
-A workload runs on a local cluster while the nemesis kills and stops brokers and kills bookies; then
-the cluster is healed, must recover, and everything is read back and judged. The nemesis's choices
-follow from the seed. Timing does not, so a seed gives the same faults but not the same run.
+A workload runs on a local cluster while the nemesis kills and stops brokers and kills bookies. Then
+the cluster is healed and must recover, and checkers check all messages that it holds. The nemesis's
+choices follow from the seed. Timing does not, so a seed gives the same faults but not the same run.
 
 `make stops` only stops the owner and lets it continue, 100 times (`--stops 100`).
 """
@@ -48,7 +48,7 @@ REPORTS: Final = Path("reports")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is run, apart from the seed."""
+    """The parameters of a run, besides the seed."""
 
     bookies: int
     subscription: ConsumerType
@@ -67,12 +67,12 @@ FULL: Final = (
     Setting(bookies=4, subscription=ConsumerType.Shared),
     Setting(bookies=3, subscription=ConsumerType.Exclusive),
 )
-STOPS_PER_S: Final = 500.0  # messages a second of a run of stops: 100 of them take about 20 minutes
+STOPS_PER_S: Final = 500.0  # messages a second of a run of stops; 100 stops take about 20 minutes
 
 
 @dataclass(slots=True)
 class Run:
-    """One run and what came of it."""
+    """One run and its result."""
 
     setting: Setting
     seed: int
@@ -93,7 +93,8 @@ class Run:
 
 
 async def run_chaos(setting: Setting, seed: int, directory: Path) -> Run:
-    """Raises only when the cluster does not come up; all else is in what it gives."""
+    """Run the chaos. Raises only if the cluster does not start; the result contains all other
+    failures."""
     run = Run(setting, seed, History(), [], [])
     async with LocalCluster(
         directory, zookeepers=setting.zookeepers, bookies=setting.bookies, brokers=2
@@ -167,7 +168,7 @@ async def _phases(run: Run, cluster: LocalCluster, store: ZooKeeperStore, client
 
 
 def stops(rounds: int) -> Setting:
-    """The owner is stopped and continues, `rounds` times. The run takes as long as these take."""
+    """Stop the owner and let it continue, `rounds` times. The workload runs until the last one."""
     return Setting(
         bookies=3,
         subscription=ConsumerType.Exclusive,
@@ -180,7 +181,7 @@ def stops(rounds: int) -> Setting:
 
 
 def write(run: Run) -> Path:
-    """The report's files: text, timeline, history. Gives their folder."""
+    """Write the report's files (text, timeline, history). Returns their folder."""
     folder = REPORTS / f"chaos-{run.setting.bookies}-{run.seed}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.txt").write_text(run.text() + "\n")
@@ -196,7 +197,9 @@ def main() -> int:
     parser.add_argument("--bookies", type=int, choices=(3, 4), help="one of the two settings")
     parser.add_argument("--messages", type=int, default=FULL[0].messages)
     parser.add_argument("--rate", type=float, default=FULL[0].rate)
-    parser.add_argument("--stops", type=int, help="instead of both settings: so many stops")
+    parser.add_argument(
+        "--stops", type=int, help="instead of both settings: stop the owner this many times"
+    )
     parser.add_argument("--keep", action="store_true", help="the cluster's directory, with logs")
     arguments = parser.parse_args()
     if arguments.stops is not None:

@@ -2,8 +2,8 @@
 
     python -m chaos.spark_driver URL CHECKPOINTS FINISH
 
-It follows the topic until the file FINISH exists. Then it reads what is left and ends with 0. When
-its queries run, it creates the file FINISH.<pid>.
+The driver follows the topic until the file FINISH exists. Then it reads the rest and exits with 0.
+When its queries run, it creates the file FINISH.<pid>.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main(url: str, checkpoints: Path, finish: Path) -> int:
 
 
 def _end_with(parent: int) -> None:
-    """End at once if the program that has started this one was killed."""
+    """End this process when its parent process is killed."""
     if os.getppid() != parent:
         end_java()
         os._exit(1)

@@ -5,10 +5,10 @@
 A client publishes numbers. A Spark driver of its own process copies them exactly once into two
 topics: without a shuffle and with one. Meanwhile, Python workers of Spark, the driver with its
 Java, brokers and bookies are killed, and a second driver runs with the same checkpoint. In the end
-both topics are read: no number may be missing, and none may be there twice.
+both topics are read: no number may be missing, and none may be stored twice.
 
-A driver is killed up to KILL_WITHIN_S after it has noted a batch's end in the checkpoint, before it
-runs the batch: so kills fall between any two of its steps.
+A driver notes the end of a batch in its checkpoint before it runs the batch. It is killed up to
+KILL_WITHIN_S after this note, so kills fall between any two of its steps.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KINDS: Final = {"worker": 8, "driver": 4, "broker": 4, "bookie": 3, "twin driver
 
 @dataclass(slots=True)
 class Result:
-    """What a run came to."""
+    """The result of a run."""
 
     kills: list[str] = field(default_factory=list)
     sent: int = 0
@@ -100,12 +100,12 @@ class Driver:
 
     @property
     def status(self) -> int | None:
-        """None: it runs."""
+        """The exit code; None: the driver runs."""
         return self._process.poll()
 
     @property
     def has_queries(self) -> bool:
-        """Whether its queries were started."""
+        """Whether its queries run."""
         return self._finish.with_suffix(f".{self._process.pid}").exists()
 
     @property
@@ -118,7 +118,7 @@ class Driver:
         self._process.wait()
 
     def kill_worker(self, draw: random.Random) -> bool:
-        """Kill a Python process that runs tasks. Returns whether there is one."""
+        """Kill a Python process that runs tasks. Returns whether there was one."""
         workers = [
             worker
             for daemon in _descendants(self._process.pid)
@@ -170,7 +170,7 @@ class Run:
             self._driver.kill()
 
     async def _carry_out(self, kind: str) -> str:
-        """Returns what was going on."""
+        """Kill a process. Returns its progress at that moment."""
         match kind:
             case "worker":
                 while not self._driver.kill_worker(self._draw):
@@ -224,7 +224,8 @@ class Run:
             await asyncio.sleep(0.01)
 
     def _restart_if_ended(self) -> None:
-        """A query may fail: of its tasks, or because another driver has its checkpoint."""
+        """A query may fail because its tasks failed, or because another driver uses its
+        checkpoint."""
         if self._driver.status not in (None, 0):
             self._result.failures.append(self._driver.failure)
             assert len(self._result.failures) <= len(self._result.kills) + 3, self._driver.failure
@@ -264,7 +265,7 @@ def read(url: str, topic: str) -> Counter[int]:
 
 
 def kinds_of(kills: int, seed: int) -> list[str]:
-    """The kinds of kills in their proportions, in any order; at least one driver."""
+    """The kinds of kills in their proportions, in random order. At least one kills a driver."""
     whole = [kind for kind, count in KINDS.items() for _ in range(count)]
     draw = random.Random(seed)
     draw.shuffle(whole)
@@ -336,7 +337,7 @@ def _kill(pid: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos.spark_exactly_once", description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--only", choices=list(KINDS), help="of this kind alone")
+    parser.add_argument("--only", choices=list(KINDS), help="kills of this kind only")
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)

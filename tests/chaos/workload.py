@@ -1,7 +1,8 @@
 """The workload: one producer of numbered messages, and consumers that acknowledge what they get.
 
-The producer is made once and never by hand again. Consumers come and go in sessions: closing
-answers for the acknowledgements, so that what a later session gets can be judged.
+The harness creates the producer once; the client alone keeps it attached. Consumers run in
+sessions, one after the other. Closing a consumer confirms its acknowledgements, so a checker can
+judge the deliveries of later sessions.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 TURN_S: Final = 0.005  # between bursts of the producer
 WINDOW_MESSAGES: Final = 900  # under way at most; below the client's own limit of 1,000
 MESSAGE_BYTES: Final = 100
-SESSION_MESSAGES: Final = (1_000, 6_000)  # after so many a consumer closes and another begins
-IDLE_S: Final = 2.0  # a drained subscription must be silent this long
-QUIET_MS: Final = 200  # a consumer looks up from waiting this often
-RETRY_S: Final = 0.2  # before a consumer that could not subscribe tries again
+# after this number a consumer closes and another one begins
+SESSION_MESSAGES: Final = (1_000, 6_000)
+IDLE_S: Final = 2.0  # a drained subscription must deliver nothing this long
+QUIET_MS: Final = 200  # a waiting consumer checks for the end this often
+RETRY_S: Final = 0.2  # pause after a subscribe that failed
 CLOSE_S: Final = 60.0  # a producer's last receipts
 READ_S: Final = 60.0  # one message of a read
-REFUSALS: Final = (  # surely not stored
+REFUSALS: Final = (  # definitely not stored
     Result.ProducerQueueIsFull,
     Result.MemoryBufferIsFull,
     Result.MessageTooBig,
@@ -41,7 +43,8 @@ REFUSALS: Final = (  # surely not stored
 
 
 class Producing:
-    """Sends messages 0, 1, 2, ... at a rate, until told to end and `messages_min` were sent."""
+    """Sends messages 0, 1, 2, ... at a rate, until `finish` is called and `messages_min` were
+    sent."""
 
     def __init__(self, history: History, *, topic: str, messages_min: int, rate: float) -> None:
         self.history = history
@@ -58,7 +61,7 @@ class Producing:
         producer = await client.create_producer(self.topic)
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        held = 0.0  # time lost to a full window is not made up for with a burst
+        held = 0.0  # no burst after a wait for a full window
         while not (self.ending.is_set() and len(self.history.sends) >= self._messages_min):
             due = int((loop.time() - begun - held) * self._rate) - len(self.history.sends)
             for _ in range(min(due, WINDOW_MESSAGES - self._under_way)):
@@ -75,13 +78,13 @@ class Producing:
                 await producer.close()
 
     async def wait_acknowledged(self, number: int) -> None:
-        """Until the message with this number, or one after it, has its receipt."""
+        """Wait until this message or a later one has its receipt."""
         await _until(
             lambda: any(send.outcome is Outcome.OK for send in self.history.sends[number:])
         )
 
     async def wait_beyond(self, ledger: int) -> int:
-        """Until a message was stored in a newer ledger; gives the time of its receipt."""
+        """Wait until a message is stored in a newer ledger. Returns the time of its receipt."""
         await _until(lambda: self.last.ledger > ledger)
         return next(
             send.answered_ns
@@ -126,11 +129,12 @@ class Consuming:
         self._drained = asyncio.Event()
 
     async def subscribe_first(self, client: Client) -> None:
-        """Make the subscription before the first message is sent."""
+        """Create the subscription before the first message is sent."""
         await (await self._subscribe(client)).close()
 
     async def run(self, client: Client) -> None:
-        """Until everything that was acknowledged was delivered, and then nothing comes."""
+        """Wait until every message with a receipt was delivered, and then no more deliveries
+        arrive."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):
                 group.create_task(self._work(client))
@@ -138,7 +142,7 @@ class Consuming:
             wanted = {s.number for s in self.history.sends if s.outcome is Outcome.OK}
             await _until(lambda: wanted <= self.seen)
             self._drained.set()
-        # One more, after all acknowledgements were answered.
+        # One more session, after all acknowledgements were answered.
         await self._session(client, 2**31)
 
     async def _work(self, client: Client) -> None:
@@ -191,7 +195,7 @@ class Consuming:
 
 
 async def read_all(client: Client, topic: str) -> list[Read]:
-    """The whole topic, from its beginning to what is its end now. Raises Timeout."""
+    """Read the whole topic, from its beginning to its present end. Raises Timeout."""
     records: list[Read] = []
     reader = await client.create_reader(topic, MessageId.earliest)
     while await reader.has_message_available():

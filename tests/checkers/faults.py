@@ -1,4 +1,4 @@
-"""Whether the faults of a run had their effect: a run without effects proves nothing.
+"""Checks that the faults of a run had an effect: a run without effects proves nothing.
 
 fault-without-effect    the nemesis acted, and saw no effect
 fault-missing           a kind of fault that was planned was never done
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_faults(history: History, planned: Mapping[str, int]) -> list[Anomaly]:
-    """`planned`: how often each kind of fault must have bitten."""
+    """`planned`: how often each kind of fault must have had an effect."""
     bitten = Counter(fault.what for fault in history.faults if fault.bitten)
     return anomalies(
         {

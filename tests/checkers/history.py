@@ -1,7 +1,8 @@
-"""What clients and the nemesis did and saw: the only thing that a checker reads.
+"""The history of a run: the actions of clients and nemesis, and what they observed. Checkers read
+nothing else.
 
 Every operation is one record with the times of its invocation and of its outcome, on the one
-monotonic clock of the harness (nanoseconds). An outcome is `ok`, `fail` (surely not applied) or
+monotonic clock of the harness (nanoseconds). An outcome is `ok`, `fail` (definitely not applied) or
 `info` (unknown: it may have been applied). A history is kept as JSON lines.
 """
 
@@ -32,13 +33,13 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Send:
-    """Message `number` of the one producer. It is INFO until something was answered."""
+    """Message `number` of the only producer. The outcome is INFO until an answer arrives."""
 
     number: int
     invoked_ns: int
     outcome: Outcome = Outcome.INFO
     answered_ns: int = 0
-    place: Place | None = None  # where it was acknowledged to be; only with OK
+    place: Place | None = None  # its place in the receipt; only with OK
     error: str = ""
 
 
@@ -54,7 +55,7 @@ class Delivery:
 
 @dataclass(slots=True)
 class Session:
-    """One consumer from subscribing to closing. Closing answers for all of its acknowledgements."""
+    """One consumer from subscribe to close. The close confirms all of its acknowledgements."""
 
     session: int
     opened_ns: int
@@ -73,7 +74,7 @@ class Read:
 
 @dataclass(slots=True)
 class Fault:
-    """Something that the nemesis did, and the effect that it saw."""
+    """A fault of the nemesis, and the effect that it observed."""
 
     what: str  # "kill-owner", "kill-bookie", "restart", ...
     target: str
@@ -85,7 +86,7 @@ class Fault:
 
 @dataclass(slots=True)
 class History:
-    """All records of a run. `drained`: the subscription was consumed to its end at last."""
+    """All records of a run. `drained`: in the end the subscription was consumed completely."""
 
     sends: list[Send] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Whether a subscription that began with the topic delivered everything, and kept its answered
+"""Checks that a subscription that began with the topic delivered everything, and kept its answered
 acknowledgements.
 
     undelivered             acknowledged by the topic, and never delivered to the subscription
@@ -6,8 +6,8 @@ acknowledgements.
     answered-ack-lost       delivered in a session that was opened after the acknowledgement of that
                             very copy was answered
 
-A delivery in a session that was open already is no proof: it may have waited in the consumer since
-before. It is counted as a late redelivery.
+A delivery in a session that was open before is no proof: the message may have waited in the
+consumer. The checker counts it as a late redelivery.
 """
 
 from __future__ import annotations

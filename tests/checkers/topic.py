@@ -1,16 +1,16 @@
-"""Whether a topic kept what one producer's sends were told about it.
+"""Checks that a topic kept what the receipts told one producer.
 
-Without deduplication a message whose receipt was lost is sent again, so it may be there twice; the
-copy that was acknowledged is then the last one.
+Without deduplication the client resends a message whose receipt was lost, so the topic may hold it
+twice. The receipt then names the last copy.
 
-    lost                    acknowledged, and not in a read to the end
-    misplaced               acknowledged at a place where something else, or nothing, is read
-    forked                  two reads see different messages at one place, or one of them none
+    lost                    acknowledged, but missing in a read to the end
+    misplaced               acknowledged at a place where a read finds another message, or none
+    forked                  two reads find different messages at one place, or only one finds one
     phantom                 read, and never sent
-    aborted-read            read, although its send surely failed
+    aborted-read            read, although its send definitely failed
     reordered-receipts      a later message was acknowledged at an earlier place
-    reordered-reads         the first copy of a message comes before one of an earlier message
-    resent-after-receipt    a copy is behind the one that was acknowledged
+    reordered-reads         the first copy of a message precedes the first copy of an earlier one
+    resent-after-receipt    a copy follows the one that the receipt names
     unsorted-read           places in a read do not grow
 """
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def check_topic(history: History) -> list[Anomaly]:
-    """All anomalies of the sends and of every read; there must be one read at least."""
-    assert history.reads, "nothing was read, so nothing can be said"
+    """All anomalies of the sends and of every read. The history needs at least one read."""
+    assert history.reads, "the history has no read"
     sends = {send.number: send for send in history.sends}
     acked = [send for send in history.sends if send.outcome is Outcome.OK]
     found: dict[str, list[object]] = {
@@ -51,7 +51,7 @@ def duplicates(read: Sequence[Read]) -> int:
 
 
 def recovered(history: History) -> int:
-    """Messages whose send had an unknown outcome, and which are there."""
+    """Stored messages whose send had an unknown outcome."""
     seen = {record.number for read in history.reads for record in read}
     return sum(send.outcome is Outcome.INFO and send.number in seen for send in history.sends)
 
@@ -93,7 +93,7 @@ def _forks(reads: Sequence[Sequence[Read]]) -> list[object]:
     found: list[object] = []
     for read in reads[1:]:
         other = {record.place: record.number for record in read}
-        # A later read may see more behind the end of the first, and nothing else.
+        # A later read may only differ by more messages after the end of the first read.
         end = max(first, default=Place(-1, -1))
         found += [
             f"{place}: {first.get(place)} and {other.get(place)}"

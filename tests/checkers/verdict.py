@@ -1,4 +1,4 @@
-"""What a checker says: anomalies, each with a few examples."""
+"""The result of a checker: anomalies, each with a few examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLES_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """Something that must not happen. `count` times; the first ones in `examples`."""
+    """A kind of violation that happened `count` times; the first ones are in `examples`."""
 
     kind: str
     count: int
@@ -24,7 +24,7 @@ class Anomaly:
 
 
 def anomalies(found: Mapping[str, Sequence[object]]) -> list[Anomaly]:
-    """One for each kind of which there is at least one example."""
+    """An anomaly for each kind that has an example."""
     return [
         Anomaly(kind, len(examples), tuple(map(str, examples[:EXAMPLES_MAX])))
         for kind, examples in found.items()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-DOCKER = os.environ.get("DOCKER", "docker")  # another one than the first on the PATH
+DOCKER = os.environ.get("DOCKER", "docker")  # a `docker` other than the first on the PATH
 BASE_IMAGES = ("python:3.11-slim", "zookeeper:3.9")
 COMMAND_S = 60.0
 BUILD_S = 600.0
@@ -23,7 +23,7 @@ POLL_S = 0.2
 
 
 def call(*words: str, timeout_s: float = COMMAND_S) -> str:
-    """What `docker WORDS` prints; fails with its error."""
+    """The output of `docker WORDS`. Fails with the error of the command."""
     done = subprocess.run(
         [DOCKER, *words], capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -38,7 +38,7 @@ def try_call(*words: str, timeout_s: float = COMMAND_S) -> subprocess.CompletedP
 
 
 def skip_without_engine() -> None:
-    """Skip the tests, with the reason, where the compose file cannot run."""
+    """Skip the tests, with the reason, if the compose file cannot run here."""
     try:
         server = try_call("version", "--format", "{{.Server.Version}}")
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def skip_without_engine() -> None:
             continue
         if try_call("pull", "--quiet", image, timeout_s=BUILD_S).returncode != 0:
             pytest.skip(
-                f"there is no image {image}, and no registry gives it;"
+                f"there is no image {image}, and no registry has it;"
                 " tests/compose/stand_in_images.sh makes a stand-in"
             )
 
@@ -60,7 +60,7 @@ def skip_without_engine() -> None:
 def wait_for(predicate: Callable[[], object], what: str, *, deadline_s: float) -> None:
     end_s = time.monotonic() + deadline_s
     while not predicate():
-        assert time.monotonic() < end_s, f"{what} did not come true within {deadline_s:g} s"
+        assert time.monotonic() < end_s, f"{what} was not true within {deadline_s:g} s"
         time.sleep(POLL_S)
 
 
@@ -76,7 +76,7 @@ class Project:
         return f"{self.name}_default"
 
     def up(self) -> None:
-        """Returns when every service is healthy. The image is there already."""
+        """Start the services, and return when all are healthy. The image must exist."""
         wait = ("--wait", "--wait-timeout", f"{UP_S:.0f}")
         up = ("up", "--detach", "--no-build", *wait)
         done = try_call(*self._compose, *up, timeout_s=UP_S + COMMAND_S)
@@ -94,7 +94,7 @@ class Project:
         return f"{self.name}-{service}-1"
 
     def run(self, service: str, *command: str) -> str:
-        """What a command prints in the container of a service."""
+        """The output of a command in the container of a service."""
         return call("exec", self.container(service), *command)
 
     def inspect(self, service: str) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Project:
         return found
 
     def health(self, service: str) -> str:
-        """ "starting", "healthy" or "unhealthy", as the engine sees it."""
+        """The engine's word for the state: "starting", "healthy" or "unhealthy"."""
         return str(self.inspect(service)["State"]["Health"]["Status"])
 
     def wait_healthy(self, service: str) -> None:

@@ -95,11 +95,11 @@ class RunningLoad:
 
     @property
     def fewest(self) -> int:
-        """Acknowledged messages of the topic that has the fewest."""
+        """The number of acknowledged messages of the topic that has the fewest."""
         return max((line["fewest"] for line in self.lines() if "fewest" in line), default=0)
 
     def wait_progress(self) -> None:
-        """Until every topic has some seconds' worth of messages more."""
+        """Wait until every topic has received some seconds' worth of further messages."""
         goal = self.fewest + PROGRESS_MESSAGES
         wait_for(lambda: self.fewest >= goal, "progress on every topic", deadline_s=PROGRESS_S)
 
@@ -127,7 +127,7 @@ def load(cluster: Project) -> Iterator[RunningLoad]:
 # -- The image ---------------------------------------------------------------------------------
 
 
-def test_image_serves_standalone_by_default(image: str) -> None:
+def test_the_image_runs_standalone_by_default(image: str) -> None:
     name = f"magnetar-test-standalone-{os.getpid()}"
     call("run", "--detach", "--name", name, image)
     try:
@@ -187,7 +187,7 @@ def test_logs_have_a_limit(cluster: Project) -> None:
 
 
 def test_kills_under_load_lose_nothing_acknowledged(cluster: Project) -> None:
-    """Each broker in turn, so each owner of a topic, and a bookie."""
+    """Kill each broker in turn (so each owner of a topic), and a bookie."""
     with load(cluster) as running:
         running.wait_progress()
         for broker in ("broker-1", "broker-2"):
@@ -225,6 +225,6 @@ def test_server_cut_off_from_the_network_says_unregistered(
     try:
         wait_for(lambda: says("503 unregistered"), "unregistered", deadline_s=15)
     finally:
-        # Compose gives the alias; without it the container comes back under its own name only.
+        # Compose gives the alias; without it the reconnected container has only its own name.
         call("network", "connect", "--alias", service, cluster.network, container)
     wait_for(lambda: says("200 serving"), "serving again", deadline_s=60)

@@ -1,4 +1,4 @@
-"""A real ZooKeeper for those who ask for it, started once per session."""
+"""A real ZooKeeper for the tests that ask for it, started once per session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
-    """A standalone server that acknowledges before its disk does: nothing here cuts the power."""
+    """A standalone server that acknowledges before it syncs: no test here cuts the power."""
     directory = tmp_path_factory.mktemp("zookeeper")
     skip_without_zookeeper()
     server = ZooKeeperEnsemble(directory, force_sync=False)

@@ -1,6 +1,7 @@
-"""What every BookiePeer must do: a real bookie in process and on ports, and the fake one of tests.
+"""The contract of every BookiePeer: a real bookie in process and on ports, and the fake one of
+tests.
 
-A new one joins by a function that gives a peer to a bookie in memory, added to `PEERS`.
+To test a new implementation, add a function to `PEERS` that returns its peer of a bookie in memory.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ async def test_adds_are_acked_and_read_back_as_they_were_sent(opened: Open) -> N
     async with opened() as peer:
         writer = Writer(await peer.open_write("test/adds"))
         assert await writer.add(add(1, 0), add(1, 1), add(1, 2)) == [OK, OK, OK]
-        assert await writer.add(add(1, 1)) == [OK]  # again: stored already
+        assert await writer.add(add(1, 1)) == [OK]  # the repeated add is stored already
         found = await read(peer, 0, 2)
         assert found == [ReadAnswer(n, OK, envelope(1, n)) for n in range(3)]
         assert await read(peer, 1, 1) == [ReadAnswer(1, OK, envelope(1, 1))]
@@ -118,7 +119,7 @@ async def test_stored_entries_are_listed_as_runs(opened: Open) -> None:
         await writer.stream.close()
 
 
-async def test_the_answer_is_the_run_that_is_there_and_then_why_it_ends(opened: Open) -> None:
+async def test_a_range_read_returns_the_stored_run_and_the_reason_of_its_end(opened: Open) -> None:
     async with opened() as peer:
         assert [a.code for a in await read(peer, 0, 5)] == [NO_LEDGER]
         writer = Writer(await peer.open_write("test/adds"))
@@ -163,7 +164,7 @@ async def test_stripes_are_read_across_their_gaps(opened: Open) -> None:
         await writer.stream.close()
 
 
-async def test_a_fence_refuses_adds_but_those_of_recoverers(opened: Open) -> None:
+async def test_a_fenced_ledger_refuses_all_adds_except_those_of_recoverers(opened: Open) -> None:
     async with opened() as peer:
         writer = Writer(await peer.open_write("test/adds"))
         assert await writer.add(add(1, 0), add(1, 1, confirmed=0)) == [OK, OK]
@@ -177,7 +178,7 @@ async def test_a_fence_refuses_adds_but_those_of_recoverers(opened: Open) -> Non
 
 
 @pytest.mark.parametrize("by_read", [True, False])
-async def test_a_ledger_that_the_bookie_never_heard_of_can_be_fenced(
+async def test_a_ledger_that_is_new_to_the_bookie_can_be_fenced(
     opened: Open, by_read: bool
 ) -> None:
     async with opened() as peer:
@@ -192,10 +193,10 @@ async def test_a_ledger_that_the_bookie_never_heard_of_can_be_fenced(
         await writer.stream.close()
 
 
-async def test_another_incarnation_is_refused_everything_and_nothing_counts_as_fenced(
+async def test_requests_for_another_incarnation_are_refused_and_fence_nothing(
     opened: Open,
 ) -> None:
-    """A bookie that lost its disk does not speak for what it was before."""
+    """A bookie that lost its disk does not answer for its earlier incarnation."""
 
     async with opened(OTHER) as peer:
         assert peer.member.incarnation == OTHER
@@ -209,7 +210,7 @@ async def test_another_incarnation_is_refused_everything_and_nothing_counts_as_f
         assert (await peer.list_entries(1, 0)).code is wrong
 
 
-async def test_it_says_who_it_is(opened: Open) -> None:
+async def test_hello_returns_the_identity_of_the_bookie(opened: Open) -> None:
     async with opened() as peer:
         info = await peer.info()
         assert (info.bookie, info.incarnation) == (
@@ -218,7 +219,7 @@ async def test_it_says_who_it_is(opened: Open) -> None:
         )
 
 
-async def test_its_streams_end_with_it(opened: Open) -> None:
+async def test_its_streams_end_when_the_bookie_ends(opened: Open) -> None:
     async with opened() as peer:
         stream = await peer.open_write("test/adds")
         if isinstance(peer, FakeBookie):
@@ -237,6 +238,6 @@ async def test_each_beat_of_a_presence_is_answered(opened: Open) -> None:
             assert await stream.receive() == BEAT
 
 
-async def test_a_broker_that_never_beat_is_unknown(opened: Open) -> None:
+async def test_a_broker_that_never_sent_a_beat_is_unknown(opened: Open) -> None:
     async with opened() as peer:
         assert await peer.last_heard("broker", OTHER) is None

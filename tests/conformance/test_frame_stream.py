@@ -1,7 +1,7 @@
-"""What every FrameStream must do, over each implementation.
+"""The contract of every FrameStream, tested over each implementation.
 
-A new one (TCP, simulated) joins by a function that serves a handler and gives the client's end,
-added to `WIRES`.
+To test a new implementation, add a function to `WIRES` that serves a handler and returns the
+client's end.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def wire(request: pytest.FixtureRequest) -> Iterator[Wire]:
 
 @pytest.fixture
 def patient() -> None:
-    """A close breaks the stream when its peer takes longer than a second to hear it out, as it may
-    on a busy machine. A patient wire waits longer. Not for peers that never answer."""
+    """A wire whose close waits longer than usual. A close breaks the stream if its peer takes
+    longer than a second to read the rest, as on a busy machine. Not for peers that never answer."""
 
 
 class Refused(Exception):
@@ -145,7 +145,7 @@ async def flood(stream: FrameStream, size: int, sent: list[float]) -> None:
 
 
 async def wait_stuck(sent: list[float]) -> None:
-    """Wait until nothing has been sent for 0.15 s, though the sender would like to."""
+    """Wait until the sender, which always has a frame, has sent none for 0.15 s."""
     loop = asyncio.get_running_loop()
     await wait_until(lambda: sent and loop.time() - sent[-1] > 0.15, what="the sender to be stuck")
 
@@ -221,7 +221,7 @@ async def test_the_peer_has_a_name(wire: Wire) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_client_that_closes_is_heard_out(wire: Wire) -> None:
+async def test_the_server_reads_all_frames_of_a_client_that_closes(wire: Wire) -> None:
     heard: list[bytes] = []
     ends: list[StreamClosed] = []
 
@@ -241,7 +241,7 @@ async def test_a_client_that_closes_is_heard_out(wire: Wire) -> None:
     assert [end.clean for end in ends] == [True, True]
 
 
-async def test_a_server_that_returns_is_heard_out(wire: Wire) -> None:
+async def test_the_client_reads_all_frames_of_a_handler_that_returns(wire: Wire) -> None:
     returned = asyncio.Event()
 
     async def tell(stream: FrameStream) -> None:
@@ -262,7 +262,7 @@ async def test_a_server_that_returns_is_heard_out(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_last_words_arrive_though_the_other_end_never_stops_talking(
+async def test_the_last_frames_arrive_although_the_other_end_never_stops_sending(
     wire: Wire, seed: int
 ) -> None:
     """The frames before a close must not be lost with the sends that the close makes fail."""
@@ -305,7 +305,7 @@ async def test_closing_wakes_the_tasks_of_the_same_end(wire: Wire) -> None:
     assert [end.clean for end in ends] == [True] * 4
 
 
-async def test_nothing_is_given_after_the_own_close(wire: Wire) -> None:
+async def test_receive_returns_no_frame_after_the_close_of_the_same_end(wire: Wire) -> None:
     async with wire(lambda stream: flood(stream, 1000, [])) as stream:
         heard: list[bytes] = []
         async with asyncio.TaskGroup() as group:
@@ -320,7 +320,7 @@ async def test_nothing_is_given_after_the_own_close(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("closer", ["server", "client"])
-async def test_closing_ends_a_send_that_the_peer_does_not_take(wire: Wire, closer: str) -> None:
+async def test_closing_ends_a_send_that_the_peer_does_not_read(wire: Wire, closer: str) -> None:
     done = asyncio.Event()
 
     async def flood_and_close(stream: FrameStream) -> None:
@@ -391,7 +391,7 @@ async def test_a_handler_that_fails_breaks_the_stream(
         assert text in closed.reason
 
 
-async def test_a_bug_in_a_handler_is_not_swallowed(wire: Wire) -> None:
+async def test_a_bug_in_a_handler_is_raised(wire: Wire) -> None:
     seen: list[BaseException | None] = []
 
     async def buggy(stream: FrameStream) -> None:
@@ -413,7 +413,7 @@ async def test_a_bug_in_a_handler_is_not_swallowed(wire: Wire) -> None:
     assert "confirmed went backwards" in repr(seen[0])
 
 
-async def test_a_client_that_vanishes_ends_the_handler(wire: Wire) -> None:
+async def test_the_handler_ends_when_its_client_disappears(wire: Wire) -> None:
     heard, ended = asyncio.Event(), asyncio.Event()
     ends: list[bool] = []
 
@@ -441,7 +441,7 @@ async def test_a_client_that_vanishes_ends_the_handler(wire: Wire) -> None:
     assert True not in ends
 
 
-async def test_cancelling_a_handler_that_receives_is_not_swallowed(wire: Wire) -> None:
+async def test_a_handler_that_receives_can_be_cancelled(wire: Wire) -> None:
     outcome: list[str] = []
 
     async def cancel_own_reader(stream: FrameStream) -> None:
@@ -458,7 +458,7 @@ async def test_cancelling_a_handler_that_receives_is_not_swallowed(wire: Wire) -
     assert outcome == ["cancelled"]
 
 
-async def test_two_tasks_at_one_direction_are_a_bug(wire: Wire) -> None:
+async def test_two_tasks_in_one_direction_are_a_bug(wire: Wire) -> None:
     async with wire(sink) as stream, asyncio.TaskGroup() as group:
         reading = group.create_task(receive_all(stream, []))
         await settle()

@@ -1,4 +1,4 @@
-"""What every MetadataStore must do, run against all of them.
+"""The contract of every MetadataStore, tested over each implementation.
 
 The ZooKeeper ones talk to a real server, started once per session from the jars in pyspark's wheel.
 Each test gets a folder of its own in the tree and two stores, which are two sessions where the
@@ -105,7 +105,9 @@ async def _clients(
 # ---- values and versions -------------------------------------------------------------------------
 
 
-async def test_what_was_put_is_got_with_its_version(open_clients: OpenClients) -> None:
+async def test_get_returns_the_value_that_was_put_with_its_version(
+    open_clients: OpenClients,
+) -> None:
     async with open_clients() as clients:
         path = f"{clients.folder}/a"
         assert await clients.one.get(path) is None
@@ -116,7 +118,7 @@ async def test_what_was_put_is_got_with_its_version(open_clients: OpenClients) -
         assert await clients.one.get(path) == Versioned(b"", 2)
 
 
-async def test_parents_are_made_empty_and_persistent(open_clients: OpenClients) -> None:
+async def test_put_creates_missing_parents_empty_and_persistent(open_clients: OpenClients) -> None:
     async with open_clients() as clients:
         await clients.one.put(f"{clients.folder}/a/b/c", b"x", expected=ABSENT)
         assert await clients.one.get(f"{clients.folder}/a") == Versioned(b"", 0)
@@ -142,7 +144,7 @@ async def test_a_put_at_another_version_changes_nothing(open_clients: OpenClient
         assert await clients.one.get(path) == Versioned(b"x", 0)
 
 
-async def test_a_delete_compares_and_needs_an_empty_node(open_clients: OpenClients) -> None:
+async def test_a_delete_needs_the_right_version_and_no_children(open_clients: OpenClients) -> None:
     async with open_clients() as clients:
         path = f"{clients.folder}/a"
         with pytest.raises(NoNode):
@@ -197,7 +199,7 @@ async def test_requests_of_one_store_keep_their_order(open_clients: OpenClients)
         assert last.result() == Versioned(b"49", 50)
 
 
-async def test_requests_that_travel_together_see_each_other_in_order(
+async def test_requests_in_one_packet_are_applied_in_order(
     open_clients: OpenClients,
 ) -> None:
     async with open_clients() as clients:
@@ -240,7 +242,7 @@ async def test_a_large_value_fits_and_a_larger_one_is_refused_by_name(
         assert await clients.one.children(clients.folder) == ["a"]
 
 
-async def test_names_are_any_printable_text(open_clients: OpenClients) -> None:
+async def test_a_name_can_be_any_printable_text(open_clients: OpenClients) -> None:
     async with open_clients() as clients:
         names = sorted(["a b", "%2F", "ä", "你好", "x" * 200, "0x00_0xff", "-", "~"])
         for name in names:
@@ -253,7 +255,7 @@ async def test_names_are_any_printable_text(open_clients: OpenClients) -> None:
 # ---- children ------------------------------------------------------------------------------------
 
 
-async def test_children_are_the_names_just_below_and_sorted(open_clients: OpenClients) -> None:
+async def test_children_returns_the_names_directly_below_sorted(open_clients: OpenClients) -> None:
     async with open_clients() as clients:
         assert await clients.one.children(clients.folder) == []
         for name in ("b", "a/x/y", "a/z", "ab", "B"):
@@ -269,7 +271,9 @@ async def test_children_are_the_names_just_below_and_sorted(open_clients: OpenCl
 # ---- sessions ------------------------------------------------------------------------------------
 
 
-async def test_an_ephemeral_node_says_whose_it_is(open_clients: OpenClients) -> None:
+async def test_an_ephemeral_node_tells_its_own_session_from_others(
+    open_clients: OpenClients,
+) -> None:
     async with open_clients() as clients:
         path = f"{clients.folder}/up/a"
         assert clients.one.session_id != 0
@@ -303,9 +307,11 @@ async def test_an_ephemeral_node_has_no_children(open_clients: OpenClients) -> N
         assert await clients.one.children(path) == []
 
 
-async def test_closing_ends_the_session_and_only_that(open_clients: OpenClients, kind: str) -> None:
+async def test_close_ends_only_the_session_of_that_store(
+    open_clients: OpenClients, kind: str
+) -> None:
     if kind == "embedded":
-        pytest.skip("its only client is the one that closes; see the unit tests")
+        pytest.skip("the store that closes is the only client; see the unit tests")
 
     async with open_clients() as clients:
         await clients.one.put(f"{clients.folder}/stays", b"", expected=ABSENT)
@@ -327,7 +333,7 @@ async def test_closing_ends_the_session_and_only_that(open_clients: OpenClients,
         assert await clients.two.children(clients.folder) == ["stays", "two"]
 
 
-async def test_a_closed_store_refuses_and_says_so(open_clients: OpenClients) -> None:
+async def test_a_closed_store_raises_the_error_of_a_closed_store(open_clients: OpenClients) -> None:
     async with open_clients() as clients:
         states: list[SessionState] = []
         clients.one.watch_session(states.append)
@@ -375,7 +381,9 @@ async def test_sequential_names_grow_and_are_never_reused(open_clients: OpenClie
 # ---- sync and watches ----------------------------------------------------------------------------
 
 
-async def test_after_sync_the_others_changes_are_seen(open_clients: OpenClients) -> None:
+async def test_a_read_after_sync_sees_the_changes_of_other_clients(
+    open_clients: OpenClients,
+) -> None:
     async with open_clients() as clients:
         path = f"{clients.folder}/a"
         for number in range(20):
@@ -398,7 +406,7 @@ async def test_a_watch_reports_creation_change_deletion_and_children(
         clients.one.watch(path, called.set)
 
         async def follow() -> None:
-            """Reads when called, and at no other time."""
+            """Reads when the watch calls, and at no other time."""
             while True:
                 await called.wait()
                 called.clear()
@@ -426,7 +434,8 @@ async def test_a_watch_reports_creation_change_deletion_and_children(
 
 
 async def _quiet(store: MetadataStore, called: asyncio.Event) -> None:
-    """Let calls that are still on their way arrive, so that none of them passes for the next."""
+    """Wait for calls that are under way, so that the test does not take one of them for the
+    next."""
     for _ in range(3):
         await store.sync("/")
         await settle()
@@ -434,7 +443,8 @@ async def _quiet(store: MetadataStore, called: asyncio.Event) -> None:
 
 
 async def test_a_change_while_the_watcher_reads_is_not_lost(open_clients: OpenClients) -> None:
-    """Who reads only when called ends at the last value, however the calls interleave."""
+    """A watcher that reads only when called ends with the last value, however the calls
+    interleave."""
 
     async with open_clients() as clients:
         path = f"{clients.folder}/a"
@@ -460,7 +470,9 @@ async def test_a_change_while_the_watcher_reads_is_not_lost(open_clients: OpenCl
             group.create_task(write())
 
 
-async def test_watches_are_independent_and_end_when_told(open_clients: OpenClients) -> None:
+async def test_watches_are_independent_and_end_when_they_are_stopped(
+    open_clients: OpenClients,
+) -> None:
     async with open_clients() as clients:
         path = f"{clients.folder}/a"
         calls = {"first": 0, "second": 0, "elsewhere": 0}

@@ -1,5 +1,5 @@
-"""The cache of policies over every MetadataStore: a change by another process is seen, and bundles
-are agreed on. Other properties of the stores are in test_metadata_store.py."""
+"""The cache of policies over every MetadataStore: it sees changes by another process, and two
+brokers agree on the bundles. Other properties of the stores are in test_metadata_store.py."""
 
 from __future__ import annotations
 

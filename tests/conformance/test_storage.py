@@ -1,4 +1,4 @@
-"""What a bookie expects of a disk, for every implementation of `Storage`."""
+"""The contract of every `Storage` implementation: what a bookie expects of its disk."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Disk(Protocol):
 
     def open(self) -> Storage: ...
     def reopen(self, storage: Storage) -> Storage:
-        """After a clean close."""
+        """Open the store again after a clean close."""
         ...
 
     def crash(self, storage: Storage) -> Storage:
-        """After a kill: nothing was closed."""
+        """Open the store again after a kill, without a close."""
         ...
 
 
@@ -142,7 +142,7 @@ def test_a_run_ends_at_the_first_gap_at_last_and_at_its_limits(storage: Storage)
     assert storage.run(1, 0, 10, bytes_max=10**6, entries_max=2) == everything[:2]
     assert storage.run(1, 5, 10, bytes_max=10**6, entries_max=100) == []
     assert storage.run(1, 6, 10, bytes_max=10**6, entries_max=100) == [b"1:6", b"1:7"]
-    # Three bytes each: the limit is reached by the first, by the second, by the third.
+    # Entries of three bytes: the first, the second and the third one reach the limit.
     assert len(storage.run(1, 0, 4, bytes_max=1, entries_max=100)) == 1
     assert len(storage.run(1, 0, 4, bytes_max=3, entries_max=100)) == 1
     assert len(storage.run(1, 0, 4, bytes_max=4, entries_max=100)) == 2
@@ -158,7 +158,7 @@ def test_ledgers_are_listed_in_pages(storage: Storage) -> None:
     assert storage.ledgers(70_000, ledgers_max=2) == []
 
 
-def test_a_deleted_ledger_is_gone_and_its_neighbours_are_not(disk: Disk) -> None:
+def test_deleting_a_ledger_keeps_its_neighbours(disk: Disk) -> None:
     storage = disk.open()
     for ledger in [1, 2, 3]:
         put_entries(storage, ledger, [0, 1, 2])
@@ -175,7 +175,7 @@ def test_a_deleted_ledger_is_gone_and_its_neighbours_are_not(disk: Disk) -> None
     storage.close()
 
 
-def test_tombstones_outlive_a_crash_and_go_when_they_are_told_to(disk: Disk) -> None:
+def test_tombstones_survive_a_crash_and_can_be_removed(disk: Disk) -> None:
     def stones(after: int, ledgers_max: int) -> list[int]:
         found = storage.tombstones(after, ledgers_max=ledgers_max)
         assert all(storage.tombstone(ledger) == stone for ledger, stone in found)
@@ -242,8 +242,8 @@ def test_a_clean_close_keeps_what_was_never_synced(disk: Disk) -> None:
     storage.close()
 
 
-# Writes that were not synced: a prefix survives. RocksDB's log is cut to see it (a power cut);
-# tests/unit/bookie/storage/test_rocks.py does that byte by byte.
+# After a power cut, a prefix of the unsynced writes survives.
+# tests/unit/bookie/storage/test_rocks.py cuts RocksDB's log at each byte.
 
 
 @given(

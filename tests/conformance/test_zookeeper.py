@@ -1,4 +1,4 @@
-"""What only a real ensemble can do to a client: lost replies, expiry, dead and silent servers."""
+"""Faults that only a real ensemble has: lost replies, expiry, dead and silent servers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def connected(
 
 
 async def wait_applied(witness: ZooKeeperStore, path: str, expected: Versioned) -> None:
-    """Wait until the server has it, also if it has told others before."""
+    """Wait until this server has the change. It may have reached other servers before."""
     applied = asyncio.Event()
     unwatch = witness.watch(path, applied.set)
     async with asyncio.timeout(30):
@@ -72,8 +72,7 @@ async def wait_applied(witness: ZooKeeperStore, path: str, expected: Versioned) 
 
 
 def end_session_of(store: ZooKeeperStore, hosts: str) -> None:
-    """A second client with the same session ends it: the ensemble expires it under the first
-    one."""
+    """Expire the session of a client: a second client with the same session closes it."""
     twin = KazooClient(hosts=hosts, client_id=store._client.client_id)
     twin.start()
     twin.stop()
@@ -104,7 +103,7 @@ async def test_a_malformed_host_list_is_refused(hosts: str) -> None:
         await ZooKeeperStore.connect(hosts, connect_timeout_s=0.5)
 
 
-async def test_each_chroot_is_a_world_of_its_own(zookeeper: ZooKeeperEnsemble) -> None:
+async def test_stores_with_different_chroots_share_no_nodes(zookeeper: ZooKeeperEnsemble) -> None:
     one = await ZooKeeperStore.connect(zookeeper.hosts, chroot="/one/deep")
     two = await ZooKeeperStore.connect(zookeeper.hosts, chroot="/two")
     top = await ZooKeeperStore.connect(zookeeper.hosts, chroot="/")
@@ -122,7 +121,7 @@ async def test_each_chroot_is_a_world_of_its_own(zookeeper: ZooKeeperEnsemble) -
 # ---- requests and replies ------------------------------------------------------------------------
 
 
-async def test_a_lost_reply_is_unknown_and_what_is_not_sent_is_unavailable(
+async def test_a_lost_reply_raises_unknown_and_an_unsent_request_unavailable(
     zookeeper: ZooKeeperEnsemble,
 ) -> None:
     path = fresh()
@@ -159,7 +158,7 @@ async def test_a_lost_reply_is_unknown_and_what_is_not_sent_is_unavailable(
         assert await witness.children(path) == []
 
 
-async def test_update_gets_through_lost_replies(zookeeper: ZooKeeperEnsemble) -> None:
+async def test_update_succeeds_although_replies_are_lost(zookeeper: ZooKeeperEnsemble) -> None:
     path = fresh()
     async with proxied(zookeeper) as proxy, connected(proxy.address) as store:
 
@@ -189,7 +188,9 @@ async def test_update_gets_through_lost_replies(zookeeper: ZooKeeperEnsemble) ->
         assert stored.version == 29
 
 
-async def test_a_caller_who_gives_up_leaves_the_store_usable(zookeeper: ZooKeeperEnsemble) -> None:
+async def test_the_store_stays_usable_after_a_caller_is_cancelled(
+    zookeeper: ZooKeeperEnsemble,
+) -> None:
     path = fresh()
     async with (
         proxied(zookeeper) as proxy,
@@ -214,7 +215,7 @@ async def test_a_caller_who_gives_up_leaves_the_store_usable(zookeeper: ZooKeepe
 async def test_a_reply_that_stops_midway_does_not_stop_the_loop(
     zookeeper: ZooKeeperEnsemble,
 ) -> None:
-    """kazoo's thread waits for the rest, and takes no requests meanwhile."""
+    """kazoo's thread waits for the rest of the reply, and sends no requests meanwhile."""
 
     path = fresh()
     async with proxied(zookeeper) as proxy, connected(proxy.address) as store:
@@ -304,7 +305,7 @@ async def test_an_expired_session_is_lost_then_replaced_and_watches_stay(
         await asyncio.wait_for(called.wait(), 30)
 
 
-async def test_a_client_that_is_cut_off_loses_its_session_at_the_server_and_hears_it_later(
+async def test_a_client_that_is_cut_off_learns_of_its_expired_session_when_it_reconnects(
     zookeeper: ZooKeeperEnsemble,
 ) -> None:
     path = fresh()
@@ -341,7 +342,7 @@ async def test_a_connection_thread_that_dies_is_replaced(zookeeper: ZooKeeperEns
         called = asyncio.Event()
         store.watch(path, called.set)
         await store.put(path, b"0", expected=ABSENT)
-        # A reply to a request that was never made: kazoo raises what it does not catch.
+        # A reply without a request: kazoo raises an exception that it does not catch.
         proxy.garbage = struct.pack(">iiqi", 16, 12345, 1, 0)
         with pytest.raises(MetadataError):
             await store.get(path)
@@ -354,7 +355,7 @@ async def test_a_connection_thread_that_dies_is_replaced(zookeeper: ZooKeeperEns
         await asyncio.wait_for(called.wait(), 30)
 
 
-async def test_a_server_that_hangs_is_given_up_in_time(tmp_path: Path) -> None:
+async def test_requests_to_an_unresponsive_server_fail_in_time(tmp_path: Path) -> None:
     with ZooKeeperEnsemble(tmp_path, force_sync=False) as server:
         async with connected(server.hosts, session_timeout_s=3.0) as store:
             await store.put("/a", b"", expected=ABSENT)
@@ -378,7 +379,7 @@ async def test_a_lease_follows_its_owner_into_a_new_session(zookeeper: ZooKeeper
     async with connected(zookeeper.hosts) as store, connected(zookeeper.hosts) as other:
         told: list[bool] = []
         lease = Lease(store, path, b"me", replaces=lambda stored: False, on_change=told.append)
-        # The leftover of an earlier session of ours, which is still alive at the server.
+        # A node of an earlier session of this client, which still exists at the server.
         await other.create_ephemeral(path, b"me")
         async with asyncio.TaskGroup() as group:
             running = group.create_task(lease.run())
@@ -413,7 +414,7 @@ async def _taken(lease: Lease) -> bytes:
         await lease.run()
     except LeaseTaken as taken:
         return taken.holder
-    raise AssertionError("it never ends")
+    raise AssertionError("the lease never ends")
 
 
 async def test_one_candidate_leads_and_the_next_follows(zookeeper: ZooKeeperEnsemble) -> None:
@@ -455,9 +456,9 @@ async def leader_of(ensemble: ZooKeeperEnsemble) -> LocalProcess:
 
 
 @pytest.mark.real_loop(deadline_s=240)
-async def test_an_ensemble_of_three_goes_on_when_its_leader_is_killed(tmp_path: Path) -> None:
-    """Writers go on, nothing acknowledged is lost, sessions and their ephemerals survive, and reads
-    after a sync are fresh whichever server they go to."""
+async def test_an_ensemble_of_three_survives_a_kill_of_its_leader(tmp_path: Path) -> None:
+    """Writers continue, no acknowledged write is lost, sessions and their ephemerals survive, and
+    reads after a sync are fresh at any server."""
 
     with ZooKeeperEnsemble(tmp_path, size=3, force_sync=False) as ensemble:
         async with contextlib.AsyncExitStack() as stack:
@@ -509,10 +510,10 @@ async def test_a_read_after_sync_is_fresh_on_a_follower_that_lags(tmp_path: Path
             await reader.sync("/a")
             for round_number in range(2):
                 follower.pause()
-                first = round_number * 30  # soon, or the leader leaves the follower behind
+                first = round_number * 30  # soon, before the leader drops the follower
                 for number in range(first, first + 30):
                     await writer.put("/a", str(number + 1).encode(), expected=number)
-                # Both are at the follower's door before what it has missed.
+                # Both requests reach the follower before the changes that it missed.
                 sync = asyncio.get_running_loop().create_task(reader.sync("/a"))
                 await asyncio.sleep(0.05)
                 follower.resume()
@@ -523,7 +524,7 @@ async def test_a_read_after_sync_is_fresh_on_a_follower_that_lags(tmp_path: Path
 
 
 async def _write(store: ZooKeeperStore, numbers: range) -> None:
-    """Each number once, in order, whatever is lost."""
+    """Check that each number is there once and in order, whatever was lost."""
     for number in numbers:
 
         def change(stored: bytes | None, number: int = number) -> bytes | Verdict:
@@ -535,7 +536,9 @@ async def _write(store: ZooKeeperStore, numbers: range) -> None:
 
 
 @pytest.mark.real_loop(deadline_s=240)
-async def test_no_majority_is_no_answer_and_never_a_wrong_one(tmp_path: Path) -> None:
+async def test_without_a_majority_requests_fail_and_never_return_a_wrong_answer(
+    tmp_path: Path,
+) -> None:
     with ZooKeeperEnsemble(tmp_path, size=3, force_sync=False) as ensemble:
         async with connected(ensemble.hosts) as store:
             await store.put("/a", b"0", expected=ABSENT)

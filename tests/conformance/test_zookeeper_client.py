@@ -1,4 +1,4 @@
-"""What kazoo does not survive, or forgets to tell, and the store makes good."""
+"""Failures that kazoo does not survive or report, and that the store handles."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reply(xid: int, error: int) -> bytes:
     return struct.pack(">iiqi", 16, xid, 1, error)
 
 
-async def test_a_watch_whose_arming_is_never_answered_is_armed_anew(
+async def test_a_watch_whose_arming_gets_no_answer_is_armed_again(
     zookeeper: ZooKeeperEnsemble,
 ) -> None:
     """An error that kazoo does not know kills its thread, and the request gets no answer."""
@@ -58,7 +58,7 @@ async def test_a_watch_whose_arming_is_never_answered_is_armed_anew(
         await store.close()
 
 
-async def test_a_kazoo_that_cannot_be_started_again_is_tried_again(
+async def test_a_failed_restart_of_kazoo_is_repeated(
     zookeeper: ZooKeeperEnsemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with proxied(zookeeper) as proxy:
@@ -125,7 +125,7 @@ async def test_an_unexpected_error_of_a_start_is_reported_and_the_start_repeated
 
 @pytest.mark.parametrize("chroot", ["/flat", "/very/deep"])
 @pytest.mark.parametrize("replies", [2, 3])
-async def test_a_connection_that_breaks_while_the_root_is_made_is_no_reason_to_give_up(
+async def test_creating_the_root_is_repeated_after_the_connection_breaks(
     chroot: str, replies: int, zookeeper: ZooKeeperEnsemble
 ) -> None:
     root = f"{fresh()}{chroot}"
@@ -137,12 +137,12 @@ async def test_a_connection_that_breaks_while_the_root_is_made_is_no_reason_to_g
         await store.close()
 
 
-async def test_a_root_that_is_refused_is_said_at_once(zookeeper: ZooKeeperEnsemble) -> None:
+async def test_a_refused_root_is_reported_at_once(zookeeper: ZooKeeperEnsemble) -> None:
     with pytest.raises(Unavailable, match="NoAuth"):
         await ZooKeeperStore.connect(zookeeper.hosts, chroot="/zookeeper/config/magnetar")
 
 
-async def test_a_root_that_is_taken_away_is_made_again_by_the_next_change(
+async def test_the_next_change_creates_a_deleted_root_again(
     zookeeper: ZooKeeperEnsemble,
 ) -> None:
     root = fresh()

@@ -1,6 +1,7 @@
 """Requests to the admin API of a broker in the test's process, without a port.
 
-An app takes a second to build, so tests use it one after the other, each with a broker of its own.
+Building the app takes a second, so the tests share one app, one after the other, each with a broker
+of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Present:
-    """Has everything of the broker of the present test."""
+    """Forwards every attribute to the broker of the present test."""
 
     broker: Broker
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Broker:
-    """Answers what it is told to, by path; keeps what it was asked."""
+    """Returns the answers that a test set by path, and records the requests."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"

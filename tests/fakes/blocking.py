@@ -1,4 +1,4 @@
-"""The asyncio client with the manners of the synchronous one: one test then tries both faces."""
+"""The asyncio client with blocking methods, so that one test can run with both clients."""
 
 from __future__ import annotations
 

@@ -30,13 +30,14 @@ LATE_S = 25.0
 
 
 def _with_tests() -> str:
-    """The path of modules, with `tests` first: a program need not lie beside what it imports."""
+    """The module path, with `tests` first, so that a program in another folder finds its
+    imports."""
     tests = str(Path(__file__).parent.parent)
     return os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")]))
 
 
 class BookieProcess:
-    """Start it, talk to it, kill it, start it again."""
+    """A bookie process that a test starts, calls, kills and starts again."""
 
     def __init__(self, directory: Path, **settings: object) -> None:
         self.directory = directory
@@ -65,7 +66,7 @@ class BookieProcess:
         )
 
     def use_program(self, program: Path) -> None:
-        """Another program than this file for the next start."""
+        """Use another program than this file from the next start on."""
         self._process.command = self._command(program)
 
     def launch(self) -> None:
@@ -87,7 +88,7 @@ class BookieProcess:
 
     @property
     def status(self) -> int | None:
-        """None: it runs."""
+        """The exit status; None: the process runs."""
         return self._process.status
 
     @property
@@ -192,7 +193,7 @@ async def serve(config_file: Path, metadata_dir: Path, stop: asyncio.Event) -> N
 
 
 if __name__ == "__main__":
-    # A start that stands still says in its log where, also if it blocks the loop.
+    # A start that hangs logs its stack, even if it blocks the loop.
     faulthandler.dump_traceback_later(LATE_S)
     from magnetar.runtime.log import configure_logging
     from magnetar.runtime.process import run_process

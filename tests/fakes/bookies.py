@@ -1,4 +1,5 @@
-"""Bookies for tests: one whose disk forgets, clients that speak the contract, images of crashes."""
+"""Bookies for tests: a service on a store in memory, clients of the contract, and copies of
+directories as a crash leaves them."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ IMAGES_TRIED_MAX = 10
 def crash_image(source: Path, target: Path) -> None:
     """Copy a live data directory as a killed process leaves it.
 
-    RocksDB works in the background meanwhile. Old log files that it removes are not missed. If it
-    replaces another file, the copy is of no one moment, and is made again.
+    RocksDB works in the background meanwhile. A removed old log file does not matter. If RocksDB
+    replaces another file, the copy mixes two moments, and is made again.
     """
 
     def copy(name: str, to: str) -> None:
@@ -78,7 +79,7 @@ def crash_image(source: Path, target: Path) -> None:
             shutil.rmtree(target)
         else:
             return
-    raise AssertionError(f"{source} never stood still")
+    raise AssertionError(f"{source} changed during each copy")
 
 
 def envelope(ledger: int, entry: int, payload: bytes = b"payload", *, confirmed: int = -1) -> bytes:
@@ -153,8 +154,8 @@ class FaultyStorage(MemoryStorage):
 
 
 class GatedThread:
-    """A thread that starts its work only while the gate is open: a disk as slow as the test wants,
-    with no real time in it."""
+    """A thread that starts its work only while the gate is open: a disk as slow as the test needs,
+    without real waits."""
 
     def __init__(self) -> None:
         self._thread = WorkerThread("gated")
@@ -173,7 +174,8 @@ class GatedThread:
         return len(self._held)
 
     def release(self) -> None:
-        """Do what was held back, here and now; later work is held back again unless `open`."""
+        """Run the work that was held back on the caller's thread. Later work is held back again
+        unless `open`."""
         held, self._held = self._held, []
         for future, work in held:
             if future.cancelled():
@@ -188,7 +190,7 @@ class GatedThread:
 
 
 class InlineThread(GatedThread):
-    """Does everything at once, on the caller's thread: for loops whose time is virtual."""
+    """Runs all work at once on the caller's thread, for loops in virtual time."""
 
     def do(self, work: Callable[[], T]) -> asyncio.Future[T]:
         opened, self.open = self.open, False
@@ -199,13 +201,13 @@ class InlineThread(GatedThread):
 
 
 async def welcome(ledger: int) -> BookieCode:
-    """The metadata lets any ledger in."""
+    """Metadata that admits every ledger."""
     return BookieCode.OK
 
 
 @dataclass
 class Bookie:
-    """A service on a store in memory, and what can be done to it."""
+    """A service on a store in memory, with methods that make it fail."""
 
     service: BookieService
     storage: FaultyStorage
@@ -224,7 +226,7 @@ class Bookie:
         return writer
 
     def raw_stream(self, *, frames_max: int = 64) -> Writer:
-        """Connected, and nothing said yet."""
+        """A connected client that has sent nothing yet."""
         assert self._group is not None
         here, there = memory_stream_pair("client", "bookie", frames_max=frames_max)
         self._group.create_task(serve_memory_stream(there, self.service.handle_write))

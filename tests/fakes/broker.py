@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.memory import MemoryStore
     from magnetar.metadata.model import BookieRegistration, Member
 
-GRPC_GRACE_S = 0.1  # sessions are closed before; what is left belongs to clients that died
+GRPC_GRACE_S = 0.1  # sessions are closed before; the rest belongs to clients that died
 
 
 @dataclass
@@ -50,7 +50,7 @@ class RunningBroker:
     broker: Broker
     store: MemoryStore
     registration: BrokerRegistration
-    stop: asyncio.Event  # set: it stops cleanly and hands everything over
+    stop: asyncio.Event  # set: the broker stops cleanly and hands all topics over
     serving: asyncio.Task[None]
     ports: AsyncExitStack
 
@@ -63,8 +63,8 @@ class RunningBroker:
         return self.registration.pulsar_url
 
     async def kill(self) -> None:
-        """It dies as a process does: nothing is handed over and its ports refuse. It is registered
-        until `store.expire()`."""
+        """Kill the broker like a process: it hands nothing over, and its ports refuse connections.
+        It stays registered until `store.expire()`."""
         self.serving.cancel()
         await self.ports.aclose()
         await asyncio.wait([self.serving])

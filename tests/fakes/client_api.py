@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CLIENTS = ("apache", "ours")
 OURS_OVER_TCP = "ours over 6650"
 OURS = ("ours", OURS_OVER_TCP)
-"""For what Apache's client does not have."""
+"""The client for features that Apache's client lacks."""
 TIMEOUT_S = 20
 QUIET_MS = 300
 
@@ -46,7 +46,7 @@ class Api:
         subscription: str = "s",
         **options: Any,
     ) -> Any:
-        """`name`: of the consumer; the client makes one up for ""."""
+        """`name`: the consumer's name; "": the client chooses one."""
         options.setdefault("initial_position", self.module.InitialPosition.Earliest)
         return self.client.subscribe(
             topic,
@@ -64,7 +64,7 @@ class Api:
         return ids
 
     def drain(self, consumer: Any) -> list[Any]:
-        """What it gets until nothing more comes for a while."""
+        """The messages that the consumer gets until none arrives for a while."""
         found = []
         while True:
             try:
@@ -73,7 +73,7 @@ class Api:
                 return found
 
     def is_quiet(self, consumer: Any) -> bool:
-        """Whether it gets nothing for a while."""
+        """Whether the consumer gets no message for a while."""
         try:
             consumer.receive(timeout_millis=QUIET_MS)
         except self.module.Timeout:

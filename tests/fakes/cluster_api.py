@@ -1,4 +1,4 @@
-"""The clients that features are tried with on a cluster of processes: Apache's, and both of ours.
+"""The clients that test features on a cluster of processes: Apache's, and both of ours.
 
 They have the same names, so that one test serves all of them.
 """
@@ -60,7 +60,7 @@ def api_of(cluster: ClusterProcess, client: str) -> Iterator[Api]:
 
 
 def take(consumer: Any, count: int) -> list[bytes]:
-    """Receive and acknowledge so many messages."""
+    """Receive and acknowledge this number of messages."""
     found = []
     for _ in range(count):
         message = consumer.receive(timeout_millis=TIMEOUT_MS)

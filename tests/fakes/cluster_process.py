@@ -57,7 +57,7 @@ class ClusterProcess:
 
     @property
     def brokers(self) -> list[dict[str, Any]]:
-        """As they run now: pid and ports."""
+        """The pid and the ports of each running process."""
         described = json.loads((self.directory / "cluster.json").read_text())
         return [each for each in described["processes"] if each["role"] == "broker"]
 
@@ -79,7 +79,8 @@ class ClusterProcess:
         return answer.json() if answer.content else None
 
     def owner(self, topic: str, *, first: int = 0, domain: str = "persistent") -> int:
-        """Which broker serves the topic. The one that is asked takes a bundle without owner."""
+        """The broker that serves the topic. A bundle without an owner goes to the broker that is
+        asked."""
         found = self.ask(first, "GET", f"/lookup/v2/topic/{domain}/public/two/{topic}").json()
         port = int(found["httpUrl"].rpartition(":")[2])
         [owner] = [n for n, each in enumerate(self.brokers) if each["ports"]["http"] == port]

@@ -1,4 +1,4 @@
-"""What outlives a broker: the ledgers on their bookies, and the metadata."""
+"""The state that outlives a broker: the ledgers on their bookies, and the metadata."""
 
 from __future__ import annotations
 

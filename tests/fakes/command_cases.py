@@ -1,4 +1,5 @@
-"""One case for every command of the protocol: what a client sends, and what must come back."""
+"""One case for every command of the protocol: what a client sends, and the answer that it must
+get."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 TOPIC = "persistent://public/default/t"
-IGNORED = None  # it has no answer of its own
+IGNORED = None  # the command has no answer
 ENDED = "the connection ends"
 Type = pb.BaseCommand.Type
 
@@ -124,7 +125,7 @@ CODES: dict[int, int] = {
 
 
 def error_of(answer: Any) -> int:
-    """The error code in an answer; 0: it has none."""
+    """The error code in an answer; 0: the answer has none."""
     return getattr(answer, "error_code", 0) or getattr(answer, "error", 0)
 
 

@@ -68,7 +68,7 @@ async def reads(address: str) -> AsyncIterator[TcpFrameStream]:
 
 
 async def ask(stream: TcpFrameStream, request: Message | bytes) -> list[ReadAnswer]:
-    """What the bookie answers to one request on a connection of `reads`."""
+    """The bookie's answer to one request on a connection of `reads`."""
     await stream.send([request if isinstance(request, bytes) else request.SerializeToString()])
     answers: list[ReadAnswer] = []
     while not is_read_end(frame := await stream.receive()):

@@ -109,7 +109,7 @@ def identity_of(path: Path) -> Identity:
 
 
 def given(directory: DataDirectory, incarnation: str, *, key: int = KEY) -> list[int]:
-    """Which entries a reader gets of a former incarnation, each as it was written."""
+    """The entries that a reader gets from a former incarnation. Checks the bytes of each."""
     found = []
     store = FormerStores(directory.formers)
     for entry in range(ENTRIES):

@@ -1,12 +1,13 @@
-"""A dispatcher on a rig: a log, a cursor as plain sets, consumers that record deliveries.
+"""A dispatcher with a test log, a cursor made of sets, and consumers that record deliveries.
 
 It executes the actions of the dispatcher. After every event it asserts the rules of every
 dispatcher:
-    - an acknowledged entry is not delivered, nor (shared) an entry that is pending at a consumer;
-    - a consumer gets nothing without permits, and beyond them at most the rest of one entry;
+    - an acknowledged entry is not delivered, and of shared types an entry that a consumer holds is
+    not delivered to another;
+    - a consumer gets no entry without permits, and at most the rest of one entry beyond them;
     - at most one read is outstanding;
     - a dispatcher that delivers nothing has a reason;
-    - a refused consumer leaves no trace.
+    - a refused consumer changes nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class View:
 
 @dataclass(slots=True)
 class PlainAcks:
-    """The obvious cursor: sets, and a scan for every question."""
+    """A simple cursor: sets, and a scan for every query."""
 
     log: list[StoredEntry]
     acked: set[Position] = field(default_factory=set)
@@ -214,7 +215,7 @@ class DispatcherRig:
             self.now = max(self.now, due)
             self.carry_out(self.machine.on_timer(self.now))
             after = self.machine.next_timer()
-            assert after is None or after > self.now, "the timer is due at once again"
+            assert after is None or after > self.now, "the timer is due again at once"
         self.now = until
 
     def tick(self) -> float:
@@ -248,14 +249,14 @@ class DispatcherRig:
         try:
             actions = self.machine.add_consumer(member.machine, self.tick())
         except ConsumerRefused:
-            assert self.state() == before, "a refused consumer has left a trace"
+            assert self.state() == before, "a refused consumer changed the dispatcher"
             raise
         self.members.append(member)
         self.carry_out(actions)
         return member
 
     def state(self) -> object:
-        """What an observer sees of the dispatcher."""
+        """The observable state of the dispatcher."""
         machine = self.machine
         return machine.read_position, machine.next_timer(), machine.explain(self.now)
 
@@ -326,7 +327,8 @@ class DispatcherRig:
         self.carry_out(machine.on_negative_acks(member.machine, positions, returned, self.tick()))
 
     def _with_chunks(self, member: Member, positions: Sequence[Position] | None) -> list[Position]:
-        """Of these (None: of all) what the member has, and the other chunks of their messages."""
+        """The entries that the member holds, of the given ones (None: of all), and the other chunks
+        of their messages."""
         mine = [it for it, owner in self.owner.items() if owner is member]
         wanted = mine if positions is None else [it for it in positions if it in mine]
         uuids = {self._uuid(it) for it in wanted} - {""}
@@ -340,8 +342,9 @@ class DispatcherRig:
         return ""
 
     def seek(self, target: Position) -> None:
-        """Everything before `target` is acknowledged. As the subscription does it: the consumers
-        that may have entries leave, the others join a new dispatcher."""
+        """Move the cursor to `target`, as the subscription does: everything before `target` is
+        acknowledged, the consumers that may hold entries leave, and the others join a new
+        dispatcher."""
         self.outstanding = None
         self.owner.clear()
         self.given_back.clear()
@@ -377,7 +380,7 @@ class DispatcherRig:
             self.carry_out(self.machine.on_replayed(there, tried[-1], self.tick()))
 
     def fire_timer(self) -> None:
-        """Let the time come that the dispatcher has asked for."""
+        """Advance the clock to the time that the dispatcher asked for."""
         due = self.machine.next_timer()
         assert due is not None
         self.now = max(self.now, due)
@@ -389,7 +392,7 @@ class DispatcherRig:
             if self.outstanding is None:
                 return
             self.answer_read()
-        raise AssertionError("reads without end")
+        raise AssertionError("the reads do not end")
 
     # ---- actions ---------------------------------------------------------------------------------
 
@@ -460,9 +463,9 @@ class DispatcherRig:
         assert general, f"delivers nothing without a reason: {reasons}"
         assert (Why.READING in general) == (self.outstanding is not None)
         if self.keyed:
-            return  # an available consumer may have nothing to do: its keys have no entries
+            return  # an available consumer may have no entries: those that wait have other keys
         if Why.CHUNKS in general:
-            return  # they wait for a consumer that is not available
+            return  # the entries wait for a consumer that is not available
         if self.outstanding is None and Why.UNACKED_BY_SUBSCRIPTION not in general and self.shared:
             waiting = [it.position for it in self.log if it.position not in self.acks.acked]
             delayed = {position for position, _ in self.delays.index}
@@ -476,11 +479,12 @@ class DispatcherRig:
 
     @property
     def _last_tick(self) -> float:
-        """The last moment at which a timer of the delayed entries can have fired: until the next
-        one, a dispatcher that has stopped reading for fixed delays does not read on."""
+        """The latest time at which the timer of the delayed entries can have fired. A dispatcher
+        that has paused its reads because of fixed delays does not read before the next firing."""
         return self.now - self.wall_ms(self.now) % self.delay.tick_ms / 1_000
 
     @property
     def _past_ms(self) -> int:
-        """What was due then is delivered, if a consumer was available and timers fired."""
+        """Check that all entries due at that time are delivered, if a consumer was available and
+        timers fired."""
         return self.wall_ms(self.now) - (self.delay.tick_ms if self.delay.strict else 0) - 5

@@ -15,7 +15,7 @@ class EarlierEntries:
 
     entries: Sequence[bytes] = ()
     first: int = 0
-    lost: list[int] = field(default_factory=list)  # last chunks of messages that are lost
+    lost: list[int] = field(default_factory=list)  # the last chunks of lost messages
     searches: int = 0
 
     def before(self, ledger: int, entry: int) -> Iterator[tuple[int, int, bytes]]:

@@ -1,4 +1,4 @@
-"""Entries as producers send them, short to write in tests."""
+"""Short functions that encode entries as producers send them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def entry_of(*texts: str, publish_time_ms: int = 1_700_000_000_000) -> EntryView
 
 
 def sends_of(*views: EntryView, first: int = 0, producer_id: int = 1) -> SendRun:
-    """What a producer sends, entries of one message or batches, with consecutive sequence ids."""
+    """The entries of a producer, single messages or batches, with consecutive sequence ids."""
     entries = [bytes(view.data) for view in views]
     return SendRun(
         producer_id,

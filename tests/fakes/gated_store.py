@@ -19,9 +19,10 @@ Request = tuple[str, str]  # operation ("get", "put") and path
 class GatedStore(MemoryStore):
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
-        self.gates: dict[Request, asyncio.Event] = {}  # until it is set, such requests wait
-        self.strays: set[Request] = set()  # the next such request strays
-        self.held: list[Request] = []  # those that wait at a gate, or did
+        self.gates: dict[Request, asyncio.Event] = {}  # until the event is set, these requests wait
+        # the next request of this kind is cancelled without an owner
+        self.strays: set[Request] = set()
+        self.held: list[Request] = []  # requests that wait at a gate, or waited
 
     async def get(self, path: str) -> Versioned | None:
         await self._pass(("get", path))

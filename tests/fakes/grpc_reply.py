@@ -19,7 +19,7 @@ async def read_frames(
 ) -> AsyncIterator[memoryview]:
     """Call `method` and yield the frames of the answer. Raises StreamClosed when it breaks off.
 
-    The caller may cancel it, or leave it early inside `contextlib.aclosing`.
+    The caller may cancel the generator, or leave it early inside `contextlib.aclosing`.
     """
     ask: aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(method)
     call = ask(request)

@@ -1,7 +1,7 @@
 """Bookies in memory behind the BookiePeer seam, to be killed, slowed down and made to misbehave.
 
-`BookieCluster` is a metadata tree with such bookies registered in it, and makes `Ledgers` of as
-many processes as a test wants. What a bookie stores survives its death.
+`BookieCluster` is a metadata tree in which these bookies are registered. It makes the `Ledgers` of
+any number of processes. The entries of a bookie survive its death.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ class FakeBookie:
         self.ledgers: dict[int, StoredLedger] = {}
         self.up = True
         self.entries_page = 1000  # of list_entries
-        self.opened = 0  # how many write streams were opened
+        self.opened = 0  # the number of write streams opened
         self.reads: list[ReadRequest] = []
         self.fences: list[LastConfirmedRequest] = []
-        # To be replaced by tests. None: the ordinary answer.
+        # Set by tests. None: the ordinary answer.
         self.judge_add: Callable[[Add], BookieCode | None] = lambda _: None
         self.judge_read: Callable[[int, int], BookieCode | None] = lambda _ledger, _entry: None
         self.heard: list[tuple[str, str]] = []  # the beats of brokers
-        self.last: LastHeard | None = None  # what it says of every broker
-        self.may_open = asyncio.Event()  # cleared: each client that connects hangs
-        self.may_take = asyncio.Event()  # cleared: writers' adds are not looked at
-        self.may_ack = asyncio.Event()  # cleared: adds are stored and not answered
-        self.may_read = asyncio.Event()  # cleared: reads and fences hang
+        self.last: LastHeard | None = None  # its answer about every broker
+        self.may_open = asyncio.Event()  # cleared: connecting clients wait
+        self.may_take = asyncio.Event()  # cleared: writers' adds are not read
+        self.may_ack = asyncio.Event()  # cleared: adds are stored but not answered
+        self.may_read = asyncio.Event()  # cleared: reads and fences wait
         self.may_open.set()
         self.may_take.set()
         self.may_ack.set()
@@ -89,7 +89,7 @@ class FakeBookie:
         self._streams: list[MemoryStream] = []
 
     def kill(self) -> None:
-        """As kill -9: connections are reset, what is stored stays."""
+        """Kill the bookie: its connections are reset, its stored entries stay."""
         self.up = False
         streams, self._streams = self._streams, []
         for stream in streams:
@@ -202,7 +202,7 @@ class FakeBookie:
         return self.last
 
     async def close(self) -> None:
-        """Nothing is held here."""
+        """This peer holds no frames."""
 
     # -- mechanics -------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class FakeBookie:
 
 
 class FormerIncarnation:
-    """A bookie that is asked for an incarnation it has nothing of any more."""
+    """A bookie that no longer has the incarnation that is asked for."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
@@ -281,7 +281,7 @@ class FormerIncarnation:
         raise self._refusal()
 
     async def close(self) -> None:
-        """Nothing is held here."""
+        """This peer holds no frames."""
 
     def _refusal(self) -> BookieUnavailable:
         return BookieUnavailable(self.member.bookie, BookieCode.WRONG_INCARNATION, "another one")
@@ -292,7 +292,7 @@ class BookieCluster:
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self.tree = MemoryTree()
-        self.store = MemoryStore(self.tree)  # of the bookies, and for the test to look into
+        self.store = MemoryStore(self.tree)  # used by the bookies, and inspected by tests
         self.bookies: list[FakeBookie] = []
         self._group = group
 
@@ -325,7 +325,7 @@ class BookieCluster:
             await self.store.delete(path, expected=stored.version)
 
     async def move(self, ledger: LedgerId, members: Sequence[Member]) -> None:
-        """As auto-recovery does: all segments of a closed ledger lie on these bookies now."""
+        """Move all segments of a closed ledger to these bookies, as auto-recovery does."""
         path = paths.ledger(ledger)
         stored = await self.store.get(path)
         assert stored is not None
@@ -350,7 +350,7 @@ class BookieCluster:
         store: MemoryStore | None = None,
         directory_of: Callable[[MetadataStore], BookieRegistry] = BookieRegistry,
     ) -> AsyncIterator[Ledgers]:
-        """A broker's `Ledgers`, running while inside."""
+        """A broker's `Ledgers`, which runs inside the context."""
         store = store or MemoryStore(self.tree)
         random = Random(seed)
         directory = directory_of(store)

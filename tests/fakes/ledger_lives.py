@@ -1,4 +1,4 @@
-"""What the tests of ledgers' shells share: bookies and a client of them, appends and reads."""
+"""Helpers for the tests of the ledgers' shells: bookies and their client, appends and reads."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -39,7 +39,7 @@ def append(appender: LedgerAppender, count: int = 1) -> None:
 
 
 async def confirmed(appender: LedgerAppender) -> None:
-    """All that was appended is confirmed."""
+    """Wait until all appended entries are confirmed."""
     await wait_until(lambda: appender.confirmed == appender.appended or appender.failure)
     if appender.failure is not None:
         raise appender.failure

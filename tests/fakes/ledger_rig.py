@@ -1,11 +1,11 @@
-"""Ledger machines on a rig: bookies, one metadata record, and messages that are delayed, reordered
-and lost. No asyncio: a run of 300 steps takes a few milliseconds.
+"""Ledger machines on a test rig: bookies, one metadata record, and messages that are delayed,
+reordered and lost. The rig needs no asyncio: a run of 300 steps takes a few milliseconds.
 
-Every request and every reply is a *delivery* in `LedgerRig.flying`; each step delivers one of them,
-chosen by the seed, or loses it (its sender then hears TIMEOUT, whether or not it was carried out).
-A rig is one part of the product with fakes around it; `World` is the simulated cluster alone.
-The oracle sees every confirmation and holds it against what bookies and metadata hold at that
-moment.
+Every request and every reply is a *delivery* in `LedgerRig.flying`. Each step delivers one of them,
+chosen by the seed, or loses it; the sender of a lost one gets TIMEOUT, whether or not the bookie
+handled the request. A rig is one part of the product with fakes around it; `World` means only the
+simulated cluster. The oracle checks every confirmation against the content of bookies and metadata
+at that moment.
 """
 
 from __future__ import annotations
@@ -76,14 +76,15 @@ def open_metadata(quorum: Quorum, members: Sequence[Member]) -> LedgerMetadata:
 
 @dataclass
 class RigBookie:
-    """What a bookie must do, in the simplest way. Durable at once; `up` says whether it answers."""
+    """The simplest correct bookie. Its writes are durable at once; `up` says whether it answers."""
 
     member: Member
     entries: dict[int, bytes] = field(default_factory=dict)  # envelopes
     fenced: bool = False
     up: bool = True
     read_only: bool = False
-    lies: dict[int, BookieCode] = field(default_factory=dict)  # by entry: what it answers instead
+    # by entry: the answer to give instead
+    lies: dict[int, BookieCode] = field(default_factory=dict)
 
     def add(self, parts: writing.Parts) -> BookieCode:
         flags, _, key = ADD.unpack_from(parts[0])
@@ -125,7 +126,7 @@ class LedgerRig:
     version: int = 0
     loss: float = 0.0
     flying: list[Callable[[bool], None]] = field(default_factory=list)  # called with "delivered?"
-    confirmed: int = -1  # the oracle: what the writer has told its owner
+    confirmed: int = -1  # the oracle: the last entry that the writer reported to its owner
     seen: int = -1  # the oracle: the highest "confirmed" that was read from a bookie
     now: float = 0.0
 
@@ -140,7 +141,8 @@ class LedgerRig:
     def call(
         self, to: Member, request: Callable[[RigBookie], object], reply: Callable[[object], None]
     ) -> None:
-        """Ask a bookie. `reply` gets its answer, or BookieCode.TIMEOUT if either way was lost."""
+        """Send a request to a bookie. `reply` gets its answer, or BookieCode.TIMEOUT if request or
+        answer was lost."""
 
         def arrive(delivered: bool) -> None:
             bookie = self.bookies[to]
@@ -165,7 +167,7 @@ class LedgerRig:
         self.flying.append(arrive)
 
     def step(self) -> bool:
-        """Deliver or lose one message. False: nothing is on its way."""
+        """Deliver or lose one message. False: no message is under way."""
         if not self.flying:
             return False
         self.now += 0.001
@@ -179,7 +181,7 @@ class LedgerRig:
         failed: Sequence[int],
         reply: Callable[[dict[int, Member]], None],
     ) -> None:
-        """Choose among those who are up when the search begins; the answer comes later."""
+        """Choose among the bookies that are up when the search begins. The answer arrives later."""
         chosen = choose_replacements(
             [Candidate(each) for each in ensemble],
             failed,
@@ -205,13 +207,13 @@ class LedgerRig:
         self.confirmed = through
 
     def copies(self, entry: int) -> int:
-        """How many bookies that stored metadata lists for the entry hold it."""
+        """The number of the entry's members in the stored metadata that hold it."""
         ensemble = self.metadata.segment_of(EntryId(entry)).members
         order = self.quorum.write_order(entry)
         return sum(entry in self.bookies[ensemble[seat]].entries for seat in order)
 
     def peek(self) -> None:
-        """A reader asks for a bookie's idea of what is confirmed, without fencing (G2)."""
+        """A reader asks a bookie for the confirmed entry, without fencing (G2)."""
         bookie = self.bookies[self.random.choice(self.metadata.last_segment.members)]
         code, confirmed = bookie.last_confirmed(fence=False)
         if code is BookieCode.OK:
@@ -222,8 +224,8 @@ class LedgerRig:
         last, length = self.metadata.last_entry, self.metadata.length
         assert self.metadata.state is LedgerState.CLOSED
         assert last is not None
-        assert last >= self.confirmed, "a confirmed entry was cut off"
-        assert last >= self.seen, "an entry that was readable was cut off"
+        assert last >= self.confirmed, "the close lost a confirmed entry"
+        assert last >= self.seen, "the close lost a readable entry"
         assert length == payload_bytes(range(last + 1))
         for entry in range(last + 1):
             assert self.copies(entry) >= self.quorum.ack_quorum, entry
@@ -232,7 +234,8 @@ class LedgerRig:
             assert bytes(decode_envelope(held.pop()).payload) == payload_of(entry)
 
     def _check_transition(self, value: LedgerMetadata) -> None:
-        """Oracle I2 and I13: states go forward only, what is closed stays, sealed segments too."""
+        """Oracles I2 and I13: states only go forward, and closed ledgers and sealed segments do not
+        change."""
         before = self.metadata
         assert value.state >= before.state
         if before.state is LedgerState.CLOSED:
@@ -241,7 +244,7 @@ class LedgerRig:
 
 
 class WriterActor:
-    """A writer's shell, as far as it matters: carries out actions, loses replies, closes."""
+    """The needed part of a writer's shell: it executes actions, loses replies, and closes."""
 
     def __init__(self, world: LedgerRig, limits: WriterLimits = LIMITS) -> None:
         self.world = world
@@ -271,7 +274,8 @@ class WriterActor:
         machine.check()
 
     def tick(self) -> None:
-        """Failed members are asked for again, or taken back when there is no other bookie."""
+        """Look for replacements of failed members again, or keep the members if there is no other
+        bookie."""
         machine = self.machine
         self.carry_out(machine.on_spares())
         for seat in seat_numbers(machine.failed):
@@ -325,7 +329,7 @@ class WriterActor:
     def _added(self, who: Member, entry: int, code: object) -> None:
         assert isinstance(code, BookieCode)
         if who not in self.machine.ensemble:
-            return  # replaced meanwhile: its word no longer counts (T13)
+            return  # replaced meanwhile: its ack no longer counts (T13)
         seat = self.machine.ensemble.index(who)
         if code is BookieCode.OK:
             self.carry_out(self.machine.on_acks(seat, [entry]))
@@ -362,7 +366,7 @@ class RecoveryActor:
 
     def __init__(self, world: LedgerRig, limits: WriterLimits = LIMITS) -> None:
         self.world = world
-        self.machine: LedgerRecovery | None = None  # None: not begun, or nothing to do
+        self.machine: LedgerRecovery | None = None  # None: not begun, or nothing to recover
         self.done = False
         self.result: LedgerMetadata | None = None  # None: not closed by this attempt
         self.why = ""
@@ -503,7 +507,7 @@ class RecoveryActor:
 
 
 def recover_fully(world: LedgerRig, attempts: int = 20) -> None:
-    """All bookies are well again: a recoverer must be able to close the ledger."""
+    """Heal all bookies: a recoverer must then be able to close the ledger."""
     world.loss = 0.0
     for bookie in world.bookies.values():
         bookie.up = True

@@ -1,10 +1,10 @@
-"""Ledgers in memory, with fencing: what `magnetar.bookie.ledger` promises a broker, and its
-failures.
+"""Ledgers in memory, with fencing: the contract that `magnetar.bookie.ledger` has with a broker,
+and its failures.
 
-One `SharedLedgers` is the bookies and the ledgers' metadata; each broker has a `FakeLedgers` on it.
-Entries are stored and confirmed in the next turn of the loop, all that gathered at once, unless the
-test takes the acknowledgements into its own hands (`hold`, `release`) or breaks something (`fail`,
-`bookies`, `unreadable`). `Steps` kills a broker at its n-th call, before or after it took effect.
+One `SharedLedgers` replaces the bookies and the ledgers' metadata; each broker has a `FakeLedgers`
+on it. The next turn of the loop stores and confirms all entries that have gathered, unless the test
+controls the acknowledgements (`hold`, `release`) or breaks something (`fail`, `bookies`,
+`unreadable`). `Steps` kills a broker at its n-th call, before or after the call takes effect.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class BrokerDied(Exception):
 
 
 class Steps:
-    """Counts a broker's calls to the outside. Number `at` (from 0) goes wrong, before it takes
-    effect or after it did but before the broker learnt of it: the broker dies there, or with
-    `fails` the call raises what such a call may raise. Dead brokers do nothing."""
+    """Counts a broker's calls to the outside. Call number `at` (from 0) fails: before it takes
+    effect, or afterwards but before the broker learns of it. The broker dies there; with `fails`,
+    the call instead raises an error that it may raise. A dead broker does nothing."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Steps:
         self.dead = False
 
     def before(self, what: str) -> bool:
-        """Raises when the call goes wrong without effect; returns whether to `bite` after it."""
+        """Raises if the call fails without effect. Returns whether to `bite` after the call."""
         if self.dead:
             raise BrokerDied(what)
         self.on_step(len(self.taken))
@@ -121,19 +121,20 @@ class SharedLedgers:
         self.deleted: list[int] = []
         self.appenders: list[FakeAppender] = []
         self.reads: list[tuple[int, int, int]] = []  # ledger, first, last; ranges read from bookies
-        self.unreadable: set[tuple[int, int]] = set()  # now; later perhaps
+        self.unreadable: set[tuple[int, int]] = set()  # at present; perhaps readable later
         self.lost: set[tuple[int, int]] = set()  # every bookie said that it does not have the entry
         self.bookies = True  # False: no ledger can be created, recovered or closed
         self.full_ensemble = True  # False: new ledgers are degraded
         self.held = False
-        self.strays: set[str] = set()  # "create", "close", "read": the next such call strays
+        # "create", "close", "read": the next call of this kind is cancelled without an owner
+        self.strays: set[str] = set()
         self.reading = asyncio.Event()  # a reader has asked for entries
-        self.may_read = asyncio.Event()  # cleared: reads hang
+        self.may_read = asyncio.Event()  # cleared: reads wait
         self.may_read.set()
         self._next = 0
 
     def hold(self) -> None:
-        """From now on nothing is stored or confirmed until `release`."""
+        """Store and confirm no more entries until `release`."""
         self.held = True
 
     def release(self) -> None:
@@ -142,7 +143,7 @@ class SharedLedgers:
             appender.flush_soon()
 
     async def maybe_stray(self, call: str) -> None:
-        """End as if what the call waits for was cancelled, and not its task."""
+        """End as if the awaited future was cancelled, and not the task of the call."""
         if call in self.strays:
             self.strays.remove(call)
             await stray()
@@ -169,7 +170,7 @@ class SharedLedgers:
         stored = self.stored(ledger)
         if stored.metadata.state is not LedgerState.CLOSED:
             stored.fenced = True
-            assert last >= stored.confirmed, "closed below what was confirmed"
+            assert last >= stored.confirmed, "closed before a confirmed entry"
             del stored.entries[last + 1 :]
             length = sum(len(entry) for entry in stored.entries)
             stored.metadata = replace(
@@ -245,7 +246,7 @@ class FakeAppender:
     async def read(self, first: EntryId, last: EntryId, *, bytes_max: int) -> list[FakeEntry]:
         await asyncio.sleep(0)
         await self._world.wait_read()
-        assert last <= self.confirmed, "reads stop at what is confirmed"
+        assert last <= self.confirmed, "a read ends at the confirmed entry"
         return self._world.read(self.ledger, first, last, bytes_max)
 
     async def close(self) -> LedgerMetadata:
@@ -272,8 +273,8 @@ class FakeAppender:
         self._pending.clear()
 
     def fail(self, error: LedgerError, *, stored: int = 0) -> None:
-        """The ledger fails now. The first `stored` entries in flight reached the bookies all the
-        same: they are unconfirmed, and recovery finds them."""
+        """Fail the ledger. The first `stored` entries in flight still reach the bookies: they are
+        unconfirmed, and recovery finds them."""
         kept = self._world.stored(self.ledger)
         kept.entries.extend(self._pending[:stored])
         self._pending.clear()
@@ -312,7 +313,7 @@ class FakeAppender:
         self._moving()
 
     def _go_wrong(self) -> None:
-        """The entries reach the bookies, and the writer does not learn of it."""
+        """Store the entries on the bookies; the writer does not learn of it."""
         try:
             self._steps.bite("bookies.write")
         except BrokerDied:
@@ -338,12 +339,12 @@ class FakeReader:
 
 
 class FakeLedgers:
-    """A broker's door to the world."""
+    """A broker's access to the ledgers."""
 
     def __init__(self, world: SharedLedgers, steps: Steps | None = None) -> None:
         self.world = world
         self.steps = steps if steps is not None else Steps()
-        self.quorums: list[Quorum | None] = []  # that new ledgers were asked for with
+        self.quorums: list[Quorum | None] = []  # properties of the new ledgers that were requested
 
     async def create(
         self, *, newer_than: LedgerId, custom: Mapping[str, bytes], quorum: Quorum | None = None

@@ -1,7 +1,7 @@
-"""A store in memory with a forgetful disk: a crash may lose what was not synced.
+"""A store in memory whose crash may lose unsynced writes.
 
-For tests and simulations. It does what the contract permits and no more: a crash keeps a prefix of
-the unsynced writes, in whole batches.
+For tests and simulations. A crash keeps as little as the contract permits: a prefix of the unsynced
+writes, in whole batches.
 """
 
 from __future__ import annotations

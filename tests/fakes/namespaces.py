@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.store import MetadataStore
 
 SPREAD: Final = tuple(f"public/n{number}" for number in range(16))
-"""So many that each of two brokers prefers the topics of some."""
+"""Enough namespaces that each of two brokers is preferred for the topics of some of them."""
 
 
 async def create_namespaces(store: MetadataStore, *names: str) -> None:

@@ -1,4 +1,4 @@
-"""A whole broker but for its ports: its clients' connections are in memory."""
+"""A whole broker without ports: its clients' connections are in memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.policies import Rate
 
 PENDING_BYTES_MAX = 10_000  # of a topic, in these tests
-FRAMES_MAX = 2  # a peer that does not read takes so many
+FRAMES_MAX = 2  # the frames that a peer buffers when it does not read
 
 
 class Place:

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 
 class SettablePolicies:
-    """`PolicySource` without a metadata store: the broker's defaults until `set` is called, but
-    retention is unlimited, so that a test finds what it published before it subscribed."""
+    """`PolicySource` without a metadata store. It has the broker's defaults until `set` is called,
+    except for unlimited retention: so a test finds messages that it published before it
+    subscribed."""
 
     def __init__(self, **changed: Any) -> None:
         kept = Retention(UNLIMITED, UNLIMITED)

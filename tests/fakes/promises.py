@@ -1,7 +1,7 @@
-"""What a client promises to producers and consumers: one function for each promise.
+"""The promises of a client to producers and consumers: one function for each promise.
 
-`tests/integration/test_cluster_features.py` tries each with both faces of our client, and, where
-Apache's client promises the same, with one client that publishes and the other that consumes.
+`tests/integration/test_cluster_features.py` tests each with our synchronous and our asyncio client.
+Where Apache's client promises the same, one of the two publishes and the other consumes.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def a_delayed_message_travels_alone(pair: Pair) -> None:
 
 
 def sequence_ids_are_the_programs_or_counted(pair: Pair) -> None:
-    """An id that the program gives does not move the count."""
+    """A sequence id that the program sets does not change the client's own count."""
     producer = pair.producer(producer_name="p")
     last = [producer.last_sequence_id()]
     for given in (7, None, None, 20, None):
@@ -324,8 +324,8 @@ def each_subscription_keeps_a_message_until_it_acknowledges_it(pair: Pair) -> No
 
 
 def a_negative_acknowledgement_redelivers_by_type(pair: Pair) -> None:
-    """Exclusive and Failover begin anew with the first unacknowledged message, the other types
-    deliver the one message again."""
+    """Exclusive and Failover begin again with the first unacknowledged message. The other types
+    redeliver only the requested message."""
     producer = pair.producer()
     for number in range(3):
         producer.send(b"%d" % number, partition_key="k")
@@ -402,8 +402,8 @@ def the_delay_of_negative_acknowledgements_grows(pair: Pair) -> None:
 
 
 def unacknowledged_messages_come_again_after_the_ack_timeout(pair: Pair) -> None:
-    """With a growing delay, too, and before they are dead letters. A negative acknowledgement ends
-    the ack timeout; without a setting, its delay is a minute."""
+    """The order also holds with a growing delay, and before messages become dead letters. A
+    negative acknowledgement ends the ack timeout. Its default delay is a minute."""
     options: dict[str, Any] = {"unacked_messages_timeout_ms": 10_000}
     plain = pair.subscribe("plain", "Shared", **options)
     returning = pair.subscribe("returning", "Shared", **options)
@@ -456,7 +456,7 @@ def a_pattern_receives_the_first_message_of_new_topics(pair: Pair) -> None:
 
 
 def incomplete_chunked_messages_are_bounded_and_expire(pair: Pair) -> None:
-    """Of three messages whose last chunk never comes, the oldest exceeds the limit of two."""
+    """Three messages never get their last chunk: the oldest one exceeds the limit of two."""
     options: dict[str, Any] = {
         "max_pending_chunked_message": 2,
         "auto_ack_oldest_chunked_message_on_queue_full": True,
@@ -487,7 +487,7 @@ def incomplete_chunked_messages_beyond_the_limit_stay_unacknowledged(pair: Pair)
 
 
 async def publish_first_chunks(url: str, topic: str, count: int) -> None:
-    """Publish the first of two chunks of `count` messages, as a producer that dies does."""
+    """Publish the first of two chunks of `count` messages, like a producer that dies."""
     async with pulsar_wire(urlsplit(url).netloc) as wire:
         await wire.produce(topic, producer_name="dies")
         for number in range(count):
@@ -522,7 +522,8 @@ def chunks_need_a_persistent_topic(pair: Pair) -> None:
 
 
 def a_dead_letter_keeps_what_its_message_had(pair: Pair) -> None:
-    """On both types; the producer's name, and the topic and id of the message, are as in Java."""
+    """This holds for both types. The producer's name, and the topic and id of the message, are as
+    in Java."""
     sent = pair.producer().send(
         b"x", {"a": "1"}, partition_key="k", ordering_key="o", event_timestamp=5
     )
@@ -609,8 +610,8 @@ def a_postponed_message_outlives_its_consumer(pair: Pair) -> None:
 
 
 def a_dead_letter_topic_without_permission_for_subscriptions_keeps_the_message(pair: Pair) -> None:
-    """With `initial_subscription_name`, and no subscriptions created by clients in the namespace:
-    the producer of the letters fails, and the message stays."""
+    """`initial_subscription_name` is set, but the namespace forbids clients to create
+    subscriptions: the producer of the letters fails, and the message stays."""
     policy = pair.module.ConsumerDeadLetterPolicy(1, initial_subscription_name="keep")
     consumer = pair.subscribe(
         kind="Shared", dead_letter_policy=policy, negative_ack_redelivery_delay_ms=100

@@ -1,4 +1,4 @@
-"""A broker that serves nothing but plans and ReadRange of one topic, and misbehaves as told."""
+"""A broker that serves only plans and ReadRange of one topic, with the faults that a test sets."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Topic:
 class RangeServer:
     topic: Topic | None  # None: TopicNotFound
     url: str = ""
-    owner: str = ""  # non-empty: it redirects there
+    owner: str = ""  # non-empty: the server redirects to this address
     frame_entries: int = 3
     missing: str = "RangeDeleted: there is no such entry"  # the error of a read beyond a ledger
     reads: list[tuple[int, int, int]] = field(default_factory=list)  # ledger, first, last
     plans: int = 0
     finds: int = 0
     absent: frozenset[str] = frozenset()  # topics that FindTopics does not find
-    # The copies of each ledger that is asked for; without bookies there are none.
+    # The copies of each requested ledger; without bookies there are none.
     bookies: list[pb.BookieData] = field(default_factory=list)
     copies: Callable[[int], pb.LedgerCopies] = lambda ledger: pb.LedgerCopies(ledger=ledger)
     copies_asked: list[int] = field(default_factory=list)  # ledgers of each request
@@ -57,7 +57,7 @@ class RangeServer:
     # What a watch of topics sends, in the same way.
     found: queue.Queue[pb.TopicsUpdate | None] | None = None
     noted: list[list[str]] = field(default_factory=list)  # the topics of each call
-    # What a watch sends, one after the other; None ends it. No queue: it is an older broker.
+    # The updates that a watch sends; None ends it. Without a queue the server is an older broker.
     pushes: queue.Queue[pb.PositionsUpdate | None] | None = None
     # Called before each frame of a read with the frames sent so far in it; may abort the call or
     # return another frame.
@@ -170,7 +170,7 @@ def _pushed(pushes: queue.Queue[Any] | None, call: grpc.ServicerContext) -> Iter
 def serving(
     server: RangeServer, credentials: grpc.ServerCredentials | None = None
 ) -> Iterator[RangeServer]:
-    """Serve on any free port; `server.url` says which. `credentials`: those of TLS."""
+    """Serve on a free port; `server.url` has it. `credentials`: for TLS."""
     grpc_server = grpc.server(ThreadPoolExecutor(8))
     methods: dict[str, Any] = {
         "PlanRange": grpc.unary_unary_rpc_method_handler(server.plan),

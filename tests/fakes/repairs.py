@@ -71,7 +71,7 @@ async def auditing(
     seed: int = 9,
     wanted: LedgerConfig = E,
 ) -> AsyncIterator[Auditor]:
-    """A process that looks for what to repair while inside."""
+    """A process that runs an auditor inside the context."""
     store = MemoryStore(nodes.tree)
     async with nodes.process(wanted, seed=seed, store=store) as ledgers:
         auditor = Auditor(
@@ -109,7 +109,7 @@ async def metadata_of(nodes: BookieCluster, ledger: LedgerId) -> LedgerMetadata:
 
 
 async def bake_cookies(nodes: BookieCluster, *, boot_epoch: int = 1) -> None:
-    """The cluster knows all of its present bookies by name."""
+    """Record all present bookies in the cluster's metadata."""
     for bookie in nodes.bookies:
         cookie = BookieCookie(bookie.member.bookie, bookie.member.incarnation, boot_epoch, "c")
         path = paths.bookie_cookie(bookie.member.bookie)
@@ -129,7 +129,7 @@ async def drain(nodes: BookieCluster, bookie: BookieId, *, decommission: bool) -
 
 
 async def lose(nodes: BookieCluster, bookie: FakeBookie) -> None:
-    """It dies, and is listed no longer."""
+    """Kill the bookie and remove it from the list."""
     bookie.kill()
     await nodes.unregister(bookie)
 

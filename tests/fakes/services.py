@@ -36,7 +36,7 @@ READY_S = 60.0
 
 @dataclass
 class Service:
-    """Where a client goes, which is one broker, and what stands behind it."""
+    """The addresses of a broker for a client, and the cluster behind the broker."""
 
     pulsar_url: str
     grpc_url: str
@@ -49,14 +49,14 @@ class Service:
         return len(self.brokers) or len(self.admin_urls) or 1
 
     def owners(self, topic: TopicName) -> list[str]:
-        """Who serves the topic now, of two brokers or more."""
+        """The broker that serves the topic now, of two or more."""
         if self.brokers:
             serving = [it for it in self.brokers if topic in {one.name for one in it.broker.topics}]
             return [it.registration.broker for it in serving]
         return [url for url in self.admin_urls if _serves(url, topic)]
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do something on the brokers' loop."""
+        """Run a function on the brokers' loop."""
         assert self.loop is not None
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(READY_S)
 
@@ -65,8 +65,8 @@ class Service:
 def brokers_in_thread(
     count: int, make_authenticator: Callable[[], Authenticator] = AllowAll
 ) -> Iterator[Service]:
-    """Brokers that share metadata and ledgers. The URLs are the first one's: whatever another one
-    owns is reached by a redirect. Fails if something failed there unnoticed."""
+    """Brokers that share metadata and ledgers. The URLs are those of the first broker; redirects
+    lead to the topics of the others. Fails if something failed there unnoticed."""
     started, stop = threading.Event(), asyncio.Event()
     service = Service("", "")
     stray: list[dict[str, Any]] = []
@@ -118,7 +118,8 @@ def brokers_in_thread(
 
 @contextmanager
 def local_cluster(directory: Path) -> Iterator[Service]:
-    """`magnetar local-cluster` with real bookies and two brokers. The URLs are the first one's."""
+    """`magnetar local-cluster` with real bookies and two brokers. The URLs are those of the first
+    broker."""
     command = [sys.executable, "-m", "magnetar.cli.main", "local-cluster"]
     command += ["--dir", str(directory / "cluster")]
     command += ["--zookeepers", "1", "--bookies", "3", "--brokers", "2"]
@@ -168,7 +169,7 @@ def _create_namespace(port: int, name: str) -> None:
 
 
 def _serves(admin_url: str, topic: TopicName) -> bool:
-    """Only the owner tells a topic's statistics; the others name it."""
+    """Only the owner returns a topic's statistics; the other brokers redirect to it."""
     path = f"/admin/v2/persistent/{topic.tenant}/{topic.namespace}/{topic.topic}/stats"
     connection = HTTPConnection(urlsplit(admin_url).netloc, timeout=READY_S)
     try:

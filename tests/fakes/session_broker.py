@@ -1,7 +1,7 @@
-"""Brokers in memory that speak the real session frames: what the client's tests talk to.
+"""Brokers in memory with the real session frames, for the client's tests.
 
-They keep entries in lists, obey permits and acknowledgements, and break when told to. What they do
-not do: durability, backlog limits, anything fast.
+They keep entries in lists, obey permits and acknowledgements, and fail when a test says so. They
+have no durability and no backlog limits, and are not fast.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Topic:
 
 @dataclass
 class Subscription:
-    """Which messages are not acknowledged, and who has them."""
+    """The unacknowledged messages, and the consumers that hold them."""
 
     topic: Topic
     name: str
@@ -99,7 +99,7 @@ class Subscription:
             self.out.pop(key, None)
 
     def release(self, consumer: Consumer, keys: set[Key] | None = None) -> None:
-        """Entries that are with `consumer` are to be delivered again."""
+        """Redeliver the entries that `consumer` holds."""
         for key in [key for key, holder in self.out.items() if holder is consumer]:
             if keys is None or key in keys:
                 del self.out[key]
@@ -396,7 +396,7 @@ class Session:
             )
 
     def on_negativeack(self, body: Any, _: object) -> None:
-        """The returned entries wait until something else is dispatched."""
+        """Keep the returned entries until another entry is dispatched."""
         consumer = self.consumers[body.consumer_id]
         consumer.subscription.release(consumer, {(it.ledgerId, it.entryId) for it in body.returned})
         self.send(pb.CommandSuccess(request_id=body.request_id))
@@ -459,8 +459,8 @@ class Broker:
         self.cluster = cluster
         self.url = url
         self.alive = True
-        self.silent = False  # it does not answer PING
-        self.reads = asyncio.Event()  # cleared: it leaves what comes where it is
+        self.silent = False  # True: PING gets no answer
+        self.reads = asyncio.Event()  # cleared: the broker does not read its connections
         self.reads.set()
         self.hold_acks = False
         self.announces_topics = True
@@ -469,7 +469,7 @@ class Broker:
         self.scripted: dict[type, deque[Any]] = {}
 
     def script(self, command: type, *answers: Any) -> None:
-        """Answer the next commands of this type with these bodies (None: not at all)."""
+        """Answer the next commands of this type with these bodies (None: no answer)."""
         self.scripted.setdefault(command, deque()).extend(answers)
 
     def commands(self, kind: type) -> list[Any]:
@@ -479,7 +479,7 @@ class Broker:
         ]
 
     def kill(self) -> None:
-        """As kill -9: sessions break, and no process listens."""
+        """Kill the broker: its sessions break, and its port refuses connections."""
         self.alive = False
         for session in self.sessions:
             session.stream.abort("connection lost")  # type: ignore[attr-defined]
@@ -487,10 +487,10 @@ class Broker:
 
 
 class FakeBrokers:
-    """Brokers, what they share, and a dialer to them.
+    """Brokers, their shared state, and a dialer to them.
 
-    Entered with `async with`, it owns the brokers' tasks; else they belong to whichever loop dials,
-    which is how a synchronous client's thread gets its brokers.
+    Inside `async with`, the object owns the brokers' tasks. Otherwise they belong to the loop that
+    dials: in this way the thread of a synchronous client runs its brokers.
     """
 
     def __init__(self, *urls: str) -> None:
@@ -503,9 +503,9 @@ class FakeBrokers:
         self.schemas: dict[str, list[pb.Schema]] = {}  # the versions of each topic
         self.sends: list[tuple[int, bytes]] = []  # every SEND that arrived
         self.names = iter(range(1, 1000))
-        # What is done to an entry on its way to a consumer.
+        # A change of each entry before its delivery.
         self.damage: Callable[[bytes], bytes] = lambda entry: entry
-        # What a session does besides, once it has done the next command of this type.
+        # A further action of a session, after the next command of this type.
         self.afterwards: dict[type, Callable[[Session, Any], None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -535,7 +535,7 @@ class FakeBrokers:
         return self.owners.get(topic, next(iter(self.brokers)))
 
     def take_over(self, url: str) -> None:
-        """All topics go to another broker."""
+        """Move all topics to another broker."""
         for name, topic in self.topics.items():
             self.owners[name] = url
             topic.ledger += 1
@@ -546,7 +546,7 @@ class FakeBrokers:
                         consumer.session.remove(consumer)
 
     def open(self, broker: str, _: object) -> FrameStream:
-        """Dialer: a stream to that address."""
+        """A dialer: returns a stream to the address."""
         client, server = memory_stream_pair("client", broker, frames_max=16)
         target = self.brokers.get(broker)
         if target is None or not target.alive:
@@ -559,7 +559,7 @@ class FakeBrokers:
         return client
 
     async def close(self) -> None:
-        """Dialer: nothing is shared."""
+        """A dialer without shared state to close."""
 
     async def __aenter__(self) -> Self:
         self._group = await asyncio.TaskGroup().__aenter__()

@@ -1,4 +1,4 @@
-"""The session's side of producers and consumers: notes what a topic tells them."""
+"""The session's side of producers and consumers: records the events of a topic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FakeProducerSession:
         self.batches: list[int] = []
         self.reason: CloseReason | None = None
         self.is_ready = False  # after a wait for exclusive access
-        self.refusal: Exception | None = None  # the wait ended with it
+        self.refusal: Exception | None = None  # the error that ended the wait
 
     def ready(self, producer: ReadyProducer) -> None:
         assert not self.is_ready, "ready twice"

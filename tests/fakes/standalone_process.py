@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class StandaloneProcess:
-    """On ports of its own, which stay when it is started again. A test may set other ports and
-    another data directory before a start."""
+    """The process keeps its ports over restarts. A test may set other ports and another data
+    directory before a start."""
 
     def __init__(self, directory: Path, *flags: str) -> None:
         self._flags = flags
@@ -31,7 +31,7 @@ class StandaloneProcess:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Settings in its environment, from the next start on."""
+        """Set settings in its environment, from the next start on."""
         return self._process.variables
 
     @variables.setter
@@ -77,7 +77,7 @@ class StandaloneProcess:
         self._process.wait_ready()
 
     def health(self) -> tuple[int, dict[str, Any]]:
-        """Status and body; 0 while there is no server."""
+        """The status and the body of the answer; 0 while there is no server."""
         url = f"http://127.0.0.1:{self.http_port}/health"
         try:
             with urllib.request.urlopen(url, timeout=2) as reply:
@@ -91,7 +91,7 @@ class StandaloneProcess:
         self._process.kill()
 
     def terminate(self) -> int:
-        """SIGTERM; its exit status."""
+        """Stop the process with SIGTERM. Returns its exit status."""
         self._process.signal(signal.SIGTERM)
         return self._process.wait()
 

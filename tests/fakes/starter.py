@@ -28,7 +28,7 @@ _STEPS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate
 
 
 async def start_embedded(path: Path, metadata: Path, *, seed: int) -> tuple[DataDirectory, str]:
-    """A start, and the incarnation that the cookie names then. Close the directory."""
+    """Start, close the directory, and return the incarnation that the cookie names."""
     store = await EmbeddedStore.open(metadata)
     try:
         directory = await open_directory(
@@ -52,7 +52,7 @@ class Starter:
         )
 
     def start_and_die(self, path: Path, metadata: Path, *, at_step: int) -> bool:
-        """Returns whether the start came as far as that step; if not, it was complete."""
+        """Return whether the start reached that step. If not, the start was complete."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{path} {metadata} {at_step}\n")

@@ -1,4 +1,4 @@
-"""A topic's log on fake ledgers, started and tended, with its reports written down."""
+"""A running topic log on fake ledgers, with a record of its reports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SMALL = LogConfig(
     retry_s_first=0.001,
     retry_s_max=0.01,
 )
-"""Ledgers of five entries; everything that waits waits shortly."""
+"""Ledgers of five entries, and short timeouts."""
 
 
 class TopicLog:
@@ -100,7 +100,7 @@ class TopicLog:
 
 
 def reported(parts: Sequence[Appended]) -> list[tuple[object, Position]]:
-    """What was appended under the names of a `TopicLog`, and where it is."""
+    """The texts that a `TopicLog` appended, with their positions."""
     return [
         (name, Position(part.ledger, part.first_entry + number))
         for part in parts
@@ -116,7 +116,7 @@ _drawn = itertools.count(1)
 
 
 def drawn_incarnation() -> str:
-    """Another one with each call."""
+    """Return a new incarnation with each call."""
     return f"{next(_drawn):032x}"
 
 
@@ -138,8 +138,9 @@ async def opened(
     close: bool = True,
     version_min: int = -1,
 ) -> AsyncIterator[TopicLog]:
-    """A broker that owns the topic. `ledgers`: other ones than those of the world. `close=False`:
-    it dies at the end instead of closing. `version_min`: from the tombstone of a deleted topic."""
+    """A broker that owns the topic. `ledgers`: instead of the ledgers of the world. `close=False`:
+    the broker dies at the end instead of closing the log. `version_min`: from the tombstone of a
+    deleted topic."""
     cache = EntryCache(cache_bytes)
     log = await Log.open(
         TOPIC,

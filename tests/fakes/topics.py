@@ -53,13 +53,13 @@ def publish(handle: ProducerHandle, *views: EntryView, first: int) -> None:
 
 
 class TopicRig:
-    """An open topic. `failures` holds what the broker was told of it."""
+    """An open topic. `failures` holds the errors that the topic reported to its broker."""
 
     def __init__(self, ledgers: FakeLedgers) -> None:
         self.topic: PersistentTopic
         self.ledgers = ledgers
         self.failures: list[BrokerError] = []
-        # A test may publish before it subscribes: by default that is kept.
+        # A test may publish before it subscribes: by default the messages are kept.
         self.policies = SettablePolicies()
         self._consumers = 0
         self._published = 0
@@ -159,7 +159,8 @@ async def opened_topic(
     key_shared: KeySharedSettings | None = None,
     close: bool = True,
 ) -> AsyncIterator[TopicRig]:
-    """A broker that serves the topic. `close=False`: it dies at the end instead of closing it."""
+    """A broker that serves the topic. `close=False`: the broker dies at the end instead of closing
+    the topic."""
     it = TopicRig(FakeLedgers(world.ledgers) if ledgers is None else ledgers)
     if policies is not None:
         it.policies = policies
@@ -189,7 +190,7 @@ async def opened_topic(
 
 
 def abandon(topic: PersistentTopic) -> None:
-    """What is left of it when its broker dies: no task, and nothing written any more."""
+    """Stop the topic as a broker's death does: its tasks end, and it writes nothing any more."""
     for subscription in topic.subscriptions.values():
         subscription._drop_dispatcher()
     topic.cursors.abandon()

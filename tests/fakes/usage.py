@@ -1,7 +1,9 @@
-"""What our client must be able to do with any broker, over any transport: one function for each.
+"""The uses of our client that must succeed with any broker, over any transport: one function for
+each.
 
-`tests/integration/test_transports.py` runs them against Magnetar with both faces of the client over
-both transports, `tests/apache` against a real Apache Pulsar. Each function gets its own topic.
+`tests/integration/test_transports.py` runs them against Magnetar, with the synchronous and the
+asyncio client over both transports. `tests/apache` runs them against a real Apache Pulsar. Each
+function gets its own topic.
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ def failover_continues_after_the_acknowledged(place: Place) -> None:
 
 
 def _has_message(consumer: magnetar.Consumer) -> bool:
-    """Return whether this consumer is the active one: the other one gets nothing."""
+    """Return whether this consumer is the active one, and check that the other one gets nothing."""
     try:
         message = consumer.receive(QUIET_MS)
     except magnetar.Timeout:
@@ -382,7 +384,7 @@ def all_compressions(place: Place) -> None:
 
 
 def parts_of_a_batch(place: Place) -> None:
-    """A batch of which a part is acknowledged: nothing of the rest is lost."""
+    """A part of a batch is acknowledged: the rest is redelivered."""
     consumer = place.client.subscribe(place.topic, "s", SHARED, initial_position=EARLIEST)
     sent(place.client, place.topic, numbers(10), batching_max_publish_delay_ms=1000)
     messages = take(consumer, 10)
@@ -409,7 +411,7 @@ def patterns_and_lists(place: Place) -> None:
         pattern, "pattern", initial_position=EARLIEST, pattern_auto_discovery_period=1
     )
     assert sorted(data(take(consumer, 2))) == sorted(name.encode() for name in names)
-    sent(place.client, f"{place.topic}-c", [b"c"])  # announced, or found at the next look
+    sent(place.client, f"{place.topic}-c", [b"c"])  # announced, or found by the next poll
     assert data(take(consumer, 1)) == [b"c"]
     consumer.close()
 

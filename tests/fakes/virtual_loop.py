@@ -1,7 +1,7 @@
-"""An event loop whose clock jumps to the next timer: minutes of pauses pass in no time.
+"""An event loop whose clock jumps to the next timer: minutes of pauses take no real time.
 
-The loop refuses real sockets, and a test fails in which a thread calls the loop: their time is not
-the loop's. Task order is asyncio's own; the simulated world shuffles.
+The loop refuses real sockets, and a test fails if a thread calls the loop: sockets and threads run
+in real time. Tasks run in asyncio's order; the simulated world shuffles it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class _Selector(selectors.SelectSelector):
-    """Stands where the kernel would stand: instead of waiting it moves the clock."""
+    """Replaces the selector: instead of waiting it moves the clock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,14 +57,15 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def stand_still(seconds: float) -> None:
-    """The process does nothing for so long, as when its machine is paused; others go on."""
+    """Stop the process for this time, like a paused machine. Other processes continue."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, _Loop)
     loop._virtual.now_s += seconds
 
 
 def run_virtual(main: Coroutine[Any, Any, T], *, deadline_s: float = 3600.0) -> T:
-    """Run a coroutine on such a loop; fails when it takes longer, in the loop's time."""
+    """Run a coroutine on a virtual loop. Fails if it takes longer than the deadline in the loop's
+    time."""
     stray: list[dict[str, Any]] = []
 
     async def guarded() -> T:

@@ -1,4 +1,4 @@
-"""A client that says whatever a test wants, over either transport: bytes out, commands in."""
+"""A client that sends any bytes over either transport, and reads commands."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Wire(Protocol):
     async def send(self, data: bytes) -> None: ...
 
     async def receive(self) -> bytes:
-        """What has come, at least one byte; b"" at the end."""
+        """The bytes that have arrived, at least one; b"" at the end."""
 
     async def break_off(self) -> None:
-        """Vanish, without a word."""
+        """Break the connection without a close."""
 
 
 class _Tcp:
@@ -83,8 +83,7 @@ class StreamWire:
 
 
 class WireClient:
-    """Sends commands and hands out the answers in their order; PINGs are answered whenever it
-    reads."""
+    """Sends commands and returns the answers in order. It answers PINGs whenever it reads."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
@@ -114,7 +113,7 @@ class WireClient:
         self._came += [framing.parse_command(frame) for frame in self._decoder.feed(data)]
 
     async def ended(self) -> list[framing.Command]:
-        """Wait until the broker closes the connection; what came before."""
+        """Wait until the broker closes the connection. Returns the commands before the close."""
         before = []
         while True:
             try:
@@ -133,7 +132,7 @@ class WireClient:
         return await self.expect(pb.CommandConnected)
 
     async def ask(self, body: Any) -> Any:
-        """Send a request, with a number of its own; the body of what comes back."""
+        """Send a request with a new request id. Returns the body of the answer."""
         body.request_id = next(self._numbers)
         await self.send(body)
         answer: Any = (await self.receive()).body
@@ -186,7 +185,7 @@ class WireClient:
 
 @asynccontextmanager
 async def pulsar_wire(address: str) -> AsyncIterator[WireClient]:
-    """A connection to host:port over Pulsar's TCP protocol; leaving breaks it off."""
+    """A connection to host:port over Pulsar's TCP protocol. The end of the context breaks it."""
     host, _, port = address.rpartition(":")
     client = WireClient(_Tcp(*await asyncio.open_connection(host, int(port))))
     try:
@@ -200,7 +199,7 @@ async def pulsar_wire(address: str) -> AsyncIterator[WireClient]:
 async def wire_to(
     broker: RunningBroker, transport: str, *, connected: bool = True
 ) -> AsyncIterator[WireClient]:
-    """A connection; leaving breaks it off."""
+    """A connection. The end of the context breaks it."""
     url = urlsplit(broker.pulsar_url if transport == "pulsar" else broker.grpc_url)
     wire: Wire
     if transport == "pulsar":

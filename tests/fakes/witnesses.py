@@ -1,4 +1,4 @@
-"""Bookies that say what a test wants about brokers."""
+"""Bookies whose answers about brokers a test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy between a ZooKeeper client and its server, which loses what it is told to."""
+"""A proxy between a ZooKeeper client and its server. It drops the messages that a test names."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SkipsTheSendTimeGate(KeyShared):
-    """Delivers what it read again without asking whether the slot drains by now."""
+    """Delivers entries that it read again without checking whether their slot drains by now."""
 
     def on_replayed(self, *args: Any) -> Any:
         draining, self._draining = self._draining, _Permissive(self._draining)
@@ -49,7 +49,7 @@ class _Permissive(DrainingHashes):
 
 
 class _Blind(KeyedReplay):
-    """Shares the state of another one, and finds no slot."""
+    """Shares the state of another table, and finds no slot."""
 
     def __init__(self, real: KeyedReplay) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class _Blind(KeyedReplay):
 
 
 class ForgetsGateOne(KeyShared):
-    """New entries overtake the waiting ones."""
+    """New entries overtake waiting entries."""
 
     def on_entries(self, *args: Any) -> Any:
         replay = self._replay
@@ -78,14 +78,14 @@ class ForgetsGateOne(KeyShared):
 
 
 class ForgetsTheReplayGate(KeyShared):
-    """Reads again what may not be delivered yet."""
+    """Reads entries again that may not be delivered yet."""
 
     def _passes_replay_gate(self, *args: Any, **named: Any) -> bool:
         return True
 
 
 class ForgetsTheReturned(KeyShared):
-    """Does not notice what came back during the second read."""
+    """Does not notice entries that were returned during the second read."""
 
     def on_replayed(self, *args: Any) -> Any:
         self._returned = set()
@@ -110,7 +110,7 @@ class LosesTheLastAck(KeyShared):
 
 
 class RelaxesForOne(KeyShared):
-    """One consumer that allows another order decides for all."""
+    """One consumer that allows delivery out of order decides for all consumers."""
 
     def _decide_order(self, now: float) -> None:
         super()._decide_order(now)
@@ -121,7 +121,7 @@ class RelaxesForOne(KeyShared):
 
 
 class ForgetsWhatWasRelaxed(KeyShared):
-    """Entries at several consumers, from before the order began, hold nothing back."""
+    """Entries that several consumers hold from the time without order block no later entry."""
 
     def _decide_order(self, now: float) -> None:
         draining, self._draining = self._draining, DrainingHashes()
@@ -222,7 +222,7 @@ class GivesPermitsBackOnANack(Shared):
 
 
 class LosesTheRedeliveryCount(Shared):
-    """What a consumer had when it left comes as if for the first time."""
+    """Delivers the entries of a consumer that left as if for the first time."""
 
     def remove_consumer(self, consumer: Any, now: float) -> Any:
         redeliveries, self._redeliveries = self._redeliveries, _Uncounted()
@@ -320,4 +320,4 @@ BUGS: Final[Mapping[Callable[[Environment], Dispatcher], Kind]] = {
     DeliversDuringTheDrain: Kind.FAILOVER,
     DropsHeldEntries: Kind.FAILOVER,
 }
-"""With the type whose histories must find them."""
+"""Each bug with the subscription type whose histories must find it."""

@@ -1,13 +1,13 @@
-"""A dispatcher beside a slow, obvious model of it.
+"""A dispatcher compared with a slow, obvious model of it.
 
-The rig asserts what holds for every dispatcher (fakes/dispatch_rig.py). The model adds what each
-type promises. It is told of the events and of the actions, never of the dispatcher's state:
+The rig asserts the rules of every dispatcher (fakes/dispatch_rig.py). The model adds the rules of
+each type. It receives the events and the actions, never the dispatcher's state:
 
-    permits      a consumer has the permits it granted, less the messages that it got
-    Exclusive,   entries go to the one consumer that was told that it is active, and is the right
-    Failover     one; in order and without gaps since it became active or asked for redelivery
-    Shared       the consumers may not acknowledge cumulatively
-    Key_Shared   the entries of a key are unacknowledged at one consumer at a time; their first
+    permits      a consumer has the permits that it granted minus the messages that it got
+    Exclusive,   only the right consumer is told that it is active, and only it gets entries;
+    Failover     in order and without gaps since it became active or asked for redelivery Shared
+    the consumers may not acknowledge cumulatively Key_Shared   the entries of a key are
+    unacknowledged at one consumer at a time; their first
                  deliveries come in order, and none while an earlier one of the key waits; unless
                  all consumers allow delivery out of order
     ordered      as Key_Shared; nothing overtakes a negatively acknowledged entry of its key
@@ -77,13 +77,14 @@ class Model(DispatcherRig):
         self, kind: Kind, rng: Random, make: Callable[[Environment], Dispatcher] | None = None
     ) -> None:
         self.kind = kind
-        self.met: Counter[str] = Counter()  # what the history has come across
+        self.met: Counter[str] = Counter()  # events that the history has met
         self.granted: dict[Member, int] = {}  # permits
         self.next = BEGIN  # single-active: earlier entries were delivered, or are acknowledged
-        self.told: tuple[Member, int] | None = None  # the active one, and what it was told so far
+        # the active consumer, and the last news that it got
+        self.told: tuple[Member, int] | None = None
         self.delivered: set[Position] = set()
         self.loose: set[Position] = set()  # delivered while the order was not kept
-        self.astray: set[Position] = set()  # of these, not delivered again in order
+        self.astray: set[Position] = set()  # those of them not redelivered in order
         self.nacked: set[Position] = set()  # in order, and not acknowledged
         self.of_partition = rng.choice((None, 0, 1, 5)) if kind is Kind.FAILOVER else None
         # The share of the consumers that allow delivery out of order.
@@ -172,7 +173,9 @@ class Model(DispatcherRig):
             if self.kind is Kind.FAILOVER:
                 assert len(told) == min(1, len(self.members)), "not one active consumer"
         else:
-            assert not self.machine.cumulative_acks, "they would acknowledge others' entries"
+            assert not self.machine.cumulative_acks, (
+                "a cumulative ack would acknowledge other consumers' entries"
+            )
 
     def _deliver(self, action: Deliver) -> None:
         member = self._member(action.consumer)
@@ -207,8 +210,8 @@ class Model(DispatcherRig):
         return group[self.of_partition % len(group)]
 
     def _judge_active(self, member: Member, entries: list[StoredEntry]) -> None:
-        assert member.active, "it was not told that it is active"
-        assert member.active[-1], "a standby got entries"
+        assert member.active, "the consumer was not told that it is active"
+        assert member.active[-1], "a standby consumer got entries"
         assert member is self.wanted(), "another consumer should be active"
         told = member, len(member.active)
         if told != self.told:
@@ -236,7 +239,7 @@ class Model(DispatcherRig):
             alone = is_excused or owner in (None, member)
             assert alone, f"{key}: unacknowledged at two consumers"
             overtakes = at < position and at in self.nacked
-            assert not overtakes, f"{key}: {position} overtakes {at}, which is to come again"
+            assert not overtakes, f"{key}: {position} overtakes {at}, which must be redelivered"
             if entry.view.deliver_at_ms is not None or other.view.deliver_at_ms is not None:
                 continue
             is_first = position not in self.delivered and position not in self.loose
@@ -248,8 +251,8 @@ class Model(DispatcherRig):
         self.delivered.add(position)
 
     def _is_chunked(self, key: str | None) -> bool:
-        """Whether a chunked message of the key is not acknowledged. Its chunks go to one consumer,
-        also if others have messages of the key that they got when the order was not kept."""
+        """Whether the key has an unacknowledged chunked message. Its chunks go to one consumer,
+        even if other consumers hold messages of the key from the time without order."""
         return any(
             it.view.partition_key == key and it.view.chunk and it.position not in self.acks.acked
             for it in self.log

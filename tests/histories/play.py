@@ -76,7 +76,7 @@ class Player:
                 self._read()
             case "join" if len(it.members) < 4:
                 self._join()
-            case "expire" if it.log and not self.chunks:  # it would leave a part of a message
+            case "expire" if it.log and not self.chunks:  # a part of a message would stay
                 it.met["expiries"] += 1
                 it.skip_through(rng.choice(it.log[: 1 + len(it.log) // 2]).position)
             case "seek" if it.log:
@@ -155,7 +155,7 @@ class Player:
             it.sleep(rng.random() * 2)
 
     def _step_of(self, event: str, member: Member) -> None:
-        """What a consumer does."""
+        """One action of a consumer."""
         it, rng = self.it, self.rng
         mine = self._held_by(member)
         match event:
@@ -184,8 +184,8 @@ class Player:
                 it.set_writable(member, not member.writable)
 
     def _negative_ack(self, member: Member, mine: list[Position]) -> None:
-        """Negatively acknowledge an entry, and return some later ones of its key; or ask for one
-        that was negatively acknowledged before."""
+        """Negatively acknowledge an entry and return some later entries of its key, or request an
+        entry that was negatively acknowledged before."""
         it, rng = self.it, self.rng
         before = [at for at in mine if at in it.nacked]
         if before and rng.random() < 0.4:
@@ -197,7 +197,8 @@ class Player:
         later = [at for at in mine if at > nacked and self._entry(at).view.partition_key == key]
         it.negative_ack(member, [nacked], rng.sample(later, rng.randint(0, len(later))))
 
-    # ---- what a client knows ---------------------------------------------------------------------
+    # ---- the client's knowledge
+    # ---------------------------------------------------------------------
 
     def _held_by(self, member: Member) -> list[Position]:
         """The entries that the consumer has and may acknowledge."""
@@ -215,8 +216,8 @@ class Player:
         return "" if chunk is None else chunk.uuid
 
     def _messages(self, mine: list[Position]) -> list[list[Position]]:
-        """The entries by message, but for chunked messages of which chunks are missing: clients
-        acknowledge all chunks of a message, or none."""
+        """The entries by message, without incomplete chunked messages: clients acknowledge all
+        chunks of a message, or none."""
         messages: dict[str, list[Position]] = {}
         for position in mine:
             messages.setdefault(self._uuid(position) or f"{position}", []).append(position)

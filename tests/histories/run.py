@@ -1,6 +1,6 @@
 """Play random histories of every subscription type: `make histories HISTORIES=200000`.
 
-Each type gets as many. A failure prints the type, the seed and the command that plays it again.
+Each type gets the same number. A failure prints the type, the seed and the command that repeats it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> int:
                 return 1
         spent_s = time.process_time() - begun_s
         print(
-            f"{kind.value}: {each} histories are clean, {spent_s:.0f} s of CPU so far", flush=True
+            f"{kind.value}: {each} histories without a violation, {spent_s:.0f} s of CPU so far",
+            flush=True,
         )
     for what, count in sorted(met.items()):
         print(f"  {count:9} {what}")

@@ -40,7 +40,7 @@ def _at_once(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="adds are answered before the sync",
-        breaks="§6.1: an ack says that it is on disk",
+        breaks="§6.1: an acked entry is on disk",
         wrong={COMMIT + "when_durable": _at_once},
         caught_by=frozenset({"I1"}),
         scene=NARROW,
@@ -64,7 +64,7 @@ def _answers_unsynced(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="fences are answered before the sync",
-        breaks="D5: a fence is durable before any answer to it, the negative ones too",
+        breaks="D5: a fence is durable before any answer to it, also before a negative answer",
         wrong={SERVICE + "_fence": _answers_unsynced},
         caught_by=LOST | {"I11"},
         scene=DARK,
@@ -109,7 +109,7 @@ def _only_known_ledgers(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="an unknown ledger is not fenced",
-        breaks="D6: no writer has heard of it yet, and its adds may be under way",
+        breaks="D6: the first adds of the ledger may still be under way",
         wrong={SERVICE + "_fence": _only_known_ledgers},
         caught_by=LOST | {"I11", "bug"},
         scene=NARROW,
@@ -132,7 +132,7 @@ def _fence_ignored(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a fenced ledger takes adds",
-        breaks="§4.4: after the fence no add of the old writer",
+        breaks="§4.4: after the fence a bookie stores no add of the old writer",
         wrong={"magnetar.bookie.admission:refusal": _fence_ignored},
         caught_by=LOST | {"I11"},
         scene=NARROW,
@@ -154,7 +154,7 @@ def _failures_are_absence(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a read error is answered as no such entry",
-        breaks="D9: an error of the disk is not a negative",
+        breaks="D9: a disk error is not a negative answer",
         wrong={"magnetar.bookie.service:_unknown": _failures_are_absence},
         caught_by=LOST | {"I10", "I11"},
         scene=CLUSTER,
@@ -176,8 +176,8 @@ def _goes_on(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="a failed sync is passed over",
-        breaks="T22: after a failed sync it is unknown what is on disk",
+        name="a failed sync is ignored",
+        breaks="T22: after a failed sync, the content of the disk is unknown",
         wrong={COMMIT + "_sync": _goes_on},
         caught_by=LOST | {"I11"},
         scene=CLUSTER,
@@ -208,8 +208,8 @@ def _greets_as_asked(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="the incarnation is not looked at",
-        breaks="§4.6: a bookie that lost its disk answers for nothing of what it had",
+        name="the incarnation is not checked",
+        breaks="§4.6: a bookie that lost its disk says nothing about its earlier entries",
         wrong={SERVICE + "_refusal": _any_bookie_is_meant, SERVICE + "_greet": _greets_as_asked},
         caught_by=LOST | {"I10", "I11", "R2"},
         scene=CLUSTER,
@@ -234,8 +234,8 @@ def _any_epoch(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="the boot epoch is not looked at",
-        breaks="T9: a disk that was rolled back says no to what it had",
+        name="the boot epoch is not checked",
+        breaks="T9: a disk that was rolled back would deny entries that it had",
         wrong={"world.boot:plan_start": _any_epoch},
         caught_by=LOST | {"I10", "I11", "I4"},
         scene=ROLLBACK,
@@ -284,7 +284,7 @@ def _the_last_one_stays(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="other bytes replace a stored entry",
-        breaks="T39: the second bookie with an id is refused",
+        breaks="T39: different bytes for a stored id are refused",
         wrong={ADMISSION + "_compare": _the_last_one_stays},
         caught_by=frozenset({"T39", "I3", "I8"}),
         scene=SCENARIOS["T39"],
@@ -305,8 +305,8 @@ def _takes_another_for_it(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="an entry in another's place counts as it",
-        breaks="T37: what is misplaced is damage, and is written anew",
+        name="an entry stored in the place of another one counts as that one",
+        breaks="T37: a misplaced entry is damage, and repair replaces it",
         wrong={"magnetar.bookie.admission:decode_envelope_of": _takes_another_for_it},
         caught_by=frozenset({"I16"}),
         scene=SCENARIOS["T47"],
@@ -329,7 +329,7 @@ def _takes_everything(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a bookie whose disk is nearly full takes all adds",
-        breaks="T21: what is left is for fences, repairs and deletions",
+        breaks="T21: the rest of the disk is reserved for fences, repairs and deletions",
         wrong={"magnetar.bookie.admission:refusal": _takes_everything},
         caught_by=frozenset({"T21"}),
         scene=SCENARIOS["T21"],
@@ -371,7 +371,7 @@ def _no_room_needed(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a bookie takes frames without end",
-        breaks="I17: what is written and not on disk is bounded",
+        breaks="I17: the bytes written but not yet on disk are bounded",
         wrong={COMMIT + "wait_room": _no_room_needed},
         caught_by=frozenset({"I17"}),
         scene=SCENARIOS["T33"],

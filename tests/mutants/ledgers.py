@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.quorum import Quorum
 
 LOST = frozenset({"I1", "I7", "I9", "I18"})
-"""Something acknowledged is not in the ledger, or not to be had."""
+"""An acknowledged entry is not in the ledger, or cannot be read."""
 
 WRITER = "magnetar.bookie.ledger.writer:LedgerWriter."
 RECOVERY = "magnetar.bookie.ledger.recovery:LedgerRecovery."
@@ -63,7 +63,7 @@ def _reads_without_fence(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="recovery reads do not fence",
-        breaks="R4: an unfenced member may take an add after it has said that it has none",
+        breaks="R4: an unfenced member may store an entry after it has denied having it",
         wrong={"magnetar.bookie.ledger.recovery_driver:ReadRequest": _reads_without_fence},
         caught_by=LOST,
         scene=UNFENCED,
@@ -85,7 +85,7 @@ def _silence_is_fenced(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="unknown counts as fenced",
-        breaks="R2: only who answered after fencing durably counts",
+        breaks="R2: only bookies that answered after a durable fence count",
         wrong={RECOVERY + "on_fence_answer": _silence_is_fenced},
         caught_by=frozenset({"R2"}),
         scene=NARROW,
@@ -131,7 +131,7 @@ def _damage_is_absence(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a damaged copy counts as absent",
-        breaks="§4.3: a bad checksum or an unreadable block is not a negative",
+        breaks="§4.3: a bad checksum or an unreadable block is not a negative answer",
         wrong={RECOVERY + "_verify": _damage_is_absence},
         caught_by=LOST,
         scene=SCENARIOS["T36"],
@@ -152,8 +152,8 @@ def _one_is_enough(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="one negative ends a ledger",
-        breaks="§4.3: it takes Qw - Qa + 1 of the write set",
+        name="one negative answer ends a ledger",
+        breaks="§4.3: Qw - Qa + 1 members of the write set must say no",
         wrong={"magnetar.bookie.ledger.quorum:Quorum.absent": _one_is_enough},
         caught_by=LOST,
         scene=NARROW,
@@ -173,7 +173,7 @@ def _from_what_was_told(right: Any, fired: Fired) -> Any:
 
 
 def _nothing_assumed(right: Any, fired: Fired) -> Any:
-    """(The machine would assert that it does not begin before its segment.)"""
+    """Without this, the machine's assertion about the start of its segment would fail first."""
 
     def _begin_reading(self: Any, now: float) -> Any:
         stored = self.metadata
@@ -224,8 +224,8 @@ def _own_progress(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="write-backs tell the recoverer's progress",
-        breaks="R5, D15: what a recoverer wrote back is not confirmed before it closes",
+        name="write-backs call the recoverer's progress confirmed",
+        breaks="R5, D15: entries that a recoverer wrote back are not confirmed before the close",
         wrong={RECOVERY + "_write_back": _own_progress},
         caught_by=frozenset({"I8", "I9"}),
         scene=STRIPED,
@@ -248,7 +248,7 @@ def _without_waiting(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="recovery closes before its write-backs are stored",
-        breaks="R7: everything up to the end is at Qa first",
+        breaks="R7: first, Qa bookies hold everything up to the end",
         wrong={RECOVERY + "_maybe_close": _without_waiting},
         caught_by=LOST | {"I4"},
         scene=NARROW,
@@ -285,7 +285,7 @@ def _told_length(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="the length of the last confirmed answer",
+        name="the length is that of the last confirmed answer",
         breaks="R7, D16: the length is that of the last entry itself",
         wrong={RECOVERER + "_read_length": _told_length},
         caught_by=frozenset({"I12"}),
@@ -361,8 +361,8 @@ def _at_what_was_appended(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="the writer closes at what it appended",
-        breaks="§2.5: the end is what was confirmed",
+        name="the writer closes at the last entry that it appended",
+        breaks="§2.5: the end is the last confirmed entry",
         wrong={WRITER + "seal": _at_what_was_appended},
         caught_by=LOST | {"I4"},
         scene=LONELY,
@@ -393,7 +393,7 @@ def _used_before_recorded(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="an ensemble is used before it is recorded",
-        breaks="W1: a recoverer would ask the old one",
+        breaks="W1: a recoverer would ask the old ensemble",
         wrong={"magnetar.bookie.ledger.appender:LedgerAppender._record": _used_before_recorded},
         caught_by=LOST | {"I6"},
         scene=TAKEOVER,
@@ -406,7 +406,7 @@ def _completed_midway(right: Any, fired: Fired) -> Any:
     def on_recorded(self: Any, now: float) -> Any:
         first = self.confirmed + 1
         self.state = WriterState.OPEN
-        early = self._advance()  # before the acks of those who left were dropped
+        early = self._advance()  # before the acks of replaced members were dropped
         self.state = WriterState.CHANGING
         if early:
             fired()
@@ -419,8 +419,8 @@ def _completed_midway(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="entries complete in the midst of an ensemble change",
-        breaks="W3: first all acks of those who left are dropped, then entries are confirmed",
+        name="entries are confirmed in the middle of an ensemble change",
+        breaks="W3: first all acks of replaced members are dropped, then entries are confirmed",
         wrong={WRITER + "on_recorded": _completed_midway},
         caught_by=LOST | {"I4", "I6"},
         scene=CHANGES,
@@ -445,7 +445,7 @@ def _confirms_during_change(right: Any, fired: Fired) -> Any:
 
 
 def _keeps_its_first(right: Any, fired: Fired) -> Any:
-    """(The shell would notice that the segment begins elsewhere.)"""
+    """Without this, the shell would notice that the segment begins elsewhere."""
 
     def on_recorded(self: Any, now: float) -> Any:
         actions = right(self, now)
@@ -498,7 +498,7 @@ def _listens_to_the_replaced(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="acks of replaced bookies count",
-        breaks="T13: who has no seat any more is not heard",
+        breaks="T13: acks of bookies without a seat are ignored",
         wrong={
             "magnetar.bookie.ledger.appender:LedgerAppender._take_seats": _listens_to_the_replaced
         },
@@ -527,8 +527,8 @@ def _keeps_acks_of_the_seat(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="acks stay with the seat",
-        breaks="W3: an ack counts for the member that gave it, and for no later one",
+        name="acks count for the seat, not for the member",
+        breaks="W3: an ack counts only for the member that sent it, not for a later member",
         wrong={WRITER + "on_recorded": _keeps_acks_of_the_seat},
         caught_by=LOST | {"I4", "I6"},
         scene=CHANGES,
@@ -549,9 +549,9 @@ def _forgets_to_send(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="pending entries are not sent to a new member",
-        breaks="W5: each bookie of the write set that neither has it nor is awaited gets it",
+        breaks="W5: an entry is sent to each member that has neither its ack nor an add pending",
         wrong={WRITER + "_send_missing": _forgets_to_send},
-        caught_by=frozenset({"bug"}),  # the machine's own check: nothing is lost by it
+        caught_by=frozenset({"bug"}),  # only the machine's own check notices: no entry is lost
         scene=TAKEOVER,
         seeds=50,
     )
@@ -570,8 +570,8 @@ def _one_ack_fewer(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="confirmed at one ack fewer than Qa",
-        breaks="G1: Qa bookies have it on disk",
+        name="an entry is confirmed with one ack fewer than Qa",
+        breaks="G1: Qa bookies have the entry on disk",
         wrong={WRITER + "__init__": _one_ack_fewer},
         caught_by=frozenset({"I6"}),
         scene=NARROW,
@@ -598,7 +598,7 @@ def _unverified(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="checksums are not verified",
-        breaks="§3.1: a damaged copy is no copy",
+        breaks="§3.1: a damaged copy does not count as a copy",
         wrong={
             "magnetar.bookie.ledger.reader:decode_envelope": _unverified,
             "magnetar.bookie.ledger.recovery:decode_envelope": _unverified,
@@ -633,8 +633,8 @@ def _takes_the_block_anyway(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="a block of ids is taken though the race was lost",
-        breaks="§7: an id is never handed out twice",
+        name="a block of ids is used although another process took it",
+        breaks="§7: an id is never issued twice",
         wrong={"magnetar.metadata.ids:LedgerIds._fetch": _takes_the_block_anyway},
         caught_by=frozenset({"bug", "I5", "I2"}),
         scene=CLUSTER,

@@ -1,4 +1,5 @@
-"""Bugs of those who trim a topic, delete it, make it anew, acknowledge, and drop duplicates."""
+"""Bugs in trims, in the deletion and re-creation of topics, in acknowledgements, and in
+deduplication."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def _by_the_fastest(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a topic is trimmed by its fastest subscription",
-        breaks="TRIM: every durable subscription has acknowledged what is trimmed",
+        breaks="TRIM: every durable subscription has acknowledged a trimmed ledger",
         wrong={"magnetar.broker.cursor.cursors:Cursors.slowest_mark": _by_the_fastest},
         caught_by=frozenset({"TRIM"}),
         scene=LIFE,
@@ -100,11 +101,11 @@ def _by_age_alone(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="the sweeper takes a ledger that its creator is about to list",
-        breaks="LIVE: a living owner lists the ledger after it was made",
+        breaks="LIVE: a live owner lists the ledger after its creation",
         wrong={"magnetar.broker.log.sweep:judge": _by_age_alone},
         caught_by=frozenset({"LIVE", "I14", "I18", "bug", "I1"}),
         scene=LIFE,
-        seeds=1_000,  # about one in 200 has the sweep between creation and listing
+        seeds=1_000,  # about one run in 200 sweeps between creation and listing
     )
 )
 
@@ -125,7 +126,7 @@ def _never_an_orphan(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="the sweeper keeps orphaned ledgers",
-        breaks="LEAK: what a dying owner left behind is deleted",
+        breaks="LEAK: ledgers that a dead owner left are deleted",
         wrong={"magnetar.broker.log.sweep:judge": _never_an_orphan},
         caught_by=frozenset({"LEAK"}),
         scene=LIFE,
@@ -152,7 +153,7 @@ def _answered_at_once(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="an acknowledgement is answered before it is journaled",
-        breaks="ACK: an answered one survives the owner",
+        breaks="ACK: an answered acknowledgement survives the owner",
         wrong={"magnetar.broker.cursor.journal:CursorJournal.note": _answered_at_once},
         caught_by=frozenset({"ACK"}),
         scene=LIFE,
@@ -199,7 +200,7 @@ def _only_what_is_journaled(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a new owner reads only the journaled sequence ids",
-        breaks="DEDUP: what became durable after the last snapshot is known, too",
+        breaks="DEDUP: a new owner also knows ids that became durable after the last snapshot",
         wrong={
             "magnetar.broker.topic.deduplication:Deduplication._replay": _only_what_is_journaled
         },

@@ -1,8 +1,8 @@
-"""Planting a bug: a function of the real code is replaced by a wrong one, for as long as a world
-runs, and put back. The production code knows nothing of it.
+"""Planting a bug: while a world runs, a wrong function replaces a function of the real code. The
+production code has no hook for it.
 
-A mutant says when it *fired*: when what it did differed from what the right code would have done.
-One that was planted and never fired has shown nothing.
+A mutant reports when it *fired*: when its result differed from that of the right code. A run in
+which the mutant never fired proves nothing.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 class Mutant:
     name: str
     breaks: str  # the rule that it breaks
-    wrong: Mapping[str, Wrong]  # by what it replaces: "package.module:Class.function"
-    caught_by: frozenset[str]  # oracles of the world; any of them counts
+    # wrong functions, by the function replaced: "package.module:Class.function"
+    wrong: Mapping[str, Wrong]
+    caught_by: frozenset[str]  # oracles of the world that may catch it
     scene: Scenario
-    seeds: int  # within so many it must be caught
+    seeds: int  # the number of seeds within which it must be caught
 
 
 MUTANTS: dict[str, Mutant] = {}
@@ -50,7 +51,7 @@ class Firings:
 
 @contextmanager
 def planted(mutant: Mutant, fired: Firings) -> Iterator[None]:
-    """The bug is there within the block."""
+    """Plant the bug for the time of the block."""
     undo: list[tuple[Any, str, Any]] = []
     try:
         for path, wrong in mutant.wrong.items():

@@ -1,4 +1,4 @@
-"""Bugs of those who repair and collect."""
+"""Bugs in repair and garbage collection."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def _does_not_look_again(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="metadata is listed before what is stored",
-        breaks="§6.5: a ledger that began in between would be deleted (the look at each"
-        " candidate, which would save it, is left out as well)",
+        name="metadata is listed before the stored ledgers",
+        breaks="§6.5: a ledger created in between would be deleted (the second check of each"
+        " candidate, which would prevent that, is left out as well)",
         wrong={
             COLLECTOR + "_stored": _lists_metadata_first,
             COLLECTOR + "_compare": _compares_with_the_past,
@@ -72,8 +72,8 @@ enter(
 
 enter(
     Mutant(
-        name="what a listing lacks is deleted unseen",
-        breaks="§6.5: each candidate is read again, behind a sync",
+        name="ledgers missing in a listing are deleted without a second check",
+        breaks="§6.5: each candidate's record is read again, after a sync",
         wrong={COLLECTOR + "_maybe_delete": _does_not_look_again},
         caught_by=frozenset({"I15"}),
         scene=SCENARIOS["T25"],
@@ -93,8 +93,8 @@ def _whatever_was_handed_out(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="metadata that never handed out an id is believed",
-        breaks="§6.5: the metadata is an old image; a round is given up",
+        name="a metadata store that never issued a ledger's id is trusted",
+        breaks="§6.5: the metadata is an old image; the round is aborted",
         wrong={COLLECTOR + "_handed_out": _whatever_was_handed_out},
         caught_by=frozenset({"I15"}),
         scene=SCENARIOS["wrong store"],
@@ -116,8 +116,8 @@ def _any_cluster(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="metadata of another cluster is believed",
-        breaks="§6.5: wrong chroot or instance id; a round is given up",
+        name="metadata of another cluster is trusted",
+        breaks="§6.5: wrong chroot or instance id; the round is aborted",
         wrong={COLLECTOR + "_check_metadata": _any_cluster},
         caught_by=frozenset({"I15"}),
         scene=SCENARIOS["wrong store"],
@@ -138,7 +138,7 @@ def _without_tombstone(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a deleted ledger leaves no tombstone",
-        breaks="D11: a writer that lives on would make it anew",
+        breaks="D11: a live writer would create the ledger again",
         wrong={"magnetar.bookie.admission:Admission.delete": _without_tombstone},
         caught_by=frozenset({"T24"}),
         scene=SCENARIOS["T24"],
@@ -166,7 +166,7 @@ def _whatever_it_says_now(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a record is removed without its version",
-        breaks="§5.2, T31: what was added during the repair would be forgotten",
+        breaks="§5.2, T31: ranges added during the repair would be lost",
         wrong={RECORDS + "clear": _whatever_it_says_now},
         caught_by=frozenset({"T31"}),
         scene=SCENARIOS["T31"],
@@ -189,7 +189,7 @@ def _names_first(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="a new member is named before it has the copies",
+        name="metadata names a new member before it has the copies",
         breaks="§5.3, T27: durable copies first, then the compare-and-set",
         wrong={REPLICATOR + "_copy": _names_first},
         caught_by=frozenset({"I4"}),
@@ -218,8 +218,8 @@ def _closed_ones_alone(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="a bookie leaves though ledgers are being written on it",
-        breaks="T32: what keeps a bookie is told, and keeps it",
+        name="a bookie is removed although writers use it",
+        breaks="T32: open ledgers block the removal, and the report names them",
         wrong={"magnetar.bookie.repair.decommission:_Leaving._blockers_of": _closed_ones_alone},
         caught_by=frozenset({"T32"}),
         scene=SCENARIOS["T32"],

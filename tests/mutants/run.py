@@ -1,8 +1,8 @@
-"""`make mutants`: plant each bug in turn, and see that the world finds it.
+"""`make mutants`: plant each bug in turn, and check that the world finds it.
 
-A mutant is caught when an oracle that it names is the first to object, within its number of seeds,
-after the bug has fired, and when the right code passes with the same seed. Exits with 1 unless all
-were.
+A mutant is caught if one of its oracles is the first to report a violation, within its number of
+seeds and after the bug has fired, and the right code passes with the same seed. Exits with 1 unless
+all mutants are caught.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ __all__ = [
 @dataclass(frozen=True)
 class Verdict:
     mutant: Mutant
-    oracle: str  # which objected; "": none
-    seeds: int  # how many were played
+    oracle: str  # the oracle that reported a violation; "": none
+    seeds: int  # the number of seeds played
     firings: int
     clean: bool  # the right code passes with the seed that caught the mutant
     seconds: float
@@ -92,7 +92,7 @@ def hunt(mutant: Mutant, *, first: int = FIRST_SEED) -> Verdict:
 
 
 def _try(scene: Scenario, seed: int) -> tuple[str, str]:
-    """Which oracle objects, and why."""
+    """The oracle that reports a violation, and its message."""
     violation = play(scene, seed).violation
     return ("", "") if violation is None else (violation.oracle, str(violation))
 

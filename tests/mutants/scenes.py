@@ -1,5 +1,5 @@
-"""Scenarios that lead to the places where the bugs would sit, over and over: most of what a whole
-cluster does under all kinds of faults is beside the point of any one of them."""
+"""Scenarios that repeatedly reach the code of the planted bugs. Most steps of a whole cluster under
+all kinds of faults do not concern a single bug."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ PEEK_S = 0.01
 
 
 class Takeover:
-    """One writes, others take its ledger over at the same time, over links that are cut and healed
-    and to bookies that fall silent. The writer does not know and goes on."""
+    """One client writes. Others take its ledger over at the same time, over links that are cut and
+    healed, with bookies that stop answering. The writer continues unaware."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Takeover:
         sync_s: Sequence[float] = (0.0003, 0.01, 0.05),
         metadata_s: float = 0.0005,
     ) -> None:
-        """`power`: the share of power cuts among the troubles; `lasts_s`: what the mean of a
-        trouble's duration is drawn from; `metadata_s`: how long the store takes to answer."""
+        """`power`: the share of power cuts among the faults. `lasts_s`: the range of the mean
+        duration of a fault. `metadata_s`: how long the metadata store takes to answer."""
         self.world = world
         self.random = world.draw("takeover")
         self.takers = takers
@@ -74,7 +74,7 @@ class Takeover:
             await self._compete(clients)
         except BaseExceptionGroup as group:
             if world.oracle.first is None and group.subgroup(Violation) is None:
-                world.oracle.broken("bug", f"{group.exceptions}")  # a check of the real code's own
+                world.oracle.broken("bug", f"{group.exceptions}")  # a check in the real code
             raise (world.oracle.first or group) from None
         await world.heal()
         await asyncio.sleep(random.uniform(0.0, 2.0))
@@ -96,7 +96,7 @@ class Takeover:
             troubles.cancel()
 
     async def _write(self, client: ClientNode) -> None:
-        """Ledger after ledger, until cancelled."""
+        """Play one ledger after the other, until cancelled."""
         random = self.random
         ledgers = await client.wait_running()
         while True:
@@ -137,7 +137,7 @@ class Takeover:
                 continue
 
     async def _peek(self) -> None:
-        """A reader looks at what bookies call confirmed, very often."""
+        """A reader often asks bookies for the confirmed entry."""
         while True:
             await asyncio.sleep(PEEK_S)
             for bookie in self.world.bookies.values():
@@ -187,8 +187,8 @@ class Takeover:
 
 
 async def _unfenced(world: World) -> None:
-    """A bookie that was down when the others were fenced is back in time to be read (T2): an add
-    that only one bookie has is on its way to it."""
+    """A bookie that was down when the others were fenced returns in time to be read (T2). An add
+    that only one other bookie has is under way to it."""
     network, random = world.network, world.draw("unfenced")
     bookies = [world.add_bookie() for _ in range(3)]
     await world.wait_registered()
@@ -198,7 +198,7 @@ async def _unfenced(world: World) -> None:
     for _ in range(random.randint(1, 3)):
         writer.append(10)
     await writer.wait_confirmed()
-    await asyncio.sleep(0.2)  # so that all have it
+    await asyncio.sleep(0.2)  # so that all bookies have it
     has, lacks, down = random.sample(bookies, 3)
     for bookie in (lacks, down):
         network.cut(writing.host, bookie.host)
@@ -212,7 +212,7 @@ async def _unfenced(world: World) -> None:
     await down.restart()
     await until(lambda: down.registered)
     await asyncio.sleep(0.02)
-    network.heal(has.host, recovering.host)  # its fence was answered; what comes is too late
+    network.heal(has.host, recovering.host)  # its fence was answered; later adds are too late
     await asyncio.sleep(0.01)
     network.cut(recovering.host, has.host)
     network.heal(lacks.host, recovering.host)
@@ -227,7 +227,8 @@ async def _unfenced(world: World) -> None:
 
 
 async def _rollback(world: World) -> None:
-    """An older image of a disk is put back, and the ledger taken over while another is away."""
+    """An older image of a disk is restored, and the ledger is taken over while another bookie is
+    down."""
     random = world.draw("rollback")
     bookies = [world.add_bookie() for _ in range(3)]
     await world.wait_registered()
@@ -303,8 +304,8 @@ TAKEOVER = Scenario("takeover", "a ledger is taken from its writer", _ALL, _take
 NARROW = Scenario("narrow", "a ledger is taken over, without spares", _ALL, _narrow)
 STRIPED = Scenario("striped", "a striped ledger is taken over", ("5/3/2", "3/2/2"), _narrow)
 DARK = Scenario("dark", "a ledger is taken over amid power cuts", _ALL, _dark)
-RELAY = Scenario("relay", "one recoverer after the other gives up", _ALL, _relay)
+RELAY = Scenario("relay", "several recoverers give up in turn", _ALL, _relay)
 LONELY = Scenario("lonely", "bookies are away for long", _ALIKE, _lonely)
 CHANGES = Scenario("changes", "members are replaced, and recording it takes long", _ALIKE, _changes)
-UNFENCED = Scenario("unfenced", "a bookie is read that was not fenced", ("3/3/2",), _unfenced)
-ROLLBACK = Scenario("rollback", "an older disk is put back", ("3/3/2", "2/2/2"), _rollback)
+UNFENCED = Scenario("unfenced", "an unfenced bookie is read", ("3/3/2",), _unfenced)
+ROLLBACK = Scenario("rollback", "an older disk image is restored", ("3/3/2", "2/2/2"), _rollback)

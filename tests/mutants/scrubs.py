@@ -1,5 +1,5 @@
-"""Bugs of those who look for damage: scrubs, comparisons, and what follows when a compaction meets
-it."""
+"""Bugs in the search for damage: scrubs, comparisons of copies, and the handling of damage that a
+compaction meets."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _passes_over(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="a scrub passes over every other ledger",
-        breaks="§5.5: all that is stored is looked at",
+        name="a scrub skips every other ledger",
+        breaks="§5.5: a scrub reads all stored entries",
         wrong={SCRUB + "Scrub._ledger": _passes_over},
         caught_by=frozenset({"I16", "T11"}),
         scene=ROTTING,
@@ -52,8 +52,8 @@ def _readable_is_sound(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="a scrub takes what can be read for sound",
-        breaks="§5.5: the envelope's checksum is verified, and whose it is",
+        name="a scrub calls every readable entry sound",
+        breaks="§5.5: a scrub verifies the envelope's checksum and its ids",
         wrong={SCRUB + "_sound": _readable_is_sound},
         caught_by=frozenset({"I16"}),
         scene=ROTTING,
@@ -74,7 +74,7 @@ def _throws_it_away(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a scrub removes a copy that has damage",
-        breaks="§5.5: what is bad is left alone until it is replaced",
+        breaks="§5.5: a bad copy stays until repair replaces it",
         wrong={SCRUB + "Scrub._found": _throws_it_away},
         caught_by=frozenset({"I15"}),
         scene=ROTTING,
@@ -96,8 +96,8 @@ def _unreadable_is_absent(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="what cannot be listed is said to be missing",
-        breaks="§6.4: a comparison is told that no bookie knows",
+        name="unlistable entries are reported as missing",
+        breaks="§6.4: the comparison must learn that the content is unknown",
         wrong={"magnetar.bookie.service:BookieService.list_entries": _unreadable_is_absent},
         caught_by=frozenset({"I10"}),
         scene=ROTTING,
@@ -118,7 +118,7 @@ def _no_table_is_rotten(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a rotten table is forgotten when the bookie ends",
-        breaks="rot.py: the next start takes the store for damaged, else it ends at each start",
+        breaks="rot.py: the next start calls the store damaged, else the bookie ends at each start",
         wrong={"world.nodes:is_rot": _no_table_is_rotten},
         caught_by=frozenset({"I16", "I18"}),
         scene=ROTTING,
@@ -139,7 +139,7 @@ def _goes_on(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="a scrub goes on though it cannot list the ledgers",
+        name="a scrub continues although it cannot list the ledgers",
         breaks="scrub.py: the records of a rotten table cannot be repaired one at a time",
         wrong={SCRUB + "Scrub._list": _goes_on},
         caught_by=frozenset({"I16"}),
@@ -149,7 +149,7 @@ enter(
 )
 
 
-# -- giving back space past damage -----------------------------------------------------------------
+# -- freeing space around damage -----------------------------------------------------------------
 
 
 def _never_suspended(right: Any, fired: Fired) -> Any:
@@ -164,8 +164,8 @@ def _never_suspended(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="space is given back though a compaction has failed",
-        breaks="reclaimer.py: not before a scrub has found everything sound",
+        name="space is freed although a compaction has failed",
+        breaks="reclaimer.py: first a scrub must find everything sound",
         wrong={RECLAIMER + "__init__": _never_suspended},
         caught_by=frozenset({"T11"}),
         scene=ROTTING,
@@ -185,8 +185,8 @@ def _keeps_what_was_replaced(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="what a repair has replaced is compacted with the rest",
-        breaks="reclaimer.py: what was bad lies behind what a repair wrote",
+        name="replaced bad values are compacted with the rest",
+        breaks="reclaimer.py: the bad value still lies behind the value that a repair wrote",
         wrong={RECLAIMER + "resume": _keeps_what_was_replaced},
         caught_by=frozenset({"T11"}),
         scene=ROTTING,
@@ -210,7 +210,7 @@ def _finds_nothing_missing(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a comparison overlooks holes",
-        breaks="§5.5: what is missing against the striping is found where no client reads",
+        breaks="§5.5: a comparison finds entries missing from the striping that no client reads",
         wrong={"magnetar.bookie.repair.auditor:missing": _finds_nothing_missing},
         caught_by=frozenset({"I16"}),
         scene=SCENARIOS["holes"],

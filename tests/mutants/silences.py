@@ -1,4 +1,4 @@
-"""A bug that two brokers which serve one topic at a time must meet."""
+"""A bug that must show when two brokers serve one topic at the same time."""
 
 from __future__ import annotations
 

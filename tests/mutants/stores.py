@@ -1,4 +1,4 @@
-"""Bugs of the store itself: RocksDB as a bookie uses it, and the watermark beside it."""
+"""Bugs in the store: a bookie's use of RocksDB, and the watermark."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _to_the_kernel_alone(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="a sync leaves the log in the kernel's hands",
-        breaks="§6.3: flush_wal(True), before anything is acknowledged",
+        name="a sync writes the log to the kernel only",
+        breaks="§6.3: flush_wal(True) before any acknowledgement",
         wrong={ROCKS + "RocksStorage.sync": _to_the_kernel_alone},
         caught_by=frozenset({"T50"}),
         scene=KILLING,
@@ -55,8 +55,8 @@ def _notes_nothing(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="the watermark leads the log",
-        breaks="watermark.py: a store that has lost nothing would be taken for damaged",
+        name="the watermark is ahead of the log",
+        breaks="watermark.py: a complete store would count as damaged",
         wrong={COMMIT + "_write_batch": _notes_what_is_written, COMMIT + "_sync": _notes_nothing},
         caught_by=frozenset({"T50"}),
         scene=KILLING,
@@ -77,8 +77,8 @@ def _no_torn_end(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="a log that ends in the midst of a record is refused",
-        breaks="§6.3: a power cut leaves such ends; no client was told of what is missing",
+        name="a log that ends inside a record is refused",
+        breaks="§6.3: a power cut leaves such ends; the missing part was never acknowledged",
         wrong={ROCKS + "_options": _no_torn_end},
         caught_by=frozenset({"T50"}),
         scene=KILLING,

@@ -1,4 +1,4 @@
-"""Bugs of those who dispatch: who gets which entry, and when."""
+"""Bugs in dispatchers: which consumer gets which entry, and when."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def _past_the_waiting(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="new entries overtake those that wait",
-        breaks="ORDER: an entry waits while earlier ones of its key do",
+        name="new entries overtake waiting entries",
+        breaks="ORDER: an entry waits while earlier entries of its key wait",
         wrong={KEY_SHARED + "_dispatch": _past_the_waiting},
         caught_by=frozenset({"ORDER", "HASH", "bug"}),
         scene=KEYED,
@@ -106,7 +106,7 @@ def _only_one(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a hash is unblocked at its first acknowledgement",
-        breaks="HASH: not before the last one",
+        breaks="HASH: the last acknowledgement unblocks it",
         wrong={KEY_SHARED + "_astray": _only_one},
         caught_by=frozenset({"HASH", "bug"}),
         scene=KEYED,
@@ -174,7 +174,7 @@ def _no_timer(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="the last acknowledgement of a draining hash is lost",
-        breaks="STUCK: the entries that wait go on",
+        breaks="STUCK: waiting entries must be delivered",
         wrong={KEY_SHARED + "next_timer": _no_timer},
         caught_by=frozenset({"STUCK"}),
         scene=KEYED,
@@ -223,8 +223,8 @@ def _gives_back(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="a return gives permits back",
-        breaks="PERMIT: the client grants them",
+        name="a returned entry restores permits",
+        breaks="PERMIT: only the client grants permits",
         wrong={ONE_OF_SHARED + "on_redeliver": _gives_back},
         caught_by=frozenset({"PERMIT"}),
         scene=SHARED,
@@ -245,8 +245,8 @@ def _uncounted(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="one redelivery is counted of those at once",
-        breaks="COUNT: each entry that comes again is counted",
+        name="of several redeliveries at once, only one is counted",
+        breaks="COUNT: each redelivered entry is counted",
         wrong={"magnetar.broker.cursor.redeliveries:Redeliveries.count_again": _uncounted},
         caught_by=frozenset({"COUNT"}),
         scene=SHARED,
@@ -267,7 +267,7 @@ def _too_soon(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="delayed entries are due early",
-        breaks="DELAY: not before their time, but for a tick",
+        breaks="DELAY: at most a tick before their time",
         wrong={"magnetar.broker.dispatch.delayed:Delays._until_ms": _too_soon},
         caught_by=frozenset({"DELAY"}),
         scene=SHARED,
@@ -288,8 +288,8 @@ def _takes_again(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="what is due is delivered before it was read, and once more",
-        breaks="TWICE: an entry is at one consumer at a time",
+        name="due entries are delivered before they were read, and again after the read",
+        breaks="TWICE: only one consumer at a time holds an entry",
         wrong={"magnetar.broker.dispatch.delayed:Delays.take_due": _takes_again},
         caught_by=frozenset({"TWICE", "bug"}),
         scene=SHARED,
@@ -306,7 +306,7 @@ def _cumulative(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="consumers of Shared may acknowledge cumulatively",
-        breaks="CUMUL: they would acknowledge what others have",
+        breaks="CUMUL: it would acknowledge entries of other consumers",
         wrong={ONE_OF_SHARED + "cumulative_acks": _cumulative},
         caught_by=frozenset({"CUMUL"}),
         scene=SHARED,
@@ -331,7 +331,7 @@ def _goes_on(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="the next active consumer goes on where the former one was",
+        name="the next active consumer continues where the former one was",
         breaks="ORDER: it begins with the first unacknowledged entry",
         wrong={"magnetar.broker.dispatch.single_active:SingleActive._rewind": _goes_on},
         caught_by=frozenset({"ORDER", "STUCK"}),

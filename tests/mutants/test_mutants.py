@@ -1,4 +1,4 @@
-"""A few bugs that are found at once; `make mutants` plants them all."""
+"""The world finds a few planted bugs quickly; `make mutants` plants all bugs."""
 
 import pytest
 from mutants.plant import MUTANTS, Firings, planted
@@ -9,8 +9,8 @@ QUICK = (
     "a fenced ledger takes adds",
     "recovery reads do not fence",
     "recovery closes before its write-backs are stored",
-    "confirmed at one ack fewer than Qa",
-    "acks stay with the seat",
+    "an entry is confirmed with one ack fewer than Qa",
+    "acks count for the seat, not for the member",
     "pending entries are not sent to a new member",
 )
 

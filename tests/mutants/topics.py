@@ -1,4 +1,4 @@
-"""Bugs of those who write logs of ledgers, read ranges, wait, and rewrite records."""
+"""Bugs in logs of ledgers, in reads of ranges, in waits, and in rewrites of records."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _in_any_epoch(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a former owner changes the topic's record",
-        breaks="I14, T43: another's epoch ends a owned_record",
+        breaks="I14, T43: another owner's epoch ends an OwnedRecord",
         wrong={"magnetar.broker.log.owned_record:OwnedRecord.change": _in_any_epoch},
         caught_by=frozenset({"I14", "I1"}),
         scene=SCENARIOS["T43"],
@@ -94,8 +94,8 @@ def _behind_the_queue(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="what a failed ledger did not take goes behind the queue",
-        breaks="I14: messages keep their order over ledgers",
+        name="entries that a failed ledger did not confirm go to the end of the queue",
+        breaks="I14: messages keep their order across ledgers",
         wrong={"magnetar.broker.log.outstanding:Outstanding.put_back": _behind_the_queue},
         caught_by=frozenset({"I14", "bug"}),
         scene=SCENARIOS["T43"],
@@ -127,8 +127,8 @@ def _whatever_it_is(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="the ids of what was read are not compared",
-        breaks="T37: another entry's envelope is as sound as any",
+        name="the ids of a read entry are not compared",
+        breaks="T37: the envelope of another entry may be sound, too",
         wrong={"magnetar.bookie.ledger.reader:decode_run": _whatever_it_is},
         caught_by=frozenset({"I3"}),
         scene=SCENARIOS["T37"],
@@ -171,7 +171,7 @@ def _always_room(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="no publish waits for room",
-        breaks="I17: memory for what is in flight is bounded",
+        breaks="I17: the memory for bytes in flight is bounded",
         wrong={APPENDER + "_has_room": _always_room},
         caught_by=frozenset({"I17"}),
         scene=SCENARIOS["T33"],
@@ -193,7 +193,7 @@ def _only_for_room(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="the end of a ledger wakes no task",
-        breaks="T46: a task that waits for room is told that there will be none",
+        breaks="T46: a task that waits for room learns that the ledger ended",
         wrong={APPENDER + "_maybe_wake": _only_for_room},
         caught_by=frozenset({"I18"}),
         scene=SCENARIOS["T46"],
@@ -211,8 +211,8 @@ def _stays(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="a ledger that is over stays with its streams",
-        breaks="T46: nothing is left of it",
+        name="an ended ledger stays attached to its streams",
+        breaks="T46: an ended ledger leaves nothing in memory",
         wrong={"magnetar.bookie.ledger.add_stream:AddStream.detach": _stays},
         caught_by=frozenset({"T46", "bug"}),
         scene=SCENARIOS["T46"],
@@ -234,7 +234,7 @@ def _only_what_it_knows(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="a rewrite drops unknown fields",
-        breaks="T49: what a later version has written stays",
+        breaks="T49: fields that a later version wrote are kept",
         wrong={"magnetar.metadata.codec:_unknown": _only_what_it_knows},
         caught_by=frozenset({"T49"}),
         scene=SCENARIOS["T49"],
@@ -255,8 +255,8 @@ def _any_format(right: Any, fired: Fired) -> Any:
 
 enter(
     Mutant(
-        name="a record of a later format is taken for one of ours",
-        breaks="T49: what is not understood is left alone",
+        name="a record of a later format is read as one of this version",
+        breaks="T49: records of an unknown format are not changed",
         wrong={"magnetar.metadata.codec:_parse": _any_format},
         caught_by=frozenset({"T49"}),
         scene=SCENARIOS["T49"],

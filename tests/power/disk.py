@@ -1,7 +1,7 @@
 """A disk whose power can be cut: ext4 on a loop device, ended by its own shutdown call.
 
-The call (flag 2: do not write the journal out) makes the file system forget what was not synced,
-exactly as a power cut would; until it is unmounted, every operation on it fails. Needs root.
+The call (flag 2: do not write the journal out) makes the file system lose unsynced data, exactly as
+a power cut would. Until the file system is unmounted, every operation on it fails. Needs root.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 _EXT4_IOC_SHUTDOWN: Final = 0x8004587D  # _IOR('X', 125, __u32)
 _NO_LOG_FLUSH: Final = 2
-_BUSY_S: Final = 20.0  # the kernel lets go of what ended processes held within milliseconds
+_BUSY_S: Final = 20.0  # the kernel releases the files of ended processes within milliseconds
 
 
 class DiskUnusable(Exception):
-    """This machine does not let us make one; says why."""
+    """This machine cannot make such a disk; the text says why."""
 
     definite = True
 
 
 class LoopDisk:
-    """Mounted at `path`. `close` it."""
+    """A disk, mounted at `path`. The owner must `close` it."""
 
     def __init__(self, directory: Path, *, size_mb: int) -> None:
         """Raises DiskUnusable."""
@@ -52,7 +52,7 @@ class LoopDisk:
         self.restore()
 
     def cut(self) -> None:
-        """The power is gone."""
+        """Cut the power."""
         directory = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.ioctl(directory, _EXT4_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))

@@ -2,11 +2,12 @@
 
     PYTHONPATH=tests .venv/bin/python -m power.run [--cuts 50] [--kills 50] [--seed N]
 
-Each turn: three ledgers are written without pause by the writer of brokers, entries of all sizes,
-until so many were confirmed; then the power of the bookie's disk is cut (or the process is
-killed), the disk is mounted again, the bookie started again. Every entry that was ever confirmed
-must then be there and be the one that was sent, under the same incarnation. The control does the
-same with a bookie whose syncs do nothing, and must lose entries: else the cuts do not cut.
+In each turn, the brokers' ledger writer fills three ledgers without pause, with entries of all
+sizes, until a given number is confirmed. Then the power of the bookie's disk is cut (or the process
+is killed), the disk is mounted again, and the bookie is started again. It must then hold every
+entry that was ever confirmed, with the bytes that were sent, under the same incarnation. The
+control does the same with a bookie whose syncs do nothing, and must lose entries: otherwise the
+power cuts have no effect.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ if TYPE_CHECKING:
 
 LEDGERS: Final = 3  # written at once
 AHEAD: Final = 100  # entries of each that are not confirmed yet
-LATE_ACKS_S: Final = 0.2  # for those that are on their way when the bookie ends
+LATE_ACKS_S: Final = 0.2  # for adds that are under way when the bookie ends
 SIZES: Final = (0, 10, 1000, 4000, 5000, 40_000)  # some in tables, some in blob files
 DISK_MB: Final = 2048
 LYING: Final = Path(__file__).with_name("lying_bookie.py")
 
 
 class Lost(Exception):
-    """An acknowledged entry is not there, or is another one."""
+    """An acknowledged entry is missing, or has other bytes."""
 
     definite = True
 
@@ -72,12 +73,12 @@ class Written:
 
 @dataclass
 class Tally:
-    """What happened so far."""
+    """The counts of a run so far."""
 
     turns: int = 0
     acked: int = 0
-    lost: int = 0  # acknowledged, and not given any more
-    renewed: int = 0  # turns after which the bookie had to go on as a new incarnation
+    lost: int = 0  # acknowledged entries that the bookie lacks
+    renewed: int = 0  # turns after which the bookie needed a new incarnation
     ledgers: list[Written] = field(default_factory=list)
 
 
@@ -89,7 +90,7 @@ def payload_of(ledger: int, entry: int) -> bytes:
 async def writing(
     tree: MemoryTree, bookie: BookieProcess, chance: Random
 ) -> AsyncIterator[Ledgers]:
-    """A client of the bookie, which is the only one: each entry has one copy."""
+    """A client of the only bookie: each entry has one copy."""
     store = MemoryStore(tree)
     member = Member(BookieId("b1"), bookie.incarnation)
     entry = BookieRegistration(
@@ -118,7 +119,7 @@ async def writing(
 
 
 async def load(ledgers: Ledgers, *, until: int, stop: Callable[[], None]) -> list[Written]:
-    """Write until so many entries are confirmed, then `stop` the bookie."""
+    """Write until this number of entries is confirmed, then `stop` the bookie."""
     appenders = [await ledgers.create(newer_than=LedgerId(-1), custom={}) for _ in range(LEDGERS)]
     stopped = False
 
@@ -147,8 +148,8 @@ async def load(ledgers: Ledgers, *, until: int, stop: Callable[[], None]) -> lis
 
 
 async def count_lost(bookie: BookieProcess, incarnation: str, ledgers: list[Written]) -> int:
-    """How many of the entries 0 .. last of each ledger are not given. Raises Lost when one is not
-    what was sent."""
+    """Count the entries 0 .. last of each ledger that the bookie lacks. Raises Lost if an entry has
+    other bytes than those sent."""
     lost = 0
     for written in ledgers:
         at = 0
@@ -206,7 +207,8 @@ async def turn(
 async def run_turns(
     directory: Path, chance: Random, *, turns: int, cuts: bool, lying: bool = False
 ) -> Tally:
-    """On a bookie of its own. Raises DiskUnusable, and Lost when an honest one lost anything."""
+    """Run the turns on a new bookie. Raises DiskUnusable, and Lost if an honest bookie lost an
+    entry."""
     disk = LoopDisk(directory, size_mb=DISK_MB) if cuts else None
     data_dir = directory / "data" if disk is None else disk.path / "data"
     bookie = BookieProcess(directory / "b1", data_dir=str(data_dir))
@@ -223,7 +225,7 @@ async def run_turns(
             if not lying and (tally.lost or tally.renewed):
                 raise Lost(f"{tally.lost} lost, {tally.renewed} times renewed: {bookie.log}")
         if not lying and await count_lost(bookie, incarnation, tally.ledgers):
-            raise Lost("an entry of an earlier turn is gone")
+            raise Lost("an entry of an earlier turn is missing")
     finally:
         bookie.end()
         if disk is not None:

@@ -1,5 +1,5 @@
-"""Hostile programs against the gRPC calls beside sessions, against greetings, and against what the
-broker parses for clients: schemas and patterns."""
+"""Hostile programs against the gRPC calls other than sessions, against greetings, and against texts
+that the broker parses for clients: schemas and patterns."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     Greeting = tuple[tuple[str, bytes], ...]
 
-CALL_S = 1.0  # a call that is not answered is left
+CALL_S = 1.0  # a call without an answer is cancelled
 
 ENDED = (*GONE, aio.AioRpcError, asyncio.InvalidStateError, aio.UsageError)
-"""What a call may meet: the broker refuses it or has ended it."""
+"""The allowed errors of a call: the broker refuses it or has ended it."""
 
 FIELDS = [b"\x0a\x00", b"\x22\x00", b"\x08\x01", b"\x0b", b"\x0a\x04\x0a\x02a/"]
 """Repeated up to the limit of a request: topics without names, a number, groups, short names."""
@@ -48,7 +48,7 @@ def _topics_of(rng: random.Random) -> list[str]:
 
 
 def request_of(rng: random.Random) -> tuple[str, bytes]:
-    """A method, and a request with whatever in it."""
+    """A method, and a request with random content."""
     topics, signed = _topics_of(rng), number_of(rng) & (2**63 - 1)
     topic = topics[0] if topics else ""
     name = rng.choice(["", "s", "two words", "x" * 300, "\n"])
@@ -133,7 +133,7 @@ def _ask(channel: aio.Channel, method: str, data: bytes, greeting: Greeting = ()
 
 
 async def calls(target: Target, _transport: str, rng: random.Random) -> None:
-    """Requests with values that lie, and up to the limit of fields and bytes."""
+    """Requests with false values, and with fields and bytes up to the limits."""
     async with channel_to(target) as channel:
         for _ in range(10):
             method, data = request_of(rng)
@@ -147,7 +147,7 @@ async def calls(target: Target, _transport: str, rng: random.Random) -> None:
 
 
 async def deaf_calls(target: Target, _transport: str, rng: random.Random) -> None:
-    """Many calls at once that never read their answers, and go at any time."""
+    """Many calls at once that never read their answers, and end at any time."""
     async with channel_to(target) as channel:
         begun = []
         for _ in range(rng.choice([5, 150])):
@@ -182,7 +182,7 @@ async def half_calls(target: Target, _transport: str, rng: random.Random) -> Non
 
 
 def _schemas(rng: random.Random) -> list[tuple[int, bytes]]:
-    """Types and definitions that take long, or are as large as a definition may be."""
+    """Types and definitions that take long to parse, or have the maximal size."""
     large = 130_000
     names = [{"name": f"f{each}", "type": "n"} for each in range(3_700)]
     unions = [
@@ -210,7 +210,7 @@ def _schemas(rng: random.Random) -> list[tuple[int, bytes]]:
 
 
 async def schema_bombs(target: Target, transport: str, rng: random.Random) -> None:
-    """Definitions that are large, nested, repeated or no definitions at all."""
+    """Definitions that are large, nested, repeated or invalid."""
     async with connected(target, transport) as client:
         for _ in range(5):
             topic = f"persistent://public/default/schema-{rng.randrange(4)}"
@@ -274,8 +274,8 @@ async def pattern_bombs(target: Target, transport: str, rng: random.Random) -> N
 
 
 async def greedy_greetings(target: Target, _transport: str, rng: random.Random) -> None:
-    """Greetings of the largest size, of calls that are left at once; and a session whose CONNECT
-    comes twice."""
+    """Greetings of the largest size, of calls that are cancelled at once; and a session that sends
+    CONNECT twice."""
     async with channel_to(target) as channel:
         large = framing.encode_command(
             pb.CommandConnect(client_version="v" * 60_000, auth_data=rng.randbytes(1_000))

@@ -81,14 +81,14 @@ def send_frame(entry: bytes, sequence_id: int, **fields: Any) -> bytes:
 
 
 def entry_with(payload: bytes = b"payload", **fields: Any) -> bytes:
-    """An entry whose metadata says whatever."""
+    """An entry with random metadata."""
     known: dict[str, Any] = {"producer_name": "p", "sequence_id": 5, "publish_time": 1} | fields
     metadata = pb.MessageMetadata(**known).SerializeToString()
     return len(metadata).to_bytes(4, "big") + metadata + payload
 
 
 async def partitions(target: Target, transport: str, rng: random.Random) -> None:
-    """Partitions that exist, or not, or are too large, or have a reserved name."""
+    """Topic names of partitions: existing ones, missing ones, too large numbers, reserved names."""
     async with connected(target, transport) as client:
         for _ in range(10):
             base = f"persistent://public/default/part-{rng.randrange(4)}"
@@ -136,7 +136,7 @@ async def watchers(target: Target, transport: str, rng: random.Random) -> None:
 
 
 async def non_persistent(target: Target, transport: str, rng: random.Random) -> None:
-    """A topic without storage, published to beside a consumer that reads nothing."""
+    """Publishes to a non-persistent topic with a consumer that reads nothing."""
     topic = f"non-persistent://public/default/np-{rng.randrange(3)}"
     async with connected(target, transport) as client, target.wire(transport) as silent:
         await silent.wire.send(CONNECT)
@@ -162,7 +162,7 @@ async def non_persistent(target: Target, transport: str, rng: random.Random) -> 
 
 
 async def deduplication(target: Target, transport: str, rng: random.Random) -> None:
-    """Sequence ids that jump, come again and end before they begin; new names without end."""
+    """Sequence ids that jump, repeat, and end before they begin; and ever new producer names."""
     topic = f"persistent://{DEDUPLICATED}/dedup-{rng.randrange(3)}"
     async with connected(target, transport) as client:
         name = rng.choice(["same", f"new-{rng.randrange(10**9)}"])
@@ -183,7 +183,7 @@ async def deduplication(target: Target, transport: str, rng: random.Random) -> N
 
 
 async def access_modes(target: Target, transport: str, rng: random.Random) -> None:
-    """Producers that wait for a topic of their own, take it from others, and vanish."""
+    """Producers that wait for exclusive access, take it from others, and disconnect."""
     topic = f"persistent://public/default/modes-{rng.randrange(3)}"
     async with connected(target, transport) as client:
         for _ in range(5):
@@ -206,7 +206,7 @@ async def access_modes(target: Target, transport: str, rng: random.Random) -> No
 
 
 async def chunks(target: Target, transport: str, rng: random.Random) -> None:
-    """Chunks of messages that are never whole, out of order, and with sizes that lie."""
+    """Chunks of messages that never become complete, out of order, and with false sizes."""
     topic = f"persistent://public/default/chunks-{rng.randrange(3)}"
     async with connected(target, transport) as client:
         few: list[Any] = [
@@ -234,7 +234,7 @@ async def chunks(target: Target, transport: str, rng: random.Random) -> None:
 
 
 async def seeks(target: Target, transport: str, rng: random.Random) -> None:
-    """Seeks without a pause, over deliveries and acks."""
+    """Seeks without a pause, during deliveries and acks."""
     topic = topic_of(rng)
     async with connected(target, transport) as client:
         kind = rng.choice([0, 1, 2, 3])
@@ -263,7 +263,8 @@ async def seeks(target: Target, transport: str, rng: random.Random) -> None:
 
 
 async def administration(target: Target, _transport: str, rng: random.Random) -> None:
-    """HTTP requests: junk, half ones, and ones that create and delete what others use."""
+    """HTTP requests: junk, incomplete ones, and ones that create and delete topics of other
+    programs."""
     url = urlsplit(target.urls["http"])
     for _ in range(10):
         with suppress(*GONE):
@@ -306,7 +307,7 @@ def _http_request(rng: random.Random) -> bytes:
         "../" * 50,
     ]
     method = rng.choice(["GET", "GET", "GET", "PUT", "POST", "DELETE", "PATCH", "BREW"])
-    if method == "POST" and rng.random() < 0.5:  # most of these wait for what does not come
+    if method == "POST" and rng.random() < 0.5:  # most of these wait for data that never arrives
         return b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
     body = rng.choice(BODIES)
     length = rng.choice([len(body), len(body), len(body), 10**12, -1])

@@ -22,7 +22,7 @@ PAUSE_S = 0.02  # between two messages
 
 @dataclass
 class Service:
-    """What an honest client gets."""
+    """The results of an honest client."""
 
     transport: str
     sent: int = 0
@@ -51,7 +51,7 @@ class Service:
 
 
 async def be_honest(target: Target, service: Service, stop: asyncio.Event) -> None:
-    """Publish a message, wait for its receipt and its delivery, acknowledge it, and again."""
+    """Repeat: publish a message, wait for its receipt and its delivery, acknowledge it."""
     loop = asyncio.get_running_loop()
     topic = f"persistent://public/default/honest-{service.transport}"
     try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 U64 = 2**64 - 1
 GONE = (OSError, EOFError, StreamClosed, TimeoutError, AssertionError)
-"""What a hostile program may meet: the broker has closed its connection."""
+"""The allowed error of a hostile program: the broker has closed its connection."""
 
 CONNECT = framing.encode_command(pb.CommandConnect(client_version="hostile", protocol_version=20))
 PING = framing.encode_command(pb.CommandPing())
@@ -76,7 +76,7 @@ Program = "Callable[[Target, str, random.Random], Awaitable[None]]"
 
 
 async def sink(client: WireClient) -> None:
-    """Read and forget, until the connection ends."""
+    """Read and drop everything, until the connection ends."""
     with suppress(*GONE):
         while await client.wire.receive():
             pass
@@ -112,7 +112,7 @@ def ids_of(rng: random.Random) -> list[pb.MessageIdData]:
 
 
 def command_of(rng: random.Random) -> bytes:
-    """A command with whatever in it."""
+    """A command with random content."""
     small = rng.randrange(4)
     request = rng.randrange(1, 1000)
     topic = topic_of(rng)
@@ -191,7 +191,7 @@ async def random_commands(target: Target, transport: str, rng: random.Random) ->
 
 
 async def liars(target: Target, transport: str, rng: random.Random) -> None:
-    """A producer whose entries and sizes lie."""
+    """A producer with false sizes and entries."""
     async with target.wire(transport) as client, read_beside(client):
         with suppress(*GONE):
             producers = [
@@ -212,7 +212,7 @@ async def liars(target: Target, transport: str, rng: random.Random) -> None:
 
 
 async def slow_readers(target: Target, transport: str, rng: random.Random) -> None:
-    """Asks for much and takes nothing."""
+    """Requests much and reads nothing."""
     async with target.wire(transport) as client:
         with suppress(*GONE):
             await client.wire.send(CONNECT)
@@ -232,7 +232,7 @@ async def slow_readers(target: Target, transport: str, rng: random.Random) -> No
 
 
 async def slow_writers(target: Target, transport: str, rng: random.Random) -> None:
-    """A byte at a time; over gRPC, which has frames, a command at a time."""
+    """Sends a byte at a time; over gRPC, which has frames, a command at a time."""
     async with target.wire(transport) as client, read_beside(client):
         with suppress(*GONE):
             for data in [CONNECT, *(command_of(rng) for _ in range(10))]:
@@ -244,7 +244,7 @@ async def slow_writers(target: Target, transport: str, rng: random.Random) -> No
 
 
 async def half_open(target: Target, transport: str, rng: random.Random) -> None:
-    """Connections that say nothing, or half of a word."""
+    """Connections that send nothing, or half of a command."""
     async with target.wire(transport, greets=False) as client:
         with suppress(*GONE):
             if rng.random() < 0.5 and transport == "pulsar":
@@ -254,7 +254,7 @@ async def half_open(target: Target, transport: str, rng: random.Random) -> None:
 
 
 async def strangers(target: Target, transport: str, rng: random.Random) -> None:
-    """Megabytes before the CONNECT."""
+    """Sends megabytes before the CONNECT."""
     async with target.wire(transport, greets=False) as client:
         with suppress(*GONE):
             for _ in range(4):
@@ -290,7 +290,7 @@ async def huge_names(target: Target, transport: str, rng: random.Random) -> None
 
 
 async def churn(target: Target, transport: str, rng: random.Random) -> None:
-    """Comes, opens a producer and a consumer, and vanishes in the middle."""
+    """Connects, opens a producer and a consumer, and disconnects in between."""
     for _ in range(5):
         async with target.wire(transport) as client:
             with suppress(*GONE):
@@ -329,7 +329,7 @@ async def cut_frames(target: Target, transport: str, rng: random.Random) -> None
 
 
 async def long_lists(target: Target, transport: str, rng: random.Random) -> None:
-    """Frames whose content costs much: PINGs, and lists of very many ids."""
+    """Frames that cost the broker much: PINGs, and lists of very many ids."""
     async with target.wire(transport) as client, read_beside(client):
         with suppress(*GONE):
             await client.wire.send(CONNECT)

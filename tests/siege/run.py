@@ -1,16 +1,16 @@
-"""A server besieged by hostile programs, and what its honest clients notice.
+"""A server under attack by hostile programs, and the service that its honest clients get.
 
     python -m siege.run --commands 100000 --seed 1
 
 One standalone server, hostile programs over both transports, and an honest producer with a consumer
 on each transport: three processes. Oracles:
 
-    1. The server goes on to the end, and stops cleanly.
+    1. The server runs until the end, and stops cleanly.
     2. No callback of its loop takes more than CPU_S_MAX of CPU, without garbage collections; no
        garbage collection takes more.
     3. Each honest message is delivered once and in order, within LATENCY_S_MAX.
     4. The server's memory stays below MEMORY_MB_MAX.
-    5. The siege ends: STUCK_S without a command is a finding, with what all tasks wait for.
+    5. The siege ends. STUCK_S without a command is a finding, which lists what all tasks wait for.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Program = Callable[[Target, str, random.Random], Awaitable[None]]
 ALL: list[Program] = [*PROGRAMS, *FEATURES, *CALLS]
 AT_ONCE = 8  # hostile programs
 STUCK_S = 30.0
-REPORT_S = 10.0  # between two lines on the way
+REPORT_S = 10.0  # between two lines of progress
 PROGRAM_S = 10.0  # a program that the broker does not read any more is ended
 CPU_S_MAX = 0.05
 LATENCY_S_MAX = 5.0
@@ -114,7 +114,7 @@ async def besiege(seed: int, commands: int) -> Report:
                 for _ in TRANSPORTS:
                     await _line(honest)
                 stuck = await _attack(target, random.Random(seed), commands)
-                for process in (server, honest):  # what is left, to the log
+                for process in (server, honest):  # write the rest to the log
                     process.send_signal(signal.SIGUSR1)
                 honest.send_signal(signal.SIGTERM)
                 services = [Service(**each) for each in json.loads(await _line(honest) or b"[]")]
@@ -147,7 +147,7 @@ async def _process(module: str, argument: str) -> AsyncIterator[asyncio.subproce
 
 
 def _log_of(module: str) -> Any:
-    """Where the process writes its log: MAGNETAR_SIEGE_LOGS names a directory."""
+    """The log of the process, in the directory that MAGNETAR_SIEGE_LOGS names."""
     directory = os.environ.get("MAGNETAR_SIEGE_LOGS")
     if directory is None:
         return asyncio.subprocess.DEVNULL
@@ -155,19 +155,19 @@ def _log_of(module: str) -> Any:
 
 
 async def _line(process: asyncio.subprocess.Process) -> bytes:
-    """What it prints next; b"": it has ended."""
+    """The next line that the process prints; b"": the process has ended."""
     assert process.stdout is not None
     return await process.stdout.readline()
 
 
 async def _attack(target: Target, rng: random.Random, commands: int) -> str:
-    """Returns what the siege waited for when it did not go on; "": it went on to its end."""
+    """Run the siege. Returns what it waited for when it got stuck; "": it reached its end."""
 
     deck: list[Program] = []
 
     async def attack() -> None:
         while target.commands < commands:
-            if not deck:  # each program comes, also in a short siege
+            if not deck:  # each program runs, also in a short siege
                 deck.extend(rng.sample(ALL, len(ALL)))
             program, transport = deck.pop(), rng.choice(TRANSPORTS)
             try:
@@ -179,7 +179,7 @@ async def _attack(target: Target, rng: random.Random, commands: int) -> str:
             except OSError:
                 if target.commands == 0:
                     raise
-                return  # the server is gone: its exit code says why
+                return  # the server has ended: its exit code says why
 
     async with asyncio.TaskGroup() as group:
         attacks = [group.create_task(attack()) for _ in range(AT_ONCE)]

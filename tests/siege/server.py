@@ -1,8 +1,8 @@
 """A standalone server whose every callback of the loop is measured: `python -m siege.server DIR`.
 
-It prints one line of JSON with its addresses when it serves, and one with what was measured when it
-has stopped. The loop is asyncio's own: uvloop's callbacks cannot be measured one by one. The CPU
-time is that of the loop's thread.
+The process prints one line of JSON with its addresses when it serves, and one with the measurements
+when it has stopped. The loop is asyncio's own: uvloop's callbacks cannot be measured one by one.
+The CPU time is that of the loop's thread.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Measured:
     def __init__(self) -> None:
         self.count = 0
         self.slowest: list[tuple[float, str]] = []
-        self.began: float | None = None  # the callback that runs; None: none does
-        self.stack = ""  # inside it, when it takes long
-        self.collecting_s = 0.0  # in garbage collections, during it
+        self.began: float | None = None  # the running callback; None: none runs
+        self.stack = ""  # the place inside a callback that takes long
+        self.collecting_s = 0.0  # in garbage collections during the callback
         self.collection_s = 0.0  # of the longest one
         self._collection_began = 0.0
 
@@ -67,7 +67,7 @@ class Measured:
             self.slowest = sorted([*self.slowest, (cpu_s, name)], reverse=True)[:SLOWEST]
 
     def sample(self, thread: int) -> None:
-        """Note where callbacks are that take long, until the process ends. In a thread."""
+        """Record the stack of slow callbacks, until the process ends. Runs in a thread."""
         while True:
             time.sleep(SAMPLE_S)
             began = self.began
@@ -99,7 +99,7 @@ def stack_of(frame: FrameType | None) -> str:
 
 
 def measure(measured: Measured) -> None:
-    """From now on, for all loops of this process."""
+    """Measure all callbacks of all loops of this process from now on."""
     run: Any = events.Handle._run
 
     def _run(self: Any) -> None:
@@ -134,7 +134,7 @@ async def serve(directory: Path, measured: Measured) -> None:
     )
 
     def on_ready(registration: BrokerRegistration) -> None:
-        settle_gc()  # as a process does that is no test
+        settle_gc()  # as in production
         measured.reset()
         urls = {
             "pulsar": registration.pulsar_url,

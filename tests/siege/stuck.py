@@ -1,4 +1,4 @@
-"""What the tasks of this process wait for: printed on SIGUSR1, for a siege that does not go on."""
+"""Prints on SIGUSR1 what the tasks of this process wait for, to explain a siege that is stuck."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def describe_on_signal() -> None:
-    """In the running loop."""
+    """Install the signal handler in the running loop."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _print)
 
 

@@ -10,7 +10,7 @@ COMMANDS = 2_500
 
 
 @pytest.mark.real_loop(deadline_s=120)
-async def test_a_short_siege_takes_nothing_from_honest_clients() -> None:
+async def test_honest_clients_are_served_during_a_short_siege() -> None:
     report = await besiege(SEED, COMMANDS)
     assert not report.problems, report.text()
     assert sum(report.sent.values()) >= COMMANDS

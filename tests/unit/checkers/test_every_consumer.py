@@ -44,12 +44,18 @@ def swap(seen: list[tuple[int, float]], one: int, other: int) -> None:
 
 PLANTED: dict[str, Callable[[Record], object]] = {
     "Shared: lost 1": lambda it: shared(it).pop(),
-    "Shared: 3 came again": lambda it: shared(it).append((3, 5.0)),
-    "Shared: 20 came again": lambda it: shared(it).append((20, 30.0)),
-    "Exclusive: 9 came again": lambda it: it.deliveries[ConsumerType.Exclusive].append((9, 11.0)),
-    "Exclusive: 3 came after 4": lambda it: swap(it.deliveries[ConsumerType.Exclusive], 3, 4),
-    "Failover: 3 came after 4": lambda it: swap(it.deliveries[ConsumerType.Failover], 3, 4),
-    f"KeyShared: 1 came after {KEYS + 1}": lambda it: swap(
+    "Shared: 3 was redelivered": lambda it: shared(it).append((3, 5.0)),
+    "Shared: 20 was redelivered": lambda it: shared(it).append((20, 30.0)),
+    "Exclusive: 9 was redelivered": lambda it: it.deliveries[ConsumerType.Exclusive].append(
+        (9, 11.0)
+    ),
+    "Exclusive: 3 was delivered after 4": lambda it: swap(
+        it.deliveries[ConsumerType.Exclusive], 3, 4
+    ),
+    "Failover: 3 was delivered after 4": lambda it: swap(
+        it.deliveries[ConsumerType.Failover], 3, 4
+    ),
+    f"KeyShared: 1 was delivered after {KEYS + 1}": lambda it: swap(
         it.deliveries[ConsumerType.KeyShared], 1, KEYS + 1
     ),
     "reader: 6 in place of 5": lambda it: it.read.pop(5),

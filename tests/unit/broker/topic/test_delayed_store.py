@@ -384,7 +384,7 @@ async def live(world: ClusterState, steps: Steps, chance: random.Random) -> Life
         pass
     except* AssertionError as group:
         # A dead broker answers nothing: the test has waited for it.
-        rest = group.split(lambda error: "did not come true" in str(error))[1]
+        rest = group.split(lambda error: "was not true within" in str(error))[1]
         if rest is not None or not steps.dead:
             raise
     return it

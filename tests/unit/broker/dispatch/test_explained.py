@@ -1,6 +1,5 @@
-"""Every cause of a standstill that a Key_Shared dispatcher knows, alone and in pairs: `explain`
-names it, with the numbers that a count over the rig gives. test_explanation.py has the causes of
-the other types and of the shell."""
+"""Every cause of a standstill that a dispatcher knows, alone and in pairs: `explain` names it, with
+the numbers that a count over the rig gives. test_explanation.py has the causes of the shell."""
 
 from __future__ import annotations
 
@@ -10,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes.dispatch_rig import DispatcherRig, Member
 
+from magnetar.broker.dispatch.active import Choice, FailoverRules
 from magnetar.broker.dispatch.explain import Reason, Why
+from magnetar.broker.dispatch.failover import Failover
 from magnetar.broker.dispatch.key_shared import KeyShared
 from magnetar.broker.dispatch.key_shared_policy import HashRange, KeySharedMode, KeySharedPolicy
 from magnetar.broker.dispatch.permits import Limits
@@ -347,3 +348,84 @@ def test_chunks_of_a_busy_consumer_are_explained_beside_another_cause(more: Why 
     [dry] = [reason for reason in reasons if reason.why is Why.NO_PERMITS]
     assert dry.consumer == "busy"
     assert more is None or more in {reason.why for reason in reasons}
+
+
+@pytest.mark.parametrize("kind", [Shared, KeyShared])
+@pytest.mark.parametrize("more", [None, Why.DELAYED, Why.RETURNING])
+def test_missing_consumers_are_explained_beside_another_cause(
+    kind: type[Shared | KeyShared], more: Why | None
+) -> None:
+    it = DispatcherRig(
+        kind, shared=True, limits=Limits(), key_shared=KeySharedSettings(part_entries=2)
+    )
+    gone = it.join(name="gone")
+    it.flow(gone, 100)
+    if more is Why.DELAYED:
+        it.append(key="delayed", delay_ms=60_000)
+    if more is Why.RETURNING:
+        for key in KEYS[:9]:
+            it.append(key=key)
+    it.settle()
+    it.leave(gone)
+    reasons = {reason.why: reason for reason in it.machine.explain(it.now)}
+    assert reasons[Why.NO_CONSUMERS].detail == "no consumer is connected"
+    if more is Why.RETURNING and kind is Shared:  # it returns them at once
+        more = None
+    assert set(reasons) == {Why.NO_CONSUMERS} | ({more} if more else set())
+    if more is Why.RETURNING:
+        count = sum(it.given_back.values())
+        assert 0 < reasons[more].facts["entries"] <= count == 9
+    if more is Why.DELAYED:
+        assert reasons[more].facts["delayed"] == 1
+
+
+# ---- types with one active consumer --------------------------------------------------------------
+
+SWITCH, ACTIVE = Why.DRAINING, [Why.NO_PERMITS, Why.NOT_WRITABLE, Why.DRAINING, Why.STANDBY]
+ACTIVE_PAIRS = [pair for pair in combinations(ACTIVE, 2) if set(pair) != {SWITCH, Why.STANDBY}]
+
+
+@pytest.mark.parametrize("causes", [(why,) for why in ACTIVE[:3]] + ACTIVE_PAIRS, ids="+".join)
+def test_causes_of_an_active_consumer_are_explained_alone_and_in_pairs(
+    causes: tuple[Why, ...],
+) -> None:
+    """STANDBY alone is no cause: the active consumer gets the messages."""
+    it = DispatcherRig(
+        Failover,
+        shared=False,
+        limits=Limits(),
+        failover=FailoverRules(Choice.SUBSCRIBE_ORDER, 1.0),
+    )
+    active = it.join(name="active", priority=1)
+    it.flow(active, 6)
+    for _ in range(6):
+        it.append()
+    it.settle()
+    if Why.STANDBY in causes:
+        for name in ("two", "three"):
+            it.flow(it.join(name=name, priority=1), 100)
+    if Why.NO_PERMITS not in causes:
+        it.flow(active, 100)
+    if Why.NOT_WRITABLE in causes:
+        it.set_writable(active, writable=False)
+    if SWITCH in causes:
+        it.join(name="better")
+        it.wait(0.4)
+    it.append()
+    reasons = {reason.why: reason for reason in it.machine.explain(it.now)}
+    assert set(causes) <= set(reasons) <= {*causes, Why.READING, Why.NOTHING_TO_READ}
+    if Why.NO_PERMITS in causes:
+        assert reasons[Why.NO_PERMITS].consumer == "active"
+        assert reasons[Why.NO_PERMITS].facts["permits"] == 0
+    if Why.NOT_WRITABLE in causes:
+        assert reasons[Why.NOT_WRITABLE].consumer == "active"
+    if Why.STANDBY in causes:
+        assert reasons[Why.STANDBY].facts == {"standby": 2, "active": "active"}
+        assert reasons[Why.STANDBY].detail == "'active' is active; consumers on standby: 2"
+    if SWITCH in causes:
+        found = reasons[SWITCH]
+        assert found.next_s == pytest.approx(0.6, abs=0.05)
+        assert found.detail.startswith(
+            "consumer 'better' becomes active when 'active' has acknowledged the entries before"
+            f" {it.machine.read_position}, or in 0.6 s"
+        )

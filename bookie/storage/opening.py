@@ -109,7 +109,7 @@ async def probe(
     if status > 0:
         raise DirectoryUnusable(
             path,
-            found=f"a trial process of the store that ended with status {status}: {reason}",
+            found=f"a probe process of the store that ended with status {status}: {reason}",
             expected="a result that says whether the store is damaged",
             remedy="Nothing was changed. Check the installation and its memory limit, then start "
             "again.",
@@ -117,13 +117,13 @@ async def probe(
     if -status in _KILLED or arguments[0] == "means":
         raise DirectoryUnusable(
             path,
-            found=f"a trial process of the store that {signal.Signals(-status).name} ended",
+            found=f"a probe process of the store that {signal.Signals(-status).name} ended",
             expected="that it ends by itself",
             remedy="Nothing was changed. If memory was short, free some; then start again.",
         )
     # RocksDB also crashes when it gets no memory.
     await probe(path, "means", deadline_s=deadline_s)
-    return reason or f"the trial process ended with status {status}"
+    return reason or f"the probe process ended with status {status}"
 
 
 async def _run_probe(

@@ -123,3 +123,10 @@ class ConsumerAdmission:
         names."""
         if request.durable and not policies.auto_subscription_creation:
             raise SubscriptionNotFound(request.subscription)
+
+
+def require_name(subscription: str) -> None:
+    """Raise NotAllowed for a name that is empty or blank. Administrators cannot name such a
+    subscription, so they could not delete it."""
+    if not subscription or subscription.isspace():
+        raise NotAllowed("a subscription", "it needs a name that is not blank")

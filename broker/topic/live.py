@@ -24,7 +24,7 @@ from magnetar.broker.errors import (
     SubscriptionNotFound,
     TopicClosing,
 )
-from magnetar.broker.topic.consumer_admission import ConsumerAdmission
+from magnetar.broker.topic.consumer_admission import ConsumerAdmission, require_name
 from magnetar.broker.topic.contract import AccessMode, CloseReason, SubscriptionType
 from magnetar.broker.topic.live_producer import LiveProducer
 from magnetar.broker.topic.live_subscription import LiveSubscription
@@ -187,8 +187,7 @@ class NonPersistentTopic:
         what = f"subscription type {request.type.title}"
         if request.type not in TYPES:
             raise NotAllowed(what, "it is not supported yet")
-        if not request.subscription:
-            raise NotAllowed("a subscription", "it needs a name")
+        require_name(request.subscription)
         admission, policies = self._admission, self._policies.effective
         admission.require_rate(request, policies, self._loop.time())
         admission.require_type(request, policies)
@@ -214,6 +213,7 @@ class NonPersistentTopic:
         """A subscription of this name. It begins with the next message, whatever `start` says.
         Raises TopicClosing, NotAllowed (there are too many), PoliciesUnavailable."""
         self._require_open()
+        require_name(name)
         if name not in self.subscriptions:
             self._admission.require_new(name, len(self.subscriptions), self._policies.effective)
             self._add(name, durable=True, properties=properties or {})

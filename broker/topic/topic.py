@@ -41,7 +41,7 @@ from magnetar.broker.guard import Guard
 from magnetar.broker.log.log import Log
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.broker.log.topic_deletion import client_key
-from magnetar.broker.topic.consumer_admission import ConsumerAdmission
+from magnetar.broker.topic.consumer_admission import ConsumerAdmission, require_name
 from magnetar.broker.topic.contract import (
     CloseReason,
     InitialPosition,
@@ -889,11 +889,10 @@ def _require_supported(request: SubscribeRequest) -> None:
         raise NotAllowed(what, "it is not supported yet")
     if request.read_compacted and request.type is SubscriptionType.SHARED:
         raise NotAllowed(what, "a compacted topic is read by one consumer")
-    if not request.subscription:
-        raise NotAllowed("a subscription", "it needs a name")
     _require_free_name(request.subscription)
 
 
 def _require_free_name(subscription: str) -> None:
+    require_name(subscription)
     if subscription == DEDUPLICATION:
         raise NotAllowed(f"subscription {subscription!r}", "the broker keeps that name to itself")

@@ -206,6 +206,16 @@ async def test_nothing_can_be_sought_and_acknowledging_changes_nothing() -> None
     assert (await handle.last_message_id()).position == EARLIEST
 
 
+@pytest.mark.parametrize("name", ["", " "])
+async def test_a_subscription_without_a_name_is_refused(name: str) -> None:
+    world = World()
+    with pytest.raises(NotAllowed, match="a subscription"):
+        await world.consume(name)
+    with pytest.raises(NotAllowed, match="a subscription"):
+        await world.topic.ensure_subscription(name, EARLIEST)
+    assert world.topic.subscriptions == {}
+
+
 async def test_a_subscription_is_deleted_or_goes_with_its_reader() -> None:
     world = World()
     reader, _ = await world.consume("reader", durable=False)

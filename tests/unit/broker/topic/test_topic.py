@@ -296,6 +296,17 @@ async def test_subscriptions_are_found_again_and_deleted() -> None:
         assert sorted(it.topic.subscriptions) == ["t"]
 
 
+@pytest.mark.parametrize("name", ["", " ", "\t\u2003"])
+async def test_a_subscription_without_a_name_is_refused(name: str) -> None:
+    """An administrator could not delete it."""
+    async with opened_topic(ClusterState()) as it:
+        with pytest.raises(NotAllowed, match="a subscription"):
+            await it.subscribe(name)
+        with pytest.raises(NotAllowed, match="a subscription"):
+            await it.topic.ensure_subscription(name, EARLIEST)
+        assert it.topic.subscriptions == {}
+
+
 async def test_stats_say_what_there_is() -> None:
     async with opened_topic(ClusterState()) as it:
         await it.publish("a", "b c d", "e", batches=True)

@@ -117,8 +117,6 @@ class TopicDeletions:
     async def finish(self, name: TopicName) -> None:
         """Finish the deletion of a topic whose record says that it is deleted. Without such a
         record nothing is done. Any broker may call this, also several at once."""
-        schema_path = paths.schema(name.tenant, name.namespace, name.topic)
-        schema = await self._store.get(schema_path)  # read before the topic's record
         stored = await self._store.get(topic_path(name))
         if stored is None:
             return
@@ -128,14 +126,22 @@ class TopicDeletions:
         await self._delete_ledgers(name, record)
         if name == name.base:
             own = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
-            await self._update(own, lambda _: DELETE)
-            if schema is not None:  # a topic that was created since has another one
-                await self._update(schema_path, same_or_keep(schema.value))
+            await self._delete_with(name, record, own)
+            schema = paths.schema(name.tenant, name.namespace, name.topic)
+            await self._delete_with(name, record, schema)
         await self._note_version(name, record)
         await self._update(
             topic_path(name), lambda value: DELETE if _is_deleted(value, record) else KEEP
         )
         log.info("topic deleted", topic=str(name), incarnation=record.incarnation)
+
+    async def _delete_with(self, name: TopicName, record: TopicRecord, path: str) -> None:
+        """Delete what the deleted topic has at this path. If another broker has removed the record
+        meanwhile, it belongs to a topic that was created since."""
+        found = await self._store.get(path)  # before the record
+        stored = await self._store.get(topic_path(name))
+        if found is not None and stored is not None and _is_deleted(stored.value, record):
+            await self._update(path, same_or_keep(found.value))
 
     async def _note_version(self, name: TopicName, record: TopicRecord) -> None:
         """Keep the last version of the record that is about to be removed."""

@@ -23,11 +23,12 @@ from magnetar.broker.log.topic_deletion import (
     TOMBSTONE_S_MAX,
     TopicDeletions,
     client_key,
+    deleted,
 )
 from magnetar.metadata import paths
 from magnetar.metadata.codec import decode_tombstone, decode_topic, encode_topic
 from magnetar.metadata.memory import MemoryStore, MemoryTree
-from magnetar.metadata.model import TopicRecord
+from magnetar.metadata.model import LedgerId, TopicRecord
 from magnetar.metadata.store import ABSENT, MetadataStore
 
 TOMBSTONE = paths.deleted_topic(str(TOPIC))
@@ -178,12 +179,55 @@ async def test_a_deleted_topic_leaves_nothing_but_a_tombstone() -> None:
 
 async def test_a_topic_that_is_being_deleted_is_not_taken_over() -> None:
     world = ClusterState()
-    deleted = TopicRecord(3, deleted=True, incarnation=drawn_incarnation())
-    await world.store().put(topic_path(TOPIC), encode_topic(deleted), expected=ABSENT)
+    record = TopicRecord(3, deleted=True, incarnation=drawn_incarnation())
+    await world.store().put(topic_path(TOPIC), encode_topic(record), expected=ABSENT)
     with pytest.raises(TopicDeleted):
         await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
     await deletions_of(world).finish(TOPIC)
     assert await record_of(world) is None
+
+
+class PausedLedgers(FakeLedgers):
+    """Stops before its first deletion."""
+
+    def __init__(self, world: ClusterState) -> None:
+        super().__init__(world.ledgers)
+        self.paused = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def delete(self, ledger: LedgerId) -> None:
+        self.paused.set()
+        await self.goes_on.wait()
+        await super().delete(ledger)
+
+
+POLICIES = paths.topic_policies(TOPIC.tenant, TOPIC.namespace, TOPIC.domain, TOPIC.topic)
+SCHEMA = paths.schema(TOPIC.tenant, TOPIC.namespace, TOPIC.topic)
+
+
+@pytest.mark.parametrize("path", [POLICIES, SCHEMA])
+async def test_a_late_broker_deletes_nothing_of_the_next_topic(path: str) -> None:
+    """Two brokers finish one deletion, and the topic is created again before the second is done."""
+    world = ClusterState()
+    async with opened(world) as topic:
+        await topic.append_and_wait("a")
+    await world.store().put(path, b"former", expected=ABSENT)
+    owned = await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
+    await owned.change(deleted)
+    ledgers = PausedLedgers(world)
+    async with asyncio.TaskGroup() as group:
+        late = TopicDeletions(world.store(), ledgers, world.clock)
+        finishing = group.create_task(late.finish(TOPIC))
+        await ledgers.paused.wait()
+        await deletions_of(world).finish(TOPIC)
+        assert await world.store().get(path) is None
+        await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
+        await world.store().put(path, b"of the next topic", expected=ABSENT)
+        ledgers.goes_on.set()
+        await finishing
+    found = await world.store().get(path)
+    assert found is not None
+    assert found.value == b"of the next topic"
 
 
 async def test_a_topic_whose_ledger_is_gone_is_deleted_unopened() -> None:

@@ -88,18 +88,25 @@ async def _change_topic(
     await _require_topic(broker, name)
     deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
     await broker.metadata.sync(_path(name))
-    await update(broker.metadata, _path(name), written, deadline=deadline)
+    changed = await update(broker.metadata, _path(name), written, deadline=deadline)
     try:
         await _require_topic(broker, name)
     except TopicNotFound:  # deleted meanwhile: a later topic of this name must not find them
-        await forget_topic(broker, name)
+        if changed is not None:
+            await _take_back(broker, name, changed.value)
         raise
 
 
-async def forget_topic(broker: Broker, name: TopicName) -> None:
-    """Remove all policies that the topic sets: it was deleted."""
+async def _take_back(broker: Broker, name: TopicName, policies: bytes) -> None:
+    """Remove these policies of a topic that was deleted. A later topic of its name keeps its own
+    ones."""
     deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
-    await update(broker.metadata, _path(name), lambda _: DELETE, deadline=deadline)
+    await update(
+        broker.metadata,
+        _path(name),
+        lambda value: DELETE if value == policies else KEEP,
+        deadline=deadline,
+    )
 
 
 async def _require_topic(broker: Broker, name: TopicName) -> None:

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.admin import admin_of
 from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
+from fakes.place import place
 from fakes.wire import wire_to
+from support import settle, wait_until
 
+from magnetar.broker.errors import TopicNotFound
+from magnetar.broker.operations.policies import set_policy
 from magnetar.broker.operations.policy_table import QUOTAS, ROWS, PolicyRow
-from magnetar.metadata.policies import BROKER_DEFAULTS, EffectivePolicies, Policies
+from magnetar.broker.operations.topics import create_topic
+from magnetar.metadata import codec, paths
+from magnetar.metadata.policies import (
+    BROKER_DEFAULTS,
+    EffectivePolicies,
+    Policies,
+    TopicPolicies,
+)
 from magnetar.protos.names import TopicName
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     import httpx
 
 pytestmark = pytest.mark.real_loop
@@ -283,3 +297,37 @@ async def test_writers_of_different_policies_do_not_undo_each_other() -> None:
                 for field in Policies.__dataclass_fields__
                 if field not in ("version", "unknown")
             )
+
+
+async def test_policies_that_come_too_late_leave_those_of_the_next_topic() -> None:
+    """The topic is deleted while its policies are stored, and then created again."""
+    name = TopicName.parse("t")
+    path = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
+    next_ones = codec.encode_topic_policies(TopicPolicies(policies=Policies(message_ttl_s=9)))
+    cluster = ClusterState()
+    async with place(cluster) as here, asyncio.TaskGroup() as group:
+        broker, store = here.broker, here.store
+        await create_topic(broker, name)
+        written, read = asyncio.Event(), asyncio.Event()
+        store.gates["put", path] = written
+        setting = group.create_task(_refused(set_policy(broker, name, "message_ttl_s", 5)))
+        await wait_until(lambda: ("put", path) in store.held)
+        await broker.delete_topic(name, force=False)
+        store.gates["get", path] = read
+        written.set()
+        await wait_until(lambda: ("get", path) in store.held)
+        await settle(50)
+        other = cluster.store()
+        found = await other.get(path)
+        assert found is not None
+        await other.put(path, next_ones, expected=found.version)  # of a topic created since
+        read.set()
+        await setting
+        found = await other.get(path)
+        assert found is not None
+        assert found.value == next_ones
+
+
+async def _refused(setting: Awaitable[None]) -> None:
+    with pytest.raises(TopicNotFound):
+        await setting

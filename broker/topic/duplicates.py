@@ -22,7 +22,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import lt, methodcaller
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.cursor.sequences import SEQUENCE_ID_MAX
 from magnetar.broker.errors import NotAllowed, StraddlingBatch
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from magnetar.protos.entry import Chunk, EntryView
     from magnetar.protos.sends import SendRun
 
+CHUNKED_IDLE_MAX: Final = 1_000
+"""Producers of a topic without anything in flight whose unfinished chunked messages are remembered:
+1 MB. Beyond it the producers that came first are forgotten, as after a takeover of the topic: if
+one of them sends its chunks again, they are stored again."""
+
 
 @dataclass(slots=True)
 class _ChunkedMessage:
@@ -45,13 +50,13 @@ class _ChunkedMessage:
 
     uuid: str
     passed: int  # the highest chunk that was let through
-    publish: Publish  # with that chunk
+    publish: Publish | None  # with that chunk; None: its outcome is known
     stored: int = -1  # the highest chunk that is stored
 
     @property
     def reached(self) -> int:
         """The highest chunk that is stored or may become so."""
-        return self.stored if self.publish.known else self.passed
+        return self.stored if self.publish is None or self.publish.known else self.passed
 
 
 @dataclass(slots=True)
@@ -64,9 +69,11 @@ class _Progress:
     chunked: _ChunkedMessage | None = None
 
     def prune(self) -> None:
-        """Drop the publishes whose outcome is known. Afterwards the outcome of the last one, if
-        any, is not known."""
-        passed = self.passed
+        """Drop the publishes whose outcome is known: they hold megabytes. Afterwards the outcome of
+        the last one, if any, is not known."""
+        chunked, passed = self.chunked, self.passed
+        if chunked is not None and chunked.publish is not None and chunked.publish.known:
+            chunked.publish = None
         while passed and passed[0][1].unknown == 0:
             passed.popleft()
         while passed and passed[-1][1].unknown == 0:  # its producer was closed
@@ -126,11 +133,18 @@ class DuplicatesStage:
             progress.prune()
 
     def forget_idle(self) -> None:
-        """Drop the progress of producers that have nothing in flight."""
+        """Drop the progress of producers that have nothing in flight. Of those that have not sent
+        the last chunk of a message, CHUNKED_IDLE_MAX are kept."""
+        chunked: list[str] = []
         for name, progress in list(self._progress.items()):
             progress.prune()
-            if not progress.passed and progress.chunked is None:
-                del self._progress[name]
+            if not progress.passed:
+                if progress.chunked is None:
+                    del self._progress[name]
+                else:
+                    chunked.append(name)
+        for name in chunked[: max(len(chunked) - CHUNKED_IDLE_MAX, 0)]:
+            del self._progress[name]
 
     def clear(self) -> None:
         """Deduplication was switched off."""
@@ -191,6 +205,7 @@ class _Decision:
             if chunk.index <= known.stored:
                 return Duplicate(1, number)
             if chunk.index <= known.reached:
+                assert known.publish is not None, "the outcome of a chunk in flight is not known"
                 return Wait(None if self._appended else known.publish)
         elif number <= self._through:
             return self._wait()

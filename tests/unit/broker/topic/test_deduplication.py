@@ -17,6 +17,7 @@ from magnetar.broker.cursor.sequences import DEDUPLICATION, SEQUENCE_ID_MAX
 from magnetar.broker.errors import NotAllowed, StraddlingBatch
 from magnetar.broker.log.position import EARLIEST, Position
 from magnetar.broker.topic.deduplication import DeduplicationConfig
+from magnetar.broker.topic.duplicates import CHUNKED_IDLE_MAX
 
 if TYPE_CHECKING:
     from fakes.sessions import FakeProducerSession
@@ -131,6 +132,35 @@ async def test_chunks_share_a_number_and_are_told_apart() -> None:
         assert await one.answers(chunks("p", 5, 3)) == ["duplicate"] * 3
         assert await one.answers(chunks("p", 6, 2)) == ["stored"] * 2
         assert await one.numbers(6, 7) == ["duplicate", "stored"]
+
+
+async def test_an_unfinished_chunked_message_holds_no_entries() -> None:
+    async with opened_topic(ClusterState(), policies=on()) as it:
+        one = await sender(it)
+        assert await one.answers(chunks("p", 5, 3, which=(0, 1))) == ["stored"] * 2
+        await one.handle.close()
+        stage = it.topic.deduplication.stage
+        progress = stage._progress["p"]
+        assert progress.chunked is not None
+        assert progress.chunked.publish is None
+        assert not progress.passed
+        again = await sender(it)
+        assert await again.answers(chunks("p", 5, 3)) == ["duplicate", "duplicate", "stored"]
+
+
+async def test_the_unfinished_chunked_messages_of_many_producers_are_bounded() -> None:
+    async with opened_topic(ClusterState(), policies=on()) as it:
+        stage = it.topic.deduplication.stage
+        for number in range(CHUNKED_IDLE_MAX + 10):
+            one = await sender(it, f"p{number}")
+            one.send(chunks(f"p{number}", 5, 3, which=(0,)))
+            one.handle.close_nowait()
+        await wait_until(lambda: it.topic.log.pending_appends == 0)
+        await it.topic.deduplication.visit(())
+        assert len(stage._progress) == CHUNKED_IDLE_MAX
+        last = await sender(it, f"p{CHUNKED_IDLE_MAX + 9}")
+        run = chunks(last.handle.name, 5, 3)
+        assert await last.answers(run) == ["duplicate", "stored", "stored"]
 
 
 async def test_a_number_that_no_client_can_be_told_is_refused() -> None:

@@ -20,12 +20,14 @@ At the limit of MESSAGES_MAX the oldest message is forgotten; then its chunks go
 Invariants (`check`):
     1. A position is out or waiting in one message, and `_messages_by_position` names that one.
     2. Only a message with an owner has a chunk out.
-    3. There are at most MESSAGES_MAX messages.
+    3. A waiting position is in the message's `lowest`, unless it is acknowledged.
+    4. There are at most MESSAGES_MAX messages.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class _Message:
     owner: Consumer | None = None  # None: its next chunk makes one
     out: set[Position] = field(default_factory=set)
     waiting: set[Position] = field(default_factory=set)
+    lowest: list[Position] = field(default_factory=list)  # a heap: of `waiting`, and former ones
     ended: bool = False  # its last chunk is out, or acknowledged
 
 
@@ -73,10 +76,12 @@ class ChunkRoutes:
     def must_wait(self, chunk: Chunk, position: Position, acks: Acks) -> bool:
         """Whether an earlier chunk of the message waits, too, and must go first."""
         message = self._messages.get(chunk.uuid)
-        if message is None or not message.waiting:
+        if message is None:
             return False
-        earlier = [it for it in message.waiting if it < position and not acks.is_acked(it)]
-        return bool(earlier)
+        waiting, lowest = message.waiting, message.lowest
+        while lowest and (lowest[0] not in waiting or acks.is_acked(lowest[0])):
+            heappop(lowest)
+        return bool(lowest) and lowest[0] < position
 
     def on_given(self, chunk: Chunk, position: Position, consumer: Consumer) -> None:
         """The consumer gets the chunk: the owner, or the one that becomes it."""
@@ -96,7 +101,9 @@ class ChunkRoutes:
         """The chunk was read, and is not delivered yet."""
         message = self._messages.get(chunk.uuid)
         if message is not None:
-            message.waiting.add(position)
+            if position not in message.waiting:
+                message.waiting.add(position)
+                heappush(message.lowest, position)
             self._messages_by_position[position] = chunk.uuid
 
     def on_gone(self, position: Position) -> None:
@@ -135,6 +142,8 @@ class ChunkRoutes:
         message.owner = None
         message.waiting |= message.out
         message.out = set()
+        message.lowest = list(message.waiting)
+        heapify(message.lowest)
         message.ended = False
 
     def _forget(self, uuid: str) -> None:
@@ -142,13 +151,15 @@ class ChunkRoutes:
         for position in message.out | message.waiting:
             del self._messages_by_position[position]
 
-    def check(self) -> None:
+    def check(self, acks: Acks) -> None:
         """Assert the invariants of the docstring."""
-        assert len(self._messages) <= MESSAGES_MAX, "3"
+        assert len(self._messages) <= MESSAGES_MAX, "4"
         known: dict[Position, str] = {}
         for uuid, message in self._messages.items():
             assert message.owner is not None or not message.out, "2"
             for position in (*message.out, *message.waiting):
                 assert position not in known, "1: a position twice"
                 known[position] = uuid
+            for position in message.waiting.difference(message.lowest):
+                assert acks.is_acked(position), "3: a chunk that waits is not in the heap"
         assert known == self._messages_by_position, "1: the positions"

@@ -500,7 +500,7 @@ class KeyShared:
         self._draining.check()
         slots = Counter(at for it in self.slots.ledgers().values() for at in it.values())
         assert slots == Counter(self._per_slot), "the pending entries by slot"
-        self._chunks.check()
+        self._chunks.check(self._acks)
         places = [*self._replay, *self._in_flight, *self._due]
         assert (not self._in_flight) == (not isinstance(self._reading, Replay))
         ordered = not self.policy.allow_out_of_order

@@ -256,7 +256,7 @@ class Shared:
             assert consumer in list(self._consumers), "6: parked for a consumer that is gone"
             places += parked
         assert sum(map(len, self._parked.values())) <= PARKED_MAX, "6"
-        self._chunks.check()
+        self._chunks.check(self._acks)
         assert len(places) == len(set(places)), "an entry is in two places"
         assert not any(position in self._delays.index for position in places), "held and delayed"
         assert all(position < self.read_position for position in places)

@@ -6,11 +6,11 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from fakes.dispatch_rig import DispatcherRig
+from fakes.dispatch_rig import DispatcherRig, PlainAcks
 
 from magnetar.broker.dispatch import chunks
 from magnetar.broker.dispatch.explain import Why
-from magnetar.broker.dispatch.permits import Limits
+from magnetar.broker.dispatch.permits import Consumer, Limits
 from magnetar.broker.dispatch.shared import Shared
 from magnetar.broker.log.position import Position
 from magnetar.protos.entry import Chunk
@@ -269,3 +269,31 @@ def finish(
             it.ack(member, *clients.whole(member))
     explained = [str(reason) for reason in it.machine.explain(it.now)]
     raise AssertionError(f"a message was never delivered whole: {explained}")
+
+
+class Counted(Position):
+    """Counts comparisons."""
+
+    compared = 0
+
+    def __lt__(self, other: tuple[int, ...]) -> bool:
+        Counted.compared += 1
+        return tuple.__lt__(self, other)
+
+
+def test_a_message_of_many_chunks_is_given_anew_without_a_look_at_all_of_them() -> None:
+    """A producer may call 50,000 entries the chunks of one message."""
+    number, routes, acks = 1_000, chunks.ChunkRoutes(), PlainAcks([])
+    one, two = (Consumer(name, 0, lambda: True, LARGE) for name in ("one", "two"))
+    positions = [Counted(1, entry) for entry in range(number)]
+    for index, position in enumerate(positions):
+        routes.on_given(Chunk("u", index, number + 1, number), position, one)
+    routes.on_left(one)
+    Counted.compared = 0
+    for index, position in enumerate(positions):
+        chunk = Chunk("u", index, number + 1, number)
+        assert not routes.must_wait(chunk, position, acks)
+        assert index == number - 1 or routes.must_wait(chunk, positions[-1], acks)
+        routes.on_given(chunk, position, two)
+    routes.check(acks)
+    assert Counted.compared < 50 * number

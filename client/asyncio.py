@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from magnetar.client.asking import asking, partitions_of
 from magnetar.client.authentication import credentials_of
+from magnetar.client.blocking import in_thread
 from magnetar.client.cipher import check_public_keys
 from magnetar.client.clusters import ClusterWatch, in_cluster, service_info_of
 from magnetar.client.consumer import Consumer, LoopQueue, subscription_of
@@ -244,7 +245,7 @@ class Client:
         self._check_open()
         topic = topic_name(options.topic)
         if options.crypto_key_reader is not None:
-            await asyncio.to_thread(check_public_keys, options.key_names, options.crypto_key_reader)
+            await in_thread(check_public_keys, options.key_names, options.crypto_key_reader)
         partitions = await self._partitions(topic)
         if partitions:
             return PartitionedPublisher(topic, partitions, options, self._parts)
@@ -260,7 +261,7 @@ class Client:
         """Create the core of a consumer or reader. The caller opens it."""
         self._check_open()
         if subscription.key_reader is not None:
-            await asyncio.to_thread(subscription.key_reader.prefetch)
+            await in_thread(subscription.key_reader.prefetch)
         subscription = self._named(subscription)
         return await self._topics_core(topics, subscription, queue, many, lambda _: queue)
 
@@ -346,7 +347,7 @@ class Client:
         assert policy is not None
         self._check_open()
         if subscription.key_reader is not None:
-            await asyncio.to_thread(subscription.key_reader.prefetch)
+            await in_thread(subscription.key_reader.prefetch)
         if isinstance(topics, re.Pattern):
             named: list[TopicName] | NamespaceName = namespace_of(topics)
         else:

@@ -7,7 +7,6 @@ every client, and do not look at credentials yet; Apache Pulsar's brokers do.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
+from magnetar.client.blocking import Repeated
 from magnetar.client.errors import (
     ErrorGettingAuthenticationData,
     InvalidConfiguration,
@@ -162,11 +162,11 @@ class _Token:
 
     def __init__(self, supply: TokenSupplier, *, blocks: bool = True) -> None:
         self._supply = supply
-        self._blocks = blocks
+        self._blocking = Repeated(supply) if blocks else None  # None: it returns at once
 
     async def data(self) -> bytes:
         try:
-            token = await asyncio.to_thread(self._supply) if self._blocks else self._supply()
+            token = self._supply() if self._blocking is None else await self._blocking.call()
         except Exception as error:  # not its repr: that of a UnicodeDecodeError holds the token
             reason = f"the function that returns the token failed: {type(error).__name__}: {error}"
             raise ErrorGettingAuthenticationData(reason) from error

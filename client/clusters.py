@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from magnetar.client.blocking import in_thread
 from magnetar.client.callbacks import call
 from magnetar.client.errors import PulsarException, WrongType
 from magnetar.client.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
@@ -112,7 +113,7 @@ class ClusterWatch:
                 loop.call_soon_threadsafe(self._use, checked)
 
         try:
-            await asyncio.to_thread(call, provider.initialize, update)  # it may wait
+            await in_thread(call, provider.initialize, update)  # it may wait
             await asyncio.Event().wait()  # until it is cancelled
         finally:
             call(provider.close)

@@ -3,7 +3,6 @@ section 4.4). The server's metadata (OpenID Connect Discovery) names the address
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlencode
 
+from magnetar.client.blocking import in_thread
 from magnetar.client.errors import ErrorGettingAuthenticationData, InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Oauth2Tokens:
     async def token(self) -> str:
         """Return a valid token. Raises ErrorGettingAuthenticationData."""
         if time.monotonic() >= self._valid_until:
-            self._token, self._valid_until = await asyncio.to_thread(self._fetch)
+            self._token, self._valid_until = await in_thread(self._fetch)
             self._fetched_at = time.monotonic()
         return self._token
 

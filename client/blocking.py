@@ -1,0 +1,72 @@
+"""Calls functions of the program that may wait: in threads for which nothing waits.
+
+A thread of the loop's own executor would keep the loop, and with it `Client.close` and the end of
+the program, waiting for a function that does not return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final, Generic, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CALLS_MAX: Final = 16
+"""Calls of one function that have not returned. At this limit, a caller shares the newest call: a
+function that never returns has a bounded number of threads, however often the client connects."""
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `function` in a thread of its own and return its result.
+
+    A cancellation, and the end of the loop, leave the thread behind.
+    """
+
+    def call() -> T:
+        return function(*args, **kwargs)
+
+    return await asyncio.wrap_future(_started(call))
+
+
+class Repeated(Generic[T]):
+    """A function that is called again and again, from any loop."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._lock = threading.Lock()
+        self._calls: list[Future[T]] = []  # those that have not returned, and some that have
+
+    async def call(self) -> T:
+        """Call the function as `in_thread` does, within CALLS_MAX."""
+        with self._lock:
+            self._calls = [call for call in self._calls if not call.done()]
+            if len(self._calls) < CALLS_MAX:
+                self._calls.append(_started(self._function))
+            newest = self._calls[-1]
+        return await asyncio.wrap_future(newest)
+
+
+def _started(function: Callable[[], T]) -> Future[T]:
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # a caller that is cancelled does not cancel the call
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            result = context.run(function)
+        except Exception as error:
+            outcome.set_exception(error)
+        except BaseException as error:  # as SystemExit, which would end the caller's loop
+            outcome.set_exception(RuntimeError(f"the function raised {error!r}"))
+        else:
+            outcome.set_result(result)
+
+    threading.Thread(target=run, name="magnetar-call", daemon=True).start()
+    return outcome

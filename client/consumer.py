@@ -350,11 +350,9 @@ class LoopQueue:
         error given to `fail`, and once each error given to `put_error`."""
         if self._failure is not None:
             raise self._failure
-        if not self._messages:
-            if self._errors:
-                raise self._errors.popleft()
-            return None
-        return self._messages[0]
+        if self._errors:
+            raise self._errors.popleft()
+        return self._messages[0] if self._messages else None
 
     def take_first(self) -> Message:
         """Take the message that `first` has returned in this step of the loop."""

@@ -44,8 +44,9 @@ class MessageQueue(Protocol):
         """Append messages."""
 
     def put_error(self, error: PulsarException) -> None:
-        """Let the next attempt to take a message raise `error`, once. Beyond QUEUED_ERRORS_MAX the
-        error is dropped; the log has it."""
+        """Let the next attempt to take a message raise `error`, once, also if messages wait: in a
+        queue that is never empty, the user would acknowledge later messages cumulatively and not
+        know. Beyond QUEUED_ERRORS_MAX the error is dropped; the log has it."""
 
     generation: int
     """How often the queue was cleared."""

@@ -365,13 +365,16 @@ class Mailbox:
             if not self._messages and not self._errors:
                 with interruptible():
                     self._wait(timeout_s)
-            if not self._messages:
+            if self._errors:
                 raise self._errors.popleft()
             return self._next()
 
     def maybe_take(self) -> Message | None:
-        """Return the next message, or None if there is none."""
+        """Return the next message, or None if there is none. Raises an error given to
+        `put_error`."""
         with self._lock:
+            if self._errors:
+                raise self._errors.popleft()
             return self._next() if self._messages else None
 
     def put_back(self, messages: Sequence[Message]) -> None:

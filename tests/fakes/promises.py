@@ -15,16 +15,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from fakes.wire import WireClient, pulsar_wire
 from support import wait_for
 
 import magnetar
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
+from magnetar.protos.entry import checksums_of
 from magnetar.protos.message import EntryHeader, OutgoingMessage, encode_chunks
 
 if TYPE_CHECKING:
@@ -296,6 +306,21 @@ def a_queue_size_bounds_what_one_consumer_gets(pair: Pair) -> None:
     pair.expect_none(other)
 
 
+def a_batch_receive_ends_at_its_limits(pair: Pair) -> None:
+    """A number of messages; a time, when fewer came."""
+    policy = pair.module.ConsumerBatchReceivePolicy
+    producer = pair.producer()
+    for number in range(5):
+        producer.send(b"%d" % number)
+    for limits, expected in (((3, -1, LONG_MS), [b"0", b"1", b"2"]), ((100, -1, 500), None)):
+        consumer = pair.subscribe(f"of-{limits[0]}", batch_receive_policy=policy(*limits))
+        got = data(consumer.batch_receive())
+        while expected is None and len(got) < 5:  # the time passed before all had come
+            got += data(consumer.batch_receive())
+        assert got == (expected or [b"0", b"1", b"2", b"3", b"4"])
+        consumer.close()
+
+
 def cumulative_acknowledgement_covers_all_before_and_needs_one_consumer(pair: Pair) -> None:
     producer = pair.producer()
     for number in range(5):
@@ -518,6 +543,91 @@ def chunks_need_a_persistent_topic(pair: Pair) -> None:
     producer.close()
 
 
+# What cannot be read
+
+
+def a_corrupt_message_is_left_out_and_the_next_one_arrives(pair: Pair) -> None:
+    """It is reported to the broker, which acknowledges it. Ours counts it, too."""
+    consumer = pair.subscribe()
+    asyncio.run(_publish_corrupt(pair.owner_url(pair.topic), pair.topic))
+    pair.producer().send(b"whole")
+    (message,) = pair.take(consumer, 1)
+    assert message.data() == b"whole"
+    if pair.module is magnetar:
+        assert consumer.get_stats().corrupt == 1
+    consumer.acknowledge(message)
+    wait_for(lambda: pair.backlog() == 0)
+    consumer.close()
+
+
+def a_corrupt_message_fails_a_receive_if_asked_to(pair: Pair) -> None:
+    consumer = pair.subscribe(decode_failure_action=magnetar.ConsumerDecodeFailureAction.FAIL)
+    asyncio.run(_publish_corrupt(pair.owner_url(pair.topic), pair.topic))
+    with pytest.raises(magnetar.InvalidMessage, match="LZ4"):
+        consumer.receive(timeout_millis=TIMEOUT_MS)
+    pair.producer().send(b"whole")
+    (message,) = pair.take(consumer, 1)
+    assert message.data() == b"whole"
+    consumer.acknowledge(message)
+    consumer.close()
+    assert pair.backlog() == 1
+
+
+async def _publish_corrupt(url: str, topic: str) -> None:
+    """Publish a message that is not what its metadata says: the broker cannot know."""
+    async with pulsar_wire(urlsplit(url).netloc) as wire:
+        await wire.produce(topic, producer_name="lies")
+        metadata = pb.MessageMetadata(
+            producer_name="lies",
+            sequence_id=0,
+            publish_time=1_700_000_000_000,
+            compression=pb.LZ4,
+            uncompressed_size=20,
+        ).SerializeToString()
+        body = len(metadata).to_bytes(4) + metadata + b"this is no LZ4 block"
+        entry = b"\x0e\x01" + checksums_of([bytes(6) + body])[0].to_bytes(4) + body
+        command = pb.CommandSend(producer_id=1, sequence_id=0)
+        await wire.wire.send(b"".join(framing.encode_payload_command(command, [entry])))
+        await wire.expect(pb.CommandSendReceipt)
+
+
+def payloads_are_encrypted_and_a_failure_follows_its_action(pair: Pair) -> None:
+    actions = pair.module.ConsumerCryptoFailureAction
+    discards = pair.subscribe("discards", crypto_failure_action=actions.DISCARD)
+    consumes = pair.subscribe("consumes", crypto_failure_action=actions.CONSUME)
+    with TemporaryDirectory() as directory:
+        paths = _written_keys(Path(directory))
+        reads = pair.subscribe(crypto_key_reader=pair.module.CryptoKeyReader(*paths))
+        reader = pair.senders.CryptoKeyReader(*paths)
+        producer = pair.producer(encryption_key="k", crypto_key_reader=reader)
+        producer.send(b"secret")
+        (message,) = pair.take(reads, 1)
+    assert message.data() == b"secret"
+    pair.producer().send(b"in the clear")
+    assert data(pair.take(discards, 1)) == [b"in the clear"]
+    first, second = pair.take(consumes, 2)
+    assert first.encryption_context().is_decryption_failed()
+    assert (b"secret" in first.data(), second.data()) == (False, b"in the clear")
+    wait_for(lambda: pair.backlog("discards") == 1)
+    if pair.module is magnetar:
+        fails = pair.subscribe("fails")
+        with pytest.raises(magnetar.CryptoError):
+            fails.receive(timeout_millis=TIMEOUT_MS)
+        fails.close()
+        assert pair.backlog("fails") == 2
+
+
+def _written_keys(directory: Path) -> tuple[str, str]:
+    """The files of a public and a private key."""
+    key = rsa.generate_private_key(65537, 2048)
+    public, private = directory / "public.pem", directory / "private.pem"
+    public.write_bytes(
+        key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return str(public), str(private)
+
+
 # Dead letters and retries
 
 
@@ -644,6 +754,7 @@ PROMISES = [
     a_custom_router_chooses_the_partition,
     messages_arrive_in_the_order_that_their_routing_promises,
     a_queue_size_bounds_what_one_consumer_gets,
+    a_batch_receive_ends_at_its_limits,
     cumulative_acknowledgement_covers_all_before_and_needs_one_consumer,
     each_subscription_keeps_a_message_until_it_acknowledges_it,
     a_negative_acknowledgement_redelivers_by_type,
@@ -653,6 +764,8 @@ PROMISES = [
     incomplete_chunked_messages_beyond_the_limit_stay_unacknowledged,
     chunks_need_single_messages,
     chunks_need_a_persistent_topic,
+    a_corrupt_message_is_left_out_and_the_next_one_arrives,
+    payloads_are_encrypted_and_a_failure_follows_its_action,
     a_dead_letter_keeps_what_its_message_had,
     a_dead_letter_topic_without_permission_for_subscriptions_keeps_the_message,
 ]
@@ -663,6 +776,7 @@ OUR_PROMISES = [
     the_delay_of_negative_acknowledgements_grows,
     a_pattern_receives_the_first_message_of_new_topics,
     incomplete_chunked_messages_are_bounded_and_expire,
+    a_corrupt_message_fails_a_receive_if_asked_to,
     letter_topics_with_the_old_names_are_used_if_they_exist,
     letter_topics_may_be_named,
     a_postponed_message_outlives_its_consumer,

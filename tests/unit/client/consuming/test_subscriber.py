@@ -28,6 +28,7 @@ from magnetar.client.consuming.redelivery import REDELIVERY_IDS_MAX
 from magnetar.client.errors import (
     AlreadyClosed,
     ConsumerBusy,
+    CryptoError,
     CumulativeAcknowledgementNotAllowedError,
     NotAllowedError,
     OperationNotSupported,
@@ -534,7 +535,7 @@ async def test_a_damaged_batch_costs_no_permits() -> None:
         assert data(await receive(consumer, 72)) == list(range(8, 80))
 
 
-async def test_unsupported_entry_is_left_unacknowledged() -> None:
+async def test_encrypted_entry_is_raised_and_left_unacknowledged() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 3)
         topic = cluster.topic(TOPIC)
@@ -543,8 +544,15 @@ async def test_unsupported_entry_is_left_unacknowledged() -> None:
         encoded = metadata.SerializeToString()
         topic.entries[1, 1] = len(encoded).to_bytes(4, "big") + encoded + b"secret"
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
-        for message in await receive(consumer, 2):
-            await consumer.acknowledge(message)
+        raised = 0
+        for _ in range(3):
+            try:
+                (message,) = await receive(consumer, 1)
+            except CryptoError:
+                raised += 1
+            else:
+                await consumer.acknowledge(message)
+        assert raised == 1
         await consumer.close()
         acks = subscription(cluster).acks
         assert {one.entryId for ack in acks for one in ack.message_id} == {0, 2}

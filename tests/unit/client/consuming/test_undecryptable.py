@@ -46,6 +46,18 @@ async def test_a_failed_decryption_is_raised_and_comes_again_after_the_ack_timeo
         assert subscription(cluster).acks == []
 
 
+async def test_a_failed_decryption_is_raised_although_later_messages_wait() -> None:
+    """Otherwise a user who is slow acknowledges them cumulatively, and this one unknown."""
+    async with client_among() as (client, cluster):
+        cluster.topic(TOPIC).append(ALONE)
+        await publish(client, 3)
+        consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
+        await asyncio.sleep(1)
+        with pytest.raises(CryptoError):
+            await consumer.receive(1000)
+        assert [(await consumer.receive(1000)).data() for _ in range(3)] == [b"0", b"1", b"2"]
+
+
 async def test_discarded_entries_are_acknowledged() -> None:
     async with client_among() as (client, cluster):
         cluster.topic(TOPIC).append(BATCH)

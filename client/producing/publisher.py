@@ -106,6 +106,8 @@ class Publisher:
         self._pending = PendingEntries()
         # Messages from before the first attachment: the name and sequence ids are not yet known.
         self._early: deque[_Early] = deque()
+        # When the early message that becomes an entry is due. None: it is not an early one.
+        self._early_due_at: float | None = None
         self._timeout_s = options.send_timeout_millis / 1000 or None
         self._compression = Compression(options.compression_type)
         self._header = EntryHeader("", 0)
@@ -162,8 +164,7 @@ class Publisher:
             self._refuse([done], message_bytes, self._failure)
             return
         if not self._was_attached:
-            due_at = self._timeout_s and self._loop.time() + self._timeout_s
-            self._early.append(_Early(message, message_bytes, done, due_at))
+            self._early.append(_Early(message, message_bytes, done, self._due_at()))
             if self._send_timer is None:
                 self._arm_send_timer()
             return
@@ -334,9 +335,11 @@ class Publisher:
                 self._send(batch.messages, batch.dones, batch.message_bytes)
         early, self._early = self._early, deque()
         for one in early:
+            self._early_due_at = one.due_at
             self._accept(one.message, one.message_bytes, one.done)
         if early:
             self.seal()
+        self._early_due_at = None
 
     def is_final(self, error: PulsarException) -> bool:
         return ends_producer(error)
@@ -447,9 +450,15 @@ class Publisher:
                 dones,
                 len(messages),
                 message_bytes,
-                self._timeout_s and self._loop.time() + self._timeout_s,
+                self._due_at(),
             )
         )
+
+    def _due_at(self) -> float | None:
+        """Return when the outcome of a message that is accepted now is due. None: no limit."""
+        if self._early_due_at is not None:
+            return self._early_due_at
+        return self._timeout_s and self._loop.time() + self._timeout_s
 
     def _number(self, messages: Sequence[OutgoingMessage]) -> None:
         """Give sequence ids to those that have none. This happens in the order of the entries: the
@@ -475,10 +484,7 @@ class Publisher:
         If it fits after compression, it becomes one ordinary entry.
         """
         self._number([message])
-        number, due_at = (
-            message.sequence_id,
-            self._timeout_s and self._loop.time() + self._timeout_s,
-        )
+        number, due_at = message.sequence_id, self._due_at()
         try:
             chunks = list(
                 encode_chunks(

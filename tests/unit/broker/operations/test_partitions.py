@@ -107,6 +107,19 @@ async def test_terminate_also_terminates_a_partition_without_a_record(path: str)
 
 
 @pytest.mark.real_loop
+@pytest.mark.parametrize("body", ["[" * 20_000, '{"ledgerId": [], "entryId": {}}', "{"])
+async def test_a_body_that_is_no_message_id_is_refused(body: str) -> None:
+    async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
+        await admin.put(f"{T}/partitions", json=2)
+        headers = {"content-type": "application/json"}
+        for method, path in (("PUT", "s"), ("POST", "s/resetcursor")):
+            found = await admin.request(
+                method, f"{T}/subscription/{path}", content=body, headers=headers
+            )
+            assert 400 <= found.status_code < 500, (method, found.text)
+
+
+@pytest.mark.real_loop
 async def test_a_failure_names_its_partition_and_how_many_succeeded() -> None:
     async with (
         running_broker(ClusterState()) as broker,

@@ -306,7 +306,7 @@ def _is_end(body: bytes) -> bool:
     try:
         found = json.loads(body)
         return found["ledgerId"] in _ENDS and found["entryId"] in _ENDS
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return False
 
 

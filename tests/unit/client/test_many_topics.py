@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.client_world import EARLIEST, TOPIC, A, B, client_among, expect_none
-from support import settle
+from support import settle, wait_until
 
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -169,6 +169,44 @@ async def test_lazy_producer_flushes_closes_and_times_out_before_its_first_attac
         await producer.close()
         assert told[2] is Result.Ok
         assert len(cluster.topic(part(1)).entries) == 1
+
+
+@pytest.mark.parametrize("batching", [False, True])
+async def test_time_limit_of_a_lazy_producers_message_includes_the_first_attachment(
+    batching: bool,
+) -> None:
+    async with client_among(operation_timeout_seconds=30) as (client, cluster):
+        cluster.partitions[TOPIC] = 2
+        producer = await client.create_producer(
+            "t",
+            lazy_start_partitioned_producers=True,
+            batching_enabled=batching,
+            send_timeout_millis=40_000,
+            message_router=lambda message, _: 1,
+        )
+        cluster.topic(part(1)).hold_receipts = True
+        cluster.brokers[A].script(pb.CommandProducer, *[busy()] * 8)
+        loop = asyncio.get_running_loop()
+        begun, times = loop.time(), []
+
+        async def send() -> None:
+            with pytest.raises(Timeout):
+                await producer.send(b"x")
+            times.append(loop.time() - begun)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send())
+            await asyncio.sleep(1)
+            group.create_task(send())
+            await wait_until(lambda: cluster.topic(part(1)).entries)
+            attached_s = loop.time() - begun
+        assert attached_s > 2
+        assert 40 <= times[0] <= times[1] <= 42
+        assert times[1] >= 41
+
+
+def busy() -> pb.CommandError:
+    return pb.CommandError(request_id=0, error=pb.ServiceNotReady, message="scripted")
 
 
 async def test_exclusive_producer_is_never_lazy() -> None:

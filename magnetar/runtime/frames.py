@@ -105,7 +105,8 @@ class Outbox:
     needs one sync and one answer for them. If an item was put before that answer, the next one is
     likely to come soon: from then on the outbox gathers a group of items (`GroupSize`) after the
     answer, too, until GATHER_S_MAX after the frame before. This ends when a wait brings no second
-    item. A sender that waits for each answer never has such an item, so it waits for nothing.
+    item. If one sender waits for each answer, there is never such an item, so it waits for nothing.
+    Several such senders may wait for each other's items, up to the same limit.
     Large items and control items are never held.
 
     `run` is called once and owns the stream's sending side. When it ends, the outbox drops what is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -479,3 +480,39 @@ async def test_an_outbox_that_ends_leaves_no_timer() -> None:
     outbox.on_answer()
     await asyncio.sleep(2 * HOLD_S_MAX)
     assert wire.frames == [b"a"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_no_item_is_held_beyond_the_limit_whatever_comes(seed: int) -> None:
+    """Small and large items of several senders, control items, answers that come, come late or not
+    at all, and a peer that is behind."""
+    chance, loop = random.Random(seed), asyncio.get_running_loop()
+    due: dict[bytes, float] = {}
+    free_at = 0.0  # the peer was not behind any more
+
+    async def send(parts: Sequence[Buffer]) -> None:
+        nonlocal free_at
+        for part in parts:
+            assert loop.time() <= max(due.pop(bytes(part[:8])), free_at + HOLD_S_MAX) + 1e-9
+        if chance.random() < 0.1:
+            await asyncio.sleep(chance.expovariate(1 / 0.01))
+            free_at = loop.time()
+        if chance.random() < 0.8:
+            loop.call_later(chance.expovariate(1 / 0.002), outbox.on_answer)
+
+    outbox = Outbox(send, pending_bytes_max=1 << 20, hold_bytes=16 << 10)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(outbox.run())
+        for number in range(500):
+            pause_s = chance.choice((0.0, 0.0002, 0.001, 0.01))
+            await asyncio.sleep(chance.expovariate(1 / pause_s) if pause_s else 0)
+            name = number.to_bytes(8)
+            if chance.random() < 0.05:
+                due[name] = loop.time()
+                outbox.put_control(name)
+            else:
+                due[name] = loop.time() + HOLD_S_MAX
+                outbox.put(name + bytes(chance.choice((0, 0, 0, 1_000, 20_000))))
+        await asyncio.sleep(1)
+        assert due == {}, "an item is held without a timer"
+        running.cancel()

@@ -131,8 +131,8 @@ class FirstAddCheck:
         self._timeout_s = timeout_s
 
     async def __call__(self, ledger: int) -> BookieCode:
-        """OK: admit. FENCED, NO_SUCH_LEDGER: refuse for good. OVERLOADED, IO_ERROR: unknown, or the
-        writer replaced this bookie by another."""
+        """OK: admit. FENCED, NO_SUCH_LEDGER: refuse permanently. OVERLOADED, IO_ERROR: unknown, or
+        the writer replaced this bookie by another."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._look(LedgerId(ledger))

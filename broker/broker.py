@@ -139,7 +139,7 @@ ADMINISTRATOR: Final = Asking("", reconnects=False)
 class _Served:
     """A topic that is opening, open, or leaving."""
 
-    bundle: Bundle  # by which this broker owns it; the namespace may be divided anew later
+    bundle: Bundle  # by which this broker owns it; the namespace may be divided again later
     opened: asyncio.Future[ServedTopic]
     used_s: float = 0.0  # when it was last asked for, in the loop's time
     left: asyncio.Event | None = None  # set when it has been unloaded or deleted; None: it stays
@@ -345,7 +345,7 @@ class Broker:
         """The open topic. The first request for it opens it.
 
         `client` (see `client_key`) and `reconnects` say which client asks: a client of a deleted
-        topic does not make it anew. Raises NotOwner, TopicNotFound, NamespaceNotFound,
+        topic does not create it again. Raises NotOwner, TopicNotFound, NamespaceNotFound,
         PoliciesUnavailable, TooManyRequests, TopicQuarantined, TimeoutError, what
         PersistentTopic.open and Catalog.require_creatable raise.
         """
@@ -829,7 +829,7 @@ class Broker:
             if number % NAMES_PER_TURN == 0:
                 await asyncio.sleep(0)
             with suppress(PoliciesUnavailable):  # its namespace was deleted, and its topics with it
-                # Not "is in this bundle": the namespace may have been divided anew meanwhile.
+                # Not "is in this bundle": the namespace may have been divided again meanwhile.
                 if not self._owners.holds(self.policies.bundle_of(name)):
                     self.changes.tell(name)
 

@@ -22,8 +22,8 @@ class LogError(BrokerError):
 
 
 class LogFenced(LogError):
-    """Another broker has taken the topic over, or it was deleted, or its cursors failed for good.
-    This log takes no more appends."""
+    """Another broker has taken the topic over, or it was deleted, or its cursors failed
+    permanently. This log takes no more appends."""
 
     definite = False
 
@@ -76,7 +76,7 @@ class TopicFull(LogError):
 
 
 class TopicTerminated(LogError):
-    """The topic takes no more messages, for good. What is stored can be read."""
+    """The topic takes no more messages, permanently. What is stored can be read."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"{topic} is terminated: it takes no more messages")

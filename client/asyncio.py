@@ -474,7 +474,7 @@ class Client:
     def _move(self, info: ServiceInfo) -> None:
         """Move to another cluster. Raises InvalidUrl and InvalidConfiguration: then it stays.
 
-        Pending messages are sent there. Consumers go on with what the subscription has there,
+        Pending messages are sent there. Consumers continue with what the subscription has there,
         readers and table views at its earliest message.
         """
         if self._failure is not None:

@@ -400,7 +400,7 @@ async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | No
             message = await next_message(subscriber, queue, timeout_s)
         if decoder is None or decoder.knows(message):
             break
-        # Before the message is taken: a reader that loses its broker goes on after the last
+        # Before the message is taken: a reader that loses its broker continues after the last
         # message that was taken.
         try:
             await decoder.prepare(message)

@@ -136,7 +136,7 @@ class InvalidMessage(PulsarException, ValueError, TypeError):
 
 
 class NotAllowedError(PulsarException):
-    """The broker refuses the operation for good, or this client does not support it yet."""
+    """The broker refuses the operation permanently, or this client does not support it yet."""
 
     result = Result.NotAllowedError
     definite = True

@@ -1,7 +1,7 @@
 """Keeps an unexpected exception within one producer or consumer.
 
 Such an exception is a bug: of the client, or of code of the program that the client calls. It ends
-the producer or consumer in whose work it arose. The other ones of the client go on.
+the producer or consumer in whose work it arose. The other ones of the client continue.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class SourceQueue:
         return self._shared.drop(self._topic)
 
     def fail(self, error: PulsarException) -> None:
-        """Report the end of the topic's consumer. The shared queue goes on."""
+        """Report the end of the topic's consumer. The shared queue continues."""
         self._on_failed(self._topic, error)
 
     @property

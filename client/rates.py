@@ -11,7 +11,7 @@ RATE_SPAN_S_MIN: Final = 1.0
 class Rates:
     """A machine: counts and times in, averages per second out.
 
-    The averages are computed anew when RATE_SPAN_S_MIN has passed since they last were, and cover
+    The averages are computed again when RATE_SPAN_S_MIN has passed since they last were, and cover
     that time.
     """
 

@@ -342,7 +342,7 @@ class Producer:
 
         If the limit of pending messages is reached, the call waits with `block_if_queue_full`, else
         it raises ProducerQueueIsFull or MemoryBufferIsFull. Raises Timeout if no receipt arrives
-        within `send_timeout_millis`; the message may be stored all the same. Raises MessageTooBig,
+        within `send_timeout_millis`; the message may still be stored. Raises MessageTooBig,
         InvalidMessage, and AlreadyClosed if the producer is closed.
         """
         self._thread.check_may_wait()

@@ -97,7 +97,7 @@ class TableRows:
 
     async def _follow(self) -> None:
         """Read until the view is closed. An error before that concerns one message or is temporary:
-        log it and go on."""
+        log it and continue."""
         topic = self._subscriber.topic
         while True:
             try:

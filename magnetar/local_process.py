@@ -105,7 +105,7 @@ class LocalProcess:
 
     def wait_ready(self) -> None:
         """Raises ProcessFailed when the process ends, or is not ready after `ready_s`. A process
-        that is only slow goes on running."""
+        that is only slow keeps running."""
         end_s = time.monotonic() + self.ready_s
         while not self.is_ready():
             if not self.running:

@@ -8,7 +8,7 @@ exits with the server's exit status. systemd or Docker then restarts the watchdo
 its own restart policy. The watchdog passes SIGTERM and SIGINT on to the server. `magnetar
 local-cluster --watchdog` watches all its servers in the same way.
 
-Other brokers replace a broker that stands still, and Magnetar's client goes on there. Apache's
+Other brokers replace a broker that stands still, and Magnetar's client continues there. Apache's
 client stays on an open connection until its keep-alive gives up after 30 to 60 s; a process that is
 gone ends its connections at once. An answer other than 200 is an answer.
 """

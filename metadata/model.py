@@ -355,7 +355,7 @@ class TopicRecord:
     """The record of one topic, changed by compare-and-set only.
 
     A broker that takes the topic over increments `epoch` first; a broker that finds another epoch
-    than its own has lost the topic. A topic that is deleted and made anew has another
+    than its own has lost the topic. A topic that is deleted and created again has another
     `incarnation`, which is compared beside the epoch. Positions order by ledger id, so the ledgers
     strictly increase.
     """
@@ -371,7 +371,7 @@ class TopicRecord:
     dropped: DroppedHead | None = None  # None: no ledger was dropped from the head
     incarnation: str = ""  # drawn when the topic was created; "": not upgraded yet
     deleted: bool = False  # being deleted: all its ledgers are in `deleting`
-    terminated: EntryPlace | None = None  # the last entry, for good; None: it is not terminated
+    terminated: EntryPlace | None = None  # the final entry; None: not terminated
     delayed_ledgers: tuple[LedgerId, ...] = ()  # segments of the delayed-delivery indexes
     unknown: bytes = field(default=b"", compare=False, repr=False)
 

@@ -5,7 +5,7 @@ A tree of small versioned values, after ZooKeeper's model:
 - A node has a value and a version. The version is 0 when the node is made and grows by one with
   each change. A node that was deleted and made again starts at 0 again.
 - Every change is conditional on the version. A lost reply is therefore harmless: read again,
-  compare, go on (`update` does that).
+  compare, continue (`update` does that).
 - An ephemeral node lives as long as the session that made it, and has no children.
 - Within one store, calls take effect in the order in which they were made. Reads may be stale with
   respect to *other* sessions until `sync`; after a change by this session, even a refused one,
@@ -125,7 +125,7 @@ async def update(
     absent).
 
     `change` gets the stored value (None: absent) and answers with the value that should stand
-    there, or KEEP when nothing needs doing (any more), or DELETE. It is asked anew after each lost
+    there, or KEEP when nothing needs doing (any more), or DELETE. It is asked again after each lost
     race and each lost reply, so it must recognise its own work; it may raise to give up. It must
     not await, and a value that it read may be stale when it answers KEEP: call `store.sync(path)`
     before when the decision must be fresh. Before it accepts that there is nothing to DELETE,

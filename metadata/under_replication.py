@@ -18,7 +18,7 @@ from magnetar.metadata.model import BookieId, EntryId, Member
 BAD_COPIES_MAX: Final = 256
 """Ranges in one record, of all members together: 25 kB with long names, far below the limit of a
 node. Beyond it, the closest ranges of one member are joined, with the entries between them: writing
-a sound copy once more does no harm."""
+a sound copy again does no harm."""
 
 FAILURE_CHARS_MAX: Final = 500
 

@@ -227,7 +227,7 @@ class ZooKeeperStore:
         def remove() -> None:
             remove_callback()
             if path not in self._watches and self._arms.get(path) is arm:
-                del self._arms[path]  # the watch at the server fires once more, without effect
+                del self._arms[path]  # the watch at the server fires again, without effect
 
         return remove
 

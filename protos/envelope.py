@@ -108,7 +108,7 @@ class Purpose(IntEnum):
 
 
 class FrameDamaged(ValueError):
-    """A frame's sizes do not add up, or it names an unknown code. The stream cannot go on.
+    """A frame's sizes do not add up, or it names an unknown code. The stream cannot continue.
 
     Indefinite: the bookie may or may not have handled what was sent earlier on the stream.
     """

@@ -69,7 +69,7 @@ class DataLost(SparkError):
 
     def __init__(self, topic: str, what: str) -> None:
         super().__init__(
-            f"{topic}: {what}; set failOnDataLoss to false to go on without these messages, and"
+            f"{topic}: {what}; set failOnDataLoss to false to continue without these messages, and"
             " keep unread messages with the option subscription or a retention policy"
         )
         self.topic = topic

@@ -66,7 +66,7 @@ class BrokerLost(Exception):
 
 
 class BrokerRefused(Exception):
-    """The broker refused for good. `name` is the broker's name for the error."""
+    """The broker refused permanently. `name` is the broker's name for the error."""
 
     definite = True
 

@@ -40,7 +40,7 @@ def test_the_sources_are_found() -> None:
     assert len(SOURCES) > 50
 
 
-def test_no_module_has_a_name_that_says_nothing() -> None:
+def test_no_module_has_a_meaningless_name() -> None:
     assert not [name_of(path) for path in SOURCES if path.stem in BANNED_NAMES]
 
 

@@ -91,8 +91,8 @@ class LedgerAppender:
         self._busy = False
         self._closing = False
         self._account = Account()
-        self._room: list[asyncio.Future[None]] = []  # tasks in `wait_room`
-        self._quiet: list[asyncio.Future[None]] = []  # tasks in `close`
+        self._room: list[asyncio.Future[None]] = []  # the number of tasks in `wait_room`
+        self._quiet: list[asyncio.Future[None]] = []  # the number of tasks in `close`
         self._failed_at: dict[Member, float] = {}
         self._refusals: dict[Member, BookieCode] = {}  # the last refusal of each member
         self._spares_sought_at = float("-inf")
@@ -174,7 +174,7 @@ class LedgerAppender:
 
     @property
     def confirmed(self) -> EntryId:
-        """The last entry such that it and all before it are durable. -1: none."""
+        """The last entry such that it and all entries before it are durable. -1: none."""
         return EntryId(self._writer.confirmed)
 
     @property

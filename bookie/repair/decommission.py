@@ -1,4 +1,4 @@
-"""Drains bookies, and removes them for good.
+"""Drains bookies, and removes them permanently.
 
 A drained bookie continues to serve but gets no new ledgers; writers of open ledgers, also of idle
 topics, begin new ones at their next check if enough other bookies are there. A decommissioned

@@ -1,4 +1,4 @@
-"""LostBookies: decides which members are lost for good. Pure.
+"""LostBookies: decides which members are lost permanently. Pure.
 
 An unlisted bookie may be restarting, so a delay passes before its entries are copied elsewhere.
 When more than a few bookies are missing at once, the network or the metadata store is the likelier

@@ -105,7 +105,7 @@ def namespaces_router(broker: "Broker", ask: "Ask") -> APIRouter:
     @router.delete("/{tenant}/{namespace}", status_code=HTTPStatus.NO_CONTENT, responses=_CONFLICT)
     async def delete_namespace(tenant: str, namespace: str, force: _Force = False) -> None:
         """Delete a namespace without topics; `force`: with its topics. After a failure the same
-        request again goes on."""
+        request again continues."""
         name = namespace_name(tenant, namespace)
         namespaces.require_deletable(name)
         if force:

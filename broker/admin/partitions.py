@@ -122,7 +122,7 @@ def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter
 
         @router.post(one + "/terminate/partitions")
         async def terminate(tenant: str, namespace: str, topic: str) -> dict[int, TerminatedAt]:
-            """Take no more messages in any partition, for good. The answer has the last message
+            """Take no more messages in any partition, permanently. The answer has the last message
             of each partition."""
             name = topic_name(tenant, namespace, topic, domain)
             return await partitions.terminate_partitioned_topic(broker, name, ask)

@@ -202,7 +202,7 @@ class _Compiler:
         first = last = self._new()
         for number in range(highest if highest is not None else max(lowest, 1)):
             self._at = start
-            begin, end = self._atom()  # read anew: the copy has states of its own
+            begin, end = self._atom()  # read again: the copy has states of its own
             done = self._new()
             self.states[last].follows.append(begin)
             self.states[end].follows.append(done)

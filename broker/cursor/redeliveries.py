@@ -53,7 +53,7 @@ class Redeliveries:
         return 0 if counts is None else counts.get(position[1], 0)
 
     def count_again(self, ledger: int, entries: Collection[int]) -> None:
-        """These entries, of which none comes twice, will be redelivered once more. Hot: a consumer
+        """These entries will be redelivered; `entries` has no entry twice. Hot: a consumer
         that leaves may have 50,000."""
         counts = self._counts.setdefault(ledger, {})
         unstored = self._unstored.setdefault(ledger, set())

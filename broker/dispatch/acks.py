@@ -49,7 +49,7 @@ class Redeliveries(Protocol):
         """0: the entry was not redelivered."""
 
     def count_again(self, ledger: int, entries: Collection[int]) -> None:
-        """These entries will be redelivered once more. `entries` has no entry twice."""
+        """These entries will be redelivered. `entries` has no entry twice."""
 
 
 def unacked_messages(entry: StoredEntry, acks: Acks) -> tuple[int, tuple[int, ...]]:

@@ -145,7 +145,7 @@ class DrainingHashes:
 
     def on_gone(self, slot: int, consumer: Consumer, count: int = 1) -> bool:
         """`count` entries of the slot are no longer pending at the consumer. Returns whether they
-        were the last ones: deliveries of the slot may go on."""
+        were the last ones: deliveries of the slot may continue."""
         references = self.references.get(slot)
         if references is None:
             return False

@@ -39,9 +39,9 @@ connected consumers have it. When a consumer without it joins, a slot may have p
 several consumers. From then on every slot with pending entries drains at all of them, once.
 
 A consumer that leaves may have 50,000 pending entries. The dispatcher returns them in parts, so
-that other keys go on: the consumer is *departed* until the last of them is returned, and its slots
-drain there. No acknowledgement is needed: the next part follows PART_PAUSE_S later. A pinned slot
-does not drain; if it has pending entries at a departed consumer, it is *late* until they are
+that other keys continue: the consumer is *departed* until the last of them is returned, and its
+slots drain there. No acknowledgement is needed: the next part follows PART_PAUSE_S later. A pinned
+slot does not drain; if it has pending entries at a departed consumer, it is *late* until they are
 returned, and no consumer gets an entry of it. In the same way the dispatcher queues waiting slots
 in parts if many of them move or are unblocked at once (65,535 at most).
 

@@ -95,7 +95,7 @@ class PublishBudget:
 
     @property
     def may_gather(self) -> bool:
-        """Whether a producer over its rate may go on reading."""
+        """Whether a producer over its rate may continue reading."""
         return self.held < self.bytes_max // HELD_SHARE
 
     @property
@@ -113,7 +113,7 @@ class PublishBudget:
         self.ahead += size
 
     def turn(self) -> Turn | None:
-        """A place in the queue; None: go on at once. Give it back with `leave` in any case."""
+        """A place in the queue; None: continue at once. Give it back with `leave` in any case."""
         if not self._queue and self.used < self.bytes_max:
             return None
         loop = asyncio.get_running_loop()

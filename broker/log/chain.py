@@ -300,4 +300,4 @@ class Chain:
             assert not self._ids or self._ids[0] > self.dropped.ledger, (
                 "1: a dropped ledger is back"
             )
-            assert self.first_index >= self.dropped.next_index, "1: indexes go on after the head"
+            assert self.first_index >= self.dropped.next_index, "1: indexes continue after the head"

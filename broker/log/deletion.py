@@ -77,7 +77,7 @@ class Deletion:
         return self._task.is_idle
 
     async def finish(self) -> None:
-        """The log closes: try the first few once more."""
+        """Try the first few again, because the log closes."""
         await self._delete_some(LEDGERS_AT_CLOSE)
 
     @property
@@ -101,7 +101,7 @@ class Deletion:
         for ledger in self._left[:ledgers_max]:
             try:
                 await self._ledgers.delete(ledger)
-            except InvalidRecord as error:  # delete the ledgers after it all the same
+            except InvalidRecord as error:  # delete the ledgers after it anyway
                 self._refused += (ledger,)
                 why = str(error)
                 log.warning("cannot delete a ledger", topic=self._name, ledger=ledger, error=why)

@@ -126,8 +126,8 @@ class LogConfig:
     back."""
     retry_s_first: float = 0.05
     retry_s_max: float = 5.0
-    """The longest pause between attempts to close or create a ledger. Attempts go on; appends wait
-    in order."""
+    """The longest pause between attempts to close or create a ledger. Attempts continue; appends
+    wait in order."""
 
 
 ENTRY_BYTES: Final = 256
@@ -327,7 +327,7 @@ class Log:
 
         `views` has those entries, by place, that are more than one plain message. The entries must
         be copies, not views of a frame, and of sizes that a producer may send. `now` is the loop's
-        time. Raises LogFenced, LogClosed, LogUnavailable (the log failed for good): nothing was
+        time. Raises LogFenced, LogClosed, LogUnavailable (the log failed permanently): nothing was
         appended then, and nothing is reported.
         """
         if self._ended is not None:
@@ -645,7 +645,7 @@ class Log:
 
     @property
     def terminated(self) -> Position | None:
-        """The last entry for good, EARLIEST if there is none; None: the log is not terminated."""
+        """The final entry, EARLIEST if there is none; None: the log is not terminated."""
         place = self.owned_record.record.terminated
         return None if place is None else Position(place.ledger, place.entry)
 
@@ -655,7 +655,7 @@ class Log:
         return self._terminating or self.terminated is not None
 
     async def terminate(self) -> Position:
-        """Take no more appends, for good. What was appended before is in the log on return.
+        """Take no more appends, permanently. What was appended before is in the log on return.
         Returns the last entry. Durable on return. Raises what ended the log."""
         self._terminating = True
         self._work.wake()

@@ -54,7 +54,7 @@ class Losses:
 
 
 def lost_by(error: ReadFailed, chain: Chain) -> LostRange | None:
-    """What is lost for good if a read failed in this way. None: nothing, or it may come back.
+    """What is lost permanently if a read failed in this way. None: nothing, or it may come back.
 
     Lost is the rest of a ledger whose metadata is gone, and an entry of which every replica said
     definitely that it does not have it. A bookie that does not answer may still have the entry. A

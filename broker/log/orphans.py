@@ -7,7 +7,7 @@ owned the topic. A change of the record under an epoch succeeds only while the r
 epoch. Hence the ledger is an orphan when the topic's record, read after the ledger's metadata,
 does not list it and has a later epoch, or does not exist. While the record has the epoch of the
 ledger, the ledger is kept: the next owner of the topic raises the epoch. A topic that is deleted
-and made anew begins above the last epoch of the former one.
+and created again begins above the last epoch of the former one.
 
 A ledger younger than the grace period is kept in any case, and so is one whose metadata does not
 say what it is.

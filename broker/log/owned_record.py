@@ -2,7 +2,7 @@
 
 Taking a topic over bumps the epoch in its record. Each later change is a compare-and-set that
 checks this epoch, so the changes of a stale owner fail. The *incarnation* is drawn when a topic is
-created, and checked beside the epoch: a topic that was deleted and made anew may have the same
+created, and checked beside the epoch: a topic that was deleted and created again may have the same
 epoch. Finding another owner's epoch, another incarnation, or a record that is being deleted ends
 the ownership for good (LogFenced). A change under our own epoch by another process (for example an
 administrator's properties) does not: our change is made again on top of it.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 METADATA_TIMEOUT_S: Final = 10.0
 """Time limit of one change: as long as a session may be away by default. Callers decide whether to
-go on."""
+continue."""
 
 
 def _always() -> bool:
@@ -183,7 +183,7 @@ class OwnedRecord:
             raise ours.error
 
     async def _write(self, changes: Sequence[_Change]) -> None:
-        """Make the first of those that wait. They go on waiting if this is cancelled."""
+        """Make the first of those that wait. They keep waiting if this is cancelled."""
         try:
             await self._make(changes)
         except TopicFull as error:
@@ -237,7 +237,7 @@ class OwnedRecord:
         if (record.epoch, record.incarnation) != (self.epoch, self.incarnation):
             self._successor = record
             if record.incarnation != self.incarnation:
-                raise self.lose("it was deleted and made anew")
+                raise self.lose("it was deleted and created again")
             raise self.lose(f"epoch {record.epoch} has begun, ours was {self.epoch}")
 
     def _changed(self, record: TopicRecord, change: _Change) -> TopicRecord:
@@ -324,9 +324,10 @@ async def _pass_version(
     name: TopicName, store: MetadataStore, taken: Versioned, version_min: int
 ) -> Versioned:
     """Write the new record until its version is above that of a deleted topic of the same name.
-    Versions begin at 0 again when a record is made anew: a stale owner that has read the deleted
-    topic's record, and was stopped before its write, would otherwise write over the new record. If
-    it does so before this ends, the new record is restored: nothing depends on it yet."""
+    Versions begin at 0 again when a record is created again: a stale owner that has read the
+    deleted topic's record, and was stopped before its write, would otherwise write over the new
+    record. If it does so before this ends, the new record is restored: nothing depends on it
+    yet."""
     if taken.version > version_min:
         return taken
     ours = decode_topic(taken.value)

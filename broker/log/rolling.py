@@ -1,7 +1,7 @@
 """Creating, closing and recording a log's ledgers, while bookies and metadata may be away.
 
-Attempts go on with a back-off, because the entries that wait keep their order only if none of them
-is given up. An attempt ends with an answer: done, or the topic has another owner (LogFenced).
+Attempts continue with a back-off, because the entries that wait keep their order only if none of
+them is given up. An attempt ends with an answer: done, or the topic has another owner (LogFenced).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ three uses. A new topic of the same name begins above the old epochs, so that a 
 that knows nothing of incarnations (an earlier version of Magnetar) is fenced, too. It begins above
 the version of the removed record, so that a write which a stale owner began before the deletion
 fails. And the tombstone names the producers and consumers that were connected: when they reconnect,
-they do not make the topic anew.
+they do not create the topic again.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ deletions."""
 
 CLIENTS_MAX: Final = 1_000
 """Names of connected clients that a tombstone keeps: about 60 KB. Clients beyond it may make the
-topic anew when they reconnect over another connection."""
+topic again when they reconnect over another connection."""
 
 RETURN_S_MAX: Final = 600.0
-"""How long a tombstone keeps reconnecting clients from making the topic anew: ten times the longest
-pause between two attempts of Pulsar's clients."""
+"""How long a tombstone keeps reconnecting clients from creating the topic again: ten times the
+longest pause between two attempts of Pulsar's clients."""
 
 STALLED_S: Final = 30.0
 """The sweeper finishes a deletion that began longer ago."""

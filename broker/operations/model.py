@@ -137,7 +137,7 @@ class SubscriptionStats(_Statistics):
     message_ack_rate: float = Field(default=0.0, description="messages per second")
     chunked_message_rate: float = 0.0
     blocked_subscription_on_unacked_msgs: bool = Field(
-        default=False, description="too many unacknowledged messages: only redelivery goes on"
+        default=False, description="too many unacknowledged messages: only redelivery continues"
     )
     msg_delayed: int = Field(default=0, description="entries whose delivery time has not come")
     msg_backlog_no_delayed: int = Field(default=0, description="the backlog without these entries")

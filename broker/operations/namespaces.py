@@ -186,7 +186,7 @@ async def change_namespace(
     name: NamespaceName,
     change: Callable[[NamespaceRecord], NamespaceRecord],
 ) -> None:
-    """`change` is called anew after each lost race. Raises NamespaceNotFound."""
+    """`change` is called again after each lost race. Raises NamespaceNotFound."""
     if name == DEFAULT_NAMESPACE:
         await namespace_record(broker, name)
 

@@ -117,7 +117,7 @@ async def internal_stats(broker: Broker, name: TopicName) -> InternalStats:
 
 
 async def terminate(broker: Broker, name: TopicName) -> TerminatedAt:
-    """Take no more messages, for good. Returns the last one, -1:-1 if there is none. Raises
+    """Take no more messages, permanently. Returns the last one, -1:-1 if there is none. Raises
     TopicNotFound."""
     last = await (await open_topic(broker, name)).terminate()
     return TerminatedAt(ledger_id=last.ledger, entry_id=last.entry)

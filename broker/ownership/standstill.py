@@ -7,7 +7,7 @@ acknowledgement is wrong; but it would deliver messages that were acknowledged e
 
 So after a standstill of STILL_S the broker first reads the records of all its bundles again and
 closes the topics of lost bundles. Only then does it read from clients and send to them, so the
-clients of a closed topic get the close first. Without the metadata store the broker goes on after
+clients of a closed topic get the close first. Without the metadata store the broker continues after
 VERIFY_S: a short outage of the store must not stop a cluster, and messages are delivered at least
 once.
 """
@@ -99,4 +99,4 @@ class Standstill:
                     else:
                         return
         except TimeoutError:
-            log.warning("ownership not verified; the broker goes on", after_s=VERIFY_S)
+            log.warning("ownership not verified; the broker continues", after_s=VERIFY_S)

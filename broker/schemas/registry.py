@@ -4,7 +4,7 @@ One record holds all versions of a topic's schema. Each change is a compare-and-
 so that two brokers never give one number to two versions. Both domains and all partitions of a
 topic share the record, whichever brokers serve them.
 
-A schema that is deleted leaves a mark in the record. Numbers go on after it, and messages that
+A schema that is deleted leaves a mark in the record. Numbers continue after it, and messages that
 were written with the earlier versions can still be decoded. The record itself is deleted with the
 topic, or by a forced deletion.
 """
@@ -133,7 +133,7 @@ class SchemaRegistry:
             except IncompatibleSchema:
                 if attempt:
                     raise
-                continue  # the view may be old: look once more
+                continue  # the view may be old: look again
             added = await self._add(topic, record, schema)
             if added is not None:
                 return added

@@ -10,7 +10,7 @@ connections that publish wait. At most DELIVERY_BYTES_MAX wait here for a consum
 is called when there is room again.
 
 An unexpected exception in any of this is a bug: the connection logs and counts it, and ends. The
-broker goes on.
+broker continues.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class Context:
         if self._closing:
             try:
                 self._closing.popleft()()
-            except Exception as error:  # broker/guard.py: the others are closed all the same
+            except Exception as error:  # broker/guard.py: the others are closed anyway
                 self.broker.failures.note("leave", self._peer, error)
         return bool(self._closing)
 

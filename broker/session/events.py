@@ -29,9 +29,9 @@ CPP_CLIENT: Final = "Pulsar-CPP"
 """How the version of Apache's C++ client begins, also inside other languages' clients.
 
 It closes the connection when it receives REACHED_END_OF_TOPIC, reconnects, and receives it again.
-Its producer drops a message for ChecksumError and goes on, and logs the text. For every other error
-it closes the connection and sends the message again, without end; client 4.2.0 then aborts its
-process at the send timeout."""
+Its producer drops a message for ChecksumError and continues, and logs the text. For every other
+error it closes the connection and sends the message again, without end; client 4.2.0 then aborts
+its process at the send timeout."""
 
 log = get_logger(__name__)
 

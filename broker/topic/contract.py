@@ -145,7 +145,7 @@ class ProducerEvents(Protocol):
         """This publish was refused. In send order, too."""
 
     def ready(self, producer: ReadyProducer) -> None:
-        """The producer waited for exclusive access and has it now: answer PRODUCER once more."""
+        """The producer waited for exclusive access and has it now: answer PRODUCER again."""
 
     def refused(self, error: Exception) -> None:
         """The producer waited for exclusive access and will not get it: tell the client; nothing

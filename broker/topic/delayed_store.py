@@ -6,8 +6,8 @@ without live segments. When dead segments take more than live ones, it writes th
 new ledger.
 
 What is stored is never wrong (delayed_segment.py), so nothing waits for the store: deliveries and
-acknowledgements go on while a segment is being written, and a segment that is lost costs reads of
-the log. A ledger that fails is replaced. Only the loss of the topic ends the store.
+acknowledgements continue while a segment is being written, and a segment that is lost costs reads
+of the log. A ledger that fails is replaced. Only the loss of the topic ends the store.
 
 A topic without delayed messages has no delayed ledger and costs nothing.
 """

@@ -121,7 +121,7 @@ class NonPersistentTopic:
         try:
             policies = self._policies.effective
         except PoliciesUnavailable:
-            return  # the last known ones go on
+            return  # the last known policies stay in force
         self._size.bytes_max = policies.max_message_bytes
         self._rate.set_rate(policies.publish_rate, self._loop.time())
 

@@ -375,7 +375,7 @@ def _drop(parts: Iterable[Decided | Held]) -> None:
 
 
 def resume_all(holding: Mapping[ProducerHandle, None], now: float) -> None:
-    """Publishes that waited for an outcome go on; so do those that waited for one of these."""
+    """Publishes that waited for an outcome continue; so do those that waited for one of these."""
     while any(handle.resume(now) for handle in tuple(holding)):
         pass
 

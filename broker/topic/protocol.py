@@ -165,7 +165,7 @@ class Topic(ServedTopic, Protocol):
         LogError."""
 
     async def terminate(self) -> Position:
-        """Take no more messages, for good. Returns the last one, EARLIEST if there is none; a
+        """Take no more messages, permanently. Returns the last one, EARLIEST if there is none; a
         topic that is terminated already gives the same answer. Raises TopicClosing, LogError."""
 
     def now_ms(self) -> int:

@@ -96,7 +96,7 @@ class ReadLoop:
         tell: Tell,
         skip: Callable[[LostRange], None],
     ) -> None:
-        """`skip` acknowledges entries that are lost for good."""
+        """`skip` acknowledges entries that are lost permanently."""
         self.failure: LogError | None = None  # of the read that the loop tries again
         self._log = topic_log
         self._ahead = ReadAhead(topic_log, spawn)
@@ -255,7 +255,7 @@ class ReadLoop:
                     if entries:
                         return entries, through
                     raise
-                # The ledger may be trimmed: the log goes on with the first entry that it kept.
+                # The ledger may be trimmed: the log continues with the first entry that it kept.
                 found = [entry for entry in found if entry.position <= last]
                 entries += found
                 bytes_left -= sum(len(entry.view.data) for entry in found)
@@ -264,7 +264,7 @@ class ReadLoop:
         return entries, through
 
     async def _maybe_skip(self, error: LogError) -> bool:
-        """If entries are lost for good and the broker is configured to skip these, do so."""
+        """If entries are lost permanently and the broker is configured to skip these, do so."""
         topic_log = self._log
         if not topic_log.config.auto_skip_non_recoverable_data or not isinstance(error, ReadFailed):
             return False

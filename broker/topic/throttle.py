@@ -3,8 +3,8 @@
 A publish is let through while there are tokens, and takes as many as it has messages and bytes. So
 the buckets may go below zero, and the average is exact. Without tokens, the producer's publishes
 are held behind a gate, which opens when the buckets are above zero again. Other producers on the
-same connection go on until the held one has gathered HELD_BYTES_MAX (producer.py). From then on the
-broker does not read from the connection: the client would send without end.
+same connection continue until the held one has gathered HELD_BYTES_MAX (producer.py). From then on
+the broker does not read from the connection: the client would send without end.
 
 While the producers of the broker hold too much in all, publishes are let through also without
 tokens. Then their connections are not read until the gate opens (`wait_room` of the producer). The
@@ -112,7 +112,7 @@ class RateStage:
         return self._gate is not None
 
     def open(self) -> None:
-        """Decide anew on what is held. The caller resumes it."""
+        """Decide again on the held publishes. The caller resumes it."""
         if self._gate is not None:
             self._gate.known = True
             self._gate = None

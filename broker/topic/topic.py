@@ -4,7 +4,7 @@ Theory of operation. A publish goes through the stages (pipeline.py) into the lo
 which it was read. The log reports what is durable, and the producers get receipts in the order of
 their sends. If the log fails or is fenced, the outcome of what is outstanding is unknown: the topic
 answers nothing more and disconnects all producers and consumers. Their clients look the topic up
-again, and send what was not acknowledged once more, in order, to the next owner. The topic calls
+again, and send what was not acknowledged again, in order, to the next owner. The topic calls
 `on_failed` once, and the broker closes it.
 
 A clean close takes no more publishes, gives the receipts that are still owed, disconnects all
@@ -564,7 +564,7 @@ class PersistentTopic:
         try:
             policies = self.policies.effective
         except PoliciesUnavailable:
-            return  # the last known ones go on
+            return  # the last known policies stay in force
         if unacked:
             limits = self._limits
             limits.unacked_per_consumer = policies.unacked_per_consumer_max or UNLIMITED
@@ -650,7 +650,7 @@ class PersistentTopic:
         await self.log.wait_dropped(through)
 
     async def terminate(self) -> Position:
-        """Take no more messages, for good. Returns the last one, EARLIEST if there is none; a
+        """Take no more messages, permanently. Returns the last one, EARLIEST if there is none; a
         topic that is terminated already gives the same answer. Raises TopicClosing, LogError."""
         self._require_open()
         if self.log.terminated is None:

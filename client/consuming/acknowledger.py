@@ -79,7 +79,8 @@ class Acknowledger:
     async def settle(self) -> None:
         """Return when all acknowledgements are durable; a change of broker does not end the wait.
 
-        Raises the broker's refusal if it refused some for good: the refused ones are not durable.
+        Raises the broker's refusal if it refused some permanently: the refused ones are not
+        durable.
         """
         self._send(hurry=True)
         while not self._tracker.settled:

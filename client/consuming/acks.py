@@ -144,7 +144,7 @@ class AckTracker:
         return number in self._in_flight
 
     def on_answered(self, number: int) -> None:
-        """Forget a group that is durable, or that the broker refused for good."""
+        """Forget a group that is durable, or that the broker refused permanently."""
         self._in_flight.pop(number, None)
 
     def on_failed(self, number: int, now: float) -> None:

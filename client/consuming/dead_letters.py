@@ -34,7 +34,7 @@ log = get_logger(__name__)
 
 CANDIDATES_MAX: Final = 10_000
 """Entries whose messages are kept for the dead-letter topic. Beyond this limit, the oldest is
-forgotten: it is redelivered once more, and moved when it arrives."""
+forgotten: it is redelivered again, and moved when it arrives."""
 
 CANDIDATE_BYTES_MAX: Final = 64 << 20
 """Payload bytes of the candidates; beyond this limit as beyond CANDIDATES_MAX."""
@@ -154,7 +154,7 @@ class DeadLetters:
         return bool(messages)
 
     def on_detached(self) -> None:
-        """The broker redelivers everything: forget the candidates, go on with what is moving."""
+        """The broker redelivers everything: forget the candidates, continue with what is moving."""
         self._candidates.clear()
 
     def shut_down(self) -> None:

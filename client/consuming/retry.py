@@ -209,7 +209,7 @@ class RetrySubscriber:
         """Delete the subscriptions of all topics and close the consumer.
 
         The retry topic is the last: while a subscription of another topic remains, so do the
-        letters of its messages. After an error, the next call goes on with what remains.
+        letters of its messages. After an error, the next call continues with what remains.
         """
         if not self._main.is_over:
             await self._main.unsubscribe()

@@ -464,8 +464,7 @@ class Subscriber:
         self.shut_down(error)
 
     async def drain(self) -> None:
-        """Ask the broker for no more messages, and wait until the user has acknowledged the ones
-        that were delivered.
+        """Request no more messages, and wait until the user has acknowledged the delivered ones.
 
         Raises Timeout if that takes longer than an operation may, and OperationNotSupported if the
         broker is not Magnetar's. The consumer then stays open.
@@ -803,7 +802,8 @@ class Subscriber:
     def _wanted(
         self, key: Key, size: int, ack_set: Sequence[int], *, is_batch: bool
     ) -> tuple[int, int]:
-        """Return the bits of the messages that the broker delivers, and of those for the user."""
+        """Return two bit sets: the messages that the broker delivers, and those that the user
+        gets."""
         sent = (1 << size) - 1
         if ack_set:
             sent &= bits_of(ack_set)
@@ -818,7 +818,8 @@ class Subscriber:
             return sent, wanted
         skipped = start.skipped(key, size) & wanted
         for index in range(size):
-            if skipped >> index & 1:  # before the start: acknowledge it, it must not come again
+            # before the start: acknowledge it, so that it is not redelivered
+            if skipped >> index & 1:
                 self._acks.acknowledge([(key, index if is_batch else -1, size, 1)])
         return sent, wanted & ~skipped
 
@@ -1082,7 +1083,7 @@ class Subscriber:
             self._start = self._start_after(taken)
 
     def _start_after(self, taken: MessageId) -> Start:
-        """Return where a reader goes on that has taken this message: the next message may have
+        """Return the place where a reader continues after this message: the next message may have
         chunks before it."""
         place = _key_of(taken)
         firsts = self._chunks.firsts

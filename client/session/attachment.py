@@ -42,10 +42,10 @@ class Attachable(Protocol):
         """Register with the broker. Raises the broker's refusal; then nothing is registered."""
 
     def is_final(self, error: PulsarException) -> bool:
-        """Return whether this error ends the core for good after the first attachment."""
+        """Return whether this error ends the core permanently after the first attachment."""
 
     def on_failed(self, error: PulsarException) -> None:
-        """End: the attachment failed for good."""
+        """End: the attachment failed permanently."""
 
 
 class Attachment:
@@ -90,7 +90,7 @@ class Attachment:
         await asyncio.shield(self._first)
 
     async def wait_attached(self) -> None:
-        """Return when attached. Raises the error that ended the attachment for good."""
+        """Return when attached. Raises the error that ended the attachment permanently."""
         await self._attached.wait()
         if self._failure is not None:
             raise self._failure

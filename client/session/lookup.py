@@ -98,7 +98,7 @@ class Lookup:
         if not self._warned:
             self._warned = True
             log.warning(
-                "no broker has answered yet; the client goes on trying",
+                "no broker has answered yet; the client keeps trying",
                 brokers=",".join(self._brokers),
                 last=str(trouble or "no answer"),
                 gives_up_after_s=give_up_s,

@@ -49,7 +49,7 @@ class RoleConfig(BaseModel):
     """The <ROLE> in MAGNETAR_<ROLE>_<KEY>, in lower case."""
 
     def survives(self, error: BaseException) -> bool:
-        """Whether the process goes on after this bug, which reached no task."""
+        """Whether the process continues after this bug, which reached no task."""
         del error
         return False
 

@@ -25,7 +25,7 @@ class StreamClosed(Exception):
 
 
 class CallFailed(Exception):
-    """An ordinary call ended without an answer; the peer may have acted on it all the same."""
+    """An ordinary call ended without an answer; the peer may have executed it."""
 
     definite: ClassVar[bool] = False
 

@@ -87,7 +87,7 @@ class FrameStream(Protocol):
     async def close(self) -> None:
         """End both directions. Idempotent; ends within a second.
 
-        Frames whose `send` has returned still reach a peer that goes on receiving. At this end
+        Frames whose `send` has returned still reach a peer that still receives. At this end
         `send` and `receive` raise StreamClosed, including calls under way.
         """
 

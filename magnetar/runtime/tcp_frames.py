@@ -60,8 +60,8 @@ WRITE_HIGH_BYTES: Final = 256 << 10
 """`send` waits above this: one frame of an outbox, so that what is put later can still overtake."""
 
 READ_HIGH_BYTES: Final = 1 << 20
-"""The transport stops reading above this, and goes on below half of it. One read of the socket (up
-to 256 KB) and one incomplete frame come on top."""
+"""The transport stops reading above this, and continues below half of it. One read of the socket
+(up to 256 KB) and one incomplete frame come on top."""
 
 JOIN_BYTES: Final = 64 << 10
 """A frame is joined into one buffer up to this size, or if its parts are small: 4 KiB on average.

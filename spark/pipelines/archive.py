@@ -4,7 +4,7 @@ The job writes the archive to a staging directory and compares it with the topic
 and the files are synced, the job moves the archive to `path`. Thus `path` holds a whole, verified
 archive or what was there before (target.py).
 
-The archive ends with the last message that existed at the start, so producers may go on publishing.
+The archive ends with the last message that existed at the start, so producers may keep publishing.
 The comparison reads the topic and the files again. For each partition of the archive it compares
 the number of messages and a digest over all columns of its rows. The digest does not depend on the
 order of rows: it is the sum and the exclusive or of 64-bit hashes.

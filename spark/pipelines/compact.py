@@ -8,7 +8,7 @@ The newest message of a key is the one with the highest index of its partition. 
 several partitions, for example if partitions were added. Among these, the publish time decides.
 
 The job ends with the messages that exist at its start. With the guarantee dedup, the job's id is
-made of the topics and of the first and last messages. So a job that was killed goes on, if no
+made of the topics and of the first and last messages. So a job that was killed continues, if no
 message was published or deleted meanwhile; otherwise it begins again, and the newest message of a
 key is still the last one.
 """

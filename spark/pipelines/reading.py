@@ -107,7 +107,7 @@ def write(
     frame: DataFrame, connection: Mapping[str, str], topic: str, *, guarantee: str, job: str
 ) -> None:
     """Write messages to a topic. With the guarantee dedup, a job that is run again under the same
-    id goes on where it was."""
+    id continues where it was."""
     writer = frame.write.format("magnetar").mode("append").options(**connection)
     writer = writer.option("topic", topic).option("deliveryGuarantee", guarantee)
     (writer.option("jobId", job) if guarantee == "dedup" else writer).save()

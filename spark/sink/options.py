@@ -98,7 +98,7 @@ class WriteOptions:
     batching: Batching
     compression: CompressionType
     pending_bytes: int  # of one task: rows that are gathered or have no receipt
-    send_timeout_s: float  # how long a task may go on without a receipt
+    send_timeout_s: float  # how long a task may continue without a receipt
     job_id: str | None  # of a batch job with dedup; None: a new one for each job
     row_order: RowOrder = RowOrder.ARRIVAL
     query_name: str = ""  # of a streaming query; empty: it has none

@@ -4,7 +4,7 @@ All entries go through one asyncio client. At most `pendingBytes` are gathered o
 The task ends when every row has a receipt, or with the first error. Then the client is shut down at
 once and sends nothing more, and the broker stores nothing after an entry that it refused
 (`stops_at_refusal`). So what a topic holds of a task is always its first entries, without a gap,
-and a repeated task goes on where the broker's sequence ids say that the former one ended.
+and a repeated task continues where the broker's sequence ids say that the former one ended.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ for each Python process. While the
 task decodes one run of entries, the next one is read.
 
 The read key of the plan allows reads only, so no reader can fence a ledger. A read that fails, for
-whatever reason, is no error here: the task goes on with the topic's owner.
+whatever reason, is no error here: the task continues with the topic's owner.
 """
 
 from __future__ import annotations

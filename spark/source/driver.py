@@ -93,7 +93,7 @@ class StreamDriver:
         self._batched = Clock(options.trigger_delay_s)  # when a batch was planned last
         self._query = now_ms, query
         self._held: dict[str, Place] = {}
-        self._not_held: dict[str, Place] = {}  # refused for good, as of a deleted topic
+        self._not_held: dict[str, Place] = {}  # refused permanently, as of a deleted topic
         self._hold_failed = Clock(options.poll_interval_s)
         self._reached: dict[str, Place] = {}  # the ends of the last batch
 
@@ -232,7 +232,7 @@ class StreamDriver:
             if self._polled.age_s >= self._options.read_timeout_s:
                 asked = self._options.asked
                 raise ReadStalled(asked, self._polled.age_s, str(error)) from error
-            log.warning("a poll failed, the query goes on: %s", error)
+            log.warning("a poll failed, the query continues: %s", error)
         except BrokerRefused as error:
             raise ReadRefused(self._options.asked, -1, -1, str(error)) from error
         else:
@@ -284,7 +284,7 @@ class StreamDriver:
         self._polled.reset()
 
     def _begins_now(self, places: Mapping[str, Place]) -> dict[str, Place]:
-        """New topics, and topics that go on after a loss: where they begin. Raises DataLost."""
+        """New topics, and topics that continue after a loss: where they begin. Raises DataLost."""
         begins = {}
         for topic, state in self._states.items():
             place = places.get(topic)
@@ -402,7 +402,7 @@ class StreamDriver:
         if failures:
             topic, error = next(iter(failures.items()))
             log.warning(
-                "the subscription did not move on %d topics, the query goes on: %s: %s",
+                "the subscription did not move on %d topics, the query continues: %s: %s",
                 *(len(failures), topic, error),
             )
 

@@ -183,7 +183,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     target_bytes_per_task: int
     tasks_max: int
-    read_timeout_s: float  # how long a read may go on without progress
+    read_timeout_s: float  # how long a read may continue without progress
     value_format: ValueFormat = ValueFormat.BYTES
     value_schema: str = ""  # of JSON, Avro and Protobuf
     key_format: ValueFormat | None = None  # None: the payload is the value

@@ -93,7 +93,7 @@ def test_an_empty_store_has_nothing(storage: Storage) -> None:
     assert storage.ledgers(-1, ledgers_max=10) == []
 
 
-def test_what_is_written_can_be_read_at_once(storage: Storage) -> None:
+def test_a_write_can_be_read_at_once(storage: Storage) -> None:
     big = b"v" * BIG
     storage.write([(ledger_key(7), b"r"), (entry_key(7, 0), b"small"), (entry_key(7, 1), big)])
     assert storage.ledger_record(7) == b"r"
@@ -222,7 +222,7 @@ def test_the_sequence_grows_by_one_with_each_put_and_survives(disk: Disk) -> Non
     storage.close()
 
 
-def test_what_was_synced_survives_a_crash(disk: Disk) -> None:
+def test_synced_writes_survive_a_crash(disk: Disk) -> None:
     storage = disk.open()
     put_entries(storage, 1, range(100))
     storage.write([(entry_key(1, 100), b"x" * BIG)])

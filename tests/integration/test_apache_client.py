@@ -261,7 +261,9 @@ def test_the_largest_message_passes_and_one_byte_more_does_not(
 # ---- subscriptions -------------------------------------------------------------------------------
 
 
-def test_a_durable_subscription_goes_on_where_it_was(client: pulsar.Client, topic: str) -> None:
+def test_a_durable_subscription_continues_at_its_position(
+    client: pulsar.Client, topic: str
+) -> None:
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     numbered(client, topic, 10)
     first = take(consumer, 10)
@@ -355,7 +357,7 @@ def test_shared_consumers_divide_the_messages(client: pulsar.Client, topic: str)
 
 
 @pytest.mark.parametrize("how", ["close", "vanish"])
-def test_what_a_shared_consumer_leaves_goes_to_the_others_with_a_count(
+def test_messages_of_a_closed_shared_consumer_are_redelivered_with_a_count(
     service: Service, client: pulsar.Client, topic: str, how: str
 ) -> None:
     numbered(client, topic, 10)
@@ -465,7 +467,7 @@ def test_a_queue_of_none_asks_for_each_message(client: pulsar.Client, topic: str
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["single", "batched"])
-def test_a_reader_begins_where_it_is_told(client: pulsar.Client, topic: str, batched: bool) -> None:
+def test_a_reader_begins_at_its_start_id(client: pulsar.Client, topic: str, batched: bool) -> None:
     options = {"batching_enabled": True, "batching_max_messages": 4} if batched else {}
     ids = numbered(client, topic, 12, **options)
     for number in (0, 3, 4, 6, 11):
@@ -499,7 +501,9 @@ def test_a_reader_of_an_empty_topic_has_nothing(client: pulsar.Client, topic: st
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["single", "batched"])
-def test_seeking_by_id(client: pulsar.Client, topic: str, batched: bool) -> None:
+def test_a_seek_to_an_id_delivers_from_that_message(
+    client: pulsar.Client, topic: str, batched: bool
+) -> None:
     options = {"batching_enabled": True, "batching_max_messages": 4} if batched else {}
     ids = numbered(client, topic, 12, **options)
     consumer = client.subscribe(
@@ -515,7 +519,7 @@ def test_seeking_by_id(client: pulsar.Client, topic: str, batched: bool) -> None
     assert values(take(consumer, 12)) == list(range(12))
 
 
-def test_seeking_by_time(client: pulsar.Client, topic: str) -> None:
+def test_a_seek_to_a_time_delivers_from_that_time(client: pulsar.Client, topic: str) -> None:
     producer = client.create_producer(topic)
     for number in range(6):
         producer.send(b"%d" % number)
@@ -529,7 +533,7 @@ def test_seeking_by_time(client: pulsar.Client, topic: str) -> None:
     assert is_quiet(consumer)
 
 
-def test_a_reader_seeks(client: pulsar.Client, topic: str) -> None:
+def test_a_reader_reads_from_the_target_of_a_seek(client: pulsar.Client, topic: str) -> None:
     ids = numbered(client, topic, 10)
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     take(reader, 10)
@@ -590,7 +594,9 @@ def test_many_producers_at_once(client: pulsar.Client, topic: str) -> None:
 # ---- producers -----------------------------------------------------------------------------------
 
 
-def test_a_name_is_one_producers(service: Service, client: pulsar.Client, topic: str) -> None:
+def test_a_second_producer_of_a_name_is_refused(
+    service: Service, client: pulsar.Client, topic: str
+) -> None:
     first = client.create_producer(topic, producer_name="me")
     other = apache(service)
     for someone in (client, other):
@@ -602,12 +608,12 @@ def test_a_name_is_one_producers(service: Service, client: pulsar.Client, topic:
     other.close()
 
 
-def test_names_are_made_for_producers_without_one(client: pulsar.Client, topic: str) -> None:
+def test_the_broker_names_producers_without_a_name(client: pulsar.Client, topic: str) -> None:
     producers = [client.create_producer(topic) for _ in range(3)]
     assert len({producer.producer_name() for producer in producers}) == 3
 
 
-def test_an_exclusive_producer_is_alone(client: pulsar.Client, topic: str) -> None:
+def test_an_exclusive_producer_excludes_other_producers(client: pulsar.Client, topic: str) -> None:
     alone = client.create_producer(topic, access_mode=pulsar.ProducerAccessMode.Exclusive)
     with pytest.raises(pulsar.ProducerBusy):
         client.create_producer(topic)

@@ -108,7 +108,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "first"])
 @pytest.mark.parametrize("what", UNREADABLE)
-async def test_what_cannot_be_read_ends_the_connection(
+async def test_unreadable_bytes_end_the_connection(
     transport: str, what: str, connected: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -118,7 +118,7 @@ async def test_what_cannot_be_read_ends_the_connection(
     assert "closing a connection" in caplog.text
 
 
-async def test_commands_before_the_broken_one_count(transport: str) -> None:
+async def test_commands_before_a_broken_one_are_executed(transport: str) -> None:
     async with worlds(transport) as (client, broker):
         await client.produce(TOPIC)
         sends = b"".join(
@@ -138,7 +138,7 @@ async def test_commands_before_the_broken_one_count(transport: str) -> None:
             assert [(await other.message())[1] for _ in range(3)] == [["0"], ["1"], ["2"]]
 
 
-async def test_a_client_that_ends_inside_a_frame_is_only_gone(
+async def test_a_client_that_ends_inside_a_frame_causes_no_error(
     transport: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -309,7 +309,7 @@ NOT_SERVED: list[tuple[Any, str]] = [
 ]
 
 
-async def test_what_is_not_served_is_named(transport: str) -> None:
+async def test_a_refusal_names_the_unsupported_feature(transport: str) -> None:
     async with worlds(transport) as (client, _):
         for body, name in NOT_SERVED:
             answer = await client.ask(body)

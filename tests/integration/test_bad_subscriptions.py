@@ -1,5 +1,5 @@
 """Bad input at a subscription over both transports: it gets the protocol's error, and the other
-messages and consumers go on."""
+messages and consumers continue."""
 
 from __future__ import annotations
 
@@ -136,7 +136,9 @@ async def test_bad_sticky_ranges_are_refused(transport: str, what: str) -> None:
             await it.take(pb.CommandMessage)
 
 
-async def test_keys_without_a_sticky_range_wait_and_the_others_go_on(transport: str) -> None:
+async def test_keys_without_a_sticky_range_wait_and_other_keys_are_delivered(
+    transport: str,
+) -> None:
     async with world(transport) as it:
         await it.one.subscribe(TOPIC, subType=KEY_SHARED, keySharedMeta=sticky((0, 10_000)))
         await it.one.flow(10)
@@ -236,7 +238,7 @@ async def test_permits_are_bounded(transport: str, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED])
-async def test_any_delivery_time_is_taken_or_refused_and_the_others_go_on(
+async def test_any_delivery_time_is_accepted_or_refused_and_other_messages_are_delivered(
     transport: str, kind: Any
 ) -> None:
     async with world(transport) as it:

@@ -1,4 +1,4 @@
-"""Real brokers spread bundles at the takeover, and move some to a broker that comes back."""
+"""Real brokers spread bundles at a takeover, and move some to a broker that restarts."""
 
 from __future__ import annotations
 

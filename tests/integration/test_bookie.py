@@ -81,7 +81,7 @@ async def add_until_killed(
         nonlocal sent
         with suppress(StreamClosed):
             while True:
-                first, sent = sent, sent + 7  # one that breaks off may have arrived all the same
+                first, sent = sent, sent + 7  # an add whose call failed may have arrived
                 await writer.send(
                     *(add(ledger, first + n, payload_of(ledger, first + n)) for n in range(7))
                 )
@@ -405,7 +405,7 @@ async def test_a_disk_that_fills_up_ends_the_process_and_loses_nothing(tmp_path:
             bookie.end()
 
 
-# Opens a directory as a user who may not write there, or on a disk without space.
+# Opens a directory as a user without write permission, or on a disk without space.
 CHILD = """
 import asyncio, os, random, sys
 from pathlib import Path
@@ -482,7 +482,7 @@ def open_killed_directory(tmp_path: Path, *, open_deadline_s: float) -> str:
     return run(main())
 
 
-def test_a_store_that_has_not_opened_at_the_deadline_is_left_alone(
+def test_a_store_that_has_not_opened_at_the_deadline_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The child process stands still before it does anything, as one that waits for its disk.
@@ -508,7 +508,7 @@ def test_a_store_that_crashes_its_reader_is_given_up(
     assert "ended with status -11" in caplog.text
 
 
-def test_a_child_that_someone_killed_says_nothing_about_the_store(
+def test_a_killed_probe_process_does_not_make_the_store_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(

@@ -118,7 +118,7 @@ def test_a_chunked_message_is_joined_and_acknowledged_as_one(
         again.receive(timeout_millis=QUIET_MS)
 
 
-def test_a_negatively_acknowledged_chunked_message_comes_again(
+def test_a_negatively_acknowledged_chunked_message_is_redelivered(
     ours: magnetar.Client, topic: str
 ) -> None:
     consumer = ours.subscribe(
@@ -171,7 +171,7 @@ async def _take(consumer: magnetar.asyncio.Consumer) -> magnetar.Message:
 
 
 @pytest.mark.real_loop
-async def test_chunks_over_asyncio(service: Service, topic: str) -> None:
+async def test_the_asyncio_client_joins_chunks(service: Service, topic: str) -> None:
     async with magnetar.asyncio.Client(service.grpc_url) as client:
         consumer = await client.subscribe(topic, "s")
         producer = await client.create_producer(topic, chunking_enabled=True)

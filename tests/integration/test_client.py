@@ -80,7 +80,7 @@ def test_no_client_notices_that_the_server_was_killed(
     server: StandaloneProcess, client: magnetar.Client
 ) -> None:
     """A producer and a consumer at work while the server is killed twice and started again: every
-    message that was acknowledged is there, in order; none that was acked comes again."""
+    message that was acknowledged is there, in order; no acknowledged one is redelivered."""
     total = 3000
     consumer = client.subscribe("t", "s", initial_position=EARLIEST)
     producer = client.create_producer(
@@ -127,7 +127,7 @@ def test_no_client_notices_that_the_server_was_killed(
     assert firsts == list(range(total))
 
 
-def test_what_close_returned_for_survives_kill_9(server: StandaloneProcess) -> None:
+def test_messages_before_a_returned_close_survive_kill_9(server: StandaloneProcess) -> None:
     """Also single messages of a batch."""
     client = magnetar.Client(server.service_url)
     publish(client, range(20), batch=10)
@@ -168,7 +168,7 @@ def test_seek_moves_a_consumer_to_a_message_or_a_time(client: magnetar.Client, b
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_a_reader_begins_where_it_is_told_and_goes_on_after_a_kill(
+def test_a_reader_begins_at_its_start_id_and_continues_after_a_kill(
     server: StandaloneProcess, client: magnetar.Client, batch: int
 ) -> None:
     ids = publish(client, range(8), batch=batch)
@@ -289,7 +289,7 @@ print(consumer.receive(20000).data())
     assert (done.returncode, done.stdout, done.stderr) == (0, "b'x'\n", "")
 
 
-def test_loops_come_and_go_beside_a_client(server: StandaloneProcess) -> None:
+def test_a_client_survives_the_start_and_end_of_event_loops(server: StandaloneProcess) -> None:
     """Also those that end without closing their client: grpc has one thread for all of them."""
     script = f"""
 import asyncio, logging, magnetar, magnetar.asyncio

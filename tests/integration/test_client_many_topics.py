@@ -92,7 +92,8 @@ def test_apaches_producer_and_ours_agree_on_the_partition_of_a_key(
     assert places(second) == places(first)
     assert len(set(places(first).values())) == 4
     consumer.close()
-    other = apache.subscribe(topic, "s")  # what ours acknowledged does not come again
+    # messages that our client acknowledged are not redelivered
+    other = apache.subscribe(topic, "s")
     third = [other.receive(TIMEOUT_MS) for _ in KEYS]
     assert {message.data() for message in third} == {b"y"}
     assert places(third) == places(first)

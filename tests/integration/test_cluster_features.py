@@ -110,7 +110,7 @@ def test_client_keeps_its_promises(
     promise(pair_of(request, pair))
 
 
-def test_unacknowledged_messages_come_again_after_the_ack_timeout(
+def test_unacknowledged_messages_are_redelivered_after_the_ack_timeout(
     request: pytest.FixtureRequest,
 ) -> None:
     """All pairs at the same time: ten seconds are the shortest ack timeout."""

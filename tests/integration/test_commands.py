@@ -60,7 +60,7 @@ def contents(said: str) -> list[str]:
     return [line.partition("content:")[2] for line in said.splitlines() if "content:" in line]
 
 
-def test_produce_and_consume(magnetar, tmp_path: Path) -> None:
+def test_consume_prints_the_produced_messages(magnetar, tmp_path: Path) -> None:
     (tmp_path / "picture").write_bytes(b"\xff\x00picture")
     said = magnetar(
         *("produce", "greetings", "-m", "hello", "-m", "world", "-m", "third"),
@@ -76,7 +76,7 @@ def test_produce_and_consume(magnetar, tmp_path: Path) -> None:
     assert said.endswith("\n4 messages successfully consumed\n")
 
 
-def test_what_was_consumed_does_not_come_again(magnetar) -> None:
+def test_consumed_messages_are_not_redelivered(magnetar) -> None:
     magnetar("produce", "queue", "-m", "a,b,c,d", "--separator", ",")
     first = magnetar("consume", "queue", "-s", "me", "-t", "shared", "-p", "earliest")
     assert contents(first) == ["a"]
@@ -110,7 +110,7 @@ def test_lines_of_a_file_and_of_standard_input(
     assert said.splitlines() == ["first", "second", "", "last", "one", "two", "one", "two"]
 
 
-def test_a_line_of_standard_input_is_sent_before_the_next_one_comes(
+def test_a_line_of_standard_input_is_sent_before_the_next_one_arrives(
     magnetar, environment: dict[str, str]
 ) -> None:
     magnetar("produce", "typed", "-m", "first")
@@ -264,7 +264,7 @@ def test_topics_stats_prints_counts_and_backlogs(magnetar) -> None:
         (["produce", "a", "-f", "nope"], "nope: No such file or directory"),
     ],
 )
-def test_what_goes_wrong_is_one_line(
+def test_an_error_is_printed_as_one_line(
     magnetar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], reason: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -121,7 +121,7 @@ def test_the_stop_grace_period_exceeds_the_time_that_servers_need() -> None:
     assert own_s < STOP_S
 
 
-def test_what_a_service_waits_for_exists_and_says_when_it_is_healthy() -> None:
+def test_each_dependency_of_a_service_exists_and_has_a_health_check() -> None:
     for service in services().values():
         for other, wish in service.get("depends_on", {}).items():
             assert wish == {"condition": "service_healthy"}
@@ -305,7 +305,7 @@ def test_every_service_runs_as_written(running: dict[str, LocalProcess]) -> None
         assert "stopped by" not in said
 
 
-def test_the_image_serves_standalone_unless_told_otherwise(tmp_path: Path) -> None:
+def test_the_image_runs_standalone_without_a_command(tmp_path: Path) -> None:
     words = dict(instructions())
     arguments = [word.replace("/data", str(tmp_path)) for word in json.loads(words["CMD"])]
     ports = {key: free_port() for key in ("grpc", "pulsar", "http")}

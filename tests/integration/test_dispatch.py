@@ -290,7 +290,7 @@ def test_each_partition_has_one_active_consumer_and_the_others_stand_by(
         consumer.close()
 
 
-def test_former_active_consumer_may_still_work_on_what_the_next_one_gets(
+def test_former_active_consumer_may_still_process_messages_that_the_next_one_gets(
     server: StandaloneProcess, library: Api, topic: str
 ) -> None:
     """The active consumer of partition 0 is the first by name."""

@@ -158,7 +158,7 @@ def test_a_listener_gets_the_messages(pulsar: Library, url: str, topic: str) -> 
     client.close()
 
 
-def test_a_shared_subscription_redelivers_and_gives_up(
+def test_a_shared_subscription_redelivers_and_then_moves_to_the_dead_letter_topic(
     pulsar: Library, url: str, topic: str
 ) -> None:
     client = pulsar.Client(url)

@@ -175,7 +175,7 @@ def test_a_message_in_chunks_arrives_decrypted(
 @pytest.mark.parametrize("receives", MODULES, ids=["apache", "ours"])
 @pytest.mark.parametrize("reader", [None, "other"], ids=["without a key", "with another key"])
 @pytest.mark.parametrize("batching", [False, True], ids=["alone", "batched"])
-def test_what_cannot_be_decrypted_is_discarded_or_delivered_as_it_is(
+def test_an_undecryptable_message_is_discarded_or_delivered_encrypted(
     clients: dict[Any, Any],
     keys: dict[str, Keys],
     topic: str,

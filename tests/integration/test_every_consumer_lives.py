@@ -26,7 +26,7 @@ def _java() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.real_loop(deadline_s=800)
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.night)])
-async def test_nothing_is_lost_disordered_or_repeated_without_a_reason(
+async def test_no_message_is_lost_disordered_or_repeated_without_a_reason(
     tmp_path: Path, kills: int
 ) -> None:
     record = await run_every_consumer(tmp_path, kills=kills)

@@ -235,7 +235,7 @@ async def test_an_owner_that_lost_its_session_gives_way() -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_client_is_told_where_its_topic_went(transport: str) -> None:
+async def test_a_closing_broker_tells_its_clients_the_next_owner(transport: str) -> None:
     async with pair() as (first, second), wire_to(first, transport) as client:
         topic = topic_of(first, [first, second])
         url = second.pulsar_url if transport == "pulsar" else second.grpc_url
@@ -321,7 +321,7 @@ async def test_an_unmodified_apache_client_follows_its_topic() -> None:
         assert serves(second, topic)
 
 
-async def test_both_stop_together() -> None:
+async def test_two_brokers_stop_at_the_same_time() -> None:
     async with pair() as (first, second), wire_to(first, "pulsar") as client:
         topic = topic_of(first, [first, second])
         await client.produce(topic)

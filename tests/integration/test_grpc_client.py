@@ -131,7 +131,7 @@ def test_a_negative_acknowledgement_counts(client: magnetar.Client, topic: str) 
         consumer.acknowledge_cumulative(last)
 
 
-def test_what_a_shared_consumer_leaves_goes_to_the_others(
+def test_messages_of_a_closed_shared_consumer_go_to_the_others(
     service: Service, client: magnetar.Client, topic: str
 ) -> None:
     publish(client, topic, 6)
@@ -144,7 +144,9 @@ def test_what_a_shared_consumer_leaves_goes_to_the_others(
     ]
 
 
-def test_who_is_there_already_stays(client: magnetar.Client, topic: str) -> None:
+def test_a_busy_subscription_or_producer_name_is_refused(
+    client: magnetar.Client, topic: str
+) -> None:
     consumer = client.subscribe(topic, "s")
     with pytest.raises(magnetar.ConsumerBusy):
         client.subscribe(topic, "s")
@@ -176,7 +178,7 @@ def test_the_last_message_id(client: magnetar.Client, topic: str) -> None:
     assert consumer.get_last_message_id().batch_index() == 3
 
 
-def test_what_cannot_be_is_refused_by_name(client: magnetar.Client, topic: str) -> None:
+def test_an_invalid_request_is_refused_by_name(client: magnetar.Client, topic: str) -> None:
     for name in ("a/b", "nothing://public/default/t", ""):
         with pytest.raises((magnetar.InvalidTopicName, ValueError)):
             client.create_producer(name)

@@ -214,7 +214,7 @@ def test_negatively_acknowledged_messages_return_to_the_consumer_of_their_key(
     producer.close()
 
 
-def test_key_that_returns_to_its_consumer_goes_on_at_once(api: Api, topic: str) -> None:
+def test_key_that_returns_to_its_consumer_continues_at_once(api: Api, topic: str) -> None:
     producer = api.client.create_producer(topic, batching_enabled=False)
     first = api.subscribe(topic, "KeyShared", "c1")
     keys = [f"key-{number}" for number in range(30)]

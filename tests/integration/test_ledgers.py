@@ -177,8 +177,8 @@ async def check_content(ledgers: Ledgers, ledger: LedgerId) -> int:
 async def test_a_kill_9_of_a_bookie_delays_no_append_and_loses_no_entry(
     bookies: list[BookieProcess], count: int
 ) -> None:
-    """With a spare it is replaced, without one the ledger goes on: in either case nothing waits for
-    a timeout, and every confirmed entry is read back."""
+    """With a spare it is replaced, without one the ledger continues: in either case nothing waits
+    for a timeout, and every confirmed entry is read back."""
 
     async with cluster(bookies[:count]) as (tree, _), broker(tree, 1) as ledgers:
         appender = await ledgers.create(newer_than=LedgerId(-1), custom={})

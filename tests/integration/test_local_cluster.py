@@ -112,7 +112,7 @@ def alive(pid: int) -> bool:
 ALL = ("zookeeper", "bookie", "broker", "autorecovery")
 
 
-def test_what_it_prints_and_that_sigterm_stops_all_of_it(launcher: Launcher) -> None:
+def test_local_cluster_prints_its_servers_and_sigterm_stops_them_all(launcher: Launcher) -> None:
     launcher.start("--zookeepers", "1", "--bookies", "2", "--brokers", "2")
     ready = launcher.ready
     assert ready == launcher.description()
@@ -378,7 +378,7 @@ async def test_a_server_that_does_not_start_ends_all_of_it(tmp_path: Path) -> No
     assert not any(process.running for process in cluster.processes)
 
 
-def test_without_java_it_says_what_to_install(
+def test_local_cluster_without_java_says_what_to_install(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -78,7 +78,7 @@ class Acked:
         self.positions.add(position)
 
 
-async def test_bookies_die_and_come_back_under_a_writer() -> None:
+async def test_a_writer_survives_deaths_and_restarts_of_bookies() -> None:
     async with bookie_cluster(3) as nodes:
         acked = Acked()
         names = [f"m{number}" for number in range(300)]
@@ -157,7 +157,7 @@ async def test_a_degraded_ledger_is_left_once_the_third_bookie_is_there() -> Non
 
 
 @pytest.mark.real_loop
-async def test_the_topic_moves_while_its_old_owner_goes_on() -> None:
+async def test_the_topic_moves_while_its_old_owner_keeps_running() -> None:
     async with bookie_cluster(3) as nodes:
         acked = Acked()
         async with (

@@ -126,7 +126,7 @@ def place(request: pytest.FixtureRequest, url: str, server: StandaloneProcess) -
 def test_send_without_a_receipt_fails_after_its_timeout(
     place: Place, server: StandaloneProcess
 ) -> None:
-    """The server stands still. A later message is stored when it goes on."""
+    """The server stands still. A later message is stored when it continues."""
     producer = place.client.create_producer(place.topic, batching_enabled=False)
     producer.send(b"before")
     began = place.loop.time()

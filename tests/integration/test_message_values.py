@@ -202,7 +202,7 @@ def test_encrypted_messages_are_stored_unchanged(
     assert [consumer.receive(TIMEOUT_MS).data() for _ in payloads] == payloads
 
 
-def test_refused_message_fails_and_the_producer_goes_on(
+def test_refused_message_fails_and_the_producer_continues(
     apache: pulsar.Client, topic: str, server: StandaloneProcess
 ) -> None:
     """With another error, Apache's client would reconnect and send it again, without end."""

@@ -162,7 +162,7 @@ def test_a_waiting_producer_becomes_ready_when_the_leader_leaves(
     made[0].close()
 
 
-def test_max_producers_per_topic(
+def test_a_producer_above_max_producers_per_topic_is_refused(
     service: Service, client: Any, library: Library, topic: str
 ) -> None:
     first = client.create_producer(topic)

@@ -1,4 +1,4 @@
-"""Lost copies come back on real processes, while a client produces and consumes undisturbed."""
+"""Lost copies are restored on real processes, while a client produces and consumes undisturbed."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ async def test_a_bookie_without_its_store_is_filled_again_as_a_new_one(
 ) -> None:
     """Three bookies, so no other one could take its seats; ledgers that are made meanwhile have two
     copies, and get their third. A wiped bookie is refused under its old identity; one whose log
-    lost its end goes on as a new incarnation by itself."""
+    lost its end continues as a new incarnation by itself."""
 
     async with (
         LocalCluster(

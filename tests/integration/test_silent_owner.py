@@ -1,6 +1,6 @@
 """An owner that is stopped by SIGSTOP, under load and without; real processes, three bookies.
 
-Another broker takes its topics over, our client goes on there, and the stopped broker continues
+Another broker takes its topics over, our client continues there, and the stopped broker continues
 later with what it believed before.
 """
 
@@ -141,7 +141,7 @@ async def test_a_stopped_owner_is_replaced_under_load_again_and_again(tmp_path: 
                 assert load.receipts == sorted(load.receipts)
                 first = list(dict.fromkeys(load.deliveries))
                 assert first == sorted(first)
-                # What was under way is sent again, and what was not acknowledged comes again.
+                # Messages under way are resent, and unacknowledged ones are redelivered.
                 repeated = len(load.deliveries) - len(first)
                 assert repeated <= ROUNDS * 2 * WINDOW
 
@@ -218,7 +218,7 @@ async def test_a_continued_owner_confirms_nothing_and_gives_its_topics_up(tmp_pa
 
 
 @pytest.mark.real_loop(deadline_s=120)
-async def test_under_a_watchdog_apaches_client_goes_on_after_its_broker_was_stopped(
+async def test_under_a_watchdog_apaches_client_continues_after_its_broker_was_stopped(
     tmp_path: Path,
 ) -> None:
     """Its own keep-alive would give the connection up after 30 to 60 s."""

@@ -1,4 +1,5 @@
-"""Space on a real disk: given back after deletions while adds go on; run out of and found again."""
+"""Space on a real disk: given back after deletions while adds continue; run out of and found
+again."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ def compactions() -> Iterator[list[tuple[float, float]]]:
 
 
 @pytest.mark.real_loop(deadline_s=240)
-async def test_space_comes_back_while_adds_go_on(
+async def test_space_is_freed_while_adds_continue(
     tmp_path: Path, compactions: list[tuple[float, float]]
 ) -> None:
     store = MemoryStore()

@@ -112,7 +112,7 @@ def _ms(moment: datetime | None) -> int:
 
 @pytest.mark.parametrize("codec", ["NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"])
 @pytest.mark.parametrize("batched", [True, False])
-def test_what_apaches_client_wrote(
+def test_spark_reads_messages_of_apaches_client(
     spark: SparkSession, service: Service, topic: str, codec: str, batched: bool
 ) -> None:
     apache = pulsar.Client(
@@ -343,7 +343,7 @@ def test_an_archive_is_all_of_the_topic(
     assert [child.name for child in path.parent.iterdir()] == ["archive"]
 
 
-def test_an_archive_is_replaced_only_when_told(
+def test_an_archive_is_replaced_only_with_the_option_for_it(
     spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "archive"
@@ -357,7 +357,7 @@ def test_an_archive_is_replaced_only_when_told(
     assert pq.read_table(path).num_rows == 20
 
 
-def test_dates_of_an_archive_are_utc_whatever_the_session_is_told(
+def test_dates_of_an_archive_are_utc_in_any_session_time_zone(
     spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
 ) -> None:
     from magnetar.spark.pipelines.archive import PartitionBy

@@ -167,7 +167,7 @@ def truncate(service: Service, topic: str) -> None:
     service.call(opened(service, topic).truncate())
 
 
-def test_earliest_is_read_at_once_and_later_batches_read_what_is_new(
+def test_earliest_is_read_at_once_and_later_batches_read_new_messages(
     service: Service, client: magnetar.Client, topic: str
 ) -> None:
     publish(client, topic, 20, batch=5)
@@ -477,7 +477,7 @@ def test_a_subscription_holds_unread_messages_and_its_backlog_becomes_zero(
     assert held.backlog_entries == 0
 
 
-def test_a_query_with_a_subscription_goes_on_without_a_deleted_topic(
+def test_a_query_with_a_subscription_continues_without_a_deleted_topic(
     service: Service, client: magnetar.Client, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("a", "b"):
@@ -543,7 +543,7 @@ def test_a_topic_that_does_not_exist_is_named(service: Service, topic: str) -> N
         Query(service, topic=f"{topic}-partition-2").plan()
 
 
-def test_a_query_goes_on_while_its_broker_is_away_and_fails_after_the_timeout(
+def test_a_query_continues_while_its_broker_is_away_and_fails_after_the_timeout(
     service: Service, client: magnetar.Client, topic: str
 ) -> None:
     publish(client, topic, 1)

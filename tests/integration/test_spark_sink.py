@@ -271,7 +271,7 @@ def test_a_batch_that_is_repeated_is_stored_once(
     assert len(read(spark, url, topic)) == 4_500 + 1_500
 
 
-def test_a_query_goes_on_after_kills_of_the_server_and_stores_each_row_once(
+def test_a_query_continues_after_kills_of_the_server_and_stores_each_row_once(
     spark: SparkSession, server: LocalProcess, url: str, exact: str, tmp_path: Path
 ) -> None:
     frame = files_of(spark, tmp_path, 6, 4_000)

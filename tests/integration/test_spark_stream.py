@@ -127,7 +127,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_available_now_reads_in_limited_batches_and_goes_on_from_the_checkpoint(
+def test_available_now_reads_in_limited_batches_and_continues_from_the_checkpoint(
     spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
 ) -> None:
     publish(client, topic, *numbers(0, 100), batch=10)

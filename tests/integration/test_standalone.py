@@ -36,7 +36,7 @@ def receive(consumer: magnetar.Consumer, count: int) -> list[magnetar.Message]:
 
 
 def test_the_first_program_and_a_crash(server: StandaloneProcess) -> None:
-    """Send, receive, ack; after kill -9 what was acknowledged does not come again, the rest does,
+    """Send, receive, ack; after kill -9 acknowledged messages are not redelivered, the rest is,
     and nothing that was sent is missing."""
     server.start()
     with magnetar.Client(server.service_url) as client:
@@ -86,7 +86,7 @@ def test_a_client_that_is_there_survives_the_crash(server: StandaloneProcess) ->
         assert list(dict.fromkeys(seen)) == [b"%d" % n for n in range(20)]
 
 
-def test_it_comes_back_again_and_again(server: StandaloneProcess) -> None:
+def test_standalone_restarts_repeatedly(server: StandaloneProcess) -> None:
     for round_, end in enumerate((server.kill, server.terminate, server.kill)):
         server.start()
         with magnetar.Client(server.service_url) as client:
@@ -131,7 +131,7 @@ def test_a_stop_under_load_is_clean_and_keeps_what_was_acknowledged(
     client.close()
 
 
-def test_what_it_says_of_itself(server: StandaloneProcess) -> None:
+def test_standalone_reports_its_addresses_and_its_health(server: StandaloneProcess) -> None:
     server.start()
     assert server.health() == (
         200,
@@ -151,7 +151,7 @@ def test_what_it_says_of_itself(server: StandaloneProcess) -> None:
     ]
 
 
-def test_it_needs_less_than_200_megabytes_when_idle(server: StandaloneProcess) -> None:
+def test_an_idle_standalone_server_needs_less_than_200_megabytes(server: StandaloneProcess) -> None:
     server.start()
     status = Path(f"/proc/{server.pid}/status").read_text()
     [line] = [line for line in status.splitlines() if line.startswith("VmRSS:")]

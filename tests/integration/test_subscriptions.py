@@ -1,4 +1,4 @@
-"""Subscriptions as administrators and clients use them: skip, expire, seek, limits.
+"""Subscriptions under requests of administrators and clients: skip, expire, seek, limits.
 
 The clients are Apache's client on Pulsar's protocol and ours on gRPC. They have the same names.
 """
@@ -129,7 +129,7 @@ def test_reset_into_a_batch_delivers_from_that_message(api: Api, topic: str) -> 
         consumer.close()
 
 
-def test_a_reader_beside_a_durable_subscription_of_its_name(api: Api, topic: str) -> None:
+def test_a_reader_can_have_the_name_of_a_durable_subscription(api: Api, topic: str) -> None:
     api.publish(topic, range(5))
     consumer = api.subscribe(topic, subscription="both")
     reader = api.client.create_reader(
@@ -142,7 +142,7 @@ def test_a_reader_beside_a_durable_subscription_of_its_name(api: Api, topic: str
     wait_for(lambda: list(api.call(topic, "stats")["subscriptions"]) == ["both"])
 
 
-def test_limits_and_types_of_the_policies(api: Api, topic: str) -> None:
+def test_policies_limit_consumers_and_subscriptions(api: Api, topic: str) -> None:
     api.call(topic, "", method="PUT")
     api.call(topic, "maxConsumersPerSubscription", 1, method="POST")
     first = api.subscribe(topic, kind="Shared")
@@ -157,7 +157,7 @@ def test_limits_and_types_of_the_policies(api: Api, topic: str) -> None:
     first.close()
 
 
-def test_the_dispatch_rate_of_a_policy(api: Api, topic: str) -> None:
+def test_the_dispatch_rate_of_a_policy_limits_deliveries(api: Api, topic: str) -> None:
     api.publish(topic, range(60))
     api.call(
         topic,
@@ -182,7 +182,7 @@ def test_redelivery_counts_survive_a_kill(server: StandaloneProcess, api: Api, t
         [message] = take(consumer, 1)
         counts.append(message.redelivery_count())
         if number < 2:
-            # The answer says that all earlier changes of the topic's cursors are stored, too.
+            # The answer means that all earlier changes of the topic's cursors are stored, too.
             other = f"subscription/other{number}"
             api.call(topic, other, {"ledgerId": -1, "entryId": -1}, method="PUT")
             api.call(topic, f"{other}/skip_all", method="POST")

@@ -95,7 +95,7 @@ def test_a_topic_with_clients_is_not_deleted(
     client.close()
 
 
-def test_clients_of_a_deleted_topic_do_not_make_it_anew(
+def test_clients_of_a_deleted_topic_do_not_create_it_again(
     server: StandaloneProcess, clients: Callable[[], Any], topic: str
 ) -> None:
     client, other = clients(), clients()

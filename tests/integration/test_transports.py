@@ -80,12 +80,14 @@ def place_over_tcp(over_tcp: tuple[magnetar.Client, str], server: StandaloneProc
 
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-def test_every_use_works(place: Place, use: Callable[[Place], None]) -> None:
+def test_every_use_of_the_client_succeeds_over_each_transport(
+    place: Place, use: Callable[[Place], None]
+) -> None:
     use(place)
 
 
 @pytest.mark.real_loop
-async def test_the_asyncio_client_works_over_tcp(place_over_tcp: Place) -> None:
+async def test_the_asyncio_client_sends_and_receives_over_tcp(place_over_tcp: Place) -> None:
     await asyncio_face(place_over_tcp)
 
 

@@ -52,7 +52,7 @@ def test_five_jars_are_found_in_the_wheel() -> None:
     assert any(name.startswith("zookeeper-3") for name in names)
 
 
-def test_a_server_starts_stops_is_killed_and_comes_back(tmp_path: Path) -> None:
+def test_a_zookeeper_server_restarts_after_a_stop_and_a_kill(tmp_path: Path) -> None:
     with ZooKeeperEnsemble(tmp_path) as server:
         (node,) = server.nodes
         wait_mode(node, "standalone")

@@ -121,7 +121,7 @@ def played() -> list[Outcome]:
 
 
 @pytest.mark.timeout(600)
-def test_nothing_is_violated(played: list[Outcome]) -> None:
+def test_no_seed_violates_an_oracle(played: list[Outcome]) -> None:
     assert len(played) == SEEDS + sum(FURTHER.values())
 
 
@@ -134,7 +134,7 @@ def test_every_fault_had_an_effect(played: list[Outcome]) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_subscriptions_met_enough(played: list[Outcome]) -> None:
+def test_subscriptions_met_each_event_often_enough(played: list[Outcome]) -> None:
     met: Counter[str] = Counter()
     for outcome in played:
         met.update(outcome.bitten)

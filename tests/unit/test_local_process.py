@@ -67,7 +67,7 @@ def test_process_that_ends_before_it_is_ready_fails_with_its_log(server: Starter
     assert failed.value.log_tail.splitlines() == ["first", "no disk"]
 
 
-def test_process_that_is_only_slow_fails_and_goes_on_running(server: Starter) -> None:
+def test_a_slow_process_fails_the_wait_and_keeps_running(server: Starter) -> None:
     process = server("import signal; signal.pause()", ready_s=0.2)
     with pytest.raises(ProcessFailed, match=r"was not ready after 0\.2 s"):
         process.start()

@@ -50,7 +50,7 @@ def test_a_server_that_falls_silent_is_killed_after_the_limit() -> None:
     assert list(check(watchdog, since=10.5, until=20.0, answers=False)) == [10.0 + SILENCE_S]
 
 
-def test_a_server_that_has_not_answered_yet_is_left_alone() -> None:
+def test_a_server_that_has_not_answered_yet_is_not_killed() -> None:
     """It may replay its log for minutes."""
     watchdog = Watchdog()
     assert list(check(watchdog, since=0.0, until=600.0, answers=False)) == []
@@ -63,7 +63,7 @@ def test_a_restarted_server_gets_its_time_to_start() -> None:
     assert list(check(watchdog, since=10.5, until=60.0, answers=False)) == []
 
 
-def test_a_watchdog_that_stood_still_itself_counts_anew() -> None:
+def test_a_watchdog_that_stood_still_starts_its_count_again() -> None:
     watchdog = Watchdog()
     list(check(watchdog, since=0.0, until=10.0, answers=True))
     assert list(check(watchdog, since=30.0, until=31.5, answers=False)) == []

@@ -184,7 +184,7 @@ class Consumer:
     def __init__(self, name: str, director: Director) -> None:
         self.name = name
         self.willing = False
-        self.gone = False  # for good
+        self.gone = False  # permanently
         self.leaves = False  # it gets no more entries, and acknowledges those that it has
         self._director = director
         self._deliveries: Deliveries = director.deliveries

@@ -124,7 +124,7 @@ class Process:
 
     def resume(self) -> None:
         if self.host.paused:
-            self.world.trace.note(self.name, "goes on")
+            self.world.trace.note(self.name, "continues")
             assert self.store is not None
             self.world.meta.thaw(self.host, self.store)
             self.world.loop.resume(self.host)

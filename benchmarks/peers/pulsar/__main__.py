@@ -29,7 +29,7 @@ from magnetar.local_process import standalone
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# Pulsar's bookies sync their journal by default; said here because the comparison rests on it.
+# Pulsar's bookies sync their journal by default; set here because the comparison depends on it.
 SYNCED: Final = {"journalSyncData": "true"}
 
 

@@ -1,7 +1,7 @@
 """The rows of the comparison. Each takes a running system and returns figures by name.
 
-A name tells its unit at its end. A rate ("/s") is better when higher, all others when lower. What
-Magnetar does with several clients is compared with what Pulsar does with its own.
+A name ends with its unit. A rate ("/s") is better when higher, all others when lower. Figures of
+Magnetar with several clients are compared with those of Pulsar with its own client.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PERF_S: Final = 15
 BESIDE_S: Final = 60
-PERF_SPARE_S: Final = 20  # on a busy machine a JVM begins so much later than another
+PERF_SPARE_S: Final = 20  # on a busy machine, a JVM may begin this much later than another one
 ONE_AT_A_TIME: Final = 1_500
 BATCHED: Final = 200_000
 BACKLOG: Final = 500_000
@@ -31,7 +31,8 @@ SETTLE_S: Final = 10.0  # after the start, and after a load
 
 @dataclass(frozen=True)
 class Target:
-    """A system that runs. `own_url` is of Magnetar's client; None: the system is Apache Pulsar."""
+    """A running system. `own_url`: the URL for Magnetar's client; None: the system is Apache
+    Pulsar."""
 
     pulsar_url: str
     own_url: str | None
@@ -39,8 +40,8 @@ class Target:
     folder: Path
 
     def clients(self) -> dict[str, tuple[str, str]]:
-        """The Python clients that the system is used with, and their URLs. Apache Pulsar is used by
-        its own client, also where Magnetar is used by Magnetar's."""
+        """The Python clients for the system, and their URLs. Apache Pulsar has only its own client,
+        also in rows where Magnetar has Magnetar's client."""
         apache = "pulsar", self.pulsar_url
         if self.own_url is None:
             return {"pulsar-client": apache}
@@ -81,8 +82,8 @@ def perf_batched(target: Target) -> Figures:
 
 
 def consumer_beside(target: Target) -> Figures:
-    """A Shared consumer beside a producer at full speed: how far it is behind in each interval of
-    BESIDE_S, after one interval in which both JVMs compile their code."""
+    """A Shared consumer during publishes at full speed: how far the consumer is behind in each
+    interval of BESIDE_S, after a first interval in which both JVMs compile their code."""
     url, seconds = target.pulsar_url, perf.INTERVAL_S + BESIDE_S + PERF_SPARE_S
     consumer = perf.consume(
         target.folder / "consumer", url, "perf-beside", seconds=seconds + PERF_SPARE_S

@@ -177,7 +177,7 @@ def test_a_recovery_add_to_an_unknown_ledger_is_stored_and_fences() -> None:
     assert admit(make(storage), add(1, 5)) == [FENCED]
 
 
-def test_the_same_entry_again_is_ok_and_the_stored_copy_stays() -> None:
+def test_a_repeated_entry_is_acked_and_the_stored_copy_stays() -> None:
     storage = FaultyStorage()
     admission = make(storage)
     admit(admission, add(1, 0), add(1, 5, confirmed=4))
@@ -219,7 +219,7 @@ def test_another_length_under_the_same_id_is_a_conflict() -> None:
     assert not same_entry(envelope(1, 5), bytes(longer))
 
 
-def test_an_entry_repeated_in_one_frame_is_ok_and_with_another_payload_a_conflict() -> None:
+def test_a_repeated_entry_in_a_frame_is_acked_and_a_different_payload_conflicts() -> None:
     storage = FaultyStorage()
     admitted = make(storage).admit(
         decode_adds(add(1, 0) + add(1, 0) + add(1, 0, b"PAYLOAD")), verified=True

@@ -475,7 +475,7 @@ async def test_ledgers_deleted_before_an_aborted_round_are_noted_as_dead() -> No
         assert asked == [(1, 3)]
 
 
-async def test_metadata_of_one_ledger_that_cannot_be_read_stops_nothing_else() -> None:
+async def test_an_unreadable_record_of_one_ledger_does_not_stop_the_collection() -> None:
     async with open_rig(inline=True) as rig:
         await rig.begin(1, 2, 3)
         await rig.keep(3, THERE, closed=True)

@@ -144,7 +144,7 @@ async def test_a_connection_without_a_known_purpose_is_ended_by_name(first: byte
         await stream.close()
 
 
-async def test_a_bug_in_the_service_ends_its_stream_alone() -> None:
+async def test_a_bug_in_the_service_ends_only_its_stream() -> None:
     class Buggy:
         async def handle_write(self, stream: FrameStream) -> None:
             await stream.receive()
@@ -265,7 +265,7 @@ async def test_acks_do_not_wait_behind_a_read_that_is_not_taken() -> None:
             await writer.close()
 
 
-async def test_a_presence_is_heard_until_its_last_beat() -> None:
+async def test_a_broker_is_heard_until_its_last_beat() -> None:
     async with bookie_on_ports() as (_, address):
         peer = RemoteBookiePeer(MEMBER, address)
         assert await peer.last_heard("broker", OTHER) is None

@@ -142,7 +142,7 @@ def test_with_little_room_it_gives_less_and_nothing_else(
         cache.check()
 
 
-def test_what_was_not_asked_for_longest_goes_first() -> None:
+def test_the_least_recently_used_run_is_dropped_first() -> None:
     cache = ReadCache(2 * cost_of(1, 0, 4))
     cache.put(1, Run.of(0, entries(1, 0, 4)), 0)
     cache.put(2, Run.of(0, entries(2, 0, 4)), 0)
@@ -163,7 +163,7 @@ def test_a_run_that_was_begun_before_something_was_deleted_is_not_taken() -> Non
     assert cache.bytes > 0
 
 
-def test_what_python_takes_is_counted() -> None:
+def test_the_size_includes_the_overhead_of_python() -> None:
     cache = ReadCache(MANY)
     cache.put(1, Run.of(0, [envelope(1, 0), envelope(1, 1)]), 0)
     size = len(envelope(1, 0)) + len(envelope(1, 1))
@@ -200,7 +200,7 @@ async def test_cached_entries_are_not_read_again_and_others_are() -> None:
         assert await bookie.read(read_request(3, 5)) == some(3, 4, 5)
 
 
-async def test_nothing_is_kept_by_a_cache_of_no_size() -> None:
+async def test_a_cache_of_size_0_keeps_no_run() -> None:
     async with running_bookie() as bookie:
         bookie.service.read_cache = ReadCache(0)
         writer = await bookie.connect()
@@ -250,7 +250,7 @@ async def test_an_entry_that_was_replaced_is_given_as_it_is_now() -> None:
         assert await bookie.read(read_request(2, 2)) == some(2)
 
 
-async def test_a_read_that_fences_is_told_what_the_disk_holds() -> None:
+async def test_a_read_that_fences_bypasses_the_cache() -> None:
     async with running_bookie() as bookie:
         await with_five_read(bookie)
         bookie.storage.failing["read"] = BROKEN

@@ -85,7 +85,7 @@ async def test_a_value_that_cannot_be_read_stops_compactions_until_a_scrub_is_cl
     storage.close()
 
 
-async def test_space_comes_back_though_another_compaction_came_first(tmp_path: Path) -> None:
+async def test_space_is_freed_although_another_compaction_came_first(tmp_path: Path) -> None:
     """It dropped the keys and the markers of the dead; their values lie in the file of the living,
     too few of them for RocksDB to care by itself."""
     storage = RocksStorage(tmp_path, create=True)

@@ -74,7 +74,7 @@ async def test_a_registration_is_entered_again_after_the_session_was_lost() -> N
         assert await stored(other) == OURS
 
 
-async def test_a_suspended_session_is_not_a_lost_one() -> None:
+async def test_a_suspended_session_does_not_count_as_lost() -> None:
     store = MemoryStore(MemoryTree())
     async with registered(store) as entry:
         await entry.wait_held()
@@ -129,7 +129,7 @@ async def test_a_later_start_of_the_same_directory_ends_this_one() -> None:
     assert failed.group_contains(LeaseTaken)
 
 
-async def test_read_only_is_told_by_the_same_node_and_survives_a_lost_session() -> None:
+async def test_the_registration_says_read_only_also_after_a_lost_session() -> None:
     tree = MemoryTree()
     store, other = MemoryStore(tree), MemoryStore(tree)
     async with registered(store) as entry:

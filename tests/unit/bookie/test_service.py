@@ -137,7 +137,7 @@ def corrupt(data: bytes, at: int) -> bytes:
         (add(1, 1, bytes(ENTRY_BYTES_MAX + 1)), BookieCode.TOO_LARGE),
     ],
 )
-async def test_a_bad_add_is_refused_alone_and_the_stream_continues(
+async def test_only_the_bad_add_is_refused_and_the_stream_continues(
     bad: bytes, code: BookieCode
 ) -> None:
     async with running_bookie() as bookie:

@@ -98,7 +98,7 @@ async def test_a_read_answers_no_such_ledger_then_after_a_fence_no_such_entry() 
         (read_request(0, 9, ledger=-1, fence=True), BookieCode.BAD_REQUEST),
     ],
 )
-async def test_a_read_that_is_refused_says_why_and_fences_nothing(
+async def test_a_refused_read_gives_the_reason_and_fences_nothing(
     request_: ReadRequest, code: BookieCode
 ) -> None:
     async with running_bookie() as bookie:
@@ -154,7 +154,7 @@ async def test_last_confirmed_returns_the_last_entry_with_its_confirmed_and_leng
         assert last.length == 5 * len(b"payload")
 
 
-async def test_a_last_entry_that_is_another_ledgers_says_nothing() -> None:
+async def test_a_last_entry_of_another_ledger_is_answered_as_unknown() -> None:
     async with running_bookie() as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 4, confirmed=2), add(2, 9, confirmed=8))

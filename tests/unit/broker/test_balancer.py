@@ -150,7 +150,7 @@ async def test_two_brokers_with_too_many_give_their_parts() -> None:
 
 
 @pytest.mark.parametrize("case", ["switched off", "a silent target"])
-async def test_nothing_moves_with(case: str) -> None:
+async def test_no_bundle_moves_with(case: str) -> None:
     rules = BalanceRules(enabled=case != "switched off", period_s=60.0)
     async with cluster(rules) as it:
         first = await it.join()
@@ -163,7 +163,7 @@ async def test_nothing_moves_with(case: str) -> None:
         assert first.owners.census.count((first.me.broker, first.me.incarnation)) == 4
 
 
-async def test_nothing_moves_while_brokers_come_and_go() -> None:
+async def test_no_bundle_moves_while_brokers_join_and_leave() -> None:
     async with cluster() as it:
         first = await it.join()
         await first.take(4)

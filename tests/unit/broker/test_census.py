@@ -31,7 +31,7 @@ def bundle(number: int, namespace: str = "n") -> Bundle:
 LIVE = {it.broker: it for it in map(registration, range(3))}
 
 
-def test_a_note_replaces_the_one_before() -> None:
+def test_a_note_replaces_the_previous_note() -> None:
     census = Census()
     for taker in (owner(0), owner(1), owner(1)):
         census.note(bundle(0), taker)
@@ -41,7 +41,7 @@ def test_a_note_replaces_the_one_before() -> None:
     assert census.count(owner(1)) == 0
 
 
-def test_another_run_of_a_broker_owns_what_was_noted_for_it_alone() -> None:
+def test_another_incarnation_of_a_broker_owns_only_its_own_bundles() -> None:
     census = Census()
     census.note(bundle(0), owner(0, run=1))
     assert census.count(owner(0)) == 0
@@ -89,7 +89,9 @@ def test_with_equal_numbers_all_brokers_choose_alike_and_each_gets_some() -> Non
         pytest.param([5], {}, id="alone"),
     ],
 )
-def test_moves(numbers: list[int], moves: dict[tuple[int, int], int]) -> None:
+def test_moves_spread_the_bundles_evenly(
+    numbers: list[int], moves: dict[tuple[int, int], int]
+) -> None:
     counts = {owner(number): count for number, count in enumerate(numbers)}
     found: dict[tuple[int, int], int] = {}
     for source in range(len(numbers)):

@@ -137,7 +137,7 @@ def break_callback(here: Place) -> None:
     topic.log.watch(broken, read_position=lambda: topic.log.confirmed)
 
 
-async def test_a_bug_in_a_callback_of_the_log_fails_the_topic_alone() -> None:
+async def test_a_bug_in_a_callback_of_the_log_fails_only_the_topic() -> None:
     async with place() as here:
         client = await here.client()
         await client.produce(TOPIC)
@@ -176,7 +176,7 @@ async def test_a_topic_that_fails_three_times_is_refused_for_a_while() -> None:
         assert isinstance(await client.produce(TOPIC, producer_id=10), pb.CommandProducerSuccess)
 
 
-async def test_a_bug_in_a_task_of_a_topic_fails_the_topic_alone() -> None:
+async def test_a_bug_in_a_task_of_a_topic_fails_only_the_topic() -> None:
     async with place() as here:
         client = await here.client()
         await client.produce(TOPIC)
@@ -191,7 +191,7 @@ async def test_a_bug_in_a_task_of_a_topic_fails_the_topic_alone() -> None:
         await check_served(here)
 
 
-async def test_a_bug_while_a_waiting_producer_becomes_exclusive_fails_the_topic_alone() -> None:
+async def test_a_bug_while_a_waiting_producer_becomes_exclusive_fails_only_the_topic() -> None:
     async with place() as here:
         client = await here.client()
         await client.produce(TOPIC, producer_access_mode=pb.Exclusive)
@@ -204,7 +204,7 @@ async def test_a_bug_while_a_waiting_producer_becomes_exclusive_fails_the_topic_
         await check_served(here)
 
 
-async def test_a_bug_in_a_switch_of_deduplication_fails_the_topic_alone() -> None:
+async def test_a_bug_in_a_switch_of_deduplication_fails_only_the_topic() -> None:
     async with place() as here:
         client = await here.client()
         await client.produce(TOPIC)
@@ -217,7 +217,7 @@ async def test_a_bug_in_a_switch_of_deduplication_fails_the_topic_alone() -> Non
         await check_served(here)
 
 
-async def test_a_bug_in_a_deletion_fails_the_deletion_alone() -> None:
+async def test_a_bug_in_a_deletion_fails_only_the_deletion() -> None:
     async with place() as here:
         client = await here.client()
         await client.produce(TOPIC)
@@ -230,7 +230,7 @@ async def test_a_bug_in_a_deletion_fails_the_deletion_alone() -> None:
         await check_served(here)
 
 
-async def test_a_bug_in_a_timer_of_a_subscription_fails_the_topic_alone() -> None:
+async def test_a_bug_in_a_timer_of_a_subscription_fails_only_the_topic() -> None:
     async with place() as here:
         client = await here.client()
         await client.subscribe(TOPIC)

@@ -1,4 +1,4 @@
-"""The rule for silent brokers, and who asks for whom."""
+"""The rule for silent brokers, and which lookup asks for the others."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_silent_means_that_most_answer_and_none_contradicts_whatever_the_answers
 
 
 class Bookies(FakeWitnesses):
-    """They heard the owner at `heard_at`, and so on if it beats."""
+    """The bookies heard the owner at `heard_at`, and later if it `beats`."""
 
     def __init__(self, heard_at: float, *, beats_again_at: float = 1e9) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ async def test_a_broker_that_is_gone_is_not_pinged_again() -> None:
     assert await liveness.responds(OWNER)
 
 
-async def test_another_run_of_the_broker_is_asked_about_anew() -> None:
+async def test_another_incarnation_of_the_broker_is_asked_about_again() -> None:
     bookies = Bookies(asyncio.get_running_loop().time() - 100.0)
     liveness = liveness_of(bookies)
     await liveness.is_gone(OWNER)
@@ -160,7 +160,7 @@ async def test_another_run_of_the_broker_is_asked_about_anew() -> None:
     assert bookies.asked == [("owner", "1" * 32), ("owner", "2" * 32)]
 
 
-async def test_when_the_lookup_that_asks_is_cancelled_another_one_asks() -> None:
+async def test_another_lookup_asks_when_the_asking_one_is_cancelled() -> None:
     now = asyncio.get_running_loop().time
     bookies = Bookies(now() - SILENCE_S + 1.0)
     liveness = liveness_of(bookies)
@@ -174,7 +174,7 @@ async def test_when_the_lookup_that_asks_is_cancelled_another_one_asks() -> None
     assert len(bookies.asked) <= 2 + (SILENCE_S - 1.0) / ASK_AGAIN_S + 1
 
 
-def test_the_default_of_the_setting_is_this_one() -> None:
+def test_the_default_of_the_setting_equals_the_constant() -> None:
     assert BrokerConfig.model_fields["broker_silence_in_seconds"].default == SILENCE_S
 
 

@@ -1,4 +1,5 @@
-"""Bundle ownership: who takes what, who gives it up, and who is left alone."""
+"""Bundle ownership: which broker takes which bundle, which one releases it, and which one keeps
+it."""
 
 from __future__ import annotations
 
@@ -256,7 +257,7 @@ async def test_a_free_bundle_does_not_go_to_a_silent_broker() -> None:
         assert located.broker == peers[0].me
 
 
-async def test_a_thousand_lookups_at_one_time_share_one_ping_and_one_question() -> None:
+async def test_a_thousand_concurrent_lookups_share_one_ping_and_one_question() -> None:
     async with brokers(2) as peers:
         name = topic_of(peers[1], peers)
         await peers[1].owners.locate(bundle_of(name), authoritative=False)
@@ -294,7 +295,7 @@ async def test_a_restarted_broker_does_not_inherit_the_bundles_of_its_former_run
         assert record == Ownership(peers[1].me.broker, peers[1].me.incarnation, 5)
 
 
-async def test_nothing_is_taken_while_the_session_is_suspended() -> None:
+async def test_no_bundle_is_taken_while_the_session_is_suspended() -> None:
     async with brokers(1) as peers:
         held, free = TopicName.parse("public/n0/t"), TopicName.parse("public/n1/t")
         await peers[0].owners.locate(bundle_of(held), authoritative=False)
@@ -349,7 +350,7 @@ async def test_releasing_unloads_and_names_the_next_owner() -> None:
         assert located.broker == peers[1].me
 
 
-async def test_what_a_later_version_wrote_goes_over_with_the_bundle() -> None:
+async def test_fields_of_a_later_version_are_kept_when_a_bundle_moves() -> None:
     async with brokers(2) as peers:
         name, later = topic_of(peers[0], peers), b"\xc2\x3e\x05later"  # field 1000
         bundle = bundle_of(name)
@@ -369,7 +370,7 @@ async def test_what_a_later_version_wrote_goes_over_with_the_bundle() -> None:
         assert given.value.endswith(later)
 
 
-async def test_a_broker_that_is_gone_is_no_heir() -> None:
+async def test_a_dead_broker_is_not_the_next_owner() -> None:
     async with brokers(3) as peers:
         name = topic_of(peers[0], peers)
         bundle = bundle_of(name)
@@ -390,7 +391,7 @@ async def test_a_broker_that_is_gone_is_no_heir() -> None:
         assert record.owner == second.me.broker
 
 
-async def test_what_is_handed_to_a_broker_that_stops_is_not_served_by_it() -> None:
+async def test_a_stopping_broker_does_not_serve_bundles_handed_to_it() -> None:
     async with brokers(2) as peers:
         name = topic_of(peers[0], peers)
         bundle = bundle_of(name)
@@ -421,7 +422,7 @@ class SlowStore(MemoryStore):
         return version
 
 
-async def test_what_is_taken_while_the_stop_begins_is_not_served() -> None:
+async def test_a_bundle_taken_while_the_stop_begins_is_not_served() -> None:
     """No code would release it any more: its topics would be opened, and the stop never end."""
 
     async def _refusal(owners: Owners, name: TopicName) -> BundleUnavailable | None:
@@ -600,7 +601,7 @@ async def test_a_bundle_is_handed_to_the_named_broker() -> None:
             assert (await peers[0].owners.locate(bundle, authoritative=False)).serves
 
 
-async def test_verifying_gives_up_what_was_taken_before_it_returns() -> None:
+async def test_verify_releases_lost_bundles_before_it_returns() -> None:
     async with brokers(2) as peers:
         taken, kept = (bundle_of(TopicName.parse(f"public/n{number}/t")) for number in range(2))
         for bundle in (taken, kept):

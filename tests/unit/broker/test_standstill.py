@@ -100,7 +100,7 @@ async def test_a_store_that_fails_is_asked_again(monkeypatch: pytest.MonkeyPatch
         assert records.asked == 6
 
 
-async def test_without_the_store_the_broker_goes_on_after_a_bounded_time(
+async def test_without_the_store_the_broker_continues_after_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = Loop(monkeypatch)

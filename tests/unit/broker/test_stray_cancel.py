@@ -14,7 +14,7 @@ from magnetar.broker.topic.contract import CloseReason, SubscriptionType
 
 
 @pytest.mark.parametrize("work", ["log", "cursors"])
-async def test_the_topic_fails_and_all_clients_come_anew(work: str) -> None:
+async def test_the_topic_fails_and_all_clients_reconnect(work: str) -> None:
     world = ClusterState()
     async with opened_topic(world) as it:
         [position] = await it.publish("a")

@@ -107,7 +107,7 @@ async def test_a_schema_that_is_being_added_is_deleted_with_the_topic(kind: str)
         assert not await here.broker.exists(NAME)
 
 
-async def test_clients_that_reconnect_do_not_make_a_deleted_topic_anew() -> None:
+async def test_clients_that_reconnect_do_not_create_a_deleted_topic_again() -> None:
     async with place() as here:
         client = await here.client()
         await client.produce(TOPIC)
@@ -138,7 +138,7 @@ async def test_over_another_connection_they_do_not_either() -> None:
         assert not await here.broker.exists(NAME)
 
 
-async def test_a_new_client_makes_a_deleted_topic_anew() -> None:
+async def test_a_new_client_creates_a_deleted_topic_again() -> None:
     async with place() as here:
         client = await here.client()
         await client.produce(TOPIC)
@@ -271,7 +271,7 @@ async def test_retention_delays_the_deletion(time_s: int, kept: bool) -> None:
         assert await here.broker.exists(NAME) == kept
 
 
-async def test_nothing_is_deleted_by_policies_that_are_not_fresh() -> None:
+async def test_stale_policies_delete_no_topic() -> None:
     async with place(life=QUICK) as here:
         await set_policies(here, inactive(InactiveMode.NO_SUBSCRIPTIONS))
         await here.broker.topic(NAME)

@@ -1,5 +1,5 @@
-"""Deleting a subscription while its topic goes away: the client hears the outcome, and not that it
-should come back. It would make the subscription anew, at the next owner or here."""
+"""A subscription is deleted while its topic closes: the client gets the outcome, not the advice to
+reconnect. It would create the subscription again, at the next owner or here."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_when_its_bundle_moves(applied: bool) -> None:
     ):
         closing = tasks.create_task(it.topic.close())
         await settle()
-        assert session.reason is None, "told to come back"
+        assert session.reason is None, "the client was told to reconnect"
         assert not asking.done()
         go_on.set()
         assert await asking is None
@@ -110,7 +110,7 @@ async def test_when_another_broker_takes_the_topic(applied: bool) -> None:
         producer, _ = await it.produce("p")
         publish(producer, entry_of("b"), first=0)  # the ledger is fenced
         await settle()
-        assert session.reason is None, "told to come back"
+        assert session.reason is None, "the client was told to reconnect"
         assert not asking.done()
         go_on.set()
         error = await asking

@@ -150,7 +150,7 @@ def test_a_change_without_an_answer_is_not_repeated_at_the_next_broker() -> None
     assert second.asked == []
 
 
-def test_what_is_no_broker_is_named() -> None:
+def test_an_address_without_a_broker_is_named() -> None:
     with broker() as it:
         it.answer(PREFIX, {"detail": "a server of another kind"}, status=404)
         code, _, errors = invoke(it.url, "topics", "list")
@@ -309,7 +309,7 @@ def test_where_a_subscription_cannot_be_moved_to(text: str) -> None:
         parse_target(text, now=NOW)
 
 
-def test_an_empty_list_says_so_on_standard_error() -> None:
+def test_an_empty_list_prints_a_note_on_standard_error() -> None:
     with broker() as server:
         server.answer("/admin/v2/persistent/no/there", [])
         server.answer(f"{PREFIX}/greetings/subscriptions", [])

@@ -30,7 +30,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
         ("repair", "status"),
     ],
 )
-def test_where_the_cluster_is_must_be_told_and_make_sense(words: tuple[str, ...]) -> None:
+def test_a_missing_or_malformed_metadata_url_is_refused(words: tuple[str, ...]) -> None:
     code, said = invoke("bookies", *words)
     assert code == 2
     assert "MAGNETAR_METADATA_URL" in said

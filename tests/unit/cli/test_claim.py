@@ -26,7 +26,7 @@ def test_a_claimed_directory_is_made_and_can_be_claimed_again(tmp_path: Path) ->
     assert (directory / "oven").read_text() == "magnetar oven 1\n"
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_a_directory_has_one_process_at_a_time(tmp_path: Path) -> None:
     with (
         claimed(tmp_path, "oven"),
         pytest.raises(DirectoryRefused, match="another process uses it"),
@@ -37,13 +37,13 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_what_a_disk_brings_along_does_not_matter(tmp_path: Path) -> None:
+def test_lost_and_found_of_a_new_disk_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     with claimed(tmp_path, "oven"):
         pass
 
 
-def test_the_directory_of_another_owner_is_left_alone(tmp_path: Path) -> None:
+def test_the_directory_of_another_owner_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(DirectoryRefused, match=r"it holds thesis\.tex"), claimed(tmp_path, "oven"):
         pass

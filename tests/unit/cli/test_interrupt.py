@@ -55,7 +55,7 @@ def test_a_loop_asleep_is_woken_and_the_work_cleans_up() -> None:
     assert said == ["cleaning up", "clean", "interrupted"]
 
 
-def test_a_second_one_ends_the_clean_up() -> None:
+def test_a_second_interrupt_ends_the_clean_up() -> None:
     again = "threading.Thread(target=interrupt, daemon=True).start(); await asyncio.sleep(3600)"
     assert run(again) == ["cleaning up", "interrupted"]
 
@@ -86,7 +86,7 @@ def test_afterwards_it_is_as_before() -> None:
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_what_the_work_raises_leaves_it() -> None:
+def test_an_exception_of_the_work_is_raised() -> None:
     async def work() -> None:
         raise OSError("weather")
 

@@ -46,7 +46,7 @@ def test_a_stage_that_spark_has_forgotten_keeps_its_last_count() -> None:
     assert count.update() == (4, 4)
 
 
-def test_nothing_is_printed_where_there_is_no_terminal() -> None:
+def test_no_progress_is_printed_without_a_terminal() -> None:
     text = io.StringIO()
     with task_progress(FakeTracker(), "archiving t", Console(file=text)):
         pass

@@ -87,7 +87,7 @@ def test_a_certificate_is_offered_to_the_handshake() -> None:
         (lambda: magnetar.Client("pulsar://a", authentication="t"), TypeError, "authentication"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(make: Any, error: type, named: str) -> None:
+def test_unusable_credentials_are_refused_by_name(make: Any, error: type, named: str) -> None:
     with pytest.raises(error, match=named):
         make()
 

@@ -67,7 +67,7 @@ async def test_calls_that_do_not_return_are_bounded(held: threading.Event) -> No
     callers = [loop.create_task(repeated.call()) for _ in range(CALLS_MAX + 5)]
     await asyncio.sleep(0.1)
     assert len(begun) == CALLS_MAX
-    callers.pop().cancel()  # the others that share its call go on
+    callers.pop().cancel()  # the others that share its call continue
     held.set()
     assert [await caller for caller in callers] == ["done"] * (CALLS_MAX + 4)
     assert await repeated.call() == "done"

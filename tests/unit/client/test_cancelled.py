@@ -473,7 +473,7 @@ async def test_a_cancelled_receive_with_a_schema_leaves_the_consumer_usable() ->
 
 
 @pytest.mark.parametrize("lost", ["before", "after"])
-async def test_a_reader_that_loses_its_broker_beside_a_cancelled_read_skips_nothing(
+async def test_a_reader_that_loses_its_broker_during_a_cancelled_read_skips_nothing(
     lost: str,
 ) -> None:
     """The read is cancelled while it asks for the schema of the first message."""

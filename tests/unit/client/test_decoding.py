@@ -121,7 +121,7 @@ class ThreadsSchema(AvroSchema):
 
 
 @pytest.mark.real_loop
-async def test_a_large_definition_is_parsed_beside_the_loop() -> None:
+async def test_a_large_definition_is_parsed_in_a_thread() -> None:
     registry, schema = Registry(), ThreadsSchema(New)
     large = json.loads(AvroSchema(Old).schema_info().schema())
     large["fields"][0]["doc"] = "x" * decoding.PARSED_AT_ONCE_MAX
@@ -146,7 +146,7 @@ async def test_without_a_version_the_own_schema_decodes() -> None:
     assert registry.asked == []
 
 
-async def test_a_missing_version_is_told_by_value_and_not_asked_again() -> None:
+async def test_value_raises_for_a_missing_version_which_is_not_asked_for_again() -> None:
     registry = Registry()
     registry.failures = [TopicNotFound("no schema of version 0")]
     decoder = Decoder(AvroSchema(New), registry.fetch, None)
@@ -179,7 +179,7 @@ async def test_a_temporary_failure_is_asked_again() -> None:
         SchemaInfo(SchemaType.AVRO, "", json.dumps("unknown")),
     ],
 )
-async def test_a_version_that_is_no_avro_schema_is_told_by_value(stored: SchemaInfo) -> None:
+async def test_value_raises_for_a_version_that_is_no_avro_schema(stored: SchemaInfo) -> None:
     registry = Registry()
     registry.versions = [stored]
     decoder = Decoder(AvroSchema(New), registry.fetch, None)
@@ -191,7 +191,7 @@ async def test_a_version_that_is_no_avro_schema_is_told_by_value(stored: SchemaI
 
 @pytest.mark.parametrize("wrong", [b"x", bytes(9), bytes(1 << 20)], ids=len)
 async def test_a_version_that_no_broker_gives_is_neither_asked_for_nor_kept(wrong: bytes) -> None:
-    """The broker refuses the question, and the message would come again and again."""
+    """The broker refuses the request, so the message would be redelivered repeatedly."""
     registry = Registry()
     registry.failures = [NotAllowedError("it has 8 bytes")]
     decoder = Decoder(AvroSchema(New), registry.fetch, None)

@@ -132,7 +132,7 @@ async def test_bug_in_a_task_ends_its_consumer(caplog: pytest.LogCaptureFixture)
             await consumer.receive(5000)
 
 
-async def test_bug_in_one_topic_of_many_costs_that_topic_a_new_attachment(
+async def test_bug_in_one_topic_of_many_makes_only_that_topic_attach_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with client_among() as (client, cluster), others_go_on(client, caplog):

@@ -111,7 +111,7 @@ async def test_producers_interceptors_change_messages_and_learn_outcomes() -> No
         assert received[1].partition_key() == "key"
 
 
-async def test_a_refused_send_is_told() -> None:
+async def test_interceptors_are_called_for_a_refused_send() -> None:
     async with client_among() as (client, cluster):
         tracer = Tracer()
         producer = await client.create_producer("t", max_pending_messages=1, interceptors=[tracer])
@@ -155,7 +155,7 @@ async def test_consumers_interceptors_see_messages_and_acknowledgements() -> Non
         ]
 
 
-async def test_what_is_no_interceptor_is_refused() -> None:
+async def test_an_object_that_is_no_interceptor_is_refused() -> None:
     async with client_among() as (client, _):
         for wrong in (5, [5], [ConsumerInterceptor()]):
             given: Any = wrong
@@ -198,7 +198,7 @@ async def test_a_hook_that_returns_nothing_changes_nothing() -> None:
         assert (await consumer.receive(1000)).data() == b"x"
 
 
-async def test_a_cancelled_send_that_waited_is_told() -> None:
+async def test_interceptors_are_called_for_a_cancelled_send_that_waited() -> None:
     async with client_among() as (client, cluster):
         tracer = Tracer()
         producer = await client.create_producer(

@@ -444,7 +444,7 @@ async def test_lost_broker_redelivers_only_its_partitions() -> None:
         await settle()
         messages = [taken, *await receive(consumer, 5)]
         got = sorted(int(message.data()) for message in messages)
-        if taken.topic_name() == part(1):  # it was not acknowledged: it comes again
+        if taken.topic_name() == part(1):  # not acknowledged, so it is redelivered
             messages.append(await consumer.receive(5000))
             got = sorted({int(message.data()) for message in messages})
         assert got == list(range(6))
@@ -603,7 +603,7 @@ async def test_pattern_joins_new_topics_at_once_and_leaves_deleted_ones() -> Non
         assert full("a1") not in cluster.topics
 
 
-async def test_schema_of_a_topic_that_comes_back_is_not_that_of_the_deleted_one() -> None:
+async def test_a_topic_that_is_created_again_does_not_have_the_old_schema() -> None:
     async with client_among() as (client, cluster):
         cluster.topic(full("a1"))
         consumer = await client.subscribe(
@@ -762,7 +762,7 @@ class Strange(BytesSchema):
         return data
 
 
-async def test_table_view_goes_on_after_a_message_that_it_cannot_read() -> None:
+async def test_table_view_continues_after_a_message_that_it_cannot_read() -> None:
     async with client_among() as (client, _):
         table = await client.create_table_view("t", schema=Strange())
         table._rows._queue.put_error(CryptoError("a message that cannot be decrypted"))

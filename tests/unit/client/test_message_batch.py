@@ -23,7 +23,7 @@ def parts(messages: list[Any]) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_messages_are_apaches() -> None:
+def test_split_messages_equal_those_of_apaches_client() -> None:
     theirs = pulsar.MessageBatch().with_message_id(pulsar.MessageId(1, 2, 3, -1))
     ours = magnetar.MessageBatch().with_message_id(magnetar.MessageId(1, 2, 3, -1))
     assert parts(ours.parse_from(BATCH, 2)) == parts(theirs.parse_from(BATCH, 2))

@@ -59,7 +59,7 @@ OURS = {
         (ReaderOptions, pulsar.Client.create_reader),
     ],
 )
-def test_parameters_are_apaches(options: type, method: Any) -> None:
+def test_parameters_equal_those_of_apaches_client(options: type, method: Any) -> None:
     ours = inspect.signature(options).parameters
     theirs = dict(inspect.signature(method).parameters)
     del theirs["self"]
@@ -92,7 +92,7 @@ def test_both_producers_take_apaches_parameters(face: type, name: str) -> None:
     assert required == ["self", "content", *(["callback"] if name == "send_async" else [])]
 
 
-def test_enums_are_apaches() -> None:
+def test_enums_equal_those_of_apaches_client() -> None:
     for ours in (CompressionType, ConsumerType, ProducerAccessMode):
         theirs = getattr(pulsar, ours.__name__).__members__
         assert {one.name: one.value for one in ours} == {

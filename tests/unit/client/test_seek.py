@@ -75,7 +75,7 @@ async def test_a_refused_seek_changes_nothing() -> None:
         assert data(await receive(consumer, 3)) == [0, 1, 2]
 
 
-async def test_a_reader_seeks() -> None:
+async def test_a_reader_reads_from_the_target_of_a_seek() -> None:
     async with client_among() as (client, _):
         await publish(client, 6, batch=3)
         reader = await client.create_reader("t", MessageId.earliest)
@@ -172,7 +172,7 @@ async def test_a_seek_without_an_answer_leaves_a_subscription_where_its_broker_h
         assert subscription(cluster).unacked == {(1, 0): 0b111110}
 
 
-async def test_a_reader_whose_seek_fails_goes_on_where_it_was() -> None:
+async def test_a_reader_whose_seek_fails_continues_at_its_place() -> None:
     async with client_among() as (client, cluster):
         await publish(client, 6)
         reader = await client.create_reader("t", MessageId.earliest)

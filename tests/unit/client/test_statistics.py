@@ -42,7 +42,7 @@ def test_latencies_are_shares_of_the_last_entries_of_all_publishers() -> None:
     assert statistics_of([]) == ProducerStatistics()
 
 
-async def test_a_producer_counts() -> None:
+async def test_a_producer_counts_its_messages_and_errors() -> None:
     async with client_among() as (client, cluster):
         producer = await publish(client, 6, batch=3)
         with pytest.raises(MessageTooBig):

@@ -285,7 +285,7 @@ def test_a_listener_is_called_for_each_message_in_order_on_one_thread() -> None:
         assert cluster.topic(TOPIC).subscriptions["s"].unacked == {}
 
 
-def test_a_listener_pauses() -> None:
+def test_a_paused_listener_gets_no_messages() -> None:
     with client_among() as (client, _):
         producer = client.create_producer("t")
         got: list[bytes] = []
@@ -484,7 +484,7 @@ def test_callback_that_exits_ends_neither_the_loop_nor_waiting_calls() -> None:
         client.close()
 
 
-def test_a_listener_that_exits_goes_on_with_the_next_message() -> None:
+def test_a_listener_that_raises_systemexit_gets_the_next_message() -> None:
     got: list[bytes] = []
 
     def listen(_: object, message: magnetar.Message) -> None:

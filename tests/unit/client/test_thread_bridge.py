@@ -31,7 +31,7 @@ class StillLoop:
         self.asked.append(function)
 
 
-def test_a_burst_is_one_wake_up() -> None:
+def test_a_burst_of_calls_wakes_the_loop_once() -> None:
     loop, got = StillLoop(), []
     one: ThreadBridge[int] = ThreadBridge(loop, got.append)  # type: ignore[arg-type]
     for number in range(1000):

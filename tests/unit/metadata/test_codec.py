@@ -291,7 +291,7 @@ RECORDS: dict[
 @pytest.mark.parametrize("kind", RECORDS)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_what_is_decoded_is_what_was_encoded(kind: str, data: st.DataObject) -> None:
+def test_a_decoded_record_equals_the_encoded_one(kind: str, data: st.DataObject) -> None:
     encode, decode, records = RECORDS[kind]
     record = data.draw(records)
     stored = encode(record)
@@ -642,7 +642,7 @@ def test_stored_bytes_of_every_kind_stay_the_same(kind: str) -> None:
 
 
 def test_stored_bytes_stay_readable() -> None:
-    """Golden bytes: what is in someone's store today must be read tomorrow."""
+    """Golden bytes: records that existing stores hold must stay readable."""
     stored = bytes.fromhex(
         "080110071801200128013001"
         "3a281226"

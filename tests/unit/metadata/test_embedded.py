@@ -49,7 +49,7 @@ async def opening(directory: Path, files: Files = os) -> MetadataError | None:
     return None
 
 
-async def test_what_was_put_is_there_after_a_restart_and_ephemerals_are_not(tmp_path: Path) -> None:
+async def test_persistent_nodes_survive_a_restart_and_ephemerals_do_not(tmp_path: Path) -> None:
     store = await EmbeddedStore.open(tmp_path / "m")
     await store.put("/a/b", b"1", expected=ABSENT)
     await store.put("/a/b", b"2", expected=0)
@@ -92,7 +92,7 @@ asyncio.run(main())
 """
 
 
-async def test_what_was_answered_survives_kill_9_and_the_directory_is_free_again(
+async def test_answered_writes_survive_kill_9_and_the_directory_can_be_opened_again(
     tmp_path: Path,
 ) -> None:
     writer = subprocess.Popen(
@@ -120,7 +120,7 @@ async def test_what_was_answered_survives_kill_9_and_the_directory_is_free_again
     await store.close()
 
 
-async def test_two_stores_in_one_process_are_busy_too(tmp_path: Path) -> None:
+async def test_a_second_store_in_the_same_process_is_refused(tmp_path: Path) -> None:
     store = await EmbeddedStore.open(tmp_path)
     with pytest.raises(StoreBusy):
         await EmbeddedStore.open(tmp_path)
@@ -152,7 +152,7 @@ async def test_many_requests_at_once_share_syncs_and_all_hold(tmp_path: Path) ->
     await store.close()
 
 
-async def test_the_loop_goes_on_while_the_disk_syncs(tmp_path: Path) -> None:
+async def test_the_loop_runs_while_the_disk_syncs(tmp_path: Path) -> None:
     store = await EmbeddedStore.open(tmp_path / "m")
     commit, turned = store._nodes.commit, threading.Event()
 
@@ -170,7 +170,7 @@ async def test_the_loop_goes_on_while_the_disk_syncs(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_closing_answers_everyone(tmp_path: Path) -> None:
+async def test_close_answers_all_pending_requests(tmp_path: Path) -> None:
     store = await EmbeddedStore.open(tmp_path / "m")
     tasks = [
         asyncio.get_running_loop().create_task(store.put(f"/a/{n}", b"", expected=ABSENT))
@@ -193,7 +193,7 @@ async def test_closing_answers_everyone(tmp_path: Path) -> None:
 # ---- directories that are not what they should be ------------------------------------------------
 
 
-async def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+async def test_a_folder_with_other_files_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"jpg")
     error = await opening(tmp_path)
     assert isinstance(error, StoreForeign)

@@ -67,7 +67,7 @@ async def test_an_id_from_a_foreign_counter_moves_the_counter_on() -> None:
     assert decode_ledger_counter(stored.value) == 5_001 + BLOCK
 
 
-async def test_what_a_later_version_wrote_beside_the_counter_stays() -> None:
+async def test_fields_of_a_later_version_beside_the_counter_are_kept() -> None:
     tree, later = MemoryTree(), b"\xc2\x3e\x05later"  # field 1000
     store = MemoryStore(tree)
     value = encode_ledger_counter(LedgerId(7)) + later
@@ -78,7 +78,7 @@ async def test_what_a_later_version_wrote_beside_the_counter_stays() -> None:
     assert stored.value == encode_ledger_counter(LedgerId(7 + BLOCK)) + later
 
 
-async def test_tasks_that_ask_at_once_share_one_trip() -> None:
+async def test_concurrent_requests_for_ids_share_one_write() -> None:
     puts: list[str] = []
     store = MemoryStore(
         delay_s=lambda: 0.1,

@@ -54,7 +54,7 @@ async def running(*runs: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def test_a_lease_is_taken_and_its_owner_told() -> None:
+async def test_a_lease_is_taken_and_reports_that_to_its_owner() -> None:
     tree = MemoryTree()
     store = MemoryStore(tree)
     held = Held(store, b"me")
@@ -80,7 +80,7 @@ async def test_a_suspended_session_keeps_its_lease() -> None:
     assert held.told == [True]
 
 
-async def test_a_lost_session_is_told_at_once_and_the_node_made_again() -> None:
+async def test_a_lost_session_is_reported_at_once_and_the_node_created_again() -> None:
     tree = MemoryTree()
     store = MemoryStore(tree)
     held = Held(store, b"me")
@@ -98,7 +98,7 @@ async def test_a_lost_session_is_told_at_once_and_the_node_made_again() -> None:
         assert node.ephemeral_session == store.session_id
 
 
-async def test_a_node_that_someone_deleted_is_made_again() -> None:
+async def test_a_deleted_node_is_created_again() -> None:
     tree = MemoryTree()
     store, other = MemoryStore(tree), MemoryStore(tree)
     held = Held(store, b"me")
@@ -177,7 +177,7 @@ async def test_of_two_that_believe_to_be_the_same_the_older_ends(seed: int) -> N
 
     async with running(run_old), running(new.lease.run):
         assert [taken.holder for taken in ended] == [b"5"]
-        # It may have read too late to see more than a deletion, and made its node once more.
+        # The lease may have read only the deletion, and created its node again.
         assert old.told[-1] is False
         assert new.told[-1] is True
         node = tree.tree.get(PATH)
@@ -265,7 +265,7 @@ class Candidate:
         )
 
 
-async def test_one_leads_and_everyone_knows_who() -> None:
+async def test_one_candidate_leads_and_all_know_the_leader() -> None:
     tree = MemoryTree()
     candidates = [Candidate(tree, name) for name in "abc"]
     async with running(*(candidate.election.run for candidate in candidates)):

@@ -80,7 +80,7 @@ async def test_a_lost_session_takes_its_ephemerals_and_another_follows() -> None
     assert await store.create_ephemeral("/a", b"") == 0
 
 
-async def test_a_client_without_a_connection_learns_of_its_expiry_when_it_comes_back() -> None:
+async def test_a_client_without_a_connection_learns_of_its_expiry_when_it_reconnects() -> None:
     tree = MemoryTree()
     store, other = MemoryStore(tree), MemoryStore(tree)
     states: list[SessionState] = []

@@ -128,7 +128,7 @@ def test_another_ensemble_is_appended_or_replaces_the_last() -> None:
         CLOSED.with_ensemble(EntryId(21), members)
 
 
-def test_what_is_unknown_takes_no_part_in_comparisons() -> None:
+def test_unknown_fields_are_ignored_in_comparisons() -> None:
     assert replace(OPEN, unknown=b"later") == OPEN
     newer = Member(BookieId("a"), "0" * 32, b"later")
     assert newer == member("a")

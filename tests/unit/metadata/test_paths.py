@@ -45,7 +45,7 @@ def test_each_record_has_its_documented_path() -> None:
 
 
 @given(names)
-def test_any_name_is_one_component_and_comes_back(name: str) -> None:
+def test_any_name_is_encoded_as_one_component_and_decoded(name: str) -> None:
     path = paths.topic("t", "n", "persistent", name)
     check_path(path)
     assert path.isascii()

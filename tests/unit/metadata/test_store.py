@@ -94,7 +94,7 @@ async def test_each_change_takes_effect_exactly_once_whatever_is_lost(seed: int)
         ]
 
 
-async def test_the_change_is_asked_anew_with_what_the_winner_wrote() -> None:
+async def test_the_change_is_called_again_with_the_value_of_the_winner() -> None:
     tree = MemoryTree()
     store, rival = MemoryStore(tree), MemoryStore(tree)
     await store.put("/a", b"0", expected=ABSENT)
@@ -118,7 +118,7 @@ async def test_an_applied_delete_whose_reply_was_lost_is_done() -> None:
     assert await store.get("/a") is None
 
 
-async def test_what_a_lagging_follower_does_not_show_is_deleted_all_the_same() -> None:
+async def test_update_deletes_a_node_that_a_lagging_follower_does_not_show() -> None:
     tree = MemoryTree()
     store = MemoryStore(tree, faults=script(Fault.REQUEST_LOST, on="sync"))
     store.fall_behind()
@@ -149,7 +149,7 @@ async def test_after_a_lost_reply_a_lagging_follower_is_not_believed() -> None:
     assert asked == [None, b"mine"]
 
 
-async def test_the_deadline_says_whether_something_may_have_happened() -> None:
+async def test_the_timeout_error_says_whether_the_change_may_have_happened() -> None:
     async def attempt(faults: Callable[[str, str], Fault | None]) -> None:
         await update(MemoryStore(faults=faults), "/a", adding("x"), deadline=later(1))
 

@@ -87,7 +87,7 @@ def test_a_reason_is_cut() -> None:
     assert len(UnderReplication(5).failed("x" * 9999, 1).failure) == FAILURE_CHARS_MAX
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_an_inconsistent_record_is_refused() -> None:
     for first, last in ((-1, 0), (3, 2)):
         with pytest.raises(InvalidRecord):
             bad(A, first, last)

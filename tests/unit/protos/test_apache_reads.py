@@ -82,7 +82,7 @@ class Deliverer(asyncio.Protocol):
 
 
 def received(entries: list[bytes], count: int) -> list[pulsar.Message]:
-    """What a consumer of Apache's client makes of these entries."""
+    """The messages that a consumer of Apache's client reads from these entries."""
 
     def consume(port: int) -> list[pulsar.Message]:
         logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)

@@ -83,7 +83,7 @@ def test_a_changed_byte_is_seen_as_protobuf_sees_it(
         assert found_in(opened) == expected
 
 
-def test_plain_and_described_messages_in_one_batch() -> None:
+def test_a_batch_can_mix_plain_and_described_messages() -> None:
     data = single(b"a", sequence_id=1) + single(b"b", partition_key="k") + single(b"", event_time=3)
     opened = open_batch(data, 0, 3, sequence_id=7)
     assert found_in(opened) == [(b"a", 1), (b"b", 7), (b"", 7)]

@@ -266,7 +266,7 @@ def test_noise_is_refused_with_a_typed_error(noise: bytes) -> None:
             assert error.definite  # noqa: PT017 - both outcomes are right
 
 
-def test_a_wrong_checksum_says_both() -> None:
+def test_a_checksum_error_names_both_values() -> None:
     damaged = GOLDEN[:2] + bytes(4) + GOLDEN[6:]
     with pytest.raises(ChecksumMismatch, match="0x00000000") as caught:
         parse_entry(damaged)
@@ -371,7 +371,7 @@ def test_varints_equal_those_of_protobuf(number: int) -> None:
 @given(
     st.integers(0, 2**62), st.integers(0, 2**63 - 400) | st.integers(0, 400), st.integers(0, 300)
 )
-def test_many_prefixes_are_the_single_ones(timestamp_ms: int, first: int, count: int) -> None:
+def test_prefixes_of_a_run_equal_single_prefixes(timestamp_ms: int, first: int, count: int) -> None:
     expected = [
         broker_metadata_prefix(broker_timestamp_ms=timestamp_ms, index=first + number)
         for number in range(count)

@@ -298,7 +298,7 @@ def run_by_steps(frame: bytes, ledger: int, first: int) -> tuple[list[bytes], Bo
     cut=st.integers(0, 20),
 )
 @settings(max_examples=400, deadline=None)
-def test_a_run_is_what_its_answers_are_one_by_one(
+def test_a_decoded_run_equals_its_single_answers(
     answers: list[tuple[int, int, int, BookieCode, bytes]],
     *,
     straight: bool,
@@ -403,7 +403,7 @@ def test_a_hello_reply_that_is_none(frame: bytes) -> None:
 
 
 @given(st.lists(st.lists(PAYLOAD, max_size=3), max_size=5), st.integers(0, 2**40))
-def test_many_adds_are_the_single_ones(payloads: list[list[bytes]], length: int) -> None:
+def test_adds_of_a_run_equal_single_adds(payloads: list[list[bytes]], length: int) -> None:
     expected, before = [], length
     for entry, payload in enumerate(payloads, 8):
         length += sum(map(len, payload))

@@ -55,7 +55,7 @@ def test_five_megabytes_of_tiny_fields_are_refused_within_50_ms(make) -> None:
     assert time.thread_time() - began < 0.05
 
 
-def test_one_large_property_is_taken() -> None:
+def test_one_large_property_is_accepted() -> None:
     metadata = plain()
     metadata.properties.add(key="k", value="v" * 5_000_000)
     assert parse_sent(SEND, entry_of(metadata.SerializeToString())).payload_bytes == 1

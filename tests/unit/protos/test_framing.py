@@ -278,7 +278,7 @@ def test_size_of_two_bytes_uses_the_general_parser() -> None:
 # Golden bytes of each layout
 
 
-def test_golden_bytes_of_a_simple_command() -> None:
+def test_a_simple_command_has_the_golden_bytes() -> None:
     golden = bytes.fromhex("0000000a 00000006 080d 6a02 0807")
     assert encode_command(pb.CommandSuccess(request_id=7)) == golden
     golden = bytes.fromhex("00000009 00000005 0812 920100")

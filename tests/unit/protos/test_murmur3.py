@@ -16,7 +16,7 @@ from magnetar.protos.murmur3 import murmur3_32
         ("", 0),
     ],
 )
-def test_hashes_are_pulsars(key: str, expected: int) -> None:
+def test_hashes_equal_pulsars(key: str, expected: int) -> None:
     assert murmur3_32(key.encode()) == expected
 
 

@@ -127,7 +127,9 @@ def test_both_sides_of_the_limit_of_a_name() -> None:
         ("-partition-1", None, "-partition-1"),
     ],
 )
-def test_what_counts_as_a_partition(topic: str, partition: int | None, base: str) -> None:
+def test_only_names_with_a_number_at_the_end_are_partitions(
+    topic: str, partition: int | None, base: str
+) -> None:
     name = TopicName.parse(topic)
     assert name.partition == partition
     assert name.base.topic == base

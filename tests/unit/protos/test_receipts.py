@@ -1,4 +1,4 @@
-"""Receipts in runs, against the parser that knows everything."""
+"""Receipts in runs, compared with protobuf's parser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUN = st.tuples(
 
 
 def slowly(data: bytes) -> list[tuple[int, int, int, int]]:
-    """Producer, ledger, sequence id and entry of each."""
+    """Producer id, ledger, sequence id and entry of each receipt."""
     found = []
     for frame in framing.split_frames(data):
         body: Any = framing.parse_command(frame).body
@@ -58,7 +58,7 @@ def test_receipts_round_trip(runs: list[tuple[int, int, list[Any]]]) -> None:
 
 
 @given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 150))
-def test_consecutive_ones_are_one_run(sequence: int, entry: int, count: int) -> None:
+def test_consecutive_receipts_form_one_run(sequence: int, entry: int, count: int) -> None:
     receipts = [(sequence + number, 0, entry + number) for number in range(count)]
     data = send_receipt_frames(producer_id=1, ledger_id=5, receipts=receipts)
     run = read_receipts(data, 0)
@@ -71,7 +71,7 @@ def test_consecutive_ones_are_one_run(sequence: int, entry: int, count: int) -> 
     st.lists(st.tuples(NUMBER, st.just(0), NUMBER), min_size=2, max_size=4),
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=3),
 )
-def test_changed_bytes_read_as_by_the_general_parser(
+def test_changed_bytes_are_read_as_protobuf_reads_them(
     receipts: list[tuple[int, int, int]], changes: list[tuple[int, int]]
 ) -> None:
     data = bytearray(send_receipt_frames(producer_id=1, ledger_id=5, receipts=receipts))
@@ -91,7 +91,7 @@ def test_changed_bytes_read_as_by_the_general_parser(
     assert read == slowly(changed[: run.end])
 
 
-def test_receipts_of_other_shapes_are_read_too() -> None:
+def test_receipts_with_other_fields_are_read() -> None:
     body = pb.CommandSendReceipt(
         producer_id=1, sequence_id=7, message_id=pb.MessageIdData(ledgerId=3, entryId=9)
     )
@@ -104,7 +104,7 @@ def test_receipts_of_other_shapes_are_read_too() -> None:
         read_receipts(short.replace(b"\x08\x01", b"\x38\x01", 1), 0)
 
 
-def test_a_receipt_that_is_something_else_as_well_is_refused() -> None:
+def test_a_receipt_with_the_fields_of_another_command_is_refused() -> None:
     receipt = pb.CommandSendReceipt(producer_id=1, sequence_id=7).SerializeToString()
     position = pb.MessageIdData(ledgerId=3, entryId=9)
     delivery = pb.CommandMessage(consumer_id=1, message_id=position).SerializeToString()

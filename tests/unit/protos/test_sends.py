@@ -1,4 +1,4 @@
-"""Runs of SENDs against the parsers that know everything."""
+"""Runs of SENDs, compared with protobuf's parsers."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_part_is_what_its_frames_are(sent: list[Sent], data: st.DataObject) ->
 @example(0, 300, 0)
 @example(2**14 - 2, 4, 1)
 @example(2**63 - 3, 3, 0)
-def test_a_run_goes_on_through_numbers_of_any_size(first: int, count: int, said: int) -> None:
+def test_a_run_continues_through_numbers_of_any_size(first: int, count: int, said: int) -> None:
     frames = [Sent(first + n, b"x", num_messages=said).frame() for n in range(count)]
     run = read_sends(memoryview(b"".join(frames)), 0)
     assert run is not None
@@ -223,7 +223,7 @@ def test_any_bytes_are_no_send(data: bytes) -> None:
     assert read_sends(memoryview(data), 0) is None
 
 
-def test_a_truncated_send_is_left_alone() -> None:
+def test_a_truncated_send_is_not_part_of_a_run() -> None:
     whole = Sent(300).frame()
     for size in range(len(whole)):
         assert read_sends(memoryview(whole[:size]), 0) is None

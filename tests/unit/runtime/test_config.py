@@ -125,7 +125,7 @@ def test_keys_that_contradict_each_other_are_both_named(tmp_path: Path) -> None:
     assert caught.value.problems == ("ack_quorum 5 exceeds write_quorum 4",)
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(toml(tmp_path, 'grpc_port = -1\nsync = "perhaps"'))
     assert len(caught.value.problems) == 2

@@ -49,7 +49,7 @@ class Wire:
         self.frames.append(b"".join(parts))
 
 
-async def test_a_burst_goes_out_as_one_frame_and_what_gathers_meanwhile_as_the_next() -> None:
+async def test_a_burst_is_one_frame_and_items_put_meanwhile_are_the_next() -> None:
     wire = Wire()
     outbox = Outbox(wire.send, pending_bytes_max=1000)
     async with asyncio.TaskGroup() as group:
@@ -390,7 +390,7 @@ async def test_a_thousand_items_a_second_travel_in_groups_of_four() -> None:
     assert len(sizes) < 60
 
 
-async def test_items_that_come_after_the_answer_to_the_one_before_travel_alone() -> None:
+async def test_an_item_after_the_answer_to_the_previous_one_is_sent_alone() -> None:
     assert await steady_frames(20, 0.002) == [1] * 20
 
 

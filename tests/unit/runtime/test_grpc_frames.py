@@ -215,7 +215,7 @@ async def test_a_frame_of_the_largest_size_passes_and_a_larger_message_is_refuse
 # -- streams ---------------------------------------------------------------------------------------
 
 
-async def test_an_unreachable_peer_is_an_unclean_end_that_says_so() -> None:
+async def test_an_unreachable_peer_raises_an_unclean_end_with_its_name() -> None:
     async with open_channel(f"127.0.0.1:{free_port()}") as channel:
         stream = open_frame_stream(channel, "/t.T/S", peer="unknown")
         with pytest.raises(StreamClosed, match=r"^UNAVAILABLE: Failed to connect") as caught:
@@ -295,7 +295,7 @@ class CutOff:
 
 
 async def test_closing_the_channel_during_a_goodbye_is_no_cancellation() -> None:
-    """The task that closes the stream goes on: its end by a cancellation would go unnoticed."""
+    """The task that closes the stream continues: its end by a cancellation would go unnoticed."""
 
     async def hold(stream: FrameStream) -> None:
         await stream.receive()
@@ -427,7 +427,7 @@ async def test_the_greeting_comes_with_the_call_and_is_the_first_frame(size: int
         await stream.close()
 
 
-async def test_a_stream_without_a_greeting_says_so() -> None:
+async def test_a_stream_without_a_greeting_has_none() -> None:
     seen: list[bytes] = []
 
     async def listen(stream: AcceptedStream) -> None:
@@ -532,7 +532,7 @@ async def test_a_call_may_be_cancelled_and_a_closed_channel_is_not_a_cancellatio
             await failing
 
 
-async def test_frames_in_answer_to_one_request() -> None:
+async def test_one_request_is_answered_by_several_frames() -> None:
     async def count(request: bytes) -> AsyncIterator[Sequence[Buffer]]:
         for i in range(int(request)):
             yield [b"entry ", b"%d" % i]

@@ -163,7 +163,7 @@ async def test_a_bug_in_a_handler_goes_to_the_process_and_an_error_is_a_500() ->
     assert [str(error) for error in stray] == ["two owners"]
 
 
-async def test_it_stops_though_a_client_keeps_its_connection_and_a_request_hangs() -> None:
+async def test_the_server_stops_although_a_connection_is_open_and_a_request_hangs() -> None:
     began = asyncio.Event()
 
     def make() -> App:
@@ -235,7 +235,7 @@ async def test_a_connection_may_rest_between_whole_requests() -> None:
 
 
 @pytest.mark.parametrize("turns", range(1, 8))  # before its first turn the socket is the caller's
-async def test_it_can_be_cancelled_while_it_starts(turns: int) -> None:
+async def test_the_server_can_be_cancelled_while_it_starts(turns: int) -> None:
     port = free_port()
     listener = bind_port("127.0.0.1", port)
     async with asyncio.TaskGroup() as group:
@@ -245,7 +245,7 @@ async def test_it_can_be_cancelled_while_it_starts(turns: int) -> None:
     bind_port("127.0.0.1", port).close()
 
 
-async def test_it_leaves_the_signals_alone() -> None:
+async def test_the_server_installs_no_signal_handlers() -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     inside = {}

@@ -59,7 +59,7 @@ def test_other_libraries_lines_look_the_same() -> None:
     )
 
 
-def test_attempts_of_libraries_are_heard_at_level_debug_only() -> None:
+def test_retries_of_libraries_are_logged_only_at_level_debug() -> None:
     for level, heard in (("INFO", ["died"]), ("DEBUG", ["again", "died"])):
         stream = io.StringIO()
         configure_logging(stream=stream, level=level)
@@ -105,7 +105,7 @@ def test_configuring_logs_imports_only_the_standard_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_configuring_again_replaces(capsys: pytest.CaptureFixture[str]) -> None:
+def test_configuring_again_replaces_the_handlers(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = io.StringIO(), io.StringIO()
     configure_logging(stream=first)
     configure_logging(stream=second)

@@ -1,4 +1,4 @@
-"""A task that exists only while there is work."""
+"""A task that exists only while work is pending."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_wake_before_the_start_counts() -> None:
         assert work.calls == 1
 
 
-async def test_cancelled_it_begins_nothing() -> None:
+async def test_a_cancelled_runner_begins_no_work() -> None:
     async with asyncio.TaskGroup() as group:
         work = Work()
         task = OnDemandTask("t", work)

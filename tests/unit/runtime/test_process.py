@@ -129,7 +129,7 @@ finally:
     assert "confirmed went backwards" in errors
 
 
-def test_a_stray_error_that_is_no_bug_is_logged_and_life_goes_on() -> None:
+def test_a_stray_error_that_is_no_bug_is_logged_and_the_process_continues() -> None:
     body = """
 def callback():
     raise OSError("weather")

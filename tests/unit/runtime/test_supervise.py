@@ -52,7 +52,7 @@ async def test_a_cancellation_is_never_lost(cancel_after_turns: int) -> None:
             await asyncio.sleep(0)
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=0.01)
-        assert done, f"seed {seed} went on after cancel()"
+        assert done, f"seed {seed} continued after cancel()"
         assert task.cancelled()
     assert len(asyncio.all_tasks()) == 1
 
@@ -173,7 +173,7 @@ def test_delays_double_to_the_limit_and_are_drawn_from_the_upper_half() -> None:
         bounds = [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0]
         assert all(b / 2 <= d <= b for d, b in zip(delays, bounds, strict=True)), delays
     drawn = {next(backoff(seed, first, maximum).delays()) for seed in range(50)}
-    assert len(drawn) > 40, "those who failed together come back together"
+    assert len(drawn) > 40, "tasks that failed together restart together"
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):

@@ -174,7 +174,7 @@ async def test_frames_survive_any_cuts_between_reads(seed: int) -> None:
     stream.connection_lost(None)
 
 
-async def test_reading_pauses_above_the_high_water_mark_and_goes_on_below_half_of_it() -> None:
+async def test_reading_pauses_above_the_high_water_mark_and_continues_below_half_of_it() -> None:
     stream, transport = TcpFrameStream(PATIENT), FakeTransport()
     stream.connection_made(transport)
     frame = struct.pack(">I", 1 << 16) + bytes(1 << 16)
@@ -357,7 +357,7 @@ async def test_an_end_without_goodbye_is_unclean_and_says_where(talk: bytes, whe
     assert not listening.ends[0].clean
 
 
-async def test_what_a_peer_sends_after_goodbye_is_dropped() -> None:
+async def test_bytes_after_goodbye_are_dropped() -> None:
     listening = Listening()
     async with serving(listening) as (_, port):
         _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -40,7 +40,7 @@ async def test_work_is_done_in_turn_and_elsewhere() -> None:
     thread.shutdown()
 
 
-async def test_what_fails_is_raised_where_it_is_awaited_and_the_thread_goes_on() -> None:
+async def test_an_exception_is_raised_at_the_await_and_the_thread_continues() -> None:
     thread = WorkerThread("disk")
     with pytest.raises(ZeroDivisionError):
         await thread.do(lambda: 1 // 0)
@@ -48,7 +48,7 @@ async def test_what_fails_is_raised_where_it_is_awaited_and_the_thread_goes_on()
     thread.shutdown()
 
 
-async def test_work_whose_caller_is_gone_is_left_out() -> None:
+async def test_work_of_a_cancelled_caller_is_skipped() -> None:
     thread, gate, done = WorkerThread("disk"), Gate(), list[str]()
     first = thread.do(gate)
     dropped = thread.do(lambda: done.append("dropped"))
@@ -83,7 +83,7 @@ async def test_its_end_waits_for_what_is_under_way_and_drops_the_rest() -> None:
         thread.do(lambda: None)
 
 
-async def test_it_need_not_be_waited_for() -> None:
+async def test_work_runs_without_an_awaiting_caller() -> None:
     thread, gate = WorkerThread("disk"), Gate()
     under_way = thread.do(gate)
     await wait_until(gate.begun.is_set)
@@ -109,7 +109,7 @@ async def _one(thread: WorkerThread) -> int:
     return await thread.do(lambda: 1)
 
 
-async def test_nothing_of_the_last_work_is_kept() -> None:
+async def test_the_thread_keeps_no_reference_to_finished_work() -> None:
     class Result:
         pass
 

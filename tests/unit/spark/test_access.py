@@ -1,4 +1,4 @@
-"""Credentials and TLS of source and sink: which options there are, who gets them, who does not."""
+"""Credentials and TLS of source and sink: the options, and which calls and processes get them."""
 
 from __future__ import annotations
 

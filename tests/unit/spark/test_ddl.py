@@ -49,6 +49,6 @@ def test_a_schema_is_parsed_as_spark_does(text: str, parsed: str) -> None:
         + "}]}",
     ],
 )
-def test_what_is_no_schema_is_refused(text: str) -> None:
+def test_an_invalid_schema_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         parse_schema(text)

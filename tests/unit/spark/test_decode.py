@@ -278,7 +278,7 @@ def test_entry_level_columns_leave_the_payload_closed() -> None:
 @pytest.mark.parametrize("names", [ARROW.names, ["__key"], ["__messageProperties"]])
 @pytest.mark.parametrize("batched", [True, False])
 def test_rows_know_how_many_bytes_they_hold(batched: bool, names: list[str]) -> None:
-    """All parts of an entry count; otherwise a batch of rows would have no bound."""
+    """The limit counts all parts of an entry; otherwise a batch of rows would have no limit."""
     each = [
         OutgoingMessage(bytes(1_000), 1),
         OutgoingMessage(b"", 2, properties={"name": "p" * 1_000}),

@@ -31,6 +31,6 @@ def test_payloads_of_the_clients_schema_are_split(
 
 
 @pytest.mark.parametrize("payload", BAD)
-def test_what_the_client_refuses_is_bad(payload: bytes) -> None:
+def test_a_payload_that_the_client_refuses_is_bad(payload: bytes) -> None:
     with pytest.raises(ValueError, match="bytes"):
         SCHEMA.decode(payload)

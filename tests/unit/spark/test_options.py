@@ -18,7 +18,7 @@ from magnetar.spark.source.schema import SCHEMA, check_schema, schema_of
 GIVEN = {"service.url": "grpc://one:1,two", "topic": "flights"}
 
 
-def test_what_is_given_and_what_is_not() -> None:
+def test_given_options_override_the_defaults() -> None:
     options = parse_options(GIVEN | {"targetbytespertask": "5", "maxPartitions": "2"})
     assert options.brokers == ("grpc://one:1", "grpc://two:6660")
     assert list(map(str, options.topics)) == ["persistent://public/default/flights"]

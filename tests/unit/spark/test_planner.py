@@ -94,7 +94,7 @@ def test_an_open_ledger_counts_as_its_closed_siblings_do(known: list[Span], expe
     assert tasks[0][-1].bytes == 10 * expected
 
 
-def test_one_entry_larger_than_many_shares() -> None:
+def test_an_entry_larger_than_several_shares_is_one_task() -> None:
     tasks = plan_tasks([Span(1, 0, 0, 10_000), Span(2, 0, 2, 3)], target_bytes=100, tasks_max=16)
     assert [entry for task in tasks for entry in entries_of(task)] == [
         (1, 0),

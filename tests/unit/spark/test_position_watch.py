@@ -71,7 +71,7 @@ def _is_quiet(driver: StreamDriver, server: RangeServer) -> bool:
     return server.plans == before
 
 
-def test_what_is_pushed_is_read_without_a_poll(server: RangeServer) -> None:
+def test_pushed_positions_are_read_without_a_poll(server: RangeServer) -> None:
     driver = driver_of(server, pollIntervalMs="3600000")
     assert latest(driver) == 1
     assert server.topic is not None

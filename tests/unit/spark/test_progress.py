@@ -133,7 +133,7 @@ def test_terminated_query_is_forgotten_and_its_error_counted() -> None:
     metrics.listener.onQueryProgress(event())
     metrics.listener.onQueryProgress(event(run=later))
     metrics.listener.onQueryTerminated(QueryTerminatedEvent(QUERY, RUN, "DataLost", None))
-    assert metrics.value("input_rows_total", query="sales") == 5, "the later run goes on"
+    assert metrics.value("input_rows_total", query="sales") == 5, "the later run continues"
     assert metrics.value("query_failures_total") == 1
     metrics.listener.onQueryTerminated(QueryTerminatedEvent(QUERY, later, None, None))
     assert metrics.value("input_rows_total", query="sales") is None

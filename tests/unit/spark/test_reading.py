@@ -100,7 +100,7 @@ def test_the_owner_is_found_through_any_broker(servers: ExitStack) -> None:
     assert other.reads == []
 
 
-def test_a_read_goes_on_at_the_new_owner_with_the_entry_that_follows(servers: ExitStack) -> None:
+def test_a_read_continues_at_the_new_owner_with_the_next_entry(servers: ExitStack) -> None:
     topic = flights()
     new = servers.enter_context(serving(RangeServer(topic)))
     old = servers.enter_context(serving(RangeServer(topic)))
@@ -134,7 +134,7 @@ def test_a_frame_that_was_cut_is_read_again(servers: ExitStack, keep: int) -> No
     assert len(server.reads) == len(LEDGERS) + 1
 
 
-def test_a_range_that_ends_early_is_gone_on_with(servers: ExitStack) -> None:
+def test_a_range_that_ends_early_is_continued(servers: ExitStack) -> None:
     topic = flights()
     server = servers.enter_context(serving(RangeServer(topic)))
     record = RECORD.size + len(topic.ledgers[3][0])
@@ -161,7 +161,7 @@ def test_an_entry_that_comes_twice_ends_the_read(servers: ExitStack) -> None:
         ids_read(TopicReader(options(server.url), TOPIC))
 
 
-def test_what_was_planned_and_is_gone_is_named(servers: ExitStack) -> None:
+def test_a_deleted_part_of_a_plan_is_named(servers: ExitStack) -> None:
     server = servers.enter_context(serving(RangeServer(flights())))
     reader = TopicReader(options(server.url), TOPIC)
     with pytest.raises(EntriesDeleted, match=r"9:2.*RangeDeleted"):

@@ -1,4 +1,4 @@
-"""Which ledgers are read from bookies, and what the driver makes of a broker's answer."""
+"""Which ledgers are read from bookies, and how the driver uses a broker's answer."""
 
 from __future__ import annotations
 

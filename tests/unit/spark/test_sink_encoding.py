@@ -165,7 +165,7 @@ def test_sequence_ids_rise_from_batch_to_batch() -> None:
     assert Identity("q", (1 << 32) - 1, 0).first_sequence_id + (1 << 31) - 1 == (1 << 63) - 1
 
 
-def test_what_divides_rows_into_entries_is_a_part_of_the_name() -> None:
+def test_options_that_divide_rows_into_entries_are_part_of_the_producer_name() -> None:
     needed = {"service.url": "grpc://h:1", "topic": "t"}
     plain, other = parse_options(needed), {"batching": "key", "pendingBytes": "2000000"}
     assert Identity("q", 0, 7, plain.division).producer_name() == "spark/q/7"

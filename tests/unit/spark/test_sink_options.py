@@ -23,7 +23,7 @@ from magnetar.spark.sink.options import Batching, Guarantee, ValueFormat, parse_
 GIVEN = {"service.url": "grpc://one:1,two", "topic": "flights"}
 
 
-def test_what_is_given_and_what_is_not() -> None:
+def test_given_options_override_the_defaults() -> None:
     given = {"deliveryguarantee": "DEDUP", "batching": "key", "compression": "zstd", "jobid": "a-1"}
     options = parse_options(GIVEN | given)
     assert options.brokers == ("grpc://one:1", "grpc://two:6660")

@@ -107,7 +107,7 @@ def test_another_broker_is_watched_when_one_ends_or_is_silent(
         watch.close()
 
 
-def test_topics_of_several_streams_are_known_when_each_has_told_its_own(
+def test_topics_are_known_when_every_stream_has_sent_its_list(
     server: RangeServer,
 ) -> None:
     watch = watch_of(server, streams=2)

@@ -95,7 +95,7 @@ def test_no_rows_are_no_values() -> None:
 
 
 @pytest.mark.parametrize("bad_at", [0, 1, 12, 24])
-def test_one_bad_row_costs_few_calls(bad_at: int) -> None:
+def test_one_bad_row_needs_few_decoding_calls(bad_at: int) -> None:
     calls = 0
 
     def decode(values: pa.Array) -> pa.Array:

@@ -1,4 +1,4 @@
-"""A bookie leaves the cluster for good: T32."""
+"""A bookie leaves the cluster permanently: T32."""
 
 from __future__ import annotations
 

@@ -43,10 +43,10 @@ async def rotting(world: World) -> None:
         if random.random() < 0.8 and len(ledgers) > 1:
             await _try_delete(stage, ledgers.pop(random.randrange(len(ledgers))))
         await stage.lull(4.0)
-        kind = random.choice(("goes on", "power", "killed", "compacts"))
+        kind = random.choice(("continues", "power", "killed", "compacts"))
         if kind == "compacts":
             bookie.meet_rot()
-        elif kind != "goes on":
+        elif kind != "continues":
             bookie.crash(power=kind == "power")
         await stage.lull(1.0)
         await bookie.restart()

@@ -91,7 +91,7 @@ async def test_acks_for_ledgers_that_have_left_are_dropped() -> None:
         assert one.acks == []
 
 
-async def test_refusals_are_told_with_their_code() -> None:
+async def test_refusals_are_reported_with_their_code() -> None:
     def judge(add: Add) -> BookieCode | None:
         return BookieCode.READ_ONLY if add.entry % 2 else None
 
@@ -108,7 +108,7 @@ async def test_refusals_are_told_with_their_code() -> None:
         assert sink.refused == [(1, BookieCode.READ_ONLY), (3, BookieCode.READ_ONLY)]
 
 
-async def test_a_lost_stream_is_told_at_once_and_opened_again() -> None:
+async def test_a_lost_stream_is_reported_at_once_and_opened_again() -> None:
     async with streaming() as (bookie, stream):
         sink = Sink()
         stream.attach(1, sink)
@@ -185,7 +185,7 @@ async def test_an_unlisted_bookie_is_not_reached() -> None:
         running.cancel()
 
 
-async def test_a_member_that_is_gone_is_seldom_asked_for_until_it_is_listed_again() -> None:
+async def test_connections_to_an_unlisted_member_are_tried_rarely_until_it_is_listed() -> None:
     """An idle ledger has a seat for it, maybe for days."""
 
     class Replaced(FakeBookie):

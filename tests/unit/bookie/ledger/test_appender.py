@@ -59,9 +59,7 @@ async def test_an_append_from_a_progress_callback_survives_a_failed_new_member()
             assert newcomer in seated(nodes, appender)
 
 
-async def test_a_process_that_stood_still_hears_its_bookies_out_before_it_calls_them_silent() -> (
-    None
-):
+async def test_after_a_standstill_pending_acks_are_read_before_bookies_count_as_silent() -> None:
     """Their acks lie there, unread. Taking all bookies of all ledgers for silent would replace all
     of them, or fail the ledgers."""
 
@@ -168,7 +166,7 @@ async def test_a_member_without_late_acks_is_noted(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["READ_ONLY", "CONNECTION_LOST", "SILENT"])
-async def test_it_says_which_bookies_do_not_store(how: str) -> None:
+async def test_the_appender_names_the_bookies_that_do_not_store(how: str) -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         assert appender.trouble == ""

@@ -57,7 +57,7 @@ def test_beyond_the_limit_the_oldest_is_lost_and_counted() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_that_was_noted_is_left_out(seed: int) -> None:
+def test_the_merged_ranges_contain_every_noted_entry(seed: int) -> None:
     random, copies, twin = Random(seed), BadCopies(), set[tuple[int, int, int]]()
     for _ in range(60):
         ledger, number = random.randrange(2), random.randrange(2)

@@ -51,7 +51,7 @@ async def test_bookies_come_go_and_turn_read_only() -> None:
         assert changes[-1] == ["b1"]
 
 
-async def test_a_change_of_data_alone_is_noticed() -> None:
+async def test_a_change_of_only_the_data_is_noticed() -> None:
     async with bookie_cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
         path = paths.bookie_available(nodes.bookies[0].member.bookie)
         stored = await nodes.store.get(path)

@@ -1,4 +1,4 @@
-"""BookieHealth: what raises and lowers the score, and that it never bans a bookie for good."""
+"""BookieHealth: what raises and lowers the score, and that it never bans a bookie permanently."""
 
 from random import Random
 

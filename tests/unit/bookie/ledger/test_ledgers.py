@@ -281,7 +281,7 @@ async def test_without_a_spare_appends_continue_and_a_returning_bookie_rejoins()
         await confirmed(appender)
         await wait_until(lambda: victim.entries(appender.ledger)[-1:] == [8])
         assert len(appender.metadata.segments) == 1
-        # What it lacks for good, as far as this ledger is concerned, is told for repair.
+        # The entries that the member will never get from this ledger are reported for repair.
         told = [(note.member, note.last_entry) for _, note in ledgers.bad_copies.drain()]
         assert told == [(victim.member, 5)]
 
@@ -386,7 +386,7 @@ async def test_with_too_few_bookies_left_appends_wait_and_then_fail() -> None:
         assert (await appender.close()).last_entry == 1
 
 
-async def test_two_dead_of_three_and_one_is_back_in_time() -> None:
+async def test_a_ledger_survives_two_dead_bookies_if_one_returns_in_time() -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         for victim in nodes.bookies[:2]:
@@ -544,7 +544,7 @@ async def test_without_the_metadata_store_the_ledger_continues_at_the_ack_quorum
 
 
 async def test_closing_does_not_wait_for_a_change_that_does_not_matter_any_more() -> None:
-    """Nothing is in flight; whether the new ensemble gets recorded is all the same to the end."""
+    """No entry is in flight, so the end does not depend on whether the new ensemble is recorded."""
 
     async with bookie_cluster(4) as nodes, asyncio.TaskGroup() as group:
         faults: list[Fault] = []

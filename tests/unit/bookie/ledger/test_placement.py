@@ -140,7 +140,7 @@ def test_health_comes_before_zones() -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_any_choice_is_distinct_and_leaves_healthy_seats_alone(seed: int) -> None:
+def test_any_choice_is_distinct_and_keeps_healthy_seats(seed: int) -> None:
     random = Random(seed)
     quorum = Quorum(*random.choice([(1, 1, 1), (3, 3, 2), (4, 3, 2), (5, 2, 2), (6, 3, 2)]))
     size = quorum.ensemble_size

@@ -95,7 +95,7 @@ async def test_a_bookie_that_moved_is_reached_at_its_new_address() -> None:
         before = BookieAddress("b0:3181", "b0:3182")
         assert [peer.address for peer in made] == [before, elsewhere]
         await wait_until(lambda: made[0].closed)
-        # It has left the list, and may answer all the same.
+        # The bookie has left the list, and may still answer.
         await nodes.unregister(nodes.bookies[0])
         await wait_until(lambda: not directory.is_writable(member))
         assert pool.peer(member) is made[1]

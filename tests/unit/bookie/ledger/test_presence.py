@@ -48,7 +48,7 @@ async def beats_in(bookie: FakeBookie, seconds: float) -> int:
     return len(bookie.heard) - before
 
 
-async def test_every_listed_bookie_hears_the_broker_regularly() -> None:
+async def test_every_listed_bookie_gets_regular_beats() -> None:
     async with bookie_cluster(3) as world, present(world):
         await asyncio.sleep(1.0)
         for bookie in world.bookies:
@@ -56,13 +56,13 @@ async def test_every_listed_bookie_hears_the_broker_regularly() -> None:
             assert set(bookie.heard) == {ME}
 
 
-async def test_a_bookie_that_comes_later_hears_the_broker() -> None:
+async def test_a_bookie_that_is_listed_later_gets_beats() -> None:
     async with bookie_cluster(1) as world, present(world):
         later = await world.add_bookie()
         await wait_until(lambda: later.heard)
 
 
-async def test_a_bookie_that_comes_back_hears_the_broker_again() -> None:
+async def test_a_bookie_that_returns_gets_beats_again() -> None:
     async with bookie_cluster(2) as world, present(world):
         bookie = world.bookies[0]
         await wait_until(lambda: bookie.heard)
@@ -91,7 +91,7 @@ async def test_the_bookies_answers_about_another_broker_are_gathered() -> None:
         assert await presence.ask(*OTHER) == [LAST, LAST, None]
 
 
-async def test_bookies_that_are_gone_or_hang_do_not_testify_and_delay_little() -> None:
+async def test_unreachable_bookies_do_not_testify_and_delay_the_answer_little() -> None:
     async with bookie_cluster(3) as world, present(world) as presence:
         for bookie in world.bookies:
             bookie.last = LAST

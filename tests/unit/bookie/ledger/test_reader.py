@@ -104,7 +104,7 @@ def test_a_replica_still_being_asked_is_awaited() -> None:
 
 
 @pytest.mark.parametrize("start", range(0, 400, 200))
-def test_random_conversations_end_with_one_answer(start: int) -> None:
+def test_a_read_with_random_answers_ends_with_one_result(start: int) -> None:
     for seed in range(start, start + 200):
         random = Random(seed)
         machine = read(*B[: random.randint(1, 4)])

@@ -506,7 +506,7 @@ def test_t18_two_unreachable_bookies_of_three_abort() -> None:
     world.check_closed()
 
 
-def test_t17_write_back_fails_and_a_second_recoverer_runs_beside() -> None:
+def test_t17_two_recoverers_agree_although_a_write_back_fails() -> None:
     for seed in range(60):
         world = LedgerRig.build(Quorum(3, 3, 2), 5, Random(seed))
         writer = WriterActor(world)

@@ -85,7 +85,7 @@ def listed(name: str) -> BookieRegistration:
 
 
 async def unharmed(ledgers: Ledgers, appender: LedgerAppender, count: int) -> None:
-    """The ledger goes on as if nothing had been."""
+    """The refusal does not affect the ledger."""
     append(appender)
     await confirmed(appender)
     await appender.close()

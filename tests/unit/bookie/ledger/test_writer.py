@@ -155,7 +155,7 @@ def test_every_code_but_ok_has_a_verdict() -> None:
 
 
 @pytest.mark.parametrize("code", [code for code in BookieCode if code is not BookieCode.OK])
-def test_each_refusal_does_what_its_verdict_says(code: BookieCode) -> None:
+def test_each_refusal_has_the_effect_of_its_verdict(code: BookieCode) -> None:
     machine = writer()
     append(machine, 2)
     actions = machine.on_add_failed(1, code)

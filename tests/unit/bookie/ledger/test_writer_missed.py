@@ -94,14 +94,14 @@ def test_a_member_that_is_back_in_time_keeps_its_seat() -> None:
     assert tick(machine, 6.5) == [FindSpares((2,))]
 
 
-def test_nothing_is_kept_that_is_needed_for_confirming() -> None:
+def test_a_seat_that_is_needed_to_confirm_is_not_kept() -> None:
     machine = writer(delay_s=2.0)
     append(machine)
     assert fail(machine, 2) == []
     assert fail(machine, 1) == [FindSpares((1, 2))]
 
 
-def test_nothing_is_kept_when_nothing_could_be_confirmed_without_it() -> None:
+def test_a_seat_is_not_kept_if_no_entry_could_be_confirmed_without_it() -> None:
     machine = writer(3, 3, 3, delay_s=2.0)
     append(machine)
     assert fail(machine, 0) == [FindSpares((0,))]
@@ -122,7 +122,7 @@ def test_a_refusal_ends_the_delay() -> None:
     assert fail(machine, 2, BookieCode.READ_ONLY) == [FindSpares((2,))]
 
 
-def test_a_lost_stream_of_one_that_refused_before_is_no_reason_to_wait() -> None:
+def test_a_member_that_refused_is_replaced_at_once_after_its_stream_is_lost() -> None:
     machine = writer(delay_s=2.0)
     append(machine)
     fail(machine, 2, BookieCode.IO_ERROR)
@@ -146,7 +146,7 @@ def test_silence_and_lag_are_not_waited_for_any_longer() -> None:
 
 
 def test_remembered_failures_lead_to_a_change_when_something_is_appended_again() -> None:
-    """#1390: tolerated failures must not leave a ledger at its ack quorum for good."""
+    """#1390: tolerated failures must not leave a ledger at its ack quorum permanently."""
     machine = writer(delay_s=2.0)
     assert fail(machine, 2) == []
     tick(machine, 0.0)

@@ -217,9 +217,7 @@ async def test_a_new_auditor_continues_at_the_stored_position() -> None:
             assert second.findings.compared == rest
 
 
-async def test_a_round_that_began_with_one_ledger_does_not_take_a_period_for_each_that_comes() -> (
-    None
-):
+async def test_ledgers_that_appear_during_a_round_do_not_each_add_a_period() -> None:
     config = replace(SOON, audit_period_s=10)
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
@@ -264,7 +262,7 @@ async def test_a_narrow_ledger_is_recorded_once_enough_bookies_are_writable() ->
         assert (await metadata_of(nodes, made.ledger)).write_quorum == 3
 
 
-async def test_one_of_several_audits_and_another_takes_over() -> None:
+async def test_one_auditor_of_several_works_and_another_one_takes_over() -> None:
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         await written(ledgers, 1)

@@ -61,7 +61,7 @@ async def test_t32_ledgers_leave_the_bookie_and_then_it_leaves_the_cluster() -> 
             for each in (*made, empty):
                 after = await metadata_of(nodes, each.ledger)
                 assert leaving.member not in after.segments[0].members
-            # Nothing new comes to it, and it is known until it is stopped.
+            # The bookie gets no new entries, and stays known until it is stopped.
             assert leaving.member not in (await written(ledgers, 1)).segments[0].members
             assert await nodes.store.get(paths.bookie_cookie(name)) is not None
             assert not work.done()
@@ -74,7 +74,7 @@ async def test_t32_ledgers_leave_the_bookie_and_then_it_leaves_the_cluster() -> 
 
 
 async def test_a_metadata_store_that_is_away_for_a_while_ends_no_decommission() -> None:
-    """It takes hours, and an ensemble elects a leader now and then."""
+    """A drain takes hours, and the ensemble may elect a leader in that time."""
 
     told: list[Progress] = []
     async with founded(4) as nodes, nodes.process() as ledgers, replicating(nodes):
@@ -99,7 +99,7 @@ async def test_a_metadata_store_that_is_away_for_a_while_ends_no_decommission() 
 
 
 async def test_a_bookie_that_starts_again_at_the_last_moment_keeps_its_cookie() -> None:
-    """Its process manager may start it while its ledgers are looked for once more."""
+    """A process manager may start the bookie during the second search for its ledgers."""
 
     told: list[Progress] = []
     async with founded(4) as nodes, nodes.process() as ledgers, replicating(nodes):
@@ -164,7 +164,7 @@ async def test_t32_blockers_of_a_decommission_are_named() -> None:
                     nodes.store, ManualClock(), name, timeout_s=30, on_progress=told.append
                 )
             assert "no other bookie" in caught.value.blockers[made.ledger]
-            # The writer goes on, and in the end it leaves by itself: there is a bookie for it.
+            # The writer continues, and finally leaves the bookie by itself, because a spare exists.
             await nodes.add_bookie()
             appender.append_nowait([[payload_of(1)]])
             await appender.close()

@@ -21,7 +21,7 @@ def all_but(size: int, *missing: int) -> list[Member]:
     return [member(n) for n in range(size) if n not in missing]
 
 
-def test_t29_one_that_is_missing_is_awaited_and_then_given_up() -> None:
+def test_t29_a_missing_member_is_awaited_and_then_lost() -> None:
     lost_bookies = LostBookies(delay_s=600, at_once_max=1)
     lost_bookies.on_bookies(cluster(4), all_but(4, 2), (), now=1000)
     assert lost_bookies.presence(member(2)) is Presence.AWAITED
@@ -86,7 +86,7 @@ def test_a_decommission_declares_only_the_named_bookies_lost() -> None:
     assert lost_bookies.presence(member(1)) is Presence.AWAITED  # (the auditor moves it anyway)
 
 
-def test_a_former_incarnation_is_lost_at_once_and_a_stranger_is_unknown() -> None:
+def test_a_former_incarnation_is_lost_at_once_and_an_unknown_bookie_is_not() -> None:
     lost_bookies = LostBookies(delay_s=600, at_once_max=1)
     known = {**cluster(3), member(1).bookie: member(1, 2).incarnation}
     listed = [member(0), member(1, 2), member(2)]

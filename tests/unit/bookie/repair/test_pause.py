@@ -119,7 +119,7 @@ async def test_no_copy_is_begun_during_a_pause() -> None:
                 before.ledger, [dead.member]
             )
             await asyncio.sleep(60)
-            assert replicator.under_replicated == 1, "it is counted all the same"
+            assert replicator.under_replicated == 1, "the record is still counted"
             assert replicator.counts.copied_bytes == 0
             assert await metadata_of(nodes, before.ledger) == before
             await resume(nodes.store)

@@ -64,7 +64,7 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
 
 
 @given(ledgers(), st.sets(st.sampled_from(B)), st.booleans())
-def test_all_that_lost_members_held_of_sealed_segments_is_moved_and_nothing_else(
+def test_the_plan_moves_exactly_the_sealed_copies_of_lost_members(
     metadata: LedgerMetadata, gone: set[Member], wide: bool
 ) -> None:
     record = UnderReplication(1, frozenset(gone))

@@ -1,4 +1,4 @@
-"""Lost copies come back, exactly those that are lost, and only once they are durable."""
+"""The replicator restores exactly the lost copies, and records them only when they are durable."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def repaired(nodes: BookieCluster, ledger: LedgerId, *, within_s: float = 
 
 
 async def noted(nodes: BookieCluster, ledger: LedgerId, text: str) -> None:
-    """Until the record tells such a reason."""
+    """Wait until the record has such a reason."""
     async with asyncio.timeout(60):
         while True:
             record = await records_of(nodes).get(ledger)
@@ -146,7 +146,7 @@ async def test_an_empty_ledger_is_moved_too() -> None:
         assert dead.member not in after.segments[0].members
 
 
-async def test_two_lost_members_of_one_segment() -> None:
+async def test_both_lost_members_of_a_segment_are_replaced() -> None:
     async with bookie_cluster(5) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 20)
         dead = [nodes.bookie(member) for member in before.segments[0].members[:2]]
@@ -191,7 +191,7 @@ async def test_t28_an_unreadable_entry_leaves_the_metadata_unchanged() -> None:
         async with replicating(nodes):
             await noted(nodes, before.ledger, f"entry {before.ledger}:13")
             assert await metadata_of(nodes, before.ledger) == before
-            # The disk was not broken after all: its bookie comes back with the only copy.
+            # The disk was sound: its bookie returns with the only copy.
             others[0].judge_read = lambda *_: None
             await repaired(nodes, before.ledger, within_s=700)
         after = await metadata_of(nodes, before.ledger)

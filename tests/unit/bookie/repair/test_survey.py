@@ -136,7 +136,7 @@ async def test_a_ledger_shows_which_copies_are_there() -> None:
         assert "invalid under-replication record" in other.faults.failure
 
 
-async def test_an_open_ledger_is_looked_at_and_left_alone() -> None:
+async def test_an_open_ledger_is_surveyed_and_not_changed() -> None:
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await founded(nodes)
         appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
@@ -162,7 +162,7 @@ async def test_an_open_ledger_is_looked_at_and_left_alone() -> None:
         assert (await appender.close()).last_entry == 1
 
 
-async def test_what_is_not_there_is_named() -> None:
+async def test_missing_copies_are_named() -> None:
     async with bookie_cluster(1) as nodes:
         with pytest.raises(NoSuchCluster):
             await survey_bookies(MemoryStore(), opener(nodes))  # type: ignore[arg-type]

@@ -95,7 +95,7 @@ async def test_adding_records_while_folders_are_removed_loses_none() -> None:
     assert [each async for each in here.list()] == list(range(0, 40, 2))
 
 
-async def test_one_repairs_at_a_time_and_a_lost_session_lets_go() -> None:
+async def test_one_replicator_at_a_time_holds_the_lock_until_its_session_is_lost() -> None:
     tree = MemoryTree()
     stores = [MemoryStore(tree) for _ in range(2)]
     first, second = (UnderReplicationRecords(store, ManualClock()) for store in stores)

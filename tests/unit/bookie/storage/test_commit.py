@@ -65,7 +65,7 @@ async def committing(*, pending_bytes_max: int = 1 << 20) -> AsyncIterator[Commi
 
 
 @pytest.mark.real_loop
-async def test_nothing_is_done_before_the_sync_and_its_watermark() -> None:
+async def test_waiters_are_called_only_after_the_sync_and_its_watermark() -> None:
     async with committing() as rig:
         rig.thread.open = False
         rig.add(0, "a")
@@ -79,7 +79,7 @@ async def test_nothing_is_done_before_the_sync_and_its_watermark() -> None:
 
 
 @pytest.mark.real_loop
-async def test_all_that_gathers_during_a_sync_is_one_group() -> None:
+async def test_writes_during_a_sync_form_one_group() -> None:
     async with committing() as rig:
         rig.thread.open = False
         rig.add(0, "a")

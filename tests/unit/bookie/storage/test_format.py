@@ -70,7 +70,7 @@ def test_the_key_after_a_ledger_lies_between_it_and_the_next(ledger: int, other:
 
 
 @given(U64, st.booleans(), U64)
-def test_ledger_records_survive(master_key: int, fenced: bool, created_ms: int) -> None:
+def test_ledger_records_round_trip(master_key: int, fenced: bool, created_ms: int) -> None:
     record = LedgerRecord(master_key, fenced, created_ms, verified=created_ms % 2 == 0)
     assert decode_ledger_record(encode_ledger_record(record)) == record
 
@@ -105,7 +105,7 @@ def test_the_later_watermark_counts(
 
 
 @pytest.mark.parametrize("torn", [b"", b"\0" * 22, b"torn", encode_watermark(Watermark(9, 9))[:21]])
-def test_a_torn_slot_leaves_the_other_one(torn: bytes) -> None:
+def test_the_other_slot_counts_if_one_is_torn(torn: bytes) -> None:
     whole = encode_watermark(Watermark(3, 700))
     assert decode_watermark(slots(whole, torn)) == Watermark(3, 700)
     assert decode_watermark(slots(torn, whole)) == Watermark(3, 700)
@@ -138,7 +138,7 @@ def test_an_identity_file_as_a_person_sees_it() -> None:
     st.sampled_from(["", "c" * 32]),
     st.lists(st.sampled_from(["d" * 32, "e" * 32]), max_size=INTENTS_MAX).map(tuple),
 )
-def test_identities_survive(
+def test_identities_round_trip(
     boot_epoch: int,
     state: DirectoryState,
     name: str,

@@ -1,4 +1,4 @@
-"""A bookie with a damaged store goes on as a new incarnation, and keeps what it had."""
+"""A bookie with a damaged store continues as a new incarnation, and keeps its old store."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_an_older_image_does_not_oust_the_bookie_itself(
     (await cluster.start(used)).close()
 
 
-async def test_of_two_copies_that_start_at_once_one_does(
+async def test_only_one_of_two_copies_that_start_at_once_runs(
     cluster: DirectoryCluster, used: Path, tmp_path: Path
 ) -> None:
     """Both read the same cookie and mean to begin the same epoch."""
@@ -211,7 +211,7 @@ async def test_of_two_copies_that_start_at_once_one_does(
             outcomes.append("starts")
         except errors.DirectoryCloned:
             outcomes.append("copy")
-    # The one that lost is known as a copy, until the other one has started once more.
+    # The loser is recognised as a copy until the winner has started again.
     assert sorted(outcomes) in (["copy", "starts"], ["starts", "starts"])
 
 

@@ -48,7 +48,7 @@ THEIRS = replace(COOKIE, incarnation=OTHERS, boot_epoch=4, start=BEFORE)
 DAMAGE = FormatDamaged("checksum mismatch")
 
 STARTS = [
-    # directory                      cookie                        goes on as
+    # directory                      cookie                        continues as
     (Found(None, ()), None, FORMAT),
     (Found(LOCAL, ("store",)), COOKIE, STARTED),
     # The last start wrote its intent and did not reach the cookie.
@@ -153,7 +153,7 @@ def test_an_empty_directory_of_a_known_bookie_needs_the_operators_word() -> None
                 plan_start(Path("/d"), found, cookie, wanted)
 
 
-def test_every_cookie_epoch_against_every_local_one() -> None:
+def test_the_start_decision_for_every_pair_of_cookie_and_local_epoch() -> None:
     for local in range(1, 6):
         for stored in range(1, 6):
             found = Found(replace(LOCAL, boot_epoch=local), ("store",))
@@ -164,7 +164,7 @@ def test_every_cookie_epoch_against_every_local_one() -> None:
                 continue
             start = plan_start(Path("/d"), found, cookie, WANTED)
             assert start.identity.boot_epoch == stored + 1
-            if local < stored:  # an older image: it goes on as a new incarnation
+            if local < stored:  # an older image: it continues as a new incarnation
                 assert start.rolled_back is not None
                 assert start.identity.state is REPLACING
                 assert (start.identity.incarnation, start.identity.former) == (FRESH, OURS)
@@ -225,7 +225,7 @@ def test_of_a_directory_and_its_copy_only_one_starts(landed: int) -> None:
         assert behind.rolled_back is not None
 
 
-def test_only_so_many_intents_are_kept_and_a_forgotten_one_is_refused() -> None:
+def test_intents_are_limited_and_a_dropped_intent_is_refused() -> None:
     identity = LOCAL
     tokens = [f"{at:032x}" for at in range(INTENTS_MAX + 2)]
     for token in tokens:

@@ -79,7 +79,7 @@ def test_an_undamaged_directory_is_reported_as_whole(used: Path) -> None:
     assert fingerprint(used) == before
 
 
-def test_gaps_fences_and_damaged_entries_are_told(tmp_path: Path) -> None:
+def test_an_inspection_reports_gaps_fences_and_damaged_entries(tmp_path: Path) -> None:
     directory = run(DirectoryCluster().start(tmp_path / "live"))
     record = LedgerRecord(KEY, fenced=True, created_ms=0)
     torn = bytearray(envelope(3, 9))
@@ -149,7 +149,7 @@ def test_damage_is_named_and_nothing_is_written(
     assert fingerprint(used) == before
 
 
-async def test_former_incarnations_are_told_apart(tmp_path: Path) -> None:
+async def test_an_inspection_reports_each_former_incarnation(tmp_path: Path) -> None:
     cluster = DirectoryCluster()
     await killed_directory(cluster, tmp_path / "used")
     former = identity_of(tmp_path / "used").incarnation

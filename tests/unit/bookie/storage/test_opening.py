@@ -79,7 +79,7 @@ def test_only_a_process_that_computes_without_io_spins() -> None:
     assert not unknown.spins_since(unknown, 30)
 
 
-def test_what_a_process_does_is_seen(tmp_path: Path) -> None:
+def test_the_effort_of_a_process_includes_its_writes_and_cpu(tmp_path: Path) -> None:
     before = effort_of(os.getpid())
     (tmp_path / "file").write_bytes(bytes(10_000))
     assert effort_of(os.getpid()).bytes >= before.bytes + 10_000

@@ -65,7 +65,9 @@ def entries_of(image: Path) -> tuple[list[int], int]:
     return found, sequence
 
 
-def test_a_log_cut_anywhere_keeps_a_prefix_and_says_so(image: Path, tmp_path: Path) -> None:
+def test_a_log_cut_anywhere_keeps_a_prefix_and_shows_a_smaller_sequence(
+    image: Path, tmp_path: Path
+) -> None:
     log = log_of(image).read_bytes()
     starts = [*records(log), len(log)]
     for record in (0, 1, ENTRIES // 2, ENTRIES - 1):

@@ -29,11 +29,11 @@ def open_file(path: Path, *, boot_epoch: int = 1, now_s: Seconds | None = None) 
     return WatermarkFile(path / "watermark", boot_epoch=boot_epoch, now_s=now_s or Seconds())
 
 
-def test_there_is_none_at_first(tmp_path: Path) -> None:
+def test_a_new_directory_has_no_watermark(tmp_path: Path) -> None:
     assert read_watermark(tmp_path / "watermark") is None
 
 
-def test_it_is_with_the_kernel_as_soon_as_advance_returns(tmp_path: Path) -> None:
+def test_the_watermark_is_written_when_advance_returns(tmp_path: Path) -> None:
     file = open_file(tmp_path)
     for sequence in [1, 2, 2, 700]:
         file.advance(sequence)
@@ -41,7 +41,7 @@ def test_it_is_with_the_kernel_as_soon_as_advance_returns(tmp_path: Path) -> Non
     file.close(sequence=700)
 
 
-def test_a_write_that_tears_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_torn_write_keeps_the_previous_watermark(tmp_path: Path) -> None:
     path = tmp_path / "watermark"
     file = open_file(tmp_path)
     file.advance(1)
@@ -82,14 +82,14 @@ def test_an_idle_stores_manifest_change_is_recorded(tmp_path: Path) -> None:
     file.abandon()
 
 
-def test_it_never_goes_back(tmp_path: Path) -> None:
+def test_the_watermark_never_goes_back(tmp_path: Path) -> None:
     file = open_file(tmp_path)
     file.advance(5)
     with pytest.raises(AssertionError):
         file.advance(4)
 
 
-def test_it_is_synced_at_most_a_second_late(tmp_path: Path) -> None:
+def test_the_watermark_is_synced_at_most_a_second_late(tmp_path: Path) -> None:
     now_s = Seconds()
 
     class Counted(WatermarkFile):

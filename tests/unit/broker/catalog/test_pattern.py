@@ -29,7 +29,7 @@ patterns = st.recursive(atoms, _grown, max_leaves=8)
 
 
 @given(patterns, st.lists(st.text("abc.-1_", max_size=8), max_size=10))
-def test_it_agrees_with_re(pattern: str, texts: list[str]) -> None:
+def test_the_matcher_agrees_with_re(pattern: str, texts: list[str]) -> None:
     ours, theirs = TopicPattern(pattern), re.compile(pattern, re.ASCII)
     for text in texts:
         assert ours.matches(text) == (theirs.fullmatch(text) is not None), (pattern, text)
@@ -80,7 +80,7 @@ def test_patterns_of_clients_match_as_in_java(pattern: str, text: str, found: bo
         "\\",
     ],
 )
-def test_what_it_does_not_understand_is_refused(pattern: str) -> None:
+def test_an_unsupported_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(UnsupportedPattern):
         TopicPattern(pattern)
 

@@ -102,7 +102,7 @@ async def test_pending_reset_does_not_reach_a_recreated_subscription() -> None:
     async with subscribed(world, store) as (topic, cursors, cursor):
         store.early = True
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.025):  # the journal goes on, every 0.05 s
+            async with asyncio.timeout(1.025):  # the journal continues, every 0.05 s
                 await cursor.reset(LATEST)
         store.early = False
         await cursors.delete("s")

@@ -156,7 +156,7 @@ async def poison_counts(world: ClusterState) -> list[int]:
         ]
 
 
-async def test_the_count_of_a_poison_message_goes_on_over_kills_of_the_owner() -> None:
+async def test_the_count_of_a_poison_message_continues_over_kills_of_the_owner() -> None:
     world = ClusterState()
     counts = [count for _ in range(4) for count in await poison_counts(world)]
     assert counts == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8]

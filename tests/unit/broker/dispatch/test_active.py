@@ -36,7 +36,7 @@ def assigned(names: str, partitions: int) -> str:
     return "".join(chosen)
 
 
-def test_two_partitions_of_four_consumers_have_two_active_ones() -> None:
+def test_four_consumers_of_two_partitions_have_two_active_ones() -> None:
     assert assigned("DCBA", 2) == "AB"
     assert assigned("DC", 2) == "CD"  # A and B have left
 

@@ -1,4 +1,5 @@
-"""All chunks of a message go to one consumer, in order, and to another one only as a whole."""
+"""All chunks of a message go to one consumer, in order. Only the whole message moves to another
+consumer."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def chunk_ids(uuid: str, count: int) -> list[tuple[str, int]]:
     return [(uuid, index) for index in range(count)]
 
 
-def test_interleaved_messages_go_to_one_consumer_each() -> None:
+def test_each_of_several_interleaved_messages_goes_to_one_consumer() -> None:
     it = world()
     members = [it.join(), it.join(), it.join()]
     for member in members:
@@ -62,7 +63,7 @@ def test_interleaved_messages_go_to_one_consumer_each() -> None:
     assert all(("", -1) in got(it, member) for member in members), "single messages rotate"
 
 
-def test_chunks_wait_for_their_consumer_and_others_go_on() -> None:
+def test_chunks_wait_for_their_consumer_and_other_messages_are_delivered() -> None:
     it = world()
     first, second = it.join(), it.join()
     it.flow(first, 1)
@@ -95,7 +96,7 @@ def test_leaving_consumer_hands_on_whole_messages_from_the_first_chunk() -> None
     second, third = it.join(), it.join()
     it.flow(second, 100)
     it.flow(third, 100)
-    it.append()  # it is being read when the consumer leaves
+    it.append()  # a read is outstanding when the consumer leaves
     append(it, "a", 3, 5)
     it.leave(first)
     append(it, "a", 4, 5)
@@ -160,7 +161,7 @@ def test_unfinished_messages_are_bounded() -> None:
 
 
 class Clients:
-    """What the clients make of the chunks that they get."""
+    """The messages that clients build from the chunks that they get."""
 
     def __init__(self, it: DispatcherRig) -> None:
         self.it = it
@@ -179,13 +180,13 @@ class Clients:
             self.read[member] = len(member.inbox)
 
     def drop(self, member: Member, uuid: str | None = None) -> None:
-        """It returns what it has of this message; None: of every message."""
+        """Return the chunks of this message that the client has; None: of every message."""
         for key in [key for key in self.next if key[0] is member]:
             if uuid in (None, key[1]):
                 del self.next[key]
 
     def whole(self, member: Member) -> list[Position]:
-        """The entries that it can acknowledge: single ones, and whole messages."""
+        """The entries that the client can acknowledge: single ones, and those of whole messages."""
         entries = {entry.position: entry.view.chunk for entry in self.it.log}
         found = []
         for position, owner in self.it.owner.items():
@@ -249,7 +250,7 @@ def test_random_histories_break_no_message(block: int) -> None:
 def finish(
     it: DispatcherRig, clients: Clients, open_messages: dict[int, tuple[str, int, int]]
 ) -> None:
-    """The quiet phase: every whole message is delivered and acknowledged."""
+    """The phase without faults: every whole message is delivered and acknowledged."""
     if not it.members:
         it.join()
     for member in it.members:
@@ -281,7 +282,7 @@ class Counted(Position):
         return tuple.__lt__(self, other)
 
 
-def test_a_message_of_many_chunks_is_given_anew_without_a_look_at_all_of_them() -> None:
+def test_a_message_of_many_chunks_is_redelivered_without_a_look_at_all_of_them() -> None:
     """A producer may call 50,000 entries the chunks of one message."""
     number, routes, acks = 1_000, chunks.ChunkRoutes(), PlainAcks([])
     one, two = (Consumer(name, 0, lambda: True, LARGE) for name in ("one", "two"))

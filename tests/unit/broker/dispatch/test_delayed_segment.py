@@ -22,7 +22,9 @@ ITEMS = st.dictionaries(
 
 
 @given(name=st.text(max_size=20), items=ITEMS)
-def test_what_is_encoded_is_decoded(name: str, items: list[tuple[Position, int]]) -> None:
+def test_a_decoded_segment_equals_the_encoded_one(
+    name: str, items: list[tuple[Position, int]]
+) -> None:
     data = encode_segment(name, items)
     found = decode_segment(data)
     assert (found.subscription, found.items) == (name, items)

@@ -13,7 +13,7 @@ def consumer(name: str) -> Consumer:
     return Consumer(name, 0, lambda: True, Limits())
 
 
-def test_slot_drains_until_its_last_entry_is_gone() -> None:
+def test_slot_drains_until_its_last_entry_is_acknowledged() -> None:
     it, one, two = DrainingHashes(), consumer("one"), consumer("two")
     it.register(one, {7: 2, 9: 1})
     it.register(two, {7: 2, 8: 1})  # 7 drains at `one` already

@@ -135,7 +135,7 @@ def test_key_moves_when_its_consumer_leaves() -> None:
     assert second.counts == [1, 0]
 
 
-def test_other_keys_go_on_while_one_drains() -> None:
+def test_other_keys_continue_while_one_drains() -> None:
     it = world()
     first, second, key = it.handover()
     it.append(key=key)
@@ -174,7 +174,7 @@ def test_new_entry_waits_behind_a_waiting_entry_of_its_key() -> None:
 
 
 def test_entry_returned_during_the_replay_goes_first() -> None:
-    # PIP-379's race: the older entry comes back while the newer one is being read again.
+    # PIP-379's race: the older entry is returned while the newer one is being read again.
     it = world()
     first = it.join(name="first")
     it.flow(first, 1)
@@ -408,7 +408,7 @@ def test_waiting_hashes_that_move_are_queued_in_parts() -> None:
     assert it.machine.next_timer() is None
 
 
-def test_entries_of_the_last_consumer_are_there_for_the_next_one() -> None:
+def test_entries_of_the_last_consumer_are_delivered_to_the_next_one() -> None:
     it = world(settings=KeySharedSettings(part_entries=10))
     first = it.join(name="first")
     it.flow(first, 1_000)

@@ -75,7 +75,7 @@ def test_later_entries_wait_and_say_so_until_the_acknowledgement() -> None:
     it.append(key="a")
     it.append(key="b")
     it.settle()
-    assert [it.key(at) for at in member.inbox] == ["a", "a", "a", "b"], "other keys go on"
+    assert [it.key(at) for at in member.inbox] == ["a", "a", "a", "b"], "other keys continue"
     [reason] = [one for one in it.machine.explain(it.now) if one.why is Why.WITHHELD]
     assert reason.facts["waiting"] == 2
     assert f"the negatively acknowledged entry {first} is acknowledged" in reason.detail
@@ -107,7 +107,8 @@ def test_returned_chunk_brings_all_chunks_of_its_message_again() -> None:
 
 
 def test_skipping_a_lost_entry_releases_the_later_entries_of_its_hash() -> None:
-    """The broker acknowledges what is lost for good, without an acknowledgement by a consumer."""
+    """The broker acknowledges what is lost permanently, without an acknowledgement by a
+    consumer."""
     it = Rig()
     member = it.join(policy=ORDERED)
     it.flow(member, 9)

@@ -9,7 +9,7 @@ from support import settle
 from magnetar.broker.log.budget import LOOK_S, PublishBudget
 
 
-async def test_below_the_limit_every_connection_goes_on() -> None:
+async def test_below_the_limit_every_connection_continues() -> None:
     budget = PublishBudget(100)
     budget.change(99)
     assert budget.turn() is None

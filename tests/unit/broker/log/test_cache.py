@@ -16,7 +16,7 @@ def entry_at(ledger: int, number: int, size: int = 10) -> StoredEntry:
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5000)), max_size=60))
-def test_it_holds_the_newest_entries_that_fit(sizes: list[tuple[int, int]]) -> None:
+def test_the_cache_holds_the_newest_entries_that_fit(sizes: list[tuple[int, int]]) -> None:
     cache = EntryCache(20_000)
     added: list[StoredEntry] = []
     for number, (ledger, size) in enumerate(sizes):

@@ -90,7 +90,7 @@ def test_a_log_without_ledgers() -> None:
     assert chain.first_index == chain.next_index == 5
 
 
-def test_reading_goes_on_in_a_new_ledger_from_a_place_taken_before_it_was_there() -> None:
+def test_reading_continues_in_a_ledger_that_is_newer_than_the_place() -> None:
     chain = Chain()
     start = chain.end
     chain.open_ledger(TopicLedger(LedgerId(4), 0))
@@ -158,7 +158,7 @@ def test_dropping_the_head_leaves_the_rest_as_it_was(chain: Chain, through: Posi
     assert chain.drop_head(chain.droppable(through)) == ()
 
 
-def test_a_log_goes_on_after_everything_was_dropped() -> None:
+def test_a_log_continues_after_everything_was_dropped() -> None:
     chain = Chain([closed(3, 0, 2), closed(8, 4, 3)], next_index=10)
     assert chain.drop_head(chain.droppable(LATEST)) == (3, 8)
     assert chain.records == ()

@@ -100,7 +100,7 @@ async def test_a_change_that_refuses_does_not_keep_the_others() -> None:
         assert await keys_of(world) == ["a", "b", "c"]
 
 
-async def test_a_change_that_does_not_fit_is_refused_alone() -> None:
+async def test_only_the_change_that_does_not_fit_is_refused() -> None:
     world = ClusterState()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         large = {"note": "x" * (SUBSCRIPTIONS_BYTES_MAX - 2_000)}
@@ -141,7 +141,7 @@ async def test_a_caller_that_leaves_takes_its_change_along() -> None:
         assert await keys_of(world) == ["a", "b", "d"]
 
 
-async def test_a_write_whose_caller_leaves_is_made_by_the_next_one() -> None:
+async def test_a_write_of_a_cancelled_caller_is_made_by_the_next_caller() -> None:
     world = ClusterState()
     store = GatedStore(world.tree)
     async with opened(world, store=store) as topic:

@@ -73,7 +73,7 @@ async def test_closed_ledgers_of_the_head_are_deleted_and_forgotten() -> None:
     assert record.deleting == ()
 
 
-async def test_indexes_and_positions_go_on_after_everything_was_dropped() -> None:
+async def test_indexes_and_positions_continue_after_everything_was_dropped() -> None:
     """Also where the next owner is given smaller ledger ids: it asks for others."""
     world = ClusterState()
     world.ledgers.next_id(1_000)
@@ -157,7 +157,7 @@ async def dies_while_dropping(steps: Steps) -> bool:
     return steps.dead
 
 
-async def test_deletions_are_tried_again_while_appends_go_on() -> None:
+async def test_deletions_are_tried_again_while_appends_continue() -> None:
     world = ClusterState()
     ledgers = Unwilling(world.ledgers, failures=3)
     async with opened(world, ledgers=ledgers) as topic:

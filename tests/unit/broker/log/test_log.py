@@ -84,7 +84,7 @@ async def test_many_entries_at_once_survive_a_ledger_that_fails() -> None:
         assert await topic.contents() == NAMES
 
 
-async def test_ledgers_roll_while_appends_go_on() -> None:
+async def test_ledgers_roll_while_appends_continue() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         topic.append(*NAMES[:12])
@@ -167,7 +167,7 @@ async def test_a_failed_ledger_loses_nothing_and_repeats_nothing(stored: int) ->
         assert topic.error is None
 
 
-async def test_what_recovery_finds_of_a_failed_ledger_counts_as_appended() -> None:
+async def test_entries_that_recovery_finds_in_a_failed_ledger_count_as_appended() -> None:
     """When the ledger cannot be closed where the writer stood, recovering it decides its end."""
 
     async def world_closes_nothing() -> None:
@@ -227,7 +227,7 @@ async def test_a_ledger_that_refuses_what_we_send_fails_the_log() -> None:
             topic.append("more")
 
 
-async def test_the_queue_is_bounded_and_room_comes_back() -> None:
+async def test_the_queue_is_bounded_and_admits_appends_when_it_drains() -> None:
     world = ClusterState()
     world.ledgers.bookies = False
     async with opened(world, config=replace(SMALL, pending_bytes_max=120)) as topic:
@@ -277,7 +277,7 @@ async def test_broker_time_never_goes_backwards() -> None:
 # ---- taking over ---------------------------------------------------------------------------------
 
 
-async def test_a_new_owner_fences_the_old_one_and_keeps_what_was_appended() -> None:
+async def test_a_new_owner_fences_the_old_one_and_keeps_the_appended_entries() -> None:
     world = ClusterState()
     async with opened(world, close=False) as old:
         await old.append_and_wait("a", "b")

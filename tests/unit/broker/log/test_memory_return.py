@@ -15,7 +15,7 @@ from magnetar.runtime.memory import trim
 def test_memory_is_returned_once_after_each_burst() -> None:
     memory = MemoryReturn()
     assert not memory.is_due(peak=BURST_BYTES - 1, used=0), "no burst"
-    assert not memory.is_due(peak=BURST_BYTES, used=BURST_BYTES // 2), "it goes on"
+    assert not memory.is_due(peak=BURST_BYTES, used=BURST_BYTES // 2), "it continues"
     assert memory.is_due(peak=BURST_BYTES // 2, used=BURST_BYTES // 4)
     assert not memory.is_due(peak=BURST_BYTES // 4, used=0)
     assert memory.is_due(peak=BURST_BYTES, used=0)

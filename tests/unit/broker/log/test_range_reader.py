@@ -90,7 +90,7 @@ async def test_a_reader_far_behind_does_not_fill_the_cache() -> None:
         assert len(topic.cache) == 0
 
 
-async def test_what_was_read_before_a_failure_is_returned_and_the_failure_comes_next() -> None:
+async def test_entries_before_a_failure_are_returned_and_the_next_read_fails() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES)
@@ -128,7 +128,7 @@ async def test_an_unused_log_reads_nothing() -> None:
         assert await topic.log.index_at(topic.log.confirmed) == -1
 
 
-async def test_reads_go_on_while_the_ledger_is_sealed_and_after_the_log_has_ended() -> None:
+async def test_reads_continue_while_the_ledger_is_sealed_and_after_the_log_has_ended() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES[:5])

@@ -1,4 +1,5 @@
-"""A topic's record has a limit: what would outgrow it is refused by name, and the rest goes on."""
+"""A topic's record has a limit: what would outgrow it is refused by name, and the rest
+continues."""
 
 from __future__ import annotations
 
@@ -75,9 +76,7 @@ async def test_a_record_that_outgrows_its_limit_ends_the_log_with_its_name() -> 
         assert await topic.contents() == ["a"]
 
 
-async def test_a_topic_with_as_many_ledgers_as_it_may_have_is_read_and_its_writers_are_told() -> (
-    None
-):
+async def test_a_topic_with_the_maximum_of_ledgers_can_be_read_and_refuses_appends() -> None:
     last_takes = SMALL.ledger_entries_max * ledger_size_factor(LEDGERS_MAX)
 
     world = ClusterState()

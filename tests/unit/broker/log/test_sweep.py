@@ -202,7 +202,7 @@ async def test_a_ledger_that_its_creator_may_still_list_is_kept() -> None:
         assert [orphan.ledger for orphan in (await swept(world)).orphans] == [mine.ledger]
 
 
-async def test_the_ledgers_of_a_topic_that_is_gone_go_as_well() -> None:
+async def test_the_ledgers_of_a_vanished_topic_are_deleted() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES)

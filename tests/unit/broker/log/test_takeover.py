@@ -2,7 +2,7 @@
 
 A script appends over several ledgers, acknowledges, resets, deletes, creates and closes. It is run
 once to count its calls, then once for each of them: killed before the call, killed after it took
-effect, and taken over by a second broker while it goes on as a zombie. Whatever it was answered
+effect, and taken over by a second broker while it continues as a zombie. Whatever it was answered
 must then be there, in order and once; and nothing may be there that was not asked for."""
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ async def life(
 async def enter(
     stack: contextlib.AsyncExitStack, world: ClusterState, steps: Steps, store: SteppingStore
 ) -> tuple[TopicLog, Cursors]:
-    """Take the topic over; where that is a matter of trying again, try once more."""
+    """Take the topic over. Repeat the attempt if a later one can succeed."""
     for attempt in range(2):
         try:
             topic = await stack.enter_async_context(
@@ -340,7 +340,7 @@ def test_a_call_that_fails_changes_nothing(after: bool) -> None:
 
 
 def test_a_broker_is_overtaken_at_any_call() -> None:
-    """The second broker opens while the first goes on; the first learns it from fences and
+    """The second broker opens while the first continues; the first learns it from fences and
     epochs."""
     count = len(steps_of_a_whole_life())
     for number in range(count):

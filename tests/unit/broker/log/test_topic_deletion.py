@@ -125,7 +125,7 @@ async def test_a_stale_owner_with_the_same_epoch_is_fenced() -> None:
         TOPIC, world.store(), incarnation=drawn_incarnation(), version_min=0
     )
     assert fresh.epoch == stale.epoch
-    with pytest.raises(LogFenced, match="made anew"):
+    with pytest.raises(LogFenced, match="created again"):
         await stale.change(lambda record: replace(record, deleting=(4711,)))
     record = await record_of(world)
     assert record is not None

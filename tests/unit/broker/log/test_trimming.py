@@ -94,7 +94,7 @@ def test_the_open_ledger_is_never_trimmed() -> None:
     slowest=st.none() | st.builds(Position, st.integers(-1, 30), st.integers(-1, 3)),
     opened=st.integers(0, 50),
 )
-def test_what_is_trimmed_is_a_prefix_that_is_not_needed(
+def test_trimming_drops_a_prefix_that_is_not_needed(
     lengths: list[int], age_s: int, size: int, slowest: Position | None, opened: int
 ) -> None:
     """Against the rule, ledger by ledger."""

@@ -150,7 +150,7 @@ async def test_a_key_names_its_consumer_and_what_blocks_it() -> None:
                 assert page.json()["entries"][0]["messageId"] == oldest["messageId"]
 
 
-async def test_explain_says_what_waits_and_until_when() -> None:
+async def test_explain_returns_the_waiting_entries_and_their_time() -> None:
     async with scene() as (broker, client, admin):
         await client.subscribe("t", "s", subType=SHARED, consumer_name="c1")
         later = OutgoingMessage(b"x", 0, deliver_at_ms=4_000_000_000_000)

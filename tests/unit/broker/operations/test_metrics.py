@@ -156,7 +156,7 @@ async def test_namespaces_instead_of_topics() -> None:
         assert "topic=" not in generate_latest(registry).decode()
 
 
-async def test_topics_beyond_the_limit_of_series_are_counted_for_the_broker_alone() -> None:
+async def test_topics_beyond_the_limit_of_series_are_counted_only_for_the_broker() -> None:
     async with scene() as it:
         for name in ("u", "v"):
             await create_topic(it.broker.broker, TopicName.parse(name))
@@ -190,7 +190,7 @@ class Measured:
 
 @asynccontextmanager
 async def measured(served: Callable[[ServedTopic], list[ServedTopic]]) -> AsyncIterator[Measured]:
-    """Read what `served` makes of the topic `t`, and measure each step of the loop."""
+    """Read the metrics that `served` gives for the topic `t`, and measure each step of the loop."""
     async with scene() as it:
         topic = await it.broker.broker.topic(TopicName.parse("t"))
         latency = it.broker.broker.publish_latency

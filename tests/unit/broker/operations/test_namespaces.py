@@ -134,7 +134,7 @@ async def test_force_deletes_several_topics_at_once(monkeypatch: pytest.MonkeyPa
     assert most == DELETIONS_MAX
 
 
-async def test_an_empty_namespace_is_deleted_and_made_anew_without_its_policies() -> None:
+async def test_a_namespace_that_is_created_again_has_no_old_policies() -> None:
     async with (
         running_broker(ClusterState()) as broker,
         admin_of(broker, "/admin/v2") as admin,
@@ -173,7 +173,7 @@ WRONG: list[tuple[str, object, int, str]] = [
 ]
 
 
-async def test_what_is_created_is_checked() -> None:
+async def test_an_invalid_name_or_policy_is_refused_at_creation() -> None:
     async with (
         running_broker(ClusterState()) as broker,
         admin_of(broker, "/admin/v2") as admin,

@@ -259,7 +259,9 @@ async def test_delete_with_an_old_view_refuses_a_topic_in_use_and_leaves_it_usab
     assert (await topics.require(NAME)).partitions == 2
 
 
-async def test_delete_stops_when_another_request_has_ended_it_and_the_topic_is_made_anew() -> None:
+async def test_delete_stops_when_another_request_finished_it_and_the_topic_was_created_again() -> (
+    None
+):
     brokers, count = _Brokers(), 5 * ASKED_MAX
     await brokers.topics.create(NAME, count)
     for index in range(count):

@@ -70,7 +70,7 @@ def plain(text: str, *, publish_time_ms: int = 1_700_000_000_000) -> bytes:
     return bytes(entry_of(text, publish_time_ms=publish_time_ms).data)
 
 
-async def test_a_subscription_begins_where_it_is_told() -> None:
+async def test_a_subscription_begins_at_the_requested_position() -> None:
     async with scene() as it:
         _, second = await it.publish(plain("a"), plain("b"))
         for name, start in (("from-b", second), ("latest", LATEST)):

@@ -153,7 +153,7 @@ async def test_two_brokers_that_create_a_namespace_at_once_agree_on_its_bundles(
     assert outcomes == {4, 8}, "each of them was the first once"
 
 
-async def test_nothing_is_answered_for_a_namespace_that_was_not_loaded() -> None:
+async def test_the_cache_does_not_answer_for_a_namespace_that_is_not_loaded() -> None:
     async with cluster() as here:
         cache, _ = here.cache()
         for answer in (cache.bundle_of, cache.policies_of, cache.is_fresh):

@@ -45,7 +45,7 @@ def known(
     return view
 
 
-def test_nothing_is_answered_before_it_was_read() -> None:
+def test_the_view_does_not_answer_before_its_records_are_read() -> None:
     view = NamespaceView(T.namespace_name, BROKER_DEFAULTS)
     with pytest.raises(PoliciesUnavailable):
         view.bundle_of(T)
@@ -92,7 +92,7 @@ def test_bundles_are_those_of_the_record() -> None:
     assert view.bundle_of(T).range == NamespaceBundles.divided(64).bundle_of(T.bundle_hash)
 
 
-def test_a_change_of_bundles_alone_notifies_no_topic() -> None:
+def test_a_change_of_only_the_bundles_notifies_no_topic() -> None:
     view, called = known(), []
     view.follow(T)
     view.subscribe(T, lambda: called.append(T))
@@ -142,7 +142,7 @@ levels = st.builds(
 
 
 @given(st.data())
-def test_answers_are_those_of_a_view_that_computes_everything_anew(data: st.DataObject) -> None:
+def test_answers_equal_those_of_a_view_that_computes_everything_again(data: st.DataObject) -> None:
     """Against a plain dictionary; and each change of an answer was announced."""
     record, stored = Policies(), dict[TopicName, Policies]()
     view, followed, changed = known(), set[TopicName](), set[TopicName]()

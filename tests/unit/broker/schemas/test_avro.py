@@ -130,7 +130,7 @@ def deep(levels: int) -> Any:
     ],
     ids=lambda tree: repr(tree)[:40],
 )
-def test_what_is_no_schema_is_refused(tree: Any) -> None:
+def test_an_invalid_schema_is_refused(tree: Any) -> None:
     with pytest.raises(NotAvro):
         parsed(tree)
 
@@ -146,7 +146,7 @@ def with_default(levels: int) -> bytes:
     [b"", b"{", b"\xff", b"[" * 100_000, '"int"'.encode("utf-16"), with_default(300)],
     ids=["nothing", "a part", "no text", "brackets", "UTF-16", "a deep default"],
 )
-def test_what_is_no_json_in_utf_8_is_refused(text: bytes) -> None:
+def test_a_definition_that_is_not_json_in_utf_8_is_refused(text: bytes) -> None:
     with pytest.raises(NotAvro):
         avro.parse(text)
 

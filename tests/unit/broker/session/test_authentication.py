@@ -1,4 +1,4 @@
-"""The phase of authentication: the machine alone, and connections of a broker that requires it."""
+"""Authentication: the machine, and connections of a broker that requires it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Sum:
 
 
 def command(body: Message) -> framing.Command:
-    """As it would have arrived."""
+    """The command as it would have arrived."""
     [frame] = framing.split_frames(memoryview(framing.encode_command(body)))
     return framing.parse_command(frame)
 
@@ -242,7 +242,7 @@ async def test_a_refused_client_that_does_not_read_is_closed_soon() -> None:
         here.endpoint.make_authenticator = Token
         await here.client(connected=False)
         connection = here.connections[0]
-        connection._outbox.put(bytes(1 << 20))  # the client takes none of it
+        connection._outbox.put(bytes(1 << 20))  # the client reads none of it
         await asyncio.sleep(0)
         for _ in range(3):
             connection._outbox.put(bytes(1 << 20))
@@ -268,7 +268,7 @@ async def test_a_client_that_answers_its_challenges_is_served() -> None:
 async def test_each_connection_is_authenticated_on_its_own() -> None:
     async with place() as here:
         here.endpoint.make_authenticator = Sum
-        for _ in range(2):  # the second one is challenged as often as the first one
+        for _ in range(2):  # the second connection gets as many challenges as the first one
             client = await here.client(connected=False)
             await client.send(connect())
             for _ in range(2):

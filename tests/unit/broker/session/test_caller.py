@@ -148,7 +148,7 @@ async def test_a_call_with_the_permission_is_answered() -> None:
                 assert isinstance(answer, bytes), (method, answer)
 
 
-def test_every_call_says_what_it_needs() -> None:
+def test_every_call_has_a_required_permission() -> None:
     methods = {method for method, _, _ in calls(MINE)}
     service = pb.DESCRIPTOR.services_by_name["Broker"]
     assert methods | {"Session"} == set(service.methods_by_name)

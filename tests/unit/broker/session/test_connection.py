@@ -75,7 +75,7 @@ async def test_a_client_that_answers_stays(caplog: pytest.LogCaptureFixture) -> 
         assert len(here.topic.producers) == 1
 
 
-async def test_a_client_that_says_nothing_at_all_is_left() -> None:
+async def test_the_connection_of_a_silent_client_is_closed() -> None:
     async with place() as here:
         client = await here.client(connected=False)
         await here.serving[0]
@@ -127,7 +127,7 @@ async def test_a_stall_of_the_broker_is_not_the_silence_of_its_clients(before_s:
         stand_still(3 * KEEPALIVE_S)
         await answer_pings(client, KEEPALIVE_S)
         assert not here.serving[0].done()
-        await here.serving[0]  # a client that is silent all the same is left
+        await here.serving[0]  # the connection of a client that stays silent is closed
         assert passed_s() < before_s + 8 * KEEPALIVE_S
 
 
@@ -166,7 +166,7 @@ async def test_a_producer_of_a_full_topic_waits_and_counts_as_alive() -> None:
 
 
 @pytest.mark.parametrize("kind", [pb.CommandSubscribe.Exclusive, pb.CommandSubscribe.Shared])
-async def test_what_waits_for_a_consumer_that_does_not_read_is_bounded(kind: int) -> None:
+async def test_frames_for_a_consumer_that_does_not_read_are_bounded(kind: int) -> None:
     async with place() as here:
         writer, reader = await here.client(), await here.client()
         await writer.produce(TOPIC)
@@ -232,7 +232,7 @@ async def test_a_client_on_a_slow_link_is_alive_while_it_takes_what_it_asked_for
             assert passed_s(began) == pytest.approx(12 * KEEPALIVE_S, abs=KEEPALIVE_S / 2)
 
 
-async def test_what_waits_for_a_client_that_only_asks_is_bounded() -> None:
+async def test_answers_for_a_client_that_does_not_read_are_bounded() -> None:
     async with place() as here:
         await make_topics(here)
         client = await here.client()
@@ -397,7 +397,7 @@ async def test_the_entry_of_a_frame_does_not_pin_it() -> None:
         assert len(owner) < len(entry_of("small").data) + 100
 
 
-async def test_sends_of_one_frame_are_answered_in_order_good_and_bad_and_of_any_kind() -> None:
+async def test_good_and_bad_sends_of_one_frame_are_answered_in_order() -> None:
     def send(producer_id: int, sequence_id: int, entry: bytes) -> bytes:
         head = framing.send_header(
             producer_id=producer_id, sequence_id=sequence_id, entry_size=len(entry)
@@ -433,7 +433,7 @@ async def test_sends_of_one_frame_are_answered_in_order_good_and_bad_and_of_any_
         assert texts == ["m0", "m1", "m2", "m3", "a", "b", "m4"]
 
 
-async def test_who_asks_gets_what_the_broker_knows_of_an_entry_in_front_of_it() -> None:
+async def test_a_client_that_asks_gets_broker_entry_metadata_before_each_entry() -> None:
     async with place() as here:
         client = await here.client(connected=False)
         flags = pb.FeatureFlags(supports_broker_entry_metadata=True)
@@ -507,7 +507,7 @@ async def test_a_topic_whose_bundle_goes_while_it_is_looked_for_is_not_taken() -
 
 
 @pytest.mark.parametrize("opening", [False, True])
-async def test_a_consumer_with_the_number_of_one_that_unsubscribed_stays(opening: bool) -> None:
+async def test_a_consumer_that_reuses_the_id_of_an_unsubscribed_one_stays(opening: bool) -> None:
     """The deletion takes so long that its consumer is closed and its number used again."""
     other = TOPIC[:-1] + "u"
 

@@ -25,7 +25,7 @@ TOPIC = TopicName.parse("persistent://public/default/t")
         ("Pulsar-CPP-v3.5.1-python-v3.5.0", 20, False),
     ],
 )
-def test_a_client_that_does_not_know_the_command_is_not_told(
+def test_a_client_without_the_command_gets_no_notice_of_the_end(
     client: str, protocol: int, told: bool
 ) -> None:
     sent: list[bytes] = []

@@ -88,7 +88,7 @@ async def test_a_bug_in_a_request_ends_its_connection(
         assert here.connections[1]._session.producers.keys() == {1}, "the handler has begun"
 
 
-async def test_requests_beside_one_with_a_bug_leave_nothing(
+async def test_requests_concurrent_with_a_failed_one_are_cancelled_without_a_trace(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The first request waits for bookies while the second one fails."""

@@ -1,4 +1,4 @@
-"""PlanTopics: who is told where the copies of sealed ledgers are."""
+"""PlanTopics: which clients get the places of the copies of sealed ledgers."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ async def test_trimming_is_pushed() -> None:
             assert (news.plan.first_index, entries(news)) == (2, [])
 
 
-async def test_a_topic_that_is_created_later_and_deleted_is_told_of() -> None:
+async def test_a_watch_reports_a_topic_that_is_created_later_and_deleted() -> None:
     async with (
         running_broker(ClusterState()) as it,
         Client(it.grpc_url) as client,
@@ -186,7 +186,7 @@ async def test_an_idle_watch_sends_a_sign_of_life() -> None:
         assert not (await watch.next()).topics
 
 
-async def test_a_slow_client_gets_what_gathered_in_one_message() -> None:
+async def test_a_slow_client_gets_the_gathered_changes_in_one_message() -> None:
     async with running_broker(ClusterState()) as it, Client(it.grpc_url) as client:
         watch, may_go = Watch(it, TOPIC), asyncio.Event()
         sent: list[pb.PositionsUpdate] = []

@@ -56,7 +56,7 @@ async def test_a_waiting_producer_is_answered_twice_however_long_it_waits() -> N
         assert isinstance(first, pb.CommandProducerSuccess)
         assert not first.producer_ready
         again = await waiting.produce(TOPIC, producer_access_mode=pb.WaitForExclusive)
-        assert not again.producer_ready, "asked once more, it still waits"
+        assert not again.producer_ready, "the repeated request still waits"
         for _ in range(20):
             await asyncio.sleep(30)
             await waiting.send(pb.CommandPing())  # an honest client's sign of life

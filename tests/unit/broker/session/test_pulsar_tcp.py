@@ -85,9 +85,7 @@ class FakeTransport(asyncio.Transport):
         self.reading = True
 
 
-async def test_what_waits_for_a_busy_session_is_bounded_and_a_large_frame_is_still_gathered() -> (
-    None
-):
+async def test_bytes_for_a_busy_session_are_bounded_and_a_large_frame_is_still_gathered() -> None:
     transport, small, large = FakeTransport(), frame(1_000), frame(4 << 20)
     stream = PulsarTcpStream(lambda _: None)
     stream.connection_made(transport)
@@ -187,7 +185,7 @@ async def test_a_peer_that_does_not_read_cannot_keep_its_connection() -> None:
         client.close()
 
 
-async def test_a_peer_that_is_gone_at_once_is_served_its_end() -> None:
+async def test_a_peer_that_disconnects_at_once_ends_its_session_cleanly() -> None:
     seen: list[str] = []
 
     async def read(stream: FrameStream) -> None:

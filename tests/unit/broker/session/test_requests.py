@@ -1,4 +1,4 @@
-"""What requests of gRPC calls may cost before the broker knows who sends them."""
+"""Limits of requests of gRPC calls before the broker has authenticated the client."""
 
 from __future__ import annotations
 

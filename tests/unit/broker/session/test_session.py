@@ -28,7 +28,7 @@ from magnetar.protos import pulsar_pb2 as pb
 
 
 def command(body: object) -> framing.Command:
-    """As it would have arrived."""
+    """The command as it would have arrived."""
     [frame] = framing.split_frames(memoryview(framing.encode_command(body)))
     return framing.parse_command(frame)
 
@@ -297,7 +297,7 @@ def test_requests_under_way_are_bounded() -> None:
     ],
     ids=["new-txn", "tc-connect"],
 )
-def test_what_is_not_served_is_refused_by_name(body: object, kind: type) -> None:
+def test_an_unsupported_command_is_refused_by_name(body: object, kind: type) -> None:
     [action] = connected().on_command(command(body), 1.0)
     refusal = answer(action)
     assert isinstance(refusal, kind)

@@ -246,7 +246,7 @@ async def test_a_command_that_no_client_sends_ends_the_connection(size: int) -> 
         check_steps(here)
 
 
-async def test_what_comes_before_connect_is_at_most_64_kb() -> None:
+async def test_at_most_64_kb_are_read_before_connect() -> None:
     async with place() as here:
         client = await here.client(connected=False)
         body = pb.CommandConnect(client_version="x" * HANDSHAKE_BYTES_MAX)

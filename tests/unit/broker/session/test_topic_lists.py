@@ -46,7 +46,7 @@ async def ask(client: WireClient, **fields: Any) -> pb.CommandGetTopicsOfNamespa
     return body
 
 
-async def test_a_pattern_is_applied_and_the_answer_says_so() -> None:
+async def test_a_pattern_is_applied_and_the_answer_is_marked_as_filtered() -> None:
     async with place() as here:
         client = await here.client()
         await create(here, "a1", "a2", "b")
@@ -99,7 +99,7 @@ async def watch(client: WireClient, pattern: str, watcher_id: int = 1, **fields:
     )
 
 
-async def test_a_watcher_hears_of_new_and_deleted_topics() -> None:
+async def test_a_watcher_is_notified_of_new_and_deleted_topics() -> None:
     async with place() as here:
         client = await here.client()
         await create(here, "a1", "b1")

@@ -93,7 +93,7 @@ async def test_topics_of_a_namespace_come_and_go_by_changes_of_any_broker() -> N
             await watch.knows(str(second))
 
 
-async def test_an_empty_list_is_told_at_once_and_then_the_broker_is_alive() -> None:
+async def test_a_watch_of_no_topics_gets_an_empty_list_and_then_signs_of_life() -> None:
     async with running_broker(ClusterState()) as it:
         for asked in ({"namespaces": [NAMESPACE]}, {"topics": [TOPIC]}):
             async with watching(it, **asked) as watch:
@@ -102,7 +102,7 @@ async def test_an_empty_list_is_told_at_once_and_then_the_broker_is_alive() -> N
                     assert (list(update.topics), list(update.gone), update.more) == ([], [], False)
 
 
-async def test_partitions_of_a_named_topic_are_told_as_it_grows_and_is_deleted() -> None:
+async def test_a_watch_reports_the_partitions_of_a_named_topic_as_it_grows_and_is_deleted() -> None:
     async with running_broker(ClusterState()) as it:
         partitioned = it.broker.catalog.partitioned
         parts = [f"{TOPIC}-partition-{number}" for number in range(3)]
@@ -116,7 +116,7 @@ async def test_partitions_of_a_named_topic_are_told_as_it_grows_and_is_deleted()
             await watch.knows(parts[0])
 
 
-async def test_a_named_topic_that_is_deleted_and_created_again_is_told_each_time() -> None:
+async def test_a_watch_reports_each_deletion_and_creation_of_a_named_topic() -> None:
     async with running_broker(ClusterState()) as it, watching(it, topics=[TOPIC]) as watch:
         for _ in range(2):
             await create(it, TOPIC)

@@ -75,7 +75,7 @@ async def test_a_cumulative_acknowledgement_counts_what_it_covers() -> None:
         assert handle.machine.acked in (2, 3, 4), "two batches, of an average size"
 
 
-async def test_a_subscription_at_its_limit_says_so() -> None:
+async def test_a_subscription_at_its_limit_reports_the_limit() -> None:
     async with opened_topic(ClusterState()) as rig:
         _, session = await rig.subscribe(kind=SHARED)
         await rig.publish("a", "b", "c")

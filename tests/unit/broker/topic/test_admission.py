@@ -1,4 +1,5 @@
-"""Access modes of producers: who is fenced, who waits and in which order, how many there may be."""
+"""Access modes of producers: which ones are fenced, which wait and in which order, and how many are
+allowed."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ async def test_a_fencing_producer_takes_the_place_of_all_others_at_once() -> Non
         assert shared_session.reason is other_session.reason is CloseReason.FENCED
         shared.publish(numbered("shared", 0), 0.0)
         assert shared.outstanding == 0, "a fenced producer publishes nothing"
-        with pytest.raises(ProducerFenced):  # it reconnects
+        with pytest.raises(ProducerFenced):  # the fenced producer reconnects
             await it.produce("shared", epoch=1)
         with pytest.raises(ProducerBusy):
             await it.produce("fresh")
@@ -36,10 +37,10 @@ async def test_a_fencing_producer_takes_the_place_of_all_others_at_once() -> Non
         assert newer.topic_epoch == 1
         with pytest.raises(ProducerFenced):
             await it.produce("new", mode=FENCING, topic_epoch=0)
-        assert list(it.topic.producers) == ["newer"], "a fenced one fences no other"
+        assert list(it.topic.producers) == ["newer"], "a fenced producer fences no other one"
 
 
-async def test_waiting_producers_become_exclusive_in_the_order_of_their_coming() -> None:
+async def test_waiting_producers_become_exclusive_in_fifo_order() -> None:
     async with opened_topic(ClusterState()) as it:
         leader, _ = await it.produce("leader", mode=EXCLUSIVE)
         first, first_session = await it.produce("first", mode=WAIT)
@@ -64,7 +65,7 @@ async def test_waiting_producers_become_exclusive_in_the_order_of_their_coming()
         assert (await it.produce("shared"))[0].state is ProducerState.OPEN
 
 
-async def test_one_that_finds_the_topic_free_does_not_wait() -> None:
+async def test_a_waiting_producer_of_a_free_topic_becomes_exclusive_at_once() -> None:
     async with opened_topic(ClusterState()) as it:
         handle, session = await it.produce("p", mode=WAIT)
         assert handle.state is ProducerState.OPEN
@@ -72,7 +73,7 @@ async def test_one_that_finds_the_topic_free_does_not_wait() -> None:
         assert not session.is_ready
 
 
-async def test_shared_producers_hold_a_waiting_one_and_new_ones_are_refused() -> None:
+async def test_a_producer_waits_for_shared_producers_and_new_shared_ones_are_refused() -> None:
     async with opened_topic(ClusterState()) as it:
         one, _ = await it.produce("one")
         two, _ = await it.produce("two")
@@ -95,7 +96,7 @@ async def test_a_fencing_producer_ends_the_queue() -> None:
         assert list(it.topic.producers) == ["new"]
 
 
-async def test_a_former_leader_that_comes_back_too_late_is_fenced() -> None:
+async def test_a_former_leader_that_returns_too_late_is_fenced() -> None:
     async with opened_topic(ClusterState()) as it:
         leader, _ = await it.produce("leader", mode=WAIT)
         leader.close_nowait()
@@ -107,7 +108,7 @@ async def test_a_former_leader_that_comes_back_too_late_is_fenced() -> None:
             await it.produce("leader", mode=WAIT, topic_epoch=leader.topic_epoch)
 
 
-async def test_a_dead_leader_is_evicted_for_one_that_would_wait() -> None:
+async def test_a_dead_leader_is_evicted_for_a_producer_that_would_wait() -> None:
     async with opened_topic(ClusterState()) as it:
         _, session = await it.produce("leader", mode=EXCLUSIVE)
         session.alive = False
@@ -146,7 +147,7 @@ async def test_a_new_producer_costs_no_look_at_all_others() -> None:
         it.topic.admission.connected = dict(counted)
 
 
-async def test_max_producers_per_topic() -> None:
+async def test_a_producer_above_max_producers_per_topic_is_refused() -> None:
     policies = SettablePolicies(producers_max=2)
     async with opened_topic(ClusterState(), policies=policies) as it:
         one, _ = await it.produce("one")

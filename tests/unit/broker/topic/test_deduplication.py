@@ -90,7 +90,7 @@ async def test_without_the_policy_nothing_is_dropped() -> None:
         assert it.topic.deduplication.last_sequence_id("p") == -1
 
 
-async def test_a_duplicate_in_flight_waits_for_the_first_ones_outcome() -> None:
+async def test_a_duplicate_in_flight_waits_for_the_outcome_of_the_first_send() -> None:
     world = ClusterState()
     async with opened_topic(world, policies=on()) as it:
         one = await sender(it)
@@ -122,7 +122,7 @@ async def test_a_batch_counts_by_its_last_number_and_a_straddling_one_is_refused
         assert await one.numbers((4, 5), (5, 6)) == [StraddlingBatch.__name__, "stored"]
 
 
-async def test_chunks_share_a_number_and_are_told_apart() -> None:
+async def test_chunks_with_one_sequence_id_are_not_duplicates_of_each_other() -> None:
     async with opened_topic(ClusterState(), policies=on()) as it:
         one = await sender(it)
         assert await one.answers(chunks("p", 5, 3, which=(0, 1))) == ["stored"] * 2
@@ -163,7 +163,7 @@ async def test_the_unfinished_chunked_messages_of_many_producers_are_bounded() -
         assert await last.answers(run) == ["duplicate", "stored", "stored"]
 
 
-async def test_a_number_that_no_client_can_be_told_is_refused() -> None:
+async def test_a_sequence_id_that_no_answer_can_carry_is_refused() -> None:
     async with opened_topic(ClusterState(), policies=on()) as it:
         one = await sender(it)
         assert await one.numbers(SEQUENCE_ID_MAX + 1) == [NotAllowed.__name__]
@@ -219,7 +219,7 @@ async def test_the_policy_is_followed_while_the_topic_is_open() -> None:
         assert await one.numbers(2) == ["stored"]
 
 
-async def test_a_producer_that_is_gone_for_long_is_forgotten() -> None:
+async def test_a_producer_that_is_inactive_for_long_is_forgotten() -> None:
     world = ClusterState()
     config = DeduplicationConfig(inactivity_s=60.0)
     async with opened_topic(world, policies=on(), deduplication=config) as it:

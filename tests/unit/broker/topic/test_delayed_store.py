@@ -190,7 +190,7 @@ async def test_entries_of_a_deleted_subscription_are_dead() -> None:
         assert it.listed == ()
 
 
-async def test_delivered_entries_come_again_at_once_after_a_crash() -> None:
+async def test_delivered_entries_are_redelivered_at_once_after_a_crash() -> None:
     world = ClusterState()
     async with life(world, close=False) as it:
         positions = await it.delay(2 * RUN)

@@ -73,7 +73,7 @@ async def test_skip_of_more_than_the_backlog_clears_it() -> None:
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
-async def test_a_connected_consumer_goes_on_after_a_skip(kind: SubscriptionType) -> None:
+async def test_a_connected_consumer_continues_after_a_skip(kind: SubscriptionType) -> None:
     limits = Limits(unacked_per_consumer=6, unacked_per_subscription=8, turn_messages=2)
     async with opened_topic(ClusterState(), policies=keeping(), limits=limits) as it:
         await it.publish(*TEXTS)

@@ -1,6 +1,6 @@
 """Every cause of a standstill, alone and in pairs: `explain` names it with its numbers.
 
-Two consumers share the subscription. Causes of a consumer stop c1; c2 goes on, so causes of the
+Two consumers share the subscription. Causes of a consumer stop c1; c2 continues, so causes of the
 whole subscription can come on top.
 """
 

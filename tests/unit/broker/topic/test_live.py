@@ -130,7 +130,7 @@ async def test_a_shared_subscription_takes_turns() -> None:
 
 
 @pytest.mark.parametrize("why", ["no consumer", "no permits", "not writable"])
-async def test_what_cannot_be_delivered_is_dropped_and_counted(why: str) -> None:
+async def test_undeliverable_messages_are_dropped_and_counted(why: str) -> None:
     world = World()
     handle, session = await world.consume(
         permits=1 if why == "no permits" else 10, room=why != "not writable"
@@ -194,7 +194,7 @@ async def test_exclusive_producers_are_refused_by_name() -> None:
         await world.topic.add_producer(request, FakeProducerSession())
 
 
-async def test_nothing_can_be_sought_and_acknowledging_changes_nothing() -> None:
+async def test_a_seek_is_refused_and_an_acknowledgement_changes_nothing() -> None:
     world = World()
     handle, _ = await world.consume()
     answers: list[object] = []

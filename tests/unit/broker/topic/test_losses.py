@@ -87,7 +87,7 @@ async def test_without_the_setting_a_lost_entry_is_explained_and_waited_for() ->
         await wait_until(lambda: len(session.entries) == 12)
 
 
-async def test_an_entry_that_may_come_back_is_never_skipped() -> None:
+async def test_an_entry_that_may_be_readable_later_is_never_skipped() -> None:
     world = ClusterState()
     async with opened_topic(world, config=SKIPPING, cache_bytes=NO_CACHE, policies=keeping()) as it:
         positions = await it.publish(*TEXTS)

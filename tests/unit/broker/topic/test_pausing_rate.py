@@ -24,7 +24,7 @@ def test_no_rate_lets_everything_through() -> None:
     assert rate.wait_s(0.0) == 0.0
 
 
-def test_what_exceeds_the_rate_is_waited_for_afterwards() -> None:
+def test_the_excess_over_the_rate_is_waited_for_afterwards() -> None:
     rate = PausingRate()
     rate.set_rate(Rate(5, 0, 1), 0.0)
     rate.take(SENDS, 0.0)  # five too many
@@ -32,7 +32,7 @@ def test_what_exceeds_the_rate_is_waited_for_afterwards() -> None:
     assert rate.wait_s(1.3) == 0.0
 
 
-def test_the_rate_of_bytes_counts_alone() -> None:
+def test_a_rate_of_only_bytes_limits_publishes() -> None:
     rate = PausingRate()
     size = sum(map(len, SENDS.entries))
     rate.set_rate(Rate(0, size, 10), 0.0)

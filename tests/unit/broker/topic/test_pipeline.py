@@ -222,7 +222,7 @@ def fate(
     return "append"
 
 
-def test_what_follows_a_held_part_of_a_run_is_not_decided_before_it() -> None:
+def test_the_rest_of_a_run_is_decided_after_its_held_part() -> None:
     """The first stage splits the run; the second holds the first part."""
     first = Scripted({("a", 2): "refuse"})
     second = Scripted({("a", 1): "wait append"})
@@ -242,8 +242,8 @@ def test_what_follows_a_held_part_of_a_run_is_not_decided_before_it() -> None:
     ]
 
 
-def test_what_a_producer_held_at_its_end_has_an_outcome() -> None:
-    """Another producer that waits for it goes on."""
+def test_publishes_held_at_the_end_of_a_producer_get_an_outcome() -> None:
+    """Another producer that waits for it continues."""
     first = Scripted({})
     second = Scripted({("a", 1): "wait append within"})
     world = World("ab", [first, second])

@@ -193,7 +193,7 @@ async def test_endless_refusals_disconnect() -> None:
     assert it.session.answers == []
 
 
-async def test_what_follows_in_the_run_of_an_eviction_has_its_outcome() -> None:
+async def test_the_rest_of_a_run_gets_the_outcome_of_its_eviction() -> None:
     it = Setup()
     it.publish(0)
     it.stage.refused = set(range(1, ANSWERS_WAITING_MAX + 2))

@@ -44,7 +44,7 @@ async def test_producers_are_kept_away_until_the_backlog_is_small_again(
         await it.produce("p")
 
 
-async def test_nothing_but_durable_subscriptions_counts() -> None:
+async def test_only_durable_subscriptions_count() -> None:
     policies = SettablePolicies(backlog_quota_bytes=BacklogQuota(1, HOLD))
     async with opened_topic(ClusterState(), policies=policies) as it:
         await it.subscribe("reader", durable=False, start=EARLIEST)

@@ -117,7 +117,7 @@ async def test_a_failed_read_ahead_is_left_to_the_read_that_is_asked_for() -> No
         assert texts(await it.read(following, 1)) == ["m10"]
 
 
-async def test_nothing_is_read_ahead_beyond_the_share_of_the_budget() -> None:
+async def test_read_ahead_stays_within_its_share_of_the_budget() -> None:
     async with world() as it:
         budget = it.log.budget
         share = budget.bytes_max // AHEAD_SHARE

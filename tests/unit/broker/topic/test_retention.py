@@ -1,4 +1,4 @@
-"""Trimming of an open topic: its triggers, and what indexes, cursors and readers see of it."""
+"""Trims of an open topic: their triggers, and their effects on indexes, cursors and readers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_change_of_the_retention_trims_and_time_does_with_the_chore() ->
         await wait_until(lambda: it.topic.log.first == positions[10])
 
 
-async def test_indexes_go_on_after_everything_was_trimmed_and_a_restart() -> None:
+async def test_indexes_continue_after_everything_was_trimmed_and_a_restart() -> None:
     world = ClusterState()
     async with opened_topic(world, policies=keeping()) as it:
         consumer, _ = await it.subscribe("s")
@@ -112,7 +112,7 @@ async def test_indexes_go_on_after_everything_was_trimmed_and_a_restart() -> Non
         assert it.topic.subscriptions["s"].cursor.backlog_entries == 1
 
 
-async def test_a_reader_in_trimmed_ledgers_goes_on_with_the_first_kept_entry() -> None:
+async def test_a_reader_in_trimmed_ledgers_continues_with_the_first_kept_entry() -> None:
     world = ClusterState()
     async with opened_topic(world, policies=keeping()) as it:
         positions = await it.publish(*TEXTS)
@@ -143,7 +143,7 @@ async def test_truncate_drops_all_that_was_published_before_it() -> None:
         data = {record.ledger for record in it.topic.log.chain.records}
         await it.topic.truncate()
         assert it.topic.log.chain.records == ()
-        assert session.reason is not None, "its consumer comes back"
+        assert session.reason is not None, "its consumer reconnects"
         await wait_until(lambda: data <= set(world.ledgers.deleted))
         [position] = await it.publish("after")
         assert it.topic.subscriptions["s"].cursor.backlog_entries == 1

@@ -84,7 +84,7 @@ async def test_catch_up_reads_ranges_from_bookies() -> None:
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, SHARED])
-async def test_what_was_read_ahead_is_given_up_when_the_last_consumer_leaves(
+async def test_read_ahead_data_is_dropped_when_the_last_consumer_leaves(
     kind: SubscriptionType,
 ) -> None:
     world = ClusterState()

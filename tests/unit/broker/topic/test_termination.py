@@ -24,7 +24,7 @@ def keeping() -> SettablePolicies:
     return SettablePolicies(retention=Retention(-1, -1))
 
 
-async def test_a_terminated_topic_takes_nothing_and_says_its_last_message() -> None:
+async def test_a_terminated_topic_refuses_messages_and_returns_its_last_one() -> None:
     world = ClusterState()
     async with opened_topic(world, policies=keeping()) as it:
         producer, session = await it.produce("p")
@@ -95,7 +95,7 @@ async def test_consumers_learn_of_the_end_once_all_is_acknowledged(kind: Subscri
         assert session.ends == 0
 
 
-async def test_a_consumer_that_comes_after_the_end_is_told_as_well() -> None:
+async def test_a_consumer_that_subscribes_after_the_end_is_notified() -> None:
     world = ClusterState()
     async with opened_topic(world, policies=keeping()) as it:
         await it.publish("a")

@@ -1,4 +1,4 @@
-"""The publish rate as a machine, and over a topic: who is held, and for how long."""
+"""The publish rate as a machine, and over a topic: which producers are held, and for how long."""
 
 from __future__ import annotations
 

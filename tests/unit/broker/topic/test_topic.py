@@ -1,4 +1,4 @@
-"""A topic over fake ledgers: publishing, who may produce, failing, closing."""
+"""A topic over fake ledgers: publishes, admission of producers, failures, close."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_names_are_made_where_there_is_none() -> None:
         assert ProducerNames("other").next() == "other-1"
 
 
-async def test_a_name_is_for_one_producer_at_a_time() -> None:
+async def test_a_second_producer_of_the_same_name_is_refused() -> None:
     async with opened_topic(ClusterState()) as it:
         first, session = await it.produce("p")
         with pytest.raises(ProducerBusy):
@@ -99,7 +99,7 @@ async def test_a_reconnect_overtakes_the_connection_that_it_replaces() -> None:
         assert it.topic.producers == {first.name: third}
 
 
-async def test_an_exclusive_producer_is_alone() -> None:
+async def test_an_exclusive_producer_excludes_other_producers() -> None:
     async with opened_topic(ClusterState()) as it:
         shared, _ = await it.produce("shared")
         with pytest.raises(ProducerFenced):
@@ -116,7 +116,7 @@ async def test_an_exclusive_producer_is_alone() -> None:
         assert shared.topic_epoch is None
 
 
-async def test_an_exclusive_producer_that_missed_another_one_is_fenced_for_good() -> None:
+async def test_an_exclusive_producer_that_missed_another_one_stays_fenced() -> None:
     world = ClusterState()
     exclusive = AccessMode.EXCLUSIVE
     async with opened_topic(world) as it:
@@ -135,7 +135,7 @@ async def test_an_exclusive_producer_that_missed_another_one_is_fenced_for_good(
         assert back.topic_epoch == 1
 
 
-async def test_no_epoch_that_a_client_brings_is_the_last_one() -> None:
+async def test_an_epoch_from_a_client_never_uses_up_the_epochs() -> None:
     exclusive = AccessMode.EXCLUSIVE
     async with opened_topic(ClusterState()) as it:
         for brought in ((1 << 64) - 1, BROUGHT_EPOCH_MAX + 1):
@@ -243,7 +243,7 @@ async def test_closing_gives_the_receipts_that_are_owed() -> None:
         assert consumer.texts[:2] == ["a", "b"]
 
 
-async def test_closing_does_not_wait_for_those_who_go_on_publishing() -> None:
+async def test_close_does_not_wait_for_producers_that_keep_publishing() -> None:
     """What comes while the topic closes is dropped, all of it, and sent again to the next owner."""
 
     world = ClusterState()

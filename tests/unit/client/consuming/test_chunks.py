@@ -54,7 +54,7 @@ def test_chunks_that_the_producer_sent_twice_are_acknowledged_with_the_message()
     assert done == Assembled(((1, 0), (1, 1), (1, 2), (1, 3)), (1, 0), b"xyz")
 
 
-def test_a_message_that_goes_on_does_not_expire() -> None:
+def test_a_message_that_gets_more_chunks_does_not_expire() -> None:
     machine = buffer()
     for index in range(5):
         machine.on_chunk((1, index), chunk(index, "slow", 9, 9), b"x", 50.0 * index)

@@ -31,7 +31,7 @@ def message(properties: dict[str, str] | None = None, size: int = 1) -> Message:
     return Message(received, MessageId(-1, 1, 0, 2, 5), delivery)
 
 
-def test_names_are_pulsars() -> None:
+def test_letter_topics_have_pulsars_names() -> None:
     assert default_topic(TOPIC, "s", RETRY_SUFFIX) == f"{TOPIC}-s-RETRY"
     assert default_topic(TOPIC, "s", DEAD_LETTER_SUFFIX) == f"{TOPIC}-s-DLQ"
     assert default_topic(f"{TOPIC}-partition-3", "s", RETRY_SUFFIX) == f"{TOPIC}-s-RETRY"

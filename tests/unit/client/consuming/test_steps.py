@@ -78,7 +78,7 @@ class Core:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "ack", "call", "run"]), st.integers(0, 8))))
-def test_every_message_is_told_once_and_no_acknowledgement_comes_before_its_taking(
+def test_every_message_is_counted_once_and_taken_before_it_is_acknowledged(
     moves: list[tuple[str, int]],
 ) -> None:
     loop, core, known = StillLoop(), Core(), messages()

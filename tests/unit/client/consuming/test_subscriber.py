@@ -300,7 +300,7 @@ async def test_close_carries_acknowledgements_over_to_the_next_broker() -> None:
         assert subscription(cluster).unacked == {}
 
 
-async def test_close_gives_up_after_the_operations_time() -> None:
+async def test_close_raises_timeout_after_the_operations_time() -> None:
     async with client_among(operation_timeout_seconds=2) as (client, cluster):
         await publish(client, 1)
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
@@ -455,7 +455,9 @@ async def test_redeliver_all_drops_queued_and_stale_messages(is_magnetar: bool) 
 
 
 @pytest.mark.parametrize("is_magnetar", [True, False])
-async def test_shared_consumer_goes_on_after_it_asked_for_everything(is_magnetar: bool) -> None:
+async def test_shared_consumer_receives_after_it_asked_for_redelivery_of_everything(
+    is_magnetar: bool,
+) -> None:
     """Apache Pulsar's brokers mark no delivery on Shared subscriptions with the epoch."""
     async with client_among() as (client, cluster):
         cluster.brokers[A].drains_consumers = is_magnetar
@@ -499,7 +501,7 @@ async def test_a_second_consumer_of_an_exclusive_subscription_is_refused() -> No
             await client.subscribe("t", "s")
 
 
-async def test_shared_consumers_share() -> None:
+async def test_shared_consumers_divide_the_messages() -> None:
     async with client_among() as (client, _):
         consumers = [
             await client.subscribe("t", "s", SHARED, receiver_queue_size=5) for _ in range(2)
@@ -669,7 +671,7 @@ async def test_readers_begin_at_the_start_message(batch: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-async def test_a_reader_goes_on_where_it_was_when_the_owner_dies(batch: int) -> None:
+async def test_a_reader_continues_at_its_place_when_the_owner_dies(batch: int) -> None:
     async with client_among() as (client, cluster):
         await publish(client, 8, batch=batch)
         reader = await client.create_reader(
@@ -731,7 +733,7 @@ async def test_redeliveries_that_are_due_at_once_are_requested_on_uvloop() -> No
         assert subscription(cluster).unacked
 
 
-async def test_close_with_drain_goes_on_after_the_time_of_a_request() -> None:
+async def test_close_with_drain_continues_after_the_time_of_a_request() -> None:
     async with client_among() as (client, cluster):
         broker = cluster.brokers[A]
         broker.drains_consumers = True

@@ -29,7 +29,7 @@ ALONE = b"".join(encode_message(OutgoingMessage(b"secret", 1, {"a": "b"}), HEADE
 BATCH = b"".join(encode_batch([OutgoingMessage(b"%d" % n, n) for n in range(3)], HEADER))
 
 
-async def test_a_failed_decryption_is_raised_and_comes_again_after_the_ack_timeout() -> None:
+async def test_a_failed_decryption_is_raised_and_redelivered_after_the_ack_timeout() -> None:
     async with client_among() as (client, cluster):
         cluster.topic(TOPIC).append(ALONE)
         consumer = await client.subscribe(
@@ -98,7 +98,7 @@ async def test_consumed_entries_are_delivered_whole() -> None:
         assert consumer.get_stats().undecryptable == 2
 
 
-async def test_permits_come_back_for_what_is_not_delivered() -> None:
+async def test_permits_of_undelivered_messages_are_granted_again() -> None:
     async with client_among() as (client, cluster):
         for _ in range(5):
             cluster.topic(TOPIC).append(BATCH)

@@ -139,7 +139,7 @@ def test_the_ordering_key_goes_before_the_key() -> None:
     assert sequences(machine.seal()) == [[0, 1], [2], [3]]
 
 
-def test_a_message_larger_than_a_batch_goes_alone() -> None:
+def test_a_message_larger_than_a_batch_is_sent_alone() -> None:
     machine = builder()
     assert machine.add(message(0), 10, done, 0.0) == []
     assert sequences(machine.add(message(1, 500), 500, done, 0.0)) == [[0], [1]]

@@ -90,7 +90,7 @@ def test_a_receipt_out_of_order_is_refused() -> None:
         pending.on_receipt(2)
 
 
-def test_the_late_receipt_of_an_expired_entry_is_not_the_next_ones() -> None:
+def test_the_late_receipt_of_an_expired_entry_does_not_confirm_the_next_one() -> None:
     pending = PendingEntries()
     pending.append(entry(7, due_at=1.0))
     pending.append(entry(7, due_at=2.0))  # the user may give the same number twice

@@ -244,7 +244,7 @@ async def test_messages_time_out_while_no_broker_answers() -> None:
         assert asyncio.get_running_loop().time() - began == pytest.approx(2.0, abs=0.01)
 
 
-async def test_a_refused_message_fails_alone() -> None:
+async def test_only_the_refused_message_fails() -> None:
     async with client_among() as (client, cluster):
         cluster.topic(TOPIC).send_errors.append(pb.NotAllowedError)
         producer = await client.create_producer("t", batching_enabled=False)
@@ -414,7 +414,7 @@ async def test_close_waits_for_receipts() -> None:
             await producer.close()
 
 
-async def test_close_gives_up_after_the_operations_time() -> None:
+async def test_close_raises_timeout_after_the_operations_time() -> None:
     async with client_among(operation_timeout_seconds=3) as (client, cluster):
         producer = await client.create_producer("t")
         cluster.topic(TOPIC).hold_receipts = True
@@ -485,7 +485,7 @@ async def test_after_creation_only_fencing_is_final() -> None:
             await producer.send(b"x")
 
 
-async def test_creation_gives_up_after_the_operations_time() -> None:
+async def test_creation_raises_timeout_after_the_operations_time() -> None:
     async with client_among(operation_timeout_seconds=3) as (client, cluster):
         cluster.brokers[A].script(pb.CommandProducer, None)
         began = asyncio.get_running_loop().time()

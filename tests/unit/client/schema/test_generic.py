@@ -167,7 +167,9 @@ def test_definitions_that_cannot_be_used_raise_value_error(
         decoded(SchemaInfo(kind, "x", definition), b"")
 
 
-def test_avro_without_its_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_avro_without_its_library_raises_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     info = AvroSchema(Order).schema_info()
     monkeypatch.setattr(avro, "fastavro", None)
     with pytest.raises(ValueError, match=r"magnetar\[avro\]"):

@@ -179,7 +179,7 @@ def test_the_definition_of_the_cpp_client_is_read() -> None:
     assert (key.data(), value.data(), encoding) == (b"", b"", INLINE)
 
 
-def test_another_type_of_schema_is_told() -> None:
+def test_a_schema_of_another_type_raises_an_error_that_names_it() -> None:
     with pytest.raises(ValueError, match="type AVRO, not KEY_VALUE"):
         KeyValueSchema(AvroSchema(Old), StringSchema()).message_decoder_of(
             AvroSchema(Old).schema_info()
@@ -187,7 +187,7 @@ def test_another_type_of_schema_is_told() -> None:
 
 
 @pytest.mark.parametrize("part", [texts(), AutoConsumeSchema(), "text", None])
-def test_parts_that_are_no_schemas_of_one_value_are_refused(part: Any) -> None:
+def test_key_value_parts_must_be_simple_schemas(part: Any) -> None:
     for pair in ((part, StringSchema()), (StringSchema(), part)):
         with pytest.raises(TypeError, match="must be a schema of one value"):
             KeyValueSchema(*pair)

@@ -163,7 +163,7 @@ def test_a_dataclass_has_an_avro_definition() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [ours.JsonSchema, ours.AvroSchema])
-def test_values_of_dataclasses_and_models_come_back(kind: Any, value: Any) -> None:
+def test_values_of_dataclasses_and_models_round_trip(kind: Any, value: Any) -> None:
     schema = kind(type(value))
     assert schema.decode(schema.encode(value)) == value
 

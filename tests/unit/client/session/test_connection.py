@@ -93,7 +93,7 @@ class Listener:
         return lambda *arguments: self.told.append((name, *arguments))
 
 
-async def test_connect_comes_first() -> None:
+async def test_connect_is_the_first_command_of_a_session() -> None:
     async with conversation() as peer:
         await settle()
         assert isinstance(peer.got[0], pb.CommandConnect)
@@ -110,7 +110,7 @@ async def test_a_broker_that_does_not_accept_is_given_up() -> None:
         assert asyncio.get_running_loop().time() - began == pytest.approx(10)
 
 
-async def test_a_broker_that_refuses_says_why() -> None:
+async def test_a_refused_connect_raises_the_brokers_reason() -> None:
     async with conversation(accept=False) as peer:
         refusal = pb.CommandError(
             request_id=2**64 - 1, error=pb.AuthenticationError, message="wrong token"

@@ -56,7 +56,7 @@ def test_without_anything_awaited_there_is_no_step() -> None:
     assert run(Silence(0.0), 100.0, awaits=lambda _: False) == []
 
 
-def test_what_is_awaited_is_not_looked_for_while_the_broker_is_heard() -> None:
+def test_no_other_broker_is_asked_while_the_broker_answers() -> None:
     silence, asked = Silence(0.0), 0
 
     def awaits() -> bool:
@@ -70,7 +70,7 @@ def test_what_is_awaited_is_not_looked_for_while_the_broker_is_heard() -> None:
     assert asked == 0
 
 
-def test_what_is_awaited_later_is_asked_about_after_a_ping_of_its_own() -> None:
+def test_a_later_request_gets_its_own_ping_before_a_question() -> None:
     steps = run(Silence(0.0), 60.0, awaits=lambda now: now > 50.5)
     [(pinged, first), (asked, second), *_] = steps
     assert (first, second) == (Step.PING, Step.ASK)
@@ -78,7 +78,7 @@ def test_what_is_awaited_later_is_asked_about_after_a_ping_of_its_own() -> None:
     assert asked - pinged == ASK_AFTER_S - PING_AFTER_S
 
 
-def test_a_broker_that_is_heard_again_gets_a_ping_before_the_next_question() -> None:
+def test_a_broker_that_answers_again_gets_a_ping_before_the_next_question() -> None:
     silence = Silence(0.0)
     run(silence, 9.0)
     silence.on_heard(10.0)
@@ -187,7 +187,7 @@ async def test_the_next_lookups_begin_with_the_broker_that_answered() -> None:
         assert asyncio.get_running_loop().time() - began < 0.5
 
 
-async def test_with_one_address_a_silent_broker_is_left_to_the_keepalive() -> None:
+async def test_with_one_address_only_the_keepalive_ends_a_silent_connection() -> None:
     async with client_among(A, service_url=A) as (client, cluster):
         producer = await publish(client, 1)
         await client.subscribe("t", "s")

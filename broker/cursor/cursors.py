@@ -46,6 +46,7 @@ class Cursors:
 
     __slots__ = (
         "_config",
+        "_creating",
         "_cursors",
         "_journal",
         "_log",
@@ -59,6 +60,7 @@ class Cursors:
         self._config = config
         self._journal = CursorJournal(topic_log, config)
         self._cursors: dict[str, Cursor] = {}
+        self._creating: list[Position] = []  # the marks of cursors that are being created
         self.sequences: Sequences | None = None  # None: the topic does not deduplicate
 
     @classmethod
@@ -80,11 +82,13 @@ class Cursors:
     @property
     def slowest_mark(self) -> Position | None:
         """The least mark-delete position of the durable cursors, as far as it is durable itself.
-        None: there is no durable cursor. The entries that a recovery reads for their sequence ids
-        count as those of a cursor; they are few."""
+        None: there is no durable cursor. Cursors that are being created or reset count, too. The
+        entries that a recovery reads for their sequence ids count as those of a cursor; they are
+        few."""
         marks = [cursor.durable_mark for cursor in self._cursors.values()]
         if self.sequences is not None:
             marks.append(self.sequences.durable_mark)
+        marks += [*self._creating, *self._journal.restarting]
         return min(marks, default=None)
 
     def on_ledger_left(self, callback: Callable[[], None]) -> None:
@@ -116,14 +120,19 @@ class Cursors:
                 return record
             return with_subscription(self._owned_record.name, record, name, fresh)
 
-        while name not in self._cursors:
-            await self._owned_record.change(add)
-            made = self._owned_record.record.subscriptions.get(name)
-            # None: a concurrent call has made it, and another one has deleted it since.
-            if made is not None and name not in self._cursors:
-                replay = CursorReplay(self._log.chain)
-                replay.on_entry(made.inline)
-                self._add(name, replay)
+        mark = state.mark_delete
+        self._creating.append(mark)
+        try:
+            while name not in self._cursors:
+                await self._owned_record.change(add)
+                made = self._owned_record.record.subscriptions.get(name)
+                # None: a concurrent call has made it, and another one has deleted it since.
+                if made is not None and name not in self._cursors:
+                    replay = CursorReplay(self._log.chain)
+                    replay.on_entry(made.inline)
+                    self._add(name, replay)
+        finally:
+            self._creating.remove(mark)
         return self._cursors[name]
 
     def open_non_durable(self, name: str, start: Position) -> Cursor:

@@ -193,6 +193,11 @@ class CursorJournal:
         self._restarts.append(_Restart(cursor, start, receipt))
         self._wake()
 
+    @property
+    def restarting(self) -> list[Position]:
+        """The marks of the resets that wait or are under way."""
+        return [restart.start.mark for restart in self._restarts]
+
     def note(self, cursor: Journaled, receipt: Receipt | None) -> None:
         """The cursor has changed. The receipt is called with None when every change noted so far is
         durable, or with LogFenced, LogClosed, SubscriptionNotFound when it is not and never will

@@ -10,9 +10,9 @@ next ledger, in the same order, neither lost nor twice. The record lists a ledge
 entry is in it. When a ledger is fenced, the log reads the record. Another owner's epoch in the
 record ends the log; the outcome of the outstanding entries is then unknown.
 
-Ledgers at the head are dropped when the caller says so (`drop_through`). `_settle` first lists them
-in the topic's record as being deleted, then takes them out of the log. Then deletion.py deletes
-them.
+Ledgers at the head are dropped when the caller says so (`drop_through`), or if they are still
+`trimmable` when the record is written (`trim`). `_settle` first lists them in the topic's record as
+being deleted, then takes them out of the log. Then deletion.py deletes them.
 
 `_settle` runs in a task that exists only while there is something to do. The broker calls `tend`
 from time to time: it looks at the age of the open ledger.
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.cache import EntryCache
     from magnetar.broker.log.ledgers import Appender, LedgerStore
     from magnetar.broker.log.outstanding import Appended, AppendRun
+    from magnetar.metadata.model import TopicRecord
     from magnetar.metadata.store import MetadataStore
     from magnetar.protos.entry import EntryView
     from magnetar.protos.names import TopicName
@@ -178,6 +179,7 @@ class Log:
         "_size_factor",
         "_stepped",
         "_terminating",
+        "_trims",
         "_watchers",
         "_work",
         "_writing",
@@ -195,6 +197,7 @@ class Log:
         "owned_record",
         "protect",
         "quorum",
+        "trimmable",
     )
 
     def __init__(
@@ -218,6 +221,8 @@ class Log:
         self.on_failed: Callable[[Sequence[AppendRun], LogError], None] = _not_set
         self.on_ledger_closed: Callable[[], None] = _ignore  # there is one more that can be dropped
         self.on_head_dropped: Callable[[], None] = _ignore
+        # What may be dropped at the moment when `trim` is carried out; None: nothing.
+        self.trimmable: Callable[[], Position | None] = lambda: None
         self.losses = Losses()
         self.quorum = quorum  # of new ledgers; None: that of this process
         self.protect: Callable[[Callable[[], None]], None] = _plainly  # runs a step of callbacks
@@ -250,6 +255,7 @@ class Log:
         self._size_factor = 1  # of the open ledger, see record_limits.py
         self._newest = LedgerId(max(chain.newest, *owned_record.record.deleting, -1))
         self._drop_through = EARLIEST  # what the caller wants dropped
+        self._trims = False  # what is `trimmable` is to be dropped
 
         self._closing = False
         self._terminating = False
@@ -603,6 +609,13 @@ class Log:
             self._work.wake()
         return count
 
+    def trim(self) -> None:
+        """Drop the closed ledgers that are `trimmable`, as `drop_through` does. It is asked again
+        when the topic's record is written: a subscription may need the entries since."""
+        self._trims = True
+        if self._drop_count > 0:
+            self._work.wake()
+
     async def wait_dropped(self, position: Position) -> None:
         """Return when no closed ledger is left that `drop_through` should drop. Raises what ended
         the log."""
@@ -612,16 +625,29 @@ class Log:
     def _drop_count(self) -> int:
         """How many ledgers to drop now: the record has room for this many that are being
         deleted."""
-        if self._drop_through == EARLIEST:
-            return 0
+        count = self._droppable
         room = DELETING_MAX - len(self.owned_record.record.deleting)
-        return max(min(self.chain.droppable(self._drop_through), room), 0)
+        return max(min(count, room), 0)
+
+    @property
+    def _droppable(self) -> int:
+        trimmable = self.trimmable() if self._trims else None
+        limit = max(self._drop_through, trimmable or EARLIEST)
+        return 0 if limit == EARLIEST else self.chain.droppable(limit)
 
     async def _drop_head(self, count: int) -> None:
         """Drop the first `count` ledgers. They are still the first ones after the write: only
         `_settle` changes the list of ledgers."""
         left, head = self.chain.records[count:], self.chain.head_without(count)
-        await self._rolling.record(lambda record: with_data_ledgers(record, left, head))
+
+        def drop(record: TopicRecord) -> TopicRecord:
+            if self._droppable < count:
+                return record
+            return with_data_ledgers(record, left, head)
+
+        await self._rolling.record(drop)
+        if self.owned_record.record.ledgers != left:
+            return  # a subscription needs them since
         dropped = self.chain.drop_head(count)
         for ledger in dropped:
             self._reader.forget(ledger)

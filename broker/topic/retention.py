@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.cursor.cursors import Cursors
     from magnetar.broker.log.log import Log
+    from magnetar.broker.log.position import Position
     from magnetar.broker.policies.source import PolicySource
     from magnetar.runtime.clock import Clock
 
@@ -34,6 +35,7 @@ class Trimmer:
         self._cursors = cursors
         self._policies = policies
         self._clock = clock
+        topic_log.trimmable = self._trimmable
         trim = self.trim  # one bound method for all three
         topic_log.on_ledger_closed = trim
         cursors.on_ledger_left(trim)
@@ -44,17 +46,21 @@ class Trimmer:
         may have a retention that is not known here yet."""
         topic_log = self._log
         is_in_service = topic_log.state in (LogState.OPEN, LogState.TERMINATED)
-        if not is_in_service or not topic_log.chain.has_closed or not self._is_fresh():
-            return
-        through = trim_through(
+        if is_in_service and topic_log.chain.has_closed and self._is_fresh():
+            topic_log.trim()
+
+    def _trimmable(self) -> Position | None:
+        """What is not needed at present. The log asks when it writes the topic's record."""
+        if not self._is_fresh():
+            return None
+        topic_log = self._log
+        return trim_through(
             topic_log.chain.records,
             slowest=self._cursors.slowest_mark,
             total_bytes=topic_log.stored_bytes,
             retention=self._policies.effective.retention,
             now_ms=self._clock.now_ms(),
         )
-        if through is not None:
-            topic_log.drop_through(through)
 
     def _is_fresh(self) -> bool:
         try:

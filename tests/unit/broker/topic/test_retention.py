@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
 from fakes.cluster_state import ClusterState
+from fakes.gated_store import GatedStore
 from fakes.policies import SettablePolicies
 from fakes.topic_log import SMALL
 from fakes.topics import opened_topic
 from support import settle, wait_until
 
+from magnetar.broker.log.owned_record import topic_path
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
 from magnetar.metadata.policies import Persistence, Retention
 
@@ -180,3 +183,43 @@ async def test_new_ledgers_follow_the_persistence_policy() -> None:
         await it.publish(*TEXTS[5:7])
         asked = [str(quorum) for quorum in it.ledgers.quorums]
         assert asked == ["2/2/1", "1/1/1"]
+
+
+@pytest.mark.parametrize("first", ["subscribe", "trim"])
+@pytest.mark.parametrize("how", ["new", "seek"])
+async def test_a_trim_that_is_not_written_yet_spares_what_a_subscription_needs(
+    first: str, how: str
+) -> None:
+    """A write of the topic's record is under way, and both changes wait for their turn."""
+    world, policies = ClusterState(), keeping()
+    store = GatedStore(world.tree)
+    async with (
+        opened_topic(world, policies=policies, store=store) as it,
+        asyncio.TaskGroup() as group,
+    ):
+        await it.topic.ensure_subscription("s", LATEST)
+        positions = await it.publish(*TEXTS)
+        subscription = it.topic.subscriptions["s"]
+        await subscription.skip_all()
+        await settle()
+        path, written = topic_path(it.topic.name), asyncio.Event()
+        store.gates["put", path] = written
+        group.create_task(it.topic.log.set_property("k", "v"))
+        await wait_until(lambda: ("put", path) in store.held)
+        for step in (first, {"subscribe": "trim", "trim": "subscribe"}[first]):
+            if step == "trim":
+                policies.set(retention=Retention(0, 0))
+            elif how == "new":
+                moving = group.create_task(it.topic.ensure_subscription("new", EARLIEST))
+            else:
+                moving = group.create_task(subscription.seek(EARLIEST))
+            await settle()
+        written.set()
+        await moving
+        await settle()
+        assert it.topic.log.first == positions[0]
+        name = "new" if how == "new" else "s"
+        _, session = await it.subscribe(name)
+        await wait_until(lambda: len(session.texts) == len(TEXTS))
+        await it.topic.subscriptions[name].skip_all()
+        await wait_until(lambda: it.topic.log.first == positions[10])

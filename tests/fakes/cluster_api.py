@@ -31,7 +31,7 @@ class Api:
     module: Any
     client: Any
 
-    def subscribe(self, topic: str, name: str = "s", **options: Any) -> Any:
+    def subscribe(self, topic: Any, name: str = "s", **options: Any) -> Any:
         options.setdefault("initial_position", self.module.InitialPosition.Earliest)
         return self.client.subscribe(topic, name, **options)
 

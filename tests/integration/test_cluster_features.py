@@ -8,8 +8,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +176,83 @@ def test_access_modes_admit_one_producer_at_a_time(
     expected = [b"shared", b"shared", b"exclusive", b"fencing", b"next"]
     assert take(consumer, 5) == expected
     made[0].close()
+
+
+OLD_LEADER = """
+import {module}, {module}.asyncio, asyncio, inspect, sys
+
+async def outcome(value):
+    return await value if inspect.isawaitable(value) else value
+
+async def main():
+    logger = {module}.FileLogger({module}.LoggerLevel.Error, "/dev/null")
+    client = {client}({url!r}, logger=logger)
+    mode = {module}.ProducerAccessMode.Exclusive
+    producer = await outcome(client.create_producer({topic!r}, access_mode=mode))
+    await outcome(producer.send(b"old"))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    try:
+        await outcome(producer.send(b"too late"))
+    except {module}.PulsarException as error:
+        print(type(error).__name__, error)
+    else:
+        print("stored")
+
+asyncio.run(main())
+"""
+
+
+def replace_a_leader_that_stands_still(api: Api, program: str, topic: str) -> None:
+    """Its process is stopped, so the broker hears nothing of it, and continued after another
+    producer has taken its place."""
+    kept = api.subscribe(topic)
+    old = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert old.stdout is not None
+        assert old.stdout.readline() == "ready\n"
+        old.send_signal(signal.SIGSTOP)
+        made: list[Any] = []
+
+        def has_taken_over() -> bool:
+            with suppress(api.module.PulsarException):
+                mode = api.module.ProducerAccessMode.Exclusive
+                made.append(api.client.create_producer(topic, access_mode=mode))
+            return bool(made)
+
+        wait_for(has_taken_over, deadline_s=150.0)
+        made[0].send(b"new")
+        old.send_signal(signal.SIGCONT)
+        told, _ = old.communicate("go on\n", timeout=60)
+        assert re.search("(?i)fenced|closed", told), told
+        assert take(kept, 2) == [b"old", b"new"]
+        assert api.is_quiet(kept)
+    finally:
+        old.kill()
+
+
+def test_exclusive_producer_that_stands_still_is_replaced_and_learns_it_at_its_next_send(
+    request: pytest.FixtureRequest, cluster: ClusterProcess
+) -> None:
+    """The broker pings it when another producer comes, and waits five seconds for the answer. All
+    clients at the same time."""
+    kinds = {
+        "apache": ("pulsar", "pulsar.Client", cluster.pulsar_url),
+        "over_tcp": ("magnetar", "magnetar.Client", cluster.pulsar_url),
+        "over_grpc": ("magnetar", "magnetar.asyncio.Client", cluster.service_url),
+    }
+
+    def replace(fixture: str) -> None:
+        module, client, url = kinds[fixture]
+        topic = f"persistent://public/rows/t{next(NUMBERS)}"
+        program = OLD_LEADER.format(module=module, client=client, url=url, topic=topic)
+        replace_a_leader_that_stands_still(apis[fixture], program, topic)
+
+    apis = {fixture: request.getfixturevalue(fixture) for fixture in kinds}
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        list(pool.map(replace, kinds))
 
 
 def test_interwoven_chunked_messages_are_joined_and_acknowledged(

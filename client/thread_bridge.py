@@ -370,10 +370,10 @@ class Mailbox:
             return self._next()
 
     def maybe_take(self) -> Message | None:
-        """Return the next message, or None if there is none. Raises an error given to
-        `put_error`."""
+        """Return the next message, or None if there is none. Without a listener, raises an error
+        given to `put_error`."""
         with self._lock:
-            if self._errors:
+            if self._errors and self.on_put is None:
                 raise self._errors.popleft()
             return self._next() if self._messages else None
 

@@ -15,10 +15,12 @@ from fakes.client_world import TOPIC, A, world_of
 from fakes.session_broker import FakeBrokers
 
 import magnetar
-from magnetar.client.consuming.listeners import Listener
+from magnetar.client.consuming.listeners import Listener, ListenerThread
+from magnetar.client.message import Delivery, MessageId
 from magnetar.client.options import ClientOptions
 from magnetar.client.sync import Client
 from magnetar.client.thread_bridge import Mailbox
+from magnetar.protos.batch import ReceivedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -327,6 +329,19 @@ def test_after_a_pause_a_listener_takes_nothing() -> None:
     listener.run_burst()
     mailbox.other.join()
     assert told == ["taken", "paused"]
+
+
+def test_listener_gets_messages_after_an_error_from_before_it_began() -> None:
+    """A reader is open, and may fail to decrypt a message, before it has its listener."""
+    mailbox, got = Mailbox("t"), list[magnetar.Message]()
+    mailbox.put_error(magnetar.CryptoError("scripted"))
+    thread = ListenerThread("listener")
+    Listener(mailbox, got.append, thread)
+    delivery = Delivery("t", -1, "p", 0, b"", 0, None, 0)
+    message = ReceivedMessage(b"x", {}, None, False, None, 0, 0, False, -1)
+    mailbox.put([magnetar.Message(message, MessageId(), delivery)])
+    wait_for(lambda: [one.data() for one in got] == [b"x"])
+    thread.stop(10)
 
 
 def test_close_lets_a_listener_finish_its_message() -> None:

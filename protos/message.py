@@ -217,6 +217,11 @@ class ReceivedEntry:
         return self.body[self.payload_at :]
 
     @property
+    def payload_size(self) -> int:
+        """The bytes of `payload`."""
+        return len(self.body) - self.payload_at
+
+    @property
     def is_encrypted(self) -> bool:
         """Whether the payload was encrypted when the entry arrived."""
         return bool(self.metadata.encryption_keys)

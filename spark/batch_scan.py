@@ -63,6 +63,9 @@ def scan(batch: bytes | memoryview, count: int) -> Scan | None:
         return None
     found, sound = _parse(data, places + 4, places + 4 + data[places + 3])
     following = found.value_start + found.value_size
+    if len(places) == count:  # as a rule
+        are_chain = following[-1] == len(data) and np.array_equal(following[:-1], places[1:])
+        return found if are_chain and sound.all() else None
     chain = _chain(places, following, count, len(data))
     if chain is None or not sound[chain].all():
         return None
@@ -98,6 +101,9 @@ def _places(data: NDArray[np.uint8]) -> NDArray[np.int64]:
     zero &= data[1:-3] == 0
     zero &= data[2:-2] == 0
     zero &= data[3:-1] < 128
+    # Most wrong places are gone before `flatnonzero`, which is slow if it finds many: payloads can
+    # consist of zeros. Unsigned bytes wrap, so this is 0x0A <= tag <= 0x18.
+    zero &= data[4:] - 0x0A <= 0x18 - 0x0A
     places = np.flatnonzero(zero)
     tags = data[places + 4]
     found: NDArray[np.int64] = places[(tags == 0x0A) | (tags == 0x12) | (tags == 0x18)]
@@ -130,15 +136,16 @@ def _parse(
         following = np.where(wire == 2, after + value, after)
         good &= following <= end[active]
         for tag in np.unique(tags):
-            field, kind, rows = int(tag) >> 3, int(tag) & 7, active[tags == tag]
+            field, kind, mine = int(tag) >> 3, int(tag) & 7, tags == tag
+            rows = active[mine]
             # As in protobuf, a field of another wire type than its own is an unknown one.
             if kind == 2 and field == KEY:
-                key_start[rows] = after[tags == tag]
-                key_size[rows] = value[tags == tag]
+                key_start[rows] = after[mine]
+                key_size[rows] = value[mine]
             elif kind == 2 and field == PROPERTIES:
                 by_field[PROPERTIES][rows] += 1
             elif kind == 0 and field in by_field and field != PROPERTIES:
-                by_field[field][rows] = value[tags == tag]
+                by_field[field][rows] = value[mine]
                 if field == PAYLOAD_SIZE:
                     sized[rows] = True
         sound[active] = good
@@ -178,10 +185,6 @@ def _chain(
     places: NDArray[np.int64], following: NDArray[np.int64], count: int, size: int
 ) -> NDArray[np.int64] | None:
     """The places that form the chain from place 0 to the end. None: there is no such chain."""
-    if len(places) == count:
-        if following[-1] == size and np.array_equal(following[:-1], places[1:]):
-            return np.arange(count)
-        return None
     at = np.searchsorted(places, following)
     known = places[np.minimum(at, len(places) - 1)] == following
     steps: list[int] = np.where(known, at, -1).tolist()

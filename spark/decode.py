@@ -31,6 +31,7 @@ from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.compression import (
     UNCOMPRESSED_BYTES_MAX,
     UNCOMPRESSED_FACTOR,
+    Compression,
     decompress,
 )
 from magnetar.protos.entry import varint
@@ -237,9 +238,9 @@ class Rows:
             if opened.count >= MESSAGES_MIN and not self._properties:
                 opened.scan = scan(opened.plain, opened.count)
             if opened.scan is None:
-                opened.metadata, opened.values = _walk(opened.plain, opened.count)
+                opened.metadata, opened.values = _walk(bytes(opened.plain), opened.count)
         else:
-            opened.metadata, opened.values = (opened.received.metadata,), (opened.plain,)
+            opened.metadata, opened.values = (opened.received.metadata,), (bytes(opened.plain),)
         return opened
 
     def _is_outside(self, received: ReceivedEntry) -> bool:
@@ -253,7 +254,7 @@ class Rows:
         opened = Opened(ledger, entry, received, received.num_messages, size, (), ())
         if self._messages and (received.is_batch or self._payload):
             opened.plain = _plain(received)
-            opened.size += len(opened.plain) - len(received.payload)
+            opened.size += len(opened.plain) - received.payload_size
         return opened
 
 
@@ -268,7 +269,7 @@ class Opened:
     size: int  # bytes of the entry, with its payload uncompressed if it was opened
     metadata: Sequence[Metadata]
     values: Sequence[bytes]
-    plain: bytes = b""  # the uncompressed payload
+    plain: bytes | memoryview = b""  # the uncompressed payload
     scan: Scan | None = None  # in place of metadata and values, if the scan found the messages
     skipped: int = 0  # messages of the entry before the first of `count`
     whole: int = 0  # messages of the entry; 0: `count`
@@ -323,7 +324,9 @@ def _within(opened: Opened, first_index: int, end_index: int | None) -> Opened |
     return opened
 
 
-def _plain(received: ReceivedEntry) -> bytes:
+def _plain(received: ReceivedEntry) -> bytes | memoryview:
+    if received.compression is Compression.NONE:
+        return memoryview(received.body)[received.payload_at :]  # a copy costs as much as the scan
     sent = received.payload
     limit = max(UNCOMPRESSED_BYTES_MAX, UNCOMPRESSED_FACTOR * len(sent))  # of a chunked message
     return decompress(received.compression, sent, received.uncompressed_size, bytes_max=limit)

@@ -412,15 +412,19 @@ class Broker:
             raise TopicExists(str(name))
         await asyncio.shield(self._begin(name, bundle, ADMINISTRATOR).opened)
 
-    async def delete_topic(self, name: TopicName, *, force: bool) -> None:
+    async def delete_topic(
+        self, name: TopicName, *, force: bool, unless_used: Callable[[Topic], bool] | None = None
+    ) -> None:
         """Delete the topic, its subscriptions, its ledgers and its own policies. On return it is
         deleted; if this fails half-way, the broker or another one finishes it later.
 
-        Raises TopicNotFound, TopicInUse (unless `force`), NotOwner, what `topic` raises.
+        `unless_used` tells, in the step that lets no client in any more, whether the topic is in
+        use in spite of having no clients. Raises TopicNotFound, TopicInUse (unless `force`),
+        NotOwner, what `topic` raises.
         """
         deleting = self._deleting.get(name)
         if deleting is None:
-            deleting = self._tasks.create_task(self._delete(name, force=force))
+            deleting = self._tasks.create_task(self._delete(name, force, unless_used))
             self._deleting[name] = deleting
             deleting.add_done_callback(lambda _: self._deleting.pop(name, None))
             deleting.add_done_callback(_retrieve)
@@ -428,7 +432,9 @@ class Broker:
         if outcome is not None:
             raise outcome
 
-    async def _delete(self, name: TopicName, *, force: bool) -> Exception | None:
+    async def _delete(
+        self, name: TopicName, force: bool, unless_used: Callable[[Topic], bool] | None
+    ) -> Exception | None:
         try:
             try:
                 topic = await self.stored_topic(name, create=False)
@@ -439,7 +445,7 @@ class Broker:
                 others = await self._other_brokers()
                 await self._deletions.delete_unopened(name, incarnation=drawn, brokers=others)
                 return None
-            await self._delete_open(topic, force=force)
+            await self._delete_open(topic, force, unless_used)
         except OPERATING_ERRORS as error:
             return error
         except Exception as error:  # guard.py
@@ -447,8 +453,12 @@ class Broker:
             return TopicFailed(str(name), error)
         return None
 
-    async def _delete_open(self, topic: Topic, *, force: bool) -> None:
+    async def _delete_open(
+        self, topic: Topic, force: bool, unless_used: Callable[[Topic], bool] | None
+    ) -> None:
         others = await self._other_brokers()
+        if unless_used is not None and unless_used(topic):
+            raise TopicInUse(str(topic.name), len(topic.producers), 0)
         clients = topic.begin_deletion(force=force)
         served = self._topics[topic.name]
         served.left = asyncio.Event()
@@ -793,10 +803,13 @@ class Broker:
 
     async def _delete_inactive(self, topic: Topic) -> None:
         """Delete the topic if its policy for inactive topics says so."""
-        if may_delete(topic, asyncio.get_running_loop().time(), self._clock.now_ms()):
+        if not self._is_used(topic):
             log.info("deleting an inactive topic", topic=str(topic.name))
             with suppress(TopicInUse, TopicNotFound):  # a client came, or it is deleted already
-                await self.delete_topic(topic.name, force=False)
+                await self.delete_topic(topic.name, force=False, unless_used=self._is_used)
+
+    def _is_used(self, topic: Topic) -> bool:
+        return not may_delete(topic, asyncio.get_running_loop().time(), self._clock.now_ms())
 
     async def live_brokers(self) -> list[BrokerRegistration]:
         """The registered brokers, by id. Raises MetadataError."""

@@ -15,6 +15,7 @@ from magnetar.broker.errors import TooManyRequests, TopicInUse, TopicNotFound
 from magnetar.broker.life import LifeConfig
 from magnetar.broker.loads import TopicLoads
 from magnetar.broker.log.owned_record import topic_path
+from magnetar.broker.log.position import LATEST
 from magnetar.broker.topic.topic import TopicState
 from magnetar.metadata import codec, paths
 from magnetar.metadata.policies import (
@@ -202,6 +203,27 @@ async def test_a_topic_with_a_backlog_stays_loaded() -> None:
 
 
 # ---- inactive topics -----------------------------------------------------------------------------
+
+
+async def test_a_topic_that_is_used_while_its_deletion_begins_stays() -> None:
+    """A client publishes and leaves while the broker reads the registrations of the others."""
+    async with place(life=QUICK) as here:
+        await set_policies(here, inactive(InactiveMode.SUBSCRIPTIONS_CAUGHT_UP))
+        topic = await here.broker.topic(NAME)
+        await topic.ensure_subscription("s", LATEST)
+        read, path = asyncio.Event(), paths.broker_available(here.broker.me.broker)
+        here.store.gates["get", path] = read
+        await wait_until(lambda: ("get", path) in here.store.held, deadline_s=60)
+        client = await here.client()
+        assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
+        await client.publish()
+        await client.expect(pb.CommandSendReceipt)
+        await client.send(pb.CommandCloseProducer(producer_id=1, request_id=9))
+        await client.expect(pb.CommandSuccess)
+        read.set()
+        await asyncio.sleep(2.0)
+        topic = await here.broker.stored_topic(NAME, create=False)
+        assert topic.subscriptions["s"].cursor.backlog_entries == 1
 
 
 def inactive(mode: InactiveMode) -> Policies:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from magnetar.client.consumer import LoopQueue
+from magnetar.client.errors import CryptoError
 from magnetar.client.message import Delivery, Message
 from magnetar.client.message_queue import SourceQueue, Sources
+from magnetar.client.thread_bridge import Mailbox
 
 if TYPE_CHECKING:
     from magnetar.client.errors import PulsarException
@@ -58,3 +62,15 @@ def test_a_topic_that_was_left_takes_no_memory() -> None:
         shared.drop(topic)
         sources.forget(topic)
     assert not any(value for value in vars(sources).values() if isinstance(value, dict))
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "waiting"])
+def test_error_is_raised_by_threads_before_messages_that_wait(waits: bool) -> None:
+    mailbox = Mailbox("t")
+    message = Message(None, None, Delivery("t", -1, "p", 0, b"", 0, None, 0, key=(1, 0)))
+    mailbox.put([message])
+    mailbox.put_error(CryptoError("cannot be decrypted"))
+    take = (lambda: mailbox.take(1.0)) if waits else mailbox.maybe_take
+    with pytest.raises(CryptoError):
+        take()
+    assert take() is message

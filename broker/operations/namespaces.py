@@ -275,7 +275,8 @@ async def _touch_tenant(broker: Broker, tenant: str) -> None:
 
 async def _forget_topics(broker: Broker, name: NamespaceName) -> None:
     """Delete the policies and schemas of topics that are left in a deleted namespace: a new
-    namespace with its name must not find them."""
+    namespace with its name must not find them. Those that it has already are its own."""
+    namespace = paths.namespace(name.tenant, name.namespace)
     for folder in (
         paths.topic_policies_folder(name.tenant, name.namespace),
         paths.schemas_folder(name.tenant, name.namespace),
@@ -283,6 +284,8 @@ async def _forget_topics(broker: Broker, name: NamespaceName) -> None:
         for child in await broker.metadata.children(folder):
             with suppress(BadVersion, NoNode, NotEmpty):
                 found = await broker.metadata.get(f"{folder}/{child}")
+                if await broker.metadata.get(namespace) is not None:  # read after what it may have
+                    return
                 if found is not None:
                     await broker.metadata.delete(f"{folder}/{child}", expected=found.version)
 

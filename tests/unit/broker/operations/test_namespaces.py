@@ -9,10 +9,17 @@ import pytest
 from fakes.admin import admin_of
 from fakes.broker import running_broker
 from fakes.cluster_state import ClusterState
+from fakes.place import place
 from fakes.wire import wire_to
+from support import wait_until
 
 from magnetar.broker.admin.namespaces import DELETIONS_MAX
 from magnetar.broker.operations import topics
+from magnetar.broker.operations.namespaces import create_namespace, delete_namespace
+from magnetar.metadata import paths
+from magnetar.metadata.policies import Policies
+from magnetar.metadata.store import ABSENT
+from magnetar.protos.names import NamespaceName
 
 if TYPE_CHECKING:
     import httpx
@@ -147,6 +154,25 @@ async def test_a_namespace_that_is_created_again_has_no_old_policies() -> None:
         assert kind_of(await admin.delete(one)) == (404, "NamespaceNotFound")
         await admin.put(one)
         assert (await admin.get(one)).json()["deduplicationEnabled"] is None
+
+
+async def test_a_late_deletion_leaves_the_policies_of_the_next_namespace() -> None:
+    name, cluster = NamespaceName("public", "other"), ClusterState()
+    path = paths.topic_policies(name.tenant, name.namespace, "persistent", "t")
+    async with place(cluster) as here, asyncio.TaskGroup() as group:
+        await create_namespace(here.broker, name, None, Policies())
+        other, read = cluster.store(), asyncio.Event()
+        version = await other.put(path, b"left over", expected=ABSENT)
+        here.store.gates["get", path] = read
+        deleting = group.create_task(delete_namespace(here.broker, name))
+        await wait_until(lambda: ("get", path) in here.store.held)
+        await create_namespace(here.broker, name, None, Policies())
+        await other.put(path, b"of the next namespace", expected=version)
+        read.set()
+        await deleting
+        found = await other.get(path)
+        assert found is not None
+        assert found.value == b"of the next namespace"
 
 
 async def test_public_default_exists_and_is_protected() -> None:

@@ -87,7 +87,8 @@ def carry(url: str, topic: str, load: Load, size: int, pids: Sequence[tuple[str,
                 batching_enabled=load.batch > 1,
                 batching_type=by_key,
                 batching_max_messages=load.batch * max(1, load.keys),
-                # Of all open batches together: with keys, it decides how large each one becomes.
+                # The limit of all open batches together. With keys, it decides the size of each
+                # batch.
                 batching_max_allowed_size_in_bytes=KEYED_BYTES if load.keys else 128 * 1024,
                 batching_max_publish_delay_ms=500 if load.keys else 10,
                 max_pending_messages=WINDOW + 1,

@@ -45,7 +45,7 @@ class Registration:
         await self._held.wait()
 
     async def run(self) -> None:
-        """Stay registered, until cancelled. Raises LeaseTaken: another process runs on this very
+        """Stay registered, until cancelled. Raises LeaseTaken: another process runs as the same
         incarnation, so this one must end."""
         await self._lease.run()
 
@@ -58,7 +58,7 @@ class Registration:
         """Whether an earlier start of this bookie left the node, and its session has not expired
         yet.
 
-        That may be a former incarnation: boot epochs count on across incarnations, and the bookie
+        That may be a former incarnation: boot epochs continue across incarnations, and the bookie
         with the later epoch owns the cookie."""
         try:
             stored = decode_bookie_registration(value)

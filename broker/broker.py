@@ -126,7 +126,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """For which client a topic is opened."""
+    """The client that a topic is opened for."""
 
     client: str  # see `client_key`
     reconnects: bool

@@ -54,7 +54,7 @@ class Environment:
     ask_after_s: float = ASK_AFTER_S
     pending_bytes_max: int = PENDING_BYTES_MAX  # of a producer
     partitions_update_s: float = PARTITIONS_UPDATE_S
-    # Of the thread of a synchronous client. None: uvloop's.
+    # The loop of a synchronous client's thread. None: uvloop's.
     new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
 
 

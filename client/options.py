@@ -1,9 +1,9 @@
 """The options of clients, producers, consumers and readers: frozen values, checked at creation.
 
 The fields are the parameters of Apache's Python client, in its order and with its defaults. So
-calls can be moved over as they are. Three defaults differ. Batching is on, with the limits of
-Apache's Java client. Batch index acknowledgement is on, because batching is on. With TLS, the name
-of the host is validated.
+calls need no change. Three defaults differ. Batching is on, with the limits of Apache's Java
+client. Batch index acknowledgement is on, because batching is on. With TLS, the name of the host is
+validated.
 
 The client refuses a parameter of an unsupported feature by name and does not ignore it. The client
 accepts some parameters that have no effect here: those of I/O threads (there is one) and of client
@@ -399,7 +399,7 @@ class ProducerOptions:
     hashing_scheme: HashingScheme = HashingScheme.JavaStringHash
     # Not a parameter of Apache's client: a subscription that is created together with the topic.
     initial_subscription_name: str | None = None
-    # Not a parameter of Apache's client either. Spark's sink uses it: after the broker has refused
+    # Also not a parameter of Apache's client. Spark's sink uses it: after the broker has refused
     # an entry, it stores no later entry of this producer.
     stops_at_refusal: bool = False
     encryption_keys: Sequence[str] = ()  # more names of public keys, as in Apache's Java client
@@ -479,7 +479,7 @@ class ConsumerOptions:
 
     `topic`: a name, a list of names, or a compiled regular expression: the consumer gets all topics
     whose names match it. A pattern covers the names without the domain.
-    `pattern_auto_discovery_period`: seconds between two looks for new topics, if the broker does
+    `pattern_auto_discovery_period`: seconds between two searches for new topics, if the broker does
     not announce them.
     """
 

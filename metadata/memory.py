@@ -295,7 +295,7 @@ class MemoryStore:
         error: MetadataError | None = None
         result = None
         if request.is_fresh and request.fault is None:
-            # Not if the reply is lost: the client's next request may reach a server that lags.
+            # Not after a lost reply: the client's next request may reach a server that lags.
             self.catch_up()
         if request.fault is not Fault.REQUEST_LOST:
             try:

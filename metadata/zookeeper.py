@@ -221,7 +221,7 @@ class ZooKeeperStore:
         arm = self._arms.get(path)
         if arm is None:
             arm = self._arms[path] = _Arm(self, path)
-        # Also for a path that is watched already: each callback comes once after an arming.
+        # Also for a path that is watched already: each callback is called once after an arming.
         arm.maybe_arm()
 
         def remove() -> None:
@@ -382,7 +382,7 @@ class ZooKeeperStore:
         if state == KazooState.CONNECTED:
             self._session = session
         elif state == KazooState.LOST and self._client.client_state == KeeperState.CLOSED:
-            # Its connection thread died of an unexpected error.
+            # An unexpected error ended kazoo's connection thread.
             log.error("kazoo ended by itself and is started again", hosts=self._hosts)
             self._loop.call_later(_AGAIN_S, self._restart)
         self._state = _STATES[state]

@@ -33,7 +33,7 @@ ENTRY_BYTES_MAX: Final = MESSAGE_BYTES_MAX + 10 * 1024
 BROKER_METADATA_BYTES_MAX: Final = 6 + 2 * (1 + 10)
 # A whole entry as a producer sends it.
 ENTRY_SENT_BYTES_MAX: Final = ENTRY_BYTES_MAX - BROKER_METADATA_BYTES_MAX
-# Of the metadata of an entry that arrives, with those of the messages in it. 5 MB may hold
+# The limit for the metadata of an arriving entry and of its messages. 5 MB may hold
 # 2,500,000, which cost 250 ms. To count 10,000 takes up to 30 ms.
 METADATA_FIELDS_MAX: Final = 10_000
 # Below this size the fields are not counted: they are parsed within 10 ms.

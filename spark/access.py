@@ -33,7 +33,8 @@ REDACTED_BY_SPARK: Final = re.compile(r"(?i)secret|password|token|access[.]?key"
 """The default of Spark's setting `spark.redaction.regex`."""
 
 CHARACTERS_MAX: Final = 60_000
-"""Of authParams: credentials travel in the metadata of a call, which has at most 64 KiB."""
+"""The limit of authParams: credentials travel in the metadata of a call, which has at most 64
+KiB."""
 
 _WITHOUT_SECRET: Final = ("file:", "env:", "tlsCertFile:", "tlsKeyFile:")
 

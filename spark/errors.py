@@ -179,8 +179,9 @@ class RowsChanged(WriteRefused):
 
 
 class CheckpointRefused(WriteRefused):
-    """The topic holds batches that the checkpoint of the query does not know of: it was lost,
-    replaced, or is an older copy. Rows would be stored twice, or taken for others and dropped."""
+    """The topic holds batches that the query's checkpoint does not contain: the checkpoint was lost
+    or replaced, or is an older copy. Rows would be stored twice, or dropped as duplicates of other
+    rows."""
 
 
 class WriteStalled(SparkError):
@@ -257,7 +258,7 @@ class TargetBusy(SparkError):
 
 
 class TargetForeign(SparkError):
-    """The target is not an archive, so the command never replaces it."""
+    """The target is not an archive, so the command does not replace it."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"cannot replace {path}: {reason}")

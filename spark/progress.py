@@ -74,7 +74,7 @@ class ProgressMetrics(StreamingQueryListener, Collector):
         registry.register(self)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is known of the query yet."""
+        """The query has not reported progress yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Keep the progress of a batch."""

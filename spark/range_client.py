@@ -298,7 +298,7 @@ PERMANENT: Final = {
     "TenantNotFound",
     "TopicNotFound",
 }
-# Of these, the ones that say that entries which were planned exist no more.
+# Those of them that say that planned entries no longer exist.
 DELETED: Final = {"NamespaceNotFound", "RangeDeleted", "TenantNotFound", "TopicNotFound"}
 _TEMPORARY_CODES = {
     grpc.StatusCode.UNAVAILABLE,

@@ -46,7 +46,7 @@ class AddSink(Protocol):
     """A ledger on the stream. Called on the loop; must not raise."""
 
     def on_acks(self, stream: AddStream, entries: list[int]) -> None:
-        """These entries are stored durably. In any order; some may be repeated."""
+        """These entries are durable. They are in any order, and some may be repeated."""
 
     def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
         """The bookie refused the entry."""

@@ -44,8 +44,9 @@ class LedgerConfig:
     # confirm. 0: a spare replaces it at once. A restart takes one or two seconds. Until its repair
     # the bookie lacks the entries confirmed during its absence, so the default is the safer value.
     ensemble_change_delay_s: float = 0.0
-    # For about this time a bookie that failed once is chosen after the others (`health.py`). It is
-    # longer than a short fault of disk or network, and too short to overload the others.
+    # For about this time, bookies without a failure are preferred to one that failed once
+    # (`health.py`). It is longer than a short fault of disk or network, and too short to overload
+    # the others.
     health_half_life_s: float = 10.0
     # Per ledger. Each change costs a round trip to the metadata store. More changes than this have
     # another cause than failed bookies.

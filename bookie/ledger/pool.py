@@ -128,7 +128,8 @@ class PeerPool:
             return
         log.error("a stream's task was cancelled", bookie=stream.member.bookie)
         stream.on_end()
-        # Not at once: it might end again, and whether the whole group ends is only known then.
+        # Not at once: the stream might end again, and only then the pool knows whether the whole
+        # group ends.
         asyncio.get_running_loop().call_later(RECONNECT_S_FIRST, self._begin, stream)
 
     def _hurry(self) -> None:

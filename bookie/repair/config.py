@@ -20,10 +20,10 @@ class RepairConfig:
     audit_period_s: float = 3600.0
     # Period in which every closed ledger's copies are compared with the expected ones.
     check_period_s: float = 7 * 86400.0
-    # Of the metadata store: a million ledgers take about a quarter of an hour.
+    # The rate of the metadata store: a million ledgers take about a quarter of an hour.
     scan_ledgers_per_s: int = 1000
-    # Of one process: a bookie's disk of 1 TB is copied in two hours, and half of a 2 Gbit/s link
-    # stays free.
+    # The rate of one process: a bookie's disk of 1 TB is copied in two hours, and half of a 2
+    # Gbit/s link stays free.
     copy_bytes_per_s: int = 128 * MIB
     # Concurrent ledgers: each has up to 1 MiB in flight, and two reads of 2 MiB.
     ledgers_at_once: int = 4

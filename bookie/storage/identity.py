@@ -195,7 +195,7 @@ def _plan_to_go_on(
         if identity.state is DirectoryState.REPLACING:
             # The store here belongs to the incarnation before, which has another name.
             raise behind
-        # It was formatted completely since, and has served: the data here is incomplete.
+        # The bookie was formatted completely since and has served, so the data here is incomplete.
         return Start(replace_incarnation(identity, cookie, wanted), behind)
     _check_start(directory, identity, cookie)
     if identity.boot_epoch == cookie.boot_epoch:

@@ -104,8 +104,8 @@ def namespaces_router(broker: "Broker", ask: "Ask") -> APIRouter:
 
     @router.delete("/{tenant}/{namespace}", status_code=HTTPStatus.NO_CONTENT, responses=_CONFLICT)
     async def delete_namespace(tenant: str, namespace: str, force: _Force = False) -> None:
-        """Delete a namespace without topics; `force`: with its topics. After a failure the same
-        request again continues."""
+        """Delete a namespace without topics; `force`: with its topics. After a failure, the
+        repeated request continues the deletion."""
         name = namespace_name(tenant, namespace)
         namespaces.require_deletable(name)
         if force:
@@ -144,7 +144,7 @@ async def _delete_topics(broker: "Broker", name: "NamespaceName", ask: "Ask") ->
 
 
 async def _delete_topic(broker: "Broker", text: str) -> None:
-    """Here, or by the broker that serves it."""
+    """Execute the request here, or at the broker that serves the topic."""
     name = TopicName.parse(text)
     delete = topics.delete_topic
     if name.domain is Domain.NON_PERSISTENT:

@@ -107,9 +107,9 @@ class DrainingHashes:
         return self._cleared.get(consumer, 0)
 
     def register(self, consumer: Consumer | None, references: Mapping[int, int]) -> None:
-        """These slots moved away from the consumer. So many entries of each are pending, at the
-        consumer or at the one that drains the slot already. None: at several consumers. Hot: a join
-        registers 30,000 slots."""
+        """These slots moved away from the consumer. `counts` has the pending entries of each, at
+        the consumer or at the one that drains the slot already. None: at several consumers. Hot: a
+        join registers 30,000 slots."""
         if not references:
             return
         if not self.references:
@@ -161,7 +161,7 @@ class DrainingHashes:
         return True
 
     def clear(self) -> None:
-        """Nothing has to wait any more: entries may be delivered out of order."""
+        """No slot waits any more: entries may be delivered out of order."""
         self._forget()
         self._counts = {}
 
@@ -196,7 +196,7 @@ class DrainingHashes:
             self._forget()
 
     def _forget(self) -> None:
-        """Nothing drains: give the memory back."""
+        """No slot drains: free the memory."""
         self.references = {}
         self._blocked = self._owners = _NONE
         self._consumers, self._numbers, self._next_number = {}, {}, 0

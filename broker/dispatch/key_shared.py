@@ -533,7 +533,7 @@ class KeyShared:
                 assert at_several.references == self._per_slot[slot], "4: at several"
             assert self._unsettled <= self._pins.keys(), "3: pinned no more"
             assert self._late <= self._unsettled, "a late slot drains or is settled"
-            assert self._departed or not self._late, "a slot is late for ever"
+            assert self._departed or not self._late, "a slot stays late without end"
         else:
             assert not self._draining
             assert not self._unsettled

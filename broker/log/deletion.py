@@ -33,7 +33,7 @@ log = get_logger(__name__)
 
 RETRY_S_FIRST: Final = 1.0
 RETRY_S_MAX: Final = 600.0
-"""There is no limit on the attempts: after an outage of the metadata store the space comes back
+"""There is no limit on the attempts: after an outage of the metadata store the space is freed
 without help. An attempt costs one call, and the delay grows to ten minutes."""
 
 LEDGERS_PER_PASS: Final = 100
@@ -57,7 +57,7 @@ class Deletion:
         self._owned_record = owned_record
         self._on_progress = on_progress
         self._ledgers = ledgers
-        # Their metadata is unreadable, so that they cannot be deleted. Few, or none.
+        # Ledgers with unreadable metadata, which cannot be deleted. Mostly none.
         self._refused: tuple[LedgerId, ...] = ()
         self._task = OnDemandTask("deletions", self._delete_all, of=owned_record.name)
 

@@ -308,7 +308,7 @@ def _without_deleted(record: TopicRecord, deleted: Collection[LedgerId]) -> Topi
 
 
 def _ignore() -> None:
-    """Nothing to tell: the deletion is not started yet, and reads the list when it starts."""
+    """Do nothing: the deletion is not started yet, and reads the list when it starts."""
 
 
 async def _try_create(name: TopicName, store: MetadataStore, value: bytes) -> Versioned | None:

@@ -34,7 +34,7 @@ class RecoveredLog:
 
 
 async def recover_log(owned: OwnedRecord, ledgers: LedgerStore, clock: Clock) -> RecoveredLog:
-    """Nothing is written but by closing ledgers. Raises LogFenced, LogUnavailable, LogDamaged."""
+    """Recovery writes only when it closes ledgers. Raises LogFenced, LogUnavailable, LogDamaged."""
     found: list[TopicLedger] = []
     dropped = owned.record.dropped
     next_index = 0 if dropped is None else dropped.next_index
@@ -72,7 +72,7 @@ async def recover_ledger(
 
 
 async def _missing(owned: OwnedRecord, ledger: LedgerId) -> LogDamaged:
-    """Nothing is wrong with a ledger that the topic's next owner has dropped. Raises LogFenced,
+    """A ledger that the topic's next owner has dropped is not an error. Raises LogFenced,
     LogUnavailable; else returns the error to raise."""
     await owned.verify()
     return LogDamaged(str(owned.name), ledger, "it does not exist")

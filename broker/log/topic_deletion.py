@@ -1,4 +1,4 @@
-"""Deleting a topic, so that a crash at any step leaves something that another broker can finish.
+"""Deletes a topic. After a crash at any step another broker can finish the deletion.
 
 Theory of operation. Four steps, each of which may be repeated:
     1. The broker writes a *tombstone* beside the topic's record. It names the topic that is being
@@ -53,7 +53,7 @@ LEDGERS_PER_PASS: Final = 100
 deletions."""
 
 CLIENTS_MAX: Final = 1_000
-"""Names of connected clients that a tombstone keeps: about 60 KB. Clients beyond it may make the
+"""Names of connected clients that a tombstone keeps: about 60 KB. Clients beyond it may create the
 topic again when they reconnect over another connection."""
 
 RETURN_S_MAX: Final = 600.0
@@ -61,11 +61,11 @@ RETURN_S_MAX: Final = 600.0
 longest pause between two attempts of Pulsar's clients."""
 
 STALLED_S: Final = 30.0
-"""The sweeper finishes a deletion that began longer ago."""
+"""The sweeper finishes a deletion that began earlier than this."""
 
 TOMBSTONE_S_MAX: Final = 86_400.0
 """The sweeper removes a tombstone after a day even if brokers of its time still run. Tombstones
-must not gather, and the incarnation alone fences stale owners."""
+must not accumulate, and the incarnation is enough to fence stale owners."""
 
 
 class TopicDeletions:
@@ -136,7 +136,7 @@ class TopicDeletions:
         log.info("topic deleted", topic=str(name), incarnation=record.incarnation)
 
     async def _delete_with(self, name: TopicName, record: TopicRecord, path: str) -> None:
-        """Delete what the deleted topic has at this path. If another broker has removed the record
+        """Delete the deleted topic's node at this path. If another broker has removed the record
         meanwhile, it belongs to a topic that was created since."""
         found = await self._store.get(path)  # before the record
         stored = await self._store.get(topic_path(name))
@@ -240,12 +240,12 @@ class TopicDeletions:
 
 
 def same_or_keep(seen: bytes) -> Change:
-    """Delete what was seen, and nothing else."""
+    """Delete the node in the version that was read, and no later one."""
     return lambda value: DELETE if value == seen else KEEP
 
 
 def client_key(kind: str, *names: str) -> str:
-    """How a tombstone names a producer or consumer."""
+    """The name of a producer or consumer in a tombstone."""
     return "/".join((kind, *names))
 
 

@@ -127,7 +127,7 @@ class BundleNotFound(errors.BrokerError):
 
 
 class NotForwarded(errors.BrokerError):
-    """Another broker did not do its part of what this broker was asked for."""
+    """Another broker did not execute its part of the request."""
 
     def __init__(self, url: str, method: str, path: str, why: str) -> None:
         super().__init__(f"{method} {path} at the broker {url} {why}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def health_details(broker: Broker, now: float) -> dict[str, object]:
-    """What /health says beside the state: the quarantined topics, if there are any."""
+    """A field of /health beside the state: the quarantined topics, if there are any."""
     quarantined = broker.quarantine.describe(now)
     return {"quarantined_topics": quarantined} if quarantined else {}
 
@@ -27,13 +27,13 @@ class FailureMetrics(Collector):
         self._broker = broker
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the values of the label `where` are not known before a failure."""
+        """Return nothing: the values of the label `where` are not known before a failure."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
         failures = CounterMetricFamily(
             "magnetar_unexpected_exceptions",
-            "Unexpected exceptions that failed a topic, a chore or a task, and not the broker.",
+            "Unexpected exceptions that failed a topic, a chore or a task, but not the broker.",
             labels=["where"],
         )
         for where, count in list(self._broker.failures.counts.items()):

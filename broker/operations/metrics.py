@@ -168,7 +168,7 @@ class _Reading(Collector):
         self._series_max = series_max
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the registry would collect once to learn the names."""
+        """Return nothing: otherwise the registry would collect once to learn the names."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

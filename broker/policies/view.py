@@ -161,7 +161,7 @@ class NamespaceView:
         return subscription
 
     def forget(self, subscription: PolicyListener) -> None:
-        """It has ended."""
+        """The view has ended."""
         self._followed[topic_key(subscription.topic)].subscriptions.remove(subscription)
 
     def own_part(self, topic: TopicName) -> Part[Policies]:

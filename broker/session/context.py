@@ -187,7 +187,7 @@ class Context:
         return False
 
     def offer_room(self) -> None:
-        """There is room again: call the subscriptions that were refused."""
+        """The connection is writable again: call the subscriptions that were refused."""
         refused, self._refused_room = self._refused_room, set()
         for consumer_id in refused:
             handle = self.consumers.get(consumer_id)

@@ -142,7 +142,7 @@ class ProducerEvents(Protocol):
         held already."""
 
     def send_error(self, sequence_id: int, error: Exception) -> None:
-        """This publish was refused. In send order, too."""
+        """This publish was refused. Refusals also arrive in send order."""
 
     def ready(self, producer: ReadyProducer) -> None:
         """The producer waited for exclusive access and has it now: answer PRODUCER again."""

@@ -170,7 +170,7 @@ class LiveSubscription:
         self._machine.on_flow(handle.machine, permits)
 
     def on_redeliver(self, handle: ConsumerHandle, positions: Sequence[Position] | None) -> None:
-        """Nothing is kept."""
+        """No effect: messages are not stored."""
 
     def negative_ack(
         self, handle: ConsumerHandle, positions: Sequence[Position], returned: Sequence[Position]
@@ -185,7 +185,7 @@ class LiveSubscription:
         partial: Sequence[tuple[Position, Sequence[int]]],
         done: Done | None,
     ) -> None:
-        """Nothing is kept, so nothing has to be remembered."""
+        """No effect: messages are not stored, so there is no state to keep."""
         if done is not None:
             done(None)
 
@@ -197,10 +197,10 @@ class LiveSubscription:
             done(None)
 
     def advance(self) -> None:
-        """There is room again: the next message is delivered."""
+        """No effect now: the consumer has room again and gets the next message."""
 
     async def flush(self) -> None:
-        """Nothing is kept."""
+        """No effect: messages are not stored."""
 
     async def seek(
         self, target: Position, *, batch_index: int = 0, ack_set: Sequence[int] = ()

@@ -369,7 +369,8 @@ class ProducerHandle:
 
 
 def _drop(parts: Iterable[Decided | Held]) -> None:
-    """These are not appended. Publishes of a namesake may wait for their outcome."""
+    """These publishes are not appended. Publishes of another producer with the same name may wait
+    for their outcome."""
     for each in parts:
         each.publish.on_outcome(each.publish.unknown)
 

@@ -316,6 +316,6 @@ class ProducerAdmission:
         if epoch != current:
             await self._log.set_property(EPOCH_PROPERTY, str(epoch))
         if handle.state not in (ProducerState.OPEN, ProducerState.WAITING):
-            # It failed meanwhile, was fenced or is closing.
+            # The producer failed meanwhile, was fenced, or is closing.
             raise TopicClosing(self._topic)
         handle.topic_epoch = epoch

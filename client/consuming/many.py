@@ -337,7 +337,7 @@ class ManySubscriber:
         return bool(self._failed) or not self.is_attached
 
     def on_topics(self, topics: Collection[str]) -> None:
-        """These are all topics now: join the new ones, leave the others, try failed ones again."""
+        """Use exactly these topics: join the new ones, leave the others, try failed ones again."""
         names = set(topics)
         self.on_topics_changed(names - self._children.keys(), self._wanted - names)
 

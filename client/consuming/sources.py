@@ -45,10 +45,10 @@ class Follower(Protocol):
     """The consumer that a source informs."""
 
     def on_topics(self, topics: Collection[str]) -> None:
-        """These are all topics now."""
+        """The complete list of topics."""
 
     def on_topics_changed(self, new: Collection[str], gone: Collection[str]) -> None:
-        """Some topics are new, others are gone."""
+        """Some topics were created, others were deleted."""
 
     @property
     def is_missing_some(self) -> bool:

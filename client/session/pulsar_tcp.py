@@ -224,7 +224,7 @@ class PulsarStream(asyncio.Protocol):
                 await self._loop.create_connection(
                     lambda: self, host.strip("[]"), int(port), ssl=self._tls
                 )
-        # Also TimeoutError and errors of TLS. UnicodeError: the host's name is no valid one.
+        # OSError includes TimeoutError and errors of TLS. UnicodeError: the host name is invalid.
         except (OSError, UnicodeError) as error:
             self._connecting = None
             why = str(error) or f"no answer within {self._connect_timeout_s:g} s"

@@ -17,7 +17,7 @@ async def is_reachable(service_url: str, timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
                 _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-        except (OSError, UnicodeError):  # UnicodeError: the host's name is no valid one
+        except (OSError, UnicodeError):  # UnicodeError: the host name is invalid
             continue
         writer.close()
         return True

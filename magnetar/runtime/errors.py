@@ -57,7 +57,8 @@ class NoFreePort(Exception):
 
 
 class AddressUnusable(Exception):
-    """Nothing can listen on the host that was asked for: it is not this machine's, or unknown."""
+    """The process cannot listen on the requested host: it is not an address of this machine, or
+    unknown."""
 
     definite: ClassVar[bool] = True
 

@@ -294,7 +294,7 @@ def _lasting(
 
 
 def _greeting_of(context: Context) -> bytes:
-    """Of more than one, the last."""
+    """The value of a metadata key; of several values, the last one."""
     found = dict(context.invocation_metadata() or ()).get(GREETING_KEY, b"")
     return found if isinstance(found, bytes) else found.encode()
 

@@ -12,7 +12,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
-# These libraries log each attempt, twenty of them before one error of ours. We log the outcome.
+# These libraries log each attempt, some twenty lines before one error of Magnetar. Magnetar logs
+# the outcome.
 _TALKATIVE: Final = {"kazoo": logging.ERROR, "py4j": logging.WARNING}
 
 _EVENT = "magnetar_event"  # attributes of a log record

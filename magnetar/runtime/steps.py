@@ -98,7 +98,7 @@ class StepMetrics(Collector):
         self._meter = meter
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the kinds of steps are not known before the first step of each kind."""
+        """Return nothing: the kinds of steps are not known before the first step of each kind."""
         return ()
 
     def collect(self) -> Iterator[Metric]:

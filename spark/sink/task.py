@@ -234,7 +234,7 @@ class TaskWriter:
                 if rows
                 else self._encoder.refused(entry.first_row, "value", _reason(error))
             )
-            # Not only when the task looks at the failure: it may wait for rows, and on a new
+            # Not only when the task checks for a failure: it may wait for rows, and on a new
             # connection the client would send what comes after the refused entry.
             self._shut_down()
 

@@ -47,7 +47,7 @@ class Known:
 
 
 class PositionWatch:
-    """For one thread, the driver's."""
+    """Used only by the driver's thread."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ RETRY_S: Final = 1.0
 3 s."""
 
 REFUSED_S: Final = 30.0
-"""The same after a refusal: the broker has too many watches, or is an older one."""
+"""The time after a refusal: the broker has too many watches, or is an older one."""
 
 Update = TypeVar("Update", bound="Message")
 
@@ -65,8 +65,8 @@ class PushStream(Generic[Update]):
                     self._heard_s = time.monotonic()
         except BrokerRefused as error:
             self.refused = True
-            log.warning("%s pushes no news, the query asks instead: %s", self._broker, error)
+            log.warning("%s pushes no changes, the query polls instead: %s", self._broker, error)
         except BrokerLost as error:
             self.refused = error.name == "RequestRefused"
-            log.debug("a stream of news has ended: %s", error)
+            log.debug("a stream of changes has ended: %s", error)
         self._ended = True

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class TopicWatch:
-    """For one thread, the driver's."""
+    """Used only by the driver's thread."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One for all tests of a worker: a start of Java costs ten seconds of CPU."""
+    """One Spark session for all tests of a worker: a start of Java costs ten seconds of CPU."""
     try:
         session = spark_session("tests", master="local[2,3]")
     except JavaMissing as missing:

@@ -125,7 +125,7 @@ def wait_until_later() -> None:
 
 @dataclass(frozen=True)
 class Parts:
-    """All that an application can give a message."""
+    """All attributes that an application can give a message."""
 
     content: bytes
     partition_key: str = ""

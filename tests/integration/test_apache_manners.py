@@ -1,5 +1,5 @@
-"""What a program meets beside the successful calls, with Apache's client and with ours: closed
-objects, wrong types, limits, callbacks of failed sends. And clients that are dropped unclosed."""
+"""Unsuccessful calls with Apache's client and with ours: closed objects, wrong types, limits,
+callbacks of failed sends, and clients that are dropped without a close."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def test_an_unsubscribed_consumer_can_be_closed(client: Any, topic: str) -> None
     consumer.close()
 
 
-def test_receive_beside_a_listener_is_refused(module: Any, client: Any, topic: str) -> None:
+def test_receive_of_a_consumer_with_a_listener_is_refused(
+    module: Any, client: Any, topic: str
+) -> None:
     consumer = client.subscribe(topic, "s", message_listener=lambda *_: None)
     with pytest.raises(module.InvalidConfiguration):
         consumer.receive(100)
@@ -154,7 +156,7 @@ def test_the_callback_of_a_failed_send_gets_the_id_of_no_message(
     assert str(message_id) == "(-1,-1,-1,-1)"
 
 
-def test_names_and_versions_of_what_arrived(client: Any, topic: str) -> None:
+def test_a_message_has_the_names_and_the_version_of_its_origin(client: Any, topic: str) -> None:
     consumer = client.subscribe(topic, "s")
     client.create_producer(topic).send(b"x")
     assert len(consumer.consumer_name()) >= 5
@@ -195,13 +197,13 @@ def test_clients_that_are_dropped_unclosed_are_freed(service: Service) -> None:
         reader = client.create_reader(topic, magnetar.MessageId.earliest)
         view = client.create_table_view(topic)
         producer = client.create_producer(topic)
-        del client  # what it made keeps it running
+        del client  # its producers and consumers keep it running
         producer.send(b"x", partition_key="k")
         assert consumer.receive(TIMEOUT_MS).data() == b"x"
         assert reader.read_next(TIMEOUT_MS).data() == b"x"
         wait_for(lambda: got and view.get("k"))
 
-    use_one(-1)  # what gRPC starts once in a process
+    use_one(-1)  # threads that gRPC starts once in a process
     gc.collect()
     wait_for(lambda: not client_threads())
     sockets = count_sockets()

@@ -145,10 +145,10 @@ async def test_a_client_that_ends_inside_a_frame_causes_no_error(
         async with worlds(transport) as (client, _):
             await client.wire.send(struct.pack(">I", 1_000) + b"\0" * 500)
             await client.wire.break_off()
-            # The broker hears of it in its own time; stopping it before would say nothing.
+            # The broker notices the end later; a stop before that would hide the error.
             await wait_until(
                 lambda: "connection lost" in caplog.text or "closing a connection" in caplog.text,
-                what="the broker's word on the lost connection",
+                what="the broker's log line about the lost connection",
             )
 
 
@@ -184,7 +184,7 @@ async def test_nothing_is_served_before_connect(transport: str, command: Any) ->
 
 
 async def test_ping_is_answered_before_connect(transport: str) -> None:
-    """Another broker asks so whether this one lives."""
+    """Another broker checks in this way whether this broker runs."""
     async with worlds(transport, connected=False) as (client, _):
         for _ in range(2):
             await client.send(pb.CommandPing())

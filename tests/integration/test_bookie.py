@@ -60,7 +60,7 @@ def bookie(tmp_path: Path) -> Iterator[BookieProcess]:
 
 
 def payload_of(ledger: int, entry: int) -> bytes:
-    """Of every size: some in tables, some in blob files."""
+    """Entries of every size: some are stored in tables, some in blob files."""
     sizes = (0, 10, 1000, 4000, 5000, 70_000)
     return random.Random(ledger * 1_000_003 + entry).randbytes(sizes[entry % len(sizes)])
 

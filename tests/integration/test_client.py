@@ -36,7 +36,7 @@ HANDOVER_S = 8.0  # far less than any timeout: no client waits for one
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StandaloneProcess]:
-    """It keeps acknowledged messages, so that a test can read all that was stored."""
+    """A server that keeps acknowledged messages, so that a test can read all stored messages."""
     kept = "--default-retention-time-in-minutes=-1", "--default-retention-size-in-mb=-1"
     process = StandaloneProcess(tmp_path, *kept)
     process.start()
@@ -128,7 +128,7 @@ def test_no_client_notices_that_the_server_was_killed(
 
 
 def test_messages_before_a_returned_close_survive_kill_9(server: StandaloneProcess) -> None:
-    """Also single messages of a batch."""
+    """Single messages of a batch count as well."""
     client = magnetar.Client(server.service_url)
     publish(client, range(20), batch=10)
     consumer = client.subscribe("t", "s", initial_position=EARLIEST)
@@ -290,7 +290,7 @@ print(consumer.receive(20000).data())
 
 
 def test_a_client_survives_the_start_and_end_of_event_loops(server: StandaloneProcess) -> None:
-    """Also those that end without closing their client: grpc has one thread for all of them."""
+    """Loops may also end without closing their client: grpc has one thread for all of them."""
     script = f"""
 import asyncio, logging, magnetar, magnetar.asyncio
 logging.basicConfig()

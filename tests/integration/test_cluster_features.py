@@ -117,7 +117,7 @@ def test_client_keeps_its_promises(
 def test_unacknowledged_messages_are_redelivered_after_the_ack_timeout(
     request: pytest.FixtureRequest,
 ) -> None:
-    """All pairs at the same time: ten seconds are the shortest ack timeout."""
+    """All pairs run at the same time, because the shortest ack timeout is ten seconds."""
     pairs = [pair_of(request, pair) for pair in PAIRS]
     with ThreadPoolExecutor(len(pairs)) as pool:
         list(pool.map(unacknowledged_messages_come_again_after_the_ack_timeout, pairs))
@@ -304,7 +304,7 @@ def test_oldest_incomplete_message_is_given_up_at_the_limit(
 def test_incomplete_message_expires_at_apaches_client_after_its_minute(
     apache: Api, cluster: ClusterProcess, name: str, topic: str
 ) -> None:
-    """It has no setting for the time; the promises of our clients have theirs."""
+    """Apache's client has no setting for the time; our clients have one."""
     consumer = apache.subscribe(topic)
     asyncio.run(publish_first_chunks(owner_url(cluster, topic), topic, 1))
     assert apache.is_quiet(consumer)
@@ -316,7 +316,8 @@ def test_incomplete_message_expires_at_apaches_client_after_its_minute(
 def test_apaches_client_finds_new_topics_and_partitions_within_its_minute(
     apache: Api, cluster: ClusterProcess, name: str, topic: str
 ) -> None:
-    """It looks every 60 s, whatever `pattern_auto_discovery_period` says. Ours is told."""
+    """Apache's client searches every 60 s, whatever `pattern_auto_discovery_period` says. The
+    broker notifies our client."""
     partitions = f"persistent/public/rows/{name}/partitions"
     cluster.admin("PUT", partitions, 1)
     matching = apache.subscribe(re.compile(f"{topic}-new.*"), pattern_auto_discovery_period=1)

@@ -102,7 +102,7 @@ async def test_a_damaged_store_is_kept_for_a_former_incarnation(
     fill(directory, ledger=2)
     directory.close()
 
-    # And so it stays.
+    # Later starts do not change that.
     kept = content(used / FORMER)
     if damage in (
         cut_log,

@@ -1,4 +1,4 @@
-"""Every command of the protocol over both transports: it is answered as its case says."""
+"""Every command of the protocol gets the answer of its case over both transports."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ async def test_a_dead_owner_is_replaced(registered: bool) -> None:
 
 
 async def test_an_owner_that_lost_its_session_gives_way() -> None:
-    """It lives on, cut off from the metadata, and its clients are still with it."""
+    """The owner keeps running, cut off from the metadata store, and its clients stay connected."""
 
     async with pair() as (first, second), wire_to(second, "pulsar") as other:
         topic = topic_of(first, [first, second])
@@ -279,7 +279,7 @@ async def test_a_lookup_is_answered_alike_by_both(transport: str) -> None:
 
 
 async def test_an_unmodified_apache_client_follows_its_topic() -> None:
-    """It knows both brokers; the owner stops while it publishes and consumes."""
+    """The client knows both brokers; the owner stops while the client publishes and consumes."""
 
     def work(urls: str, topic: str, stop_owner: Callable[[], None]) -> None:
         client = pulsar.Client(

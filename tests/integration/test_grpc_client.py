@@ -44,7 +44,7 @@ def topic() -> str:
 
 
 def publish(client: magnetar.Client, topic: str, count: int) -> list[MessageId]:
-    """All in one batch."""
+    """Publish all values in one batch."""
     producer = client.create_producer(topic, batching_max_publish_delay_ms=10_000)
     ids: list[MessageId] = []
     for number in range(count):

@@ -159,7 +159,7 @@ def test_draining_hash_counts_what_is_unacknowledged_and_blocked(api: Api, topic
 
 
 def test_joining_consumer_gets_new_keys_at_once(api: Api, topic: str) -> None:
-    """It does not wait until all earlier messages are acknowledged."""
+    """The key does not wait until all earlier messages are acknowledged."""
     producer = api.client.create_producer(topic, batching_enabled=False)
     first = api.subscribe(topic, "KeyShared", "c1")
     for number in range(30):
@@ -384,7 +384,7 @@ def test_order_is_kept_until_every_consumer_allows_another_one(api: Api, topic: 
     wait_for(lambda: api.stats(topic)["allowOutOfOrderDelivery"] is True)
     got = {consumer: api.drain(consumer) for consumer in (second, third)}
     assert sorted(it.data() for each in got.values() for it in each) == [b"0"] * 30 + [b"1"] * 30
-    # Another one that wants the order waits for all that was delivered without it.
+    # A consumer that wants the order waits for all entries that were delivered without order.
     last = api.subscribe(topic, "KeyShared", "c4")
     assert api.stats(topic)["allowOutOfOrderDelivery"] is False
     send_round(2)

@@ -140,7 +140,7 @@ class Workload:
             ) from error
 
     async def until_of_good(self, predicate: Callable[[], object]) -> None:
-        """The same of a ledger that must not fail meanwhile."""
+        """Append to a ledger that must not fail meanwhile."""
         await self.until(lambda: predicate() or self.appender.failure is not None)
         assert self.appender.failure is None, self.appender.describe()
 
@@ -158,7 +158,7 @@ class Workload:
 
 
 async def check_content(ledgers: Ledgers, ledger: LedgerId) -> int:
-    """Every entry up to the end is there and is what was appended."""
+    """Check that every entry up to the end is readable and has the appended bytes."""
     metadata = await ledgers.metadata(ledger)
     assert metadata is not None
     assert metadata.last_entry is not None
@@ -211,7 +211,8 @@ async def test_a_kill_9_of_a_bookie_delays_no_append_and_loses_no_entry(
 
 @pytest.mark.real_loop(deadline_s=240)
 async def test_recovery_while_the_first_still_appends(bookies: list[BookieProcess]) -> None:
-    """Nothing confirmed is lost, the first one is told that it is fenced, with a bookie dead."""
+    """With a dead bookie, no confirmed entry is lost, and the first writer learns that it is
+    fenced."""
 
     async with (
         cluster(bookies) as (tree, _),

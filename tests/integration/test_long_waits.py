@@ -126,7 +126,7 @@ def place(request: pytest.FixtureRequest, url: str, server: StandaloneProcess) -
 def test_send_without_a_receipt_fails_after_its_timeout(
     place: Place, server: StandaloneProcess
 ) -> None:
-    """The server stands still. A later message is stored when it continues."""
+    """The server is stopped. A later message is stored when the server continues."""
     producer = place.client.create_producer(place.topic, batching_enabled=False)
     producer.send(b"before")
     began = place.loop.time()
@@ -293,7 +293,7 @@ def growing(place: Place, listed: str) -> Any:
 
 @pytest.mark.parametrize("listed", ["alone", "in a list", "by a pattern"])
 def test_consumer_receives_from_partitions_that_are_added(place: Place, listed: str) -> None:
-    """Their first messages are published before the client looks."""
+    """The first messages of the topics are published before the client finds the topics."""
     consumer = growing(place, listed)
     receive_from(place, consumer, place.topic)
     place.partitions(place.topic, 3, "POST")

@@ -93,7 +93,7 @@ async def metadata(cluster: LocalCluster) -> AsyncIterator[ZooKeeperStore]:
 
 
 async def wait_left(store: ZooKeeperStore, member: Member) -> None:
-    """Until no ledger names it."""
+    """Wait until no ledger names the bookie."""
     async with asyncio.timeout(120):
         while True:
             rows = await survey_bookies(store, RemoteBookiePeer)
@@ -109,7 +109,8 @@ async def member_of(store: ZooKeeperStore, bookie: str) -> Member:
 
 
 async def wait_whole(store: ZooKeeperStore) -> int:
-    """Until every closed ledger has three copies of each entry. Returns how many ledgers."""
+    """Wait until every closed ledger has three copies of each entry. Returns the number of
+    ledgers."""
     closed: set[int] = set()
     missing: list[object] = []
     try:
@@ -137,8 +138,8 @@ async def wait_whole(store: ZooKeeperStore) -> int:
 
 
 async def wait_unmarked(cluster: LocalCluster) -> None:
-    """Until no ledger is marked. A mark outlives the copies that it asked for by a moment, and the
-    broker marks what its writers have missed at a time of its own."""
+    """Wait until no under-replication record is left. A record stays for a moment after its copies
+    are made, and the broker marks what its writers have missed at a time of its own."""
     marked: object = None
     try:
         async with asyncio.timeout(120):

@@ -119,7 +119,7 @@ async def test_get_or_create_of_bytes_is_refused_where_producers_need_a_schema(
 async def test_the_schemas_of_one_connection_are_parsed_a_bounded_number_at_a_time(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of other clients take turns with a few, not with a flood."""
+    """Schemas of other clients wait for a few schemas of this connection, not for all of them."""
     under_way = most = 0
     parsed = SchemaRegistry.parsed
 

@@ -72,7 +72,7 @@ class Color(Enum):
 
 
 def classes(module: Any, *, newer: bool = False) -> Any:
-    """The same record classes, of one of the two modules."""
+    """The same record classes, built with one of the two modules."""
 
     class Part(module.Record):
         name = module.String(required=True)

@@ -221,7 +221,7 @@ async def test_a_continued_owner_confirms_nothing_and_gives_its_topics_up(tmp_pa
 async def test_under_a_watchdog_apaches_client_continues_after_its_broker_was_stopped(
     tmp_path: Path,
 ) -> None:
-    """Its own keep-alive would give the connection up after 30 to 60 s."""
+    """The client's keep-alive would end the connection only after 30 to 60 s."""
     skip_without_zookeeper()
     topic = "persistent://public/default/apache"
     cluster = LocalCluster(

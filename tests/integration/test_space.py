@@ -1,5 +1,4 @@
-"""Space on a real disk: given back after deletions while adds continue; run out of and found
-again."""
+"""Space on a real disk: deletions free it while adds continue; a full disk gets space again."""
 
 from __future__ import annotations
 
@@ -44,9 +43,10 @@ pytestmark = pytest.mark.real_loop
 
 OK, READ_ONLY = BookieCode.OK, BookieCode.READ_ONLY
 LEDGERS, ENTRIES, ENTRY_BYTES = 200, 20, 50_000  # 200 MB
-KEPT_EACH = 20  # one of so many stays: 95 % are deleted
+KEPT_EACH = 20  # one ledger of this many stays: 95 % are deleted
 GIVEN_BACK_S = 60.0
-# Adds that are sent and answered while a compaction runs: one that waits for it is not among them.
+# Adds that are sent and answered while a compaction runs. An add that waits for the compaction is
+# not counted.
 ADDS_MEANWHILE_MIN = 3
 
 
@@ -75,7 +75,7 @@ def size_of(directory: Path) -> int:
 
 
 class Compactions(logging.Handler):
-    """When each of them began and ended, as the reclaimer logs it."""
+    """The start and the end of each compaction, as the reclaimer logs them."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -131,7 +131,7 @@ async def test_space_is_freed_while_adds_continue(
         for ledger in dead:
             await store.delete(paths.ledger(LedgerId(ledger)), expected=0)
         begun_s = time.monotonic()
-        adds: list[tuple[float, float]] = []  # when each was sent and answered
+        adds: list[tuple[float, float]] = []  # when each add was sent and answered
         goal = before - 0.9 * len(dead) * ENTRIES * ENTRY_BYTES
         while not compactions or size_of(tmp_path) - len(adds) * 1_000 > goal:
             added_s = time.monotonic()
@@ -178,7 +178,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, *, free: int) -> None:
-    """Another program takes what is there but for `free` bytes."""
+    """Another program fills the disk except for `free` bytes."""
     other = disk / "other"
     other.unlink(missing_ok=True)
     found = os.statvfs(disk)
@@ -204,14 +204,15 @@ async def test_a_full_disk_turns_read_only_and_back(disk: Path, tmp_path: Path) 
         entry = 0
 
         async def answers(code: BookieCode, flags: int = 0) -> None:
-            """Ordinary adds of ledger 1 are answered so, before long."""
+            """Wait until ordinary adds of ledger 1 get this answer."""
             nonlocal entry
             async with asyncio.timeout(60):
                 while True:
                     entry += 1
                     if await writer.add(add(1, entry, flags=flags)) == [code]:
                         return
-                    await asyncio.sleep(0.01)  # not to fill the disk before the test looks
+                    # so that the disk does not fill before the test checks
+                    await asyncio.sleep(0.01)
 
         bookie.start()
         channel = channel_to(bookie)

@@ -522,7 +522,7 @@ def test_ctrl_c_while_java_starts_ends_java_too(
 
 
 def children_of(process: int) -> list[int]:
-    """Those that have begun to run Spark's script, or Java by now."""
+    """The child processes that run Spark's script or, later, Java."""
     started = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in started}
     programs = b"bin/spark-submit", b"bin/spark-class", b"org.apache.spark"

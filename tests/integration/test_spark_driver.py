@@ -560,7 +560,7 @@ def test_a_query_continues_while_its_broker_is_away_and_fails_after_the_timeout(
 
 
 def rows_of(service: Service, topic: str, columns: str = "", **given: str) -> list[Any]:
-    """All rows of a topic, as a batch read has them."""
+    """All rows of a topic, from a batch read."""
     options = parse_options({"service.url": service.grpc_url, "topic": topic} | given)
     schema = schema_of(options)
     if columns:

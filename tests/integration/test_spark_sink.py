@@ -209,7 +209,7 @@ def test_a_task_whose_worker_dies_stores_each_row_once(
         assert context is not None
         for number, batch in enumerate(batches):
             if number == 2 and context.attemptNumber() == 0:
-                # Until the sink has stored something; it reads ahead of its receipts.
+                # Wait until the sink has stored rows; it reads ahead of its receipts.
                 with magnetar.Client(url) as client:
                     reader = client.create_reader(exact, magnetar.MessageId.earliest)
                     reader.read_next(60_000)
@@ -262,7 +262,7 @@ def test_a_batch_that_is_repeated_is_stored_once(
     query = start(frame, url, exact, tmp_path, **options)
     with pytest.raises(Exception, match="holds batch 2 of the query 'numbers' with another"):
         query.awaitTermination(120)
-    # The same at least once: the batch is there twice.
+    # The same with at-least-once: the batch is stored twice.
     shutil.rmtree(tmp_path / "checkpoint")
     start(frame, url, topic, tmp_path).awaitTermination(120)
     (commits / "2").unlink()

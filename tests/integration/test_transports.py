@@ -28,7 +28,7 @@ NUMBERS = itertools.count()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProcess]:
-    """It keeps acknowledged messages: some tests read them again."""
+    """A server that keeps acknowledged messages, because some tests read them again."""
     kept = "--default-retention-time-in-minutes=-1", "--default-retention-size-in-mb=-1"
     process = StandaloneProcess(tmp_path_factory.mktemp("server"), *kept)
     process.start()

@@ -246,7 +246,8 @@ def test_growth_survives_the_owners_death(
 def test_trims_survive_the_owners_death(
     cluster: ClusterProcess, client: pulsar.Client, topic: str
 ) -> None:
-    """One subscription has acknowledged all, another one half. Each unload closes a ledger."""
+    """One subscription has acknowledged all messages, another one half of them. Each unload closes
+    a ledger."""
     path = f"{NAMESPACE}/{topic}"
     slow = client.subscribe(full(topic), "slow", initial_position=pulsar.InitialPosition.Earliest)
     fast = client.subscribe(full(topic), "fast", initial_position=pulsar.InitialPosition.Earliest)

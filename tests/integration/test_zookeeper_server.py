@@ -41,7 +41,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_mode(node: LocalProcess, wanted: str) -> None:
-    """It is asked with a deadline of its own, which a busy machine may miss."""
+    """The server is asked with a deadline of its own, which a busy machine may miss."""
     wait_for(lambda: mode(node) == wanted)
 
 

@@ -51,7 +51,7 @@ def test_a_server_that_falls_silent_is_killed_after_the_limit() -> None:
 
 
 def test_a_server_that_has_not_answered_yet_is_not_killed() -> None:
-    """It may replay its log for minutes."""
+    """The server may replay its log for minutes."""
     watchdog = Watchdog()
     assert list(check(watchdog, since=0.0, until=600.0, answers=False)) == []
 

@@ -148,7 +148,7 @@ class CollectorRig:
 
 @asynccontextmanager
 async def open_rig(*, inline: bool = False, page: int = PAGE) -> AsyncIterator[CollectorRig]:
-    """With `inline`, work on threads is done at once: for the virtual loop."""
+    """`inline`: run the work of threads at once, for the virtual loop."""
     async with running_bookie(inline=inline) as bookie:
         yield CollectorRig(bookie, page=page)
 
@@ -411,7 +411,8 @@ async def test_a_copy_made_again_by_a_repair_after_the_lock_was_lost_stays() -> 
 
 
 async def test_a_bookie_that_stood_still_believes_no_longer_in_its_lock() -> None:
-    """Its session may have ended unnoticed, and a repair may have made its copy again."""
+    """The bookie's session may have ended unnoticed, and a repair may have copied its entries
+    elsewhere."""
 
     async with open_rig(inline=True) as rig:
         await rig.begin(1)

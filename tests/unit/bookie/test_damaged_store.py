@@ -104,7 +104,7 @@ async def test_everything_else_of_a_former_incarnation_is_unknown() -> None:
         assert await bookie.read(read_request(incarnation=DEAD)) == [
             none(0, BookieCode.WRONG_INCARNATION)
         ]
-        # The present incarnation knows nothing of all that.
+        # The present incarnation has none of these entries.
         assert await bookie.read(read_request()) == [none(0, BookieCode.NO_SUCH_LEDGER)]
         writer = await bookie.connect()
         assert await writer.add(add(1, 0)) == [BookieCode.OK]

@@ -46,7 +46,7 @@ async def bookie_on_ports() -> AsyncIterator[tuple[Bookie, BookieAddress]]:
 
 @asynccontextmanager
 async def peer_with_entries(count: int, size: int) -> AsyncIterator[RemoteBookiePeer]:
-    """A bookie that stores entries 0 … count-1 of ledger 1, as a peer sees it."""
+    """The peer of a bookie that stores entries 0 … count-1 of ledger 1."""
     async with bookie_on_ports() as (_, address):
         writer = await connect(address.data, INCARNATION)
         for entry in range(count):

@@ -32,7 +32,7 @@ MANY = 1 << 20
 
 
 def entries(ledger: int, first: int, count: int) -> list[bytes]:
-    """Of different sizes, each recognisable."""
+    """Payloads of different sizes, all different."""
     return [
         envelope(ledger, entry, b"x" * (7 * entry % 30)) for entry in range(first, first + count)
     ]
@@ -90,7 +90,7 @@ STEPS = st.lists(
 
 
 def expected(held: set[int], get: Get) -> list[bytes]:
-    """What a store would give that has these entries."""
+    """The run that a store with these entries would return."""
     found: list[bytes] = []
     for entry in range(get.first, min(get.last, get.first + get.entries_max - 1) + 1):
         if entry not in held:
@@ -102,7 +102,7 @@ def expected(held: set[int], get: Get) -> list[bytes]:
 
 
 @given(STEPS)
-def test_with_room_for_all_it_gives_what_a_store_would(steps: list[Put | Get | Forget]) -> None:
+def test_a_large_cache_returns_what_a_store_would(steps: list[Put | Get | Forget]) -> None:
     cache = ReadCache(MANY)
     held: dict[int, set[int]] = {1: set(), 2: set()}
     for step in steps:
@@ -120,7 +120,7 @@ def test_with_room_for_all_it_gives_what_a_store_would(steps: list[Put | Get | F
 
 
 @given(STEPS, st.integers(0, 6_000))
-def test_with_little_room_it_gives_less_and_nothing_else(
+def test_a_small_cache_returns_less_but_nothing_wrong(
     steps: list[Put | Get | Forget], bytes_max: int
 ) -> None:
     cache = ReadCache(bytes_max)
@@ -153,7 +153,7 @@ def test_the_least_recently_used_run_is_dropped_first() -> None:
     assert (cache.hits, cache.misses) == (2, 1)
 
 
-def test_a_run_that_was_begun_before_something_was_deleted_is_not_taken() -> None:
+def test_a_run_read_before_a_deletion_is_not_cached() -> None:
     cache = ReadCache(MANY)
     before = cache.epoch
     cache.forget(2)
@@ -170,7 +170,7 @@ def test_the_size_includes_the_overhead_of_python() -> None:
     assert cache.bytes == size + 2 * ENTRY_OVERHEAD_BYTES + RUN_OVERHEAD_BYTES
 
 
-# -- a bookie that has one -------------------------------------------------------------------------
+# -- a bookie with a cache -------------------------------------------------------------------------
 
 
 async def with_five_read(bookie: Bookie) -> None:
@@ -181,7 +181,7 @@ async def with_five_read(bookie: Bookie) -> None:
     assert bookie.service.read_cache.bytes > 0
 
 
-async def test_cached_entries_are_not_read_again_and_others_are() -> None:
+async def test_only_uncached_entries_are_read_from_the_store() -> None:
     async with running_bookie() as bookie:
         await with_five_read(bookie)
         bookie.storage.failing["read"] = BROKEN
@@ -216,7 +216,7 @@ async def test_a_deleted_ledger_is_forgotten(*, for_good: bool) -> None:
         bookie.service._admission.delete(1, for_good=for_good)
         code = BookieCode.DELETED if for_good else BookieCode.NO_SUCH_LEDGER
         assert await bookie.read(read_request(0, 4)) == [none(0, code)]
-        if not for_good:  # it gets one entry again, from a replicator
+        if not for_good:  # a replicator stores one entry again
             writer = await bookie.connect()
             assert await writer.add(add(1, 3, flags=COPY)) == [OK]
             missing = BookieCode.NO_SUCH_ENTRY
@@ -237,8 +237,8 @@ async def test_an_entry_read_during_a_deletion_is_not_cached() -> None:
         assert bookie.service.read_cache.bytes == 0
 
 
-async def test_an_entry_that_was_replaced_is_given_as_it_is_now() -> None:
-    """Another entry stood where it should stand."""
+async def test_a_replaced_entry_is_returned_in_its_new_form() -> None:
+    """A different entry was stored in its place."""
 
     async with running_bookie() as bookie:
         await with_five_read(bookie)
@@ -264,6 +264,6 @@ async def test_a_wrong_master_key_gets_nothing_from_the_cache() -> None:
         await with_five_read(bookie)
         wrong_key = read_request(0, 4, master_key=KEY + 1)
         assert await bookie.read(wrong_key) == [none(0, BookieCode.UNAUTHORIZED)]
-        # Nor does what is read of another incarnation of the bookie mix with it, either way.
+        # Runs of another incarnation of the bookie do not mix with the cached ones.
         former = read_request(0, 9, incarnation=OTHER)
         assert await bookie.read(former) == [none(0, BookieCode.DAMAGED_STORE)]

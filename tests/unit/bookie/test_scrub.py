@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Rotten(MemoryStorage):
-    """Some entries cannot be read, and so no run that has one of them."""
+    """Some entries cannot be read, so runs that contain one of them cannot be read either."""
 
     def __init__(self) -> None:
         super().__init__()

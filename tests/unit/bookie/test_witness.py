@@ -38,7 +38,7 @@ def test_a_broker_that_falls_silent_while_another_beats_is_silent_since_its_last
 
 
 def test_a_bookie_that_hears_no_broker_does_not_testify() -> None:
-    """It may be the one that stood still."""
+    """The bookie itself may have stood still."""
     witness = Witness()
     beating(witness, A, B, since=0.0, until=10.0)
     last = witness.last_heard(*A, 10.0 + DEAF_S + 0.1)

@@ -118,7 +118,7 @@ async def test_a_broker_that_joins_gets_its_share_after_a_round_that_saw_it() ->
         await it.rounds(1)
         await it.join()
         await asyncio.sleep(RULES.period_s)
-        assert await it.numbers() == [4, 0], "the round saw another set of brokers"
+        assert await it.numbers() == [4, 0], "the round read a different set of brokers"
         await asyncio.sleep(RULES.period_s)
         assert await it.numbers() == [2, 2]
         assert first.balancer.moved == 2

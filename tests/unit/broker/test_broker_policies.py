@@ -74,7 +74,7 @@ async def test_without_metadata_a_lookup_of_an_unknown_namespace_gets_a_code_to_
 
 
 async def test_a_topic_is_unloaded_with_the_bundle_under_which_it_was_opened() -> None:
-    """Its namespace was divided again meanwhile."""
+    """The topic's namespace was divided again meanwhile."""
     async with place() as here:
         broker, other = here.broker, other_of(here)
         await create_namespaces(other, "acme/orders")

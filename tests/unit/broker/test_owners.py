@@ -39,7 +39,7 @@ HEARD = LastHeard(heard_s=0.1, listening_s=60.0)
 
 
 class Peer:
-    """One broker's ownership part, with a port that really listens."""
+    """The ownership part of one broker, with a real listening port."""
 
     def __init__(self, tree: MemoryTree, number: int, port: int) -> None:
         self.tree = tree
@@ -222,7 +222,7 @@ async def test_the_bundle_of_a_silent_broker_that_no_bookie_hears_is_taken() -> 
 @pytest.mark.parametrize(
     "answers",
     [
-        pytest.param([SILENT, SILENT, HEARD], id="one bookie hears it"),
+        pytest.param([SILENT, SILENT, HEARD], id="one bookie hears the owner"),
         pytest.param([SILENT, None, None], id="too few bookies answer"),
         pytest.param([], id="no bookie is registered"),
     ],

@@ -28,7 +28,7 @@ SAMPLES = {
 
 
 def given(flags: tuple[Flag, ...]) -> list[str]:
-    """Every required option."""
+    """All required options."""
     words: list[str] = []
     for flag in flags:
         if flag.kind is bool:

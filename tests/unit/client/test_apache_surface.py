@@ -53,8 +53,8 @@ OBJECTS_OF_CLIENTS = {
     *("Client", "Producer", "Consumer", "Reader", "Message", "TableView"),
     *("EncryptionContext", "EncryptionKey", "PulsarException"),
 }
-"""Their constructors are not compared: only the client calls them. Those of Client are compared by
-the parameters that Apache's has."""
+"""Classes whose constructors are not compared, because only the client calls them. Those of Client
+are compared by the parameters that Apache's has."""
 
 
 def public(thing: object) -> list[str]:

@@ -1,8 +1,8 @@
-"""Each operation of the client, cancelled at each of its awaits: nothing is left behind.
+"""Each operation of the client, cancelled at each of its awaits: no task and no object stays.
 
-An operation is run again and again. The n-th time, its task is cancelled when it awaits for the
-n-th time, or some turns of the loop later, when the awaited thing may have happened. Afterwards the
-client must work, and its close must leave no task.
+Each test repeats an operation. In the n-th run, its task is cancelled at its n-th await, or some
+turns of the loop later, when the awaited event may have happened. Afterwards the client must work,
+and its close must leave no task.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class World:
     cluster: FakeBrokers
     consumer: Consumer | None = None
     producer: Producer | None = None
-    result: Any = None  # of the operation; None: it was cancelled, or has none
+    result: Any = None  # result of the operation; None: cancelled, or no result
 
     def stored(self) -> list[bytes]:
         """All messages of the topic, in order."""
@@ -162,7 +162,8 @@ async def with_received(world: World) -> None:
 
 
 async def sends_again(world: World) -> None:
-    """What was cancelled is stored once or not at all; what follows is stored once, in order."""
+    """A cancelled message is stored once or not at all; the later messages are stored once, in
+    order."""
     assert world.producer is not None
     for value in (b"1", b"2", b"3", b"4"):
         await world.producer.send(value)
@@ -213,7 +214,7 @@ async def test_a_cancelled_flush_leaves_the_producer_usable() -> None:
     await cancel_everywhere(sends_and_flushes, before=with_producer, after=sends_again)
 
 
-async def test_close_of_a_producer() -> None:
+async def test_a_cancelled_close_of_a_producer_can_be_repeated() -> None:
     async def closes(world: World) -> None:
         assert world.producer is not None
         world.producer.send_async(b"x", None)
@@ -285,7 +286,7 @@ async def test_a_cancelled_receive_loses_at_most_one_message() -> None:
     await cancel_everywhere(receives, before=with_messages, after=receives_the_rest)
 
 
-async def test_receive_of_nothing_yet() -> None:
+async def test_a_cancelled_receive_of_an_empty_queue_loses_no_message() -> None:
     async def before(world: World) -> None:
         world.consumer = await world.client.subscribe("t", "s", initial_position=EARLIEST)
 
@@ -352,7 +353,7 @@ async def test_a_cancelled_seek_can_be_repeated() -> None:
 @pytest.mark.parametrize(
     "name", ["close", "unsubscribe", "get_last_message_id", "get_last_message_ids"]
 )
-async def test_other_calls_of_a_consumer(name: str) -> None:
+async def test_other_cancelled_calls_leave_the_consumer_usable(name: str) -> None:
     async def calls(world: World) -> None:
         await getattr(world.consumer, name)()
 
@@ -366,7 +367,7 @@ async def test_other_calls_of_a_consumer(name: str) -> None:
 
 
 async def test_a_cancelled_reconsume_later_leaves_the_consumer_usable() -> None:
-    """A message whose copy may be stored is there: as a copy, as the original, or as both."""
+    """A message is never lost: the copy, the original, or both exist."""
 
     async def before(world: World) -> None:
         world.consumer = await world.client.subscribe(
@@ -389,7 +390,7 @@ async def test_a_cancelled_reconsume_later_leaves_the_consumer_usable() -> None:
 
 
 @pytest.mark.parametrize("name", ["batch_receive", "drain", "negative_acknowledge"])
-async def test_calls_of_a_shared_consumer(name: str) -> None:
+async def test_cancelled_calls_leave_a_shared_consumer_usable(name: str) -> None:
     async def before(world: World) -> None:
         world.cluster.brokers[A].drains_consumers = True
         world.cluster.brokers[A].script(pb.CommandDrainConsumer, pb.CommandSuccess())
@@ -426,7 +427,7 @@ async def test_calls_of_a_shared_consumer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["read_next", "has_message_available", "seek", "close"])
-async def test_calls_of_a_reader(name: str) -> None:
+async def test_cancelled_calls_leave_a_reader_usable(name: str) -> None:
     readers: list[Any] = []
 
     async def before(world: World) -> None:
@@ -507,7 +508,7 @@ async def test_a_cancelled_get_topic_partitions_leaves_the_client_usable() -> No
     await cancel_everywhere(asks, before=nothing, after=is_gone_from_the_broker)
 
 
-async def test_send_of_a_chunked_message() -> None:
+async def test_a_cancelled_send_of_a_chunked_message_sends_all_chunks_or_none() -> None:
     """All chunks of a message are sent, or none: half a message would wait at each consumer."""
     payload = bytes(LARGE_BYTES)
 
@@ -531,8 +532,8 @@ async def test_send_of_a_chunked_message() -> None:
     await cancel_everywhere(sends_large, before=before, after=sends_more)
 
 
-async def test_send_that_waits_for_room() -> None:
-    """With `block_if_queue_full`: a cancelled send leaves its place to the next one."""
+async def test_a_cancelled_send_that_waits_for_room_gives_its_place_up() -> None:
+    """With `block_if_queue_full`, the next send gets the place of a cancelled one."""
 
     async def before(world: World) -> None:
         world.producer = await world.client.create_producer(
@@ -553,7 +554,7 @@ async def test_send_that_waits_for_room() -> None:
     await cancel_everywhere(sends_behind_another, before=before, after=sends_more)
 
 
-async def test_close_of_the_client() -> None:
+async def test_a_cancelled_close_of_the_client_can_be_repeated() -> None:
     async def opened(world: World) -> None:
         await with_producer(world)
         await with_received(world)

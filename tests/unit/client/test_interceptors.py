@@ -180,7 +180,7 @@ def test_interceptors_that_override_nothing_do_nothing() -> None:
 
 
 class Forgetful(ProducerInterceptor, ConsumerInterceptor):
-    """Its hooks return nothing."""
+    """An interceptor whose hooks return nothing."""
 
     def before_send(self, producer: Any, message: MessageToSend) -> MessageToSend:
         return None  # type: ignore[return-value]

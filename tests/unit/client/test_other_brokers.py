@@ -1,4 +1,4 @@
-"""What the client does with a broker that lacks Magnetar's own features."""
+"""The client with a broker that lacks Magnetar's own features."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def test_close_with_drain_is_refused_by_name_and_still_closes() -> None:
         consumer = await client.subscribe("t", "s")
         with pytest.raises(OperationNotSupported, match=r"drain=True.*'fake'"):
             await consumer.close(drain=True)
-        await (await client.subscribe("t", "s")).close()  # the first one is gone
+        await (await client.subscribe("t", "s")).close()  # the first consumer is closed
         assert cluster.brokers[A].commands(pb.CommandDrainConsumer) == []
 
 

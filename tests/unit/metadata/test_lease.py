@@ -304,7 +304,7 @@ async def test_a_leader_deposed_by_hand_stands_in_line_again() -> None:
     one, two = Candidate(tree, "one"), Candidate(tree, "two")
     async with running(one.election.run):
         assert one.election.is_leader
-        # Another gets the node before the first one can make it again.
+        # Another process creates the node before the first one can create it again.
         tree.tree.delete("/brokers/leader", 0)
         tree.tree.create("/brokers/leader", b"two", two.store.session_id)
         tree.publish()

@@ -1,4 +1,4 @@
-"""What the memory store can do to its users: lost replies, suspension, expiry, lag."""
+"""The faults of the memory store: lost replies, suspension, expiry, lag."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_suspended_session_is_not_lost() -> None:
     assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
 
 
-async def test_a_lost_session_takes_its_ephemerals_and_another_follows() -> None:
+async def test_a_lost_session_loses_its_ephemerals_and_is_replaced() -> None:
     tree = MemoryTree()
     store, other = MemoryStore(tree), MemoryStore(tree)
     states: list[SessionState] = []
@@ -120,7 +120,7 @@ async def test_requests_under_way_fail_with_their_connection() -> None:
     assert tree.tree.children("/") == []
 
 
-async def test_a_cancelled_caller_does_not_take_its_request_back() -> None:
+async def test_a_cancelled_caller_does_not_cancel_its_request() -> None:
     store = MemoryStore(delay_s=lambda: 1.0)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
@@ -128,7 +128,7 @@ async def test_a_cancelled_caller_does_not_take_its_request_back() -> None:
     assert await store.get("/a") == Versioned(b"", 0)
 
 
-async def test_requests_are_served_in_order_though_their_delays_are_not() -> None:
+async def test_requests_are_served_in_order_whatever_their_delays() -> None:
     delays = iter([3.0, 1.0, 2.0])
     store = MemoryStore(delay_s=lambda: next(delays, 0.0))
     async with asyncio.TaskGroup() as group:
@@ -151,7 +151,7 @@ async def test_a_lost_reply_shows_nothing_to_a_session_whose_follower_lags() -> 
     assert await store.get("/a") == Versioned(b"", 0)
 
 
-async def test_a_follower_that_lags_shows_the_past_until_it_must_not() -> None:
+async def test_a_follower_that_lags_returns_old_values_until_a_sync() -> None:
     tree = MemoryTree()
     store, other = MemoryStore(tree), MemoryStore(tree)
     calls: list[str] = []

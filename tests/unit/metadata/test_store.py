@@ -36,13 +36,13 @@ def later(seconds: float) -> float:
 
 
 def script(*faults: Fault | None, on: str = "put") -> Callable[[str, str], Fault | None]:
-    """These faults for the first requests of this kind, in order; none afterwards."""
+    """Faults for the first requests of this kind, in order. Later requests have none."""
     left = list(faults)
     return lambda operation, path: left.pop(0) if operation == on and left else None
 
 
 def adding(token: str) -> Callable[[bytes | None], bytes | Verdict]:
-    """Adds a word to the value once: recognises its own work."""
+    """Adds a word to the value once, because it recognises its own change."""
 
     def change(stored: bytes | None) -> bytes | Verdict:
         words = (stored or b"").decode().split()

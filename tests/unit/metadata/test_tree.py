@@ -100,7 +100,7 @@ class Twin:
                 self.sequences.pop(up, None)
 
     def forget_sequences(self) -> None:
-        """Of parents that are gone."""
+        """The last numbers of deleted parents."""
         for parent in list(self.sequences):
             if parent and parent not in self.nodes:
                 del self.sequences[parent]

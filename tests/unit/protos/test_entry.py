@@ -152,7 +152,7 @@ def outcome(entry: bytes) -> EntryView | str:
 
 
 def long_varint(number: int) -> bytes:
-    """As `varint`, but of numbers that are too large as well."""
+    """Like `varint`, but also for numbers that are too large."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

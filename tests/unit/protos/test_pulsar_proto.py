@@ -234,7 +234,7 @@ FIELD = re.compile(r"(\w+)=(\d+)([!?*])(?: (\w+)(?:\((-?\d+)\))?)?")
 
 
 def described(field: Any) -> tuple[str, str, str]:
-    """A field's label, type and default, in the words of the table."""
+    """A field's label, type and default, as the table names them."""
     kinds = {
         getattr(field, name): name.removeprefix("TYPE_").lower()
         for name in dir(field)
@@ -281,7 +281,7 @@ def test_enums_are_those_of_the_table(enum: Any) -> None:
 
 
 def test_repeated_numbers_are_not_packed() -> None:
-    """As proto2 has it, and as Pulsar's own generators of code write them."""
+    """The default value in proto2, as Pulsar's code generators write it."""
     message_id = pb.MessageIdData(ledgerId=1, entryId=2, ack_set=[3, -1])
     assert message_id.SerializeToString() == bytes.fromhex("0801 1002 2803 28ffffffffffffffffff01")
 

@@ -166,7 +166,7 @@ def test_a_run_holds_all_consecutive_sends_of_a_producer(sent: list[Sent]) -> No
 
 @given(st.lists(SENT.filter(lambda each: each.plain), min_size=1, max_size=12))
 def test_a_plain_message_needs_no_view(sent: list[Sent]) -> None:
-    """Also in the form in which Apache's Java client writes it; a long schema version is not, and
+    """This includes the form of Apache's Java client; a long schema version is not, and
     neither is an impossible size."""
     run = read_sends(memoryview(b"".join(each.frame() for each in sent)), 0)
     assert run is not None

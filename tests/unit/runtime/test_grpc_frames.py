@@ -295,7 +295,7 @@ class CutOff:
 
 
 async def test_closing_the_channel_during_a_goodbye_is_no_cancellation() -> None:
-    """The task that closes the stream continues: its end by a cancellation would go unnoticed."""
+    """The task that closes the stream continues; nothing would notice its end by a cancellation."""
 
     async def hold(stream: FrameStream) -> None:
         await stream.receive()

@@ -1,4 +1,4 @@
-"""The process frame, in real processes: what ends one, and with which exit code and words."""
+"""The process frame in real processes: what ends a process, its exit code and its message."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ async def raw_server(
 
 
 class Listening:
-    """A handler that keeps what it hears, and how the stream ended."""
+    """A handler that records the frames, and how the stream ended."""
 
     def __init__(self) -> None:
         self.heard: list[bytes] = []

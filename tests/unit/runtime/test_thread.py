@@ -1,4 +1,5 @@
-"""A thread of the loop's: in turn, answers on the loop, an end that drops what has not begun."""
+"""A worker thread of a loop: it runs work in order, answers on the loop, and drops work that has
+not begun at its end."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_a_broker_that_does_not_answer_is_asked_once_in_an_interval(servers: Exi
 def test_a_repeated_batch_has_the_same_tasks_although_the_options_have_changed(
     servers: ExitStack,
 ) -> None:
-    """With other tasks, a sink that writes exactly once would take other rows for stored ones."""
+    """If the tasks differed, an exactly-once sink would treat other rows as stored."""
     server = servers.enter_context(serving(RangeServer(topic_of(l3=60, l9=40))))
     driver = driver_of(server, targetBytesPerTask="500", maxPartitions="5")
     end = driver.latest(START, rows_max=None, bytes_max=None)

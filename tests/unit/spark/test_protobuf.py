@@ -181,7 +181,7 @@ def test_a_definition_that_cannot_be_read_is_refused(text: str, reason: str) -> 
 
 
 def test_fields_are_matched_by_name_with_the_columns_type() -> None:
-    """Another version of the definition has given the column its type."""
+    """The type of the column comes from another version of the definition."""
     kind = pa.struct({"text": pa.string(), "new": pa.list_(pa.int64()), "number": pa.int64()})
     payload = FLIGHT.message(text="a", number=3, flag=True).SerializeToString()  # type: ignore[call-arg]
     values = protobuf_decoder(FLIGHT, kind)(pa.array([payload, None], pa.binary()))

@@ -74,7 +74,7 @@ def test_the_demo_can_fork() -> None:
 
 
 def test_a_child_that_is_ended_before_its_exec_does_not_become_java() -> None:
-    """Until then its command line is that of its parent, and for a moment it has none."""
+    """Before that, its command line is that of its parent, and for a moment it is empty."""
     done = subprocess.run([sys.executable, "-c", ENDS_A_CHILD], check=False, timeout=60)
     assert done.returncode == 0
 

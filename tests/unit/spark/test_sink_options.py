@@ -89,7 +89,7 @@ def struct(kind: DataType) -> StructType:
         (columns(value=TEXT, __topic=TEXT), {"topic": ""}),
     ],
 )
-def test_columns_that_can_be_written(schema: StructType, given: dict[str, str]) -> None:
+def test_valid_columns_are_accepted(schema: StructType, given: dict[str, str]) -> None:
     check_columns(schema, parse_options(GIVEN | given))
 
 

@@ -1,4 +1,4 @@
-"""One run at a time puts a whole archive in place, also if a run is killed at any step."""
+"""One run at a time installs a whole archive, even if a run is killed at any step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One stream for many ledgers: acks sorted out, losses told at once, reconnecting while wanted."""
+"""One stream for many ledgers: each ledger gets its acks, losses are reported at once, and the
+stream reconnects while a ledger needs it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -186,7 +187,7 @@ async def test_an_unlisted_bookie_is_not_reached() -> None:
 
 
 async def test_connections_to_an_unlisted_member_are_tried_rarely_until_it_is_listed() -> None:
-    """An idle ledger has a seat for it, maybe for days."""
+    """An idle ledger may keep a seat of the member for days."""
 
     class Replaced(FakeBookie):
         attempts = 0

@@ -60,8 +60,8 @@ async def test_an_append_from_a_progress_callback_survives_a_failed_new_member()
 
 
 async def test_after_a_standstill_pending_acks_are_read_before_bookies_count_as_silent() -> None:
-    """Their acks lie there, unread. Taking all bookies of all ledgers for silent would replace all
-    of them, or fail the ledgers."""
+    """The acks of the bookies have arrived unread. To call all bookies of all ledgers silent would
+    replace all of them, or fail the ledgers."""
 
     async with ledger_cluster(4) as (nodes, ledgers):
         appender = await create(ledgers)
@@ -94,7 +94,7 @@ async def test_a_process_that_keeps_standing_still_notices_a_silent_bookie_all_t
 
 @pytest.mark.parametrize("how", ["draining", "unlisted"])
 async def test_a_draining_bookie_rejoins_the_seat_it_has(how: str) -> None:
-    """There is no other bookie, and this one serves."""
+    """There is no spare, and the bookie serves again."""
 
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)

@@ -105,7 +105,7 @@ async def test_while_the_store_is_away_the_last_list_stands() -> None:
 
 
 async def test_a_former_incarnation_is_asked_where_the_bookie_is_now() -> None:
-    """It may still have the damaged store of that incarnation, and answer from it."""
+    """The bookie may still have the damaged store of that incarnation, and answer from it."""
 
     async with bookie_cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
         reborn = nodes.bookies[0].member

@@ -68,7 +68,8 @@ async def test_failing_bookies_are_chosen_only_if_needed() -> None:
         quorum, members = await ensembles.found()
         assert quorum == QUORUM  # better a doubtful third bookie than two
         assert bad in members
-        # It could be connected to: that has lifted its error. The killed one has failed now.
+        # A connection to this bookie succeeded and reduced its score. The killed one now has the
+        # highest.
         assert ensembles.full_ensemble_possible()
         health.on_error(bad, now() + 60)
         assert not ensembles.full_ensemble_possible()

@@ -1,9 +1,9 @@
 """A writer and its recoverers, every interleaving: which add, fence, read or write-back reaches
 which bookie when.
 
-The order in which requests arrive at bookies is all that matters for safety, so replies are
-immediate, and the writer hears of every add that was stored but of no refusal: it confirms the most
-that it possibly could. States that were seen before are not explored again.
+Only the order in which requests arrive at bookies matters for safety, so replies are immediate, and
+the writer learns of every stored add but of no refusal: it confirms the most that it possibly
+could. States that were seen before are not explored again.
 """
 
 import copy
@@ -211,7 +211,7 @@ def clone(value: Any) -> Any:
 
 
 def beginning(quorum: Quorum, entries: int, recoverers: int) -> tuple[Case, State]:
-    """Nothing has arrived anywhere yet."""
+    """The state before any request has arrived."""
     members = [member(number) for number in range(quorum.ensemble_size)]
     adds, length = [], 0
     for entry in range(entries):

@@ -382,7 +382,7 @@ async def test_with_too_few_bookies_left_appends_wait_and_then_fail() -> None:
         assert told[-1] == 1
         with pytest.raises(QuorumTimeout):
             append(appender)
-        # It can be closed where it was confirmed: bookies are not needed for that.
+        # The ledger can be closed at its confirmed entry without its bookies.
         assert (await appender.close()).last_entry == 1
 
 
@@ -435,7 +435,7 @@ async def test_a_bookie_that_refuses_is_replaced(code: BookieCode) -> None:
         append(appender, 3)
         await confirmed(appender)
         await wait_until(lambda: refuser not in seated(nodes, appender))
-        # It counts as failing: new ledgers do without it, too.
+        # The bookie counts as failing, so new ledgers do not use it either.
         for _ in range(5):
             assert refuser not in seated(nodes, await create(ledgers))
 

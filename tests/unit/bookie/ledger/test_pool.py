@@ -138,8 +138,8 @@ async def test_a_bookie_that_is_listed_again_is_tried_at_once() -> None:
 async def test_a_bookie_listed_again_is_retried_at_once_even_if_draining(
     *, read_only: bool
 ) -> None:
-    """Another bookie answered at its address in between, so retries are rare. But the bookie may
-    still have seats, and be read-only or draining."""
+    """A different bookie answered at the address in between, so retries are rare. But the bookie
+    may still have seats, and be read-only or draining."""
 
     async with bookie_cluster(1) as nodes, pooling(nodes) as (pool, _, made):
         member = nodes.bookies[0].member

@@ -1,4 +1,4 @@
-"""A broker is heard by all listed bookies, and asks them about others."""
+"""A broker sends beats to all listed bookies, and asks them about other brokers."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ async def test_t12_an_ensemble_change_is_refused_after_a_takeover(
 
 
 async def test_a_follower_that_lags_does_not_make_a_writer_believe_that_it_was_fenced() -> None:
-    """Its own earlier change is not visible yet behind another server."""
+    """The change of the same client is not visible yet at another server."""
 
     rig = RecordsRig()
     await rig.records.create(NEW)

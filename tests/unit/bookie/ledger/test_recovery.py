@@ -289,7 +289,8 @@ def test_striped_reads_ask_a_seat_for_its_own_entries_only() -> None:
 
 
 def test_r5_write_backs_are_the_bytes_that_were_found_with_the_recovery_flag() -> None:
-    """All copies of an entry stay equal, and none says more than its writer knew (D15)."""
+    """All copies of an entry stay equal, and none has a "confirmed" beyond what its writer knew
+    (D15)."""
     machine = begun()
     found_bytes = envelope(0, confirmed=-1)
     machine.on_answers(2, [ReadAnswer(0, OK, found_bytes)], 0.0)

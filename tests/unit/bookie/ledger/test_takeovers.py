@@ -274,7 +274,7 @@ async def test_callers_of_a_recovery_get_an_error_when_the_process_stops(begun: 
 
 
 async def test_a_ledger_is_recovered_in_the_process_that_still_writes_it() -> None:
-    """A topic that left this broker and came back, faster than its former appender noticed."""
+    """A topic left this broker and returned before the former appender noticed it."""
 
     async with ledger_cluster(3) as (_, ledgers):
         zombie = await create(ledgers)

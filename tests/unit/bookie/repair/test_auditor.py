@@ -280,7 +280,7 @@ async def test_one_auditor_of_several_works_and_another_one_takes_over() -> None
 
 
 async def test_a_new_term_restarts_the_lost_bookie_delay() -> None:
-    """What an auditor saw in an earlier term says nothing of what has been since."""
+    """Facts from an earlier term of an auditor do not count in a later term."""
 
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)

@@ -1,4 +1,4 @@
-"""A bookie is emptied while it serves, and removed once it is stopped and nothing names it."""
+"""A bookie is drained while it serves, and removed when it is stopped and no ledger names it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_t32_ledgers_leave_the_bookie_and_then_it_leaves_the_cluster() -> 
         assert await nodes.store.get(paths.bookie_draining(name)) is None
 
 
-async def test_a_metadata_store_that_is_away_for_a_while_ends_no_decommission() -> None:
+async def test_a_decommission_continues_after_an_outage_of_the_metadata_store() -> None:
     """A drain takes hours, and the ensemble may elect a leader in that time."""
 
     told: list[Progress] = []
@@ -116,7 +116,7 @@ async def test_a_bookie_that_starts_again_at_the_last_moment_keeps_its_cookie() 
             store.armed = True
             await lose(nodes, leaving)
             await asyncio.sleep(30)
-            assert not store.armed, "it did not start again"
+            assert not store.armed, "the bookie did not start again"
             assert await nodes.store.get(paths.bookie_cookie(name)) is not None
             assert await nodes.store.get(paths.bookie_draining(name)) is not None
             assert told[-1].stage is Stage.SERVING
@@ -126,7 +126,7 @@ async def test_a_bookie_that_starts_again_at_the_last_moment_keeps_its_cookie() 
 
 
 class Restarting(MemoryStore):
-    """Once armed: as soon as the bookie has been found to be down, it starts again."""
+    """When armed, starts the bookie again as soon as a check has found it down."""
 
     def __init__(self, nodes: BookieCluster, bookie: FakeBookie) -> None:
         super().__init__(nodes.tree)
@@ -157,7 +157,7 @@ async def test_t32_blockers_of_a_decommission_are_named() -> None:
             )
         assert "replicator" in caught.value.blockers[made.ledger]
         assert "being written" in caught.value.blockers[appender.ledger]
-        # With a replicator, but nowhere to copy to.
+        # A replicator runs, but no bookie can take copies.
         async with replicating(nodes):
             with pytest.raises(StillNeeded) as caught:
                 await decommission(
@@ -189,9 +189,7 @@ async def test_unknown_fields_of_a_record_are_kept() -> None:
         assert stored.value.endswith(later)
 
 
-async def test_draining_is_idempotent_and_never_takes_a_decommission_back_but_undrain_does() -> (
-    None
-):
+async def test_drain_is_idempotent_and_only_undrain_revokes_a_decommission() -> None:
     async with founded(2) as nodes:
         clock, name = ManualClock(), BookieId("b0")
 

@@ -45,7 +45,7 @@ def test_t29_when_many_are_missing_at_once_none_is_declared_lost() -> None:
         assert lost_bookies.held
         assert lost_bookies.timer_at() is None
         assert lost_bookies.presence(member(1)) is Presence.AWAITED
-    # One is back, and the other may follow: the delay starts again.
+    # One bookie is back, and the other may return, too: the delay starts again.
     lost_bookies.on_bookies(cluster(10), all_but(10, 1), (), now=10_001)
     assert not lost_bookies.held
     assert lost_bookies.presence(member(1)) is Presence.AWAITED
@@ -66,7 +66,7 @@ def test_more_than_a_third_is_too_many_whatever_the_limit() -> None:
     lost_bookies.on_bookies(cluster(8), all_but(8, 0, 1, 2, 3, 4), (), now=1)
     assert lost_bookies.held, "three more of eight"
     lost_bookies.on_bookies(cluster(2), all_but(2, 0), (), now=2)
-    assert not lost_bookies.held, "it was given up before"
+    assert not lost_bookies.held, "the bookie was lost before"
     lost_bookies = LostBookies(delay_s=0, at_once_max=5)
     lost_bookies.on_bookies(cluster(2), all_but(2, 0), (), now=0)
     assert lost_bookies.held

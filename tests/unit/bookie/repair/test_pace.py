@@ -1,4 +1,4 @@
-"""So much per second, however it is asked for."""
+"""The rate holds for any sizes of requests."""
 
 from __future__ import annotations
 

@@ -71,7 +71,8 @@ async def one_lost(
 
 
 def check_whole(nodes: BookieCluster, metadata: LedgerMetadata) -> None:
-    """Every member has all that is striped to its seat, and every copy of an entry is the same."""
+    """Check that every member has all entries of its seat, and that all copies of an entry are
+    equal."""
     for first, last, segment in sealed(metadata):
         for seat, member in enumerate(segment.members):
             entries = held(nodes, metadata, member)
@@ -116,7 +117,7 @@ async def test_every_segment_and_an_empty_tail_get_their_members_back() -> None:
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         whole = await written(ledgers, 10)
         members = whole.segments[0].members
-        # Its writer had changed the ensemble, and confirmed nothing afterwards.
+        # The ledger's writer had changed the ensemble and confirmed no later entry.
         tail = Segment(EntryId(10), (members[1], members[2], members[0]))
         before = replace(whole, segments=(*whole.segments, tail))
         path = paths.ledger(whole.ledger)
@@ -296,7 +297,7 @@ async def test_t26_a_replicator_that_lost_its_lock_names_no_member() -> None:
             store = replicator._store
             store.expire()  # type: ignore[attr-defined]
             store.reconnect()  # type: ignore[attr-defined]
-            # As the spare's collector does: it does not see why it should keep the copies.
+            # The spare's collector does this, because metadata does not name the spare.
             assert await records_of(nodes).lock(before.ledger, "collector")
             spare.may_ack.set()
             await asyncio.sleep(60)

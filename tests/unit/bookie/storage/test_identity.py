@@ -57,7 +57,7 @@ STARTS = [
         COOKIE,
         replace(STARTED, intents=(BEFORE,)),
     ),
-    # So did several; then the write of one of them landed.
+    # The same for several starts; then the write of one of them arrived.
     (
         Found(replace(LOCAL, boot_epoch=6, start=BEFORE, intents=(LATE,)), ("store",)),
         COOKIE,
@@ -102,7 +102,7 @@ REFUSALS = [
     (Found(RENEWED, ("store",)), replace(COOKIE, incarnation=FRESH), errors.WrongIncarnation),
     (Found(RENEWED, ("store",)), replace(COOKIE, boot_epoch=6), errors.DirectoryRolledBack),
     (Found(LOCAL, ("store",)), replace(COOKIE, boot_epoch=3), errors.MetadataRolledBack),
-    # Of two copies of a directory the other one was started.
+    # The other one of two copies of a directory was started.
     (Found(LOCAL, ("store",)), replace(COOKIE, start=BEFORE), errors.DirectoryCloned),
     (Found(LOCAL, ("store",)), replace(COOKIE, start=""), errors.DirectoryCloned),
     (
@@ -138,12 +138,12 @@ def test_an_empty_directory_of_a_known_bookie_needs_the_operators_word() -> None
     wanted = replace(WANTED, new_incarnation=True)
     expected = replace(FORMAT, former=OURS, boot_epoch=6)
     assert plan_start(Path("/d"), Found(None, ()), COOKIE, wanted) == Start(expected)
-    # Interrupted before the cookie and after it; the word is needed once only.
+    # Interrupted before and after the cookie's write; the option is needed only once.
     again = Start(replace(expected, intents=(NEXT,)))
     assert plan_start(Path("/d"), Found(expected, ()), COOKIE, WANTED) == again
     entered = replace(COOKIE, incarnation=FRESH, boot_epoch=6, start=NEXT)
     assert plan_start(Path("/d"), Found(expected, ()), entered, WANTED) == Start(expected)
-    # It changes nothing for any other directory.
+    # This option changes nothing for any other directory.
     for found, cookie, start in STARTS:
         if found.identity is not None:
             assert plan_start(Path("/d"), found, cookie, wanted) == Start(start)

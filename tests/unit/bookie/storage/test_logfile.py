@@ -111,7 +111,8 @@ def test_logs_without_needed_operations_are_damaged(
 
 @given(st.lists(st.integers(0, 3), max_size=5), st.data())
 def test_any_operation_that_is_missing_is_missed(sizes: list[int], data: st.DataObject) -> None:
-    """Logs that hold operations 1.. in turn, one of them cut: against a set of numbers."""
+    """Consecutive logs with operations from 1 on, one of them cut: the result is compared with a
+    set of numbers."""
     logs, following = {}, 1
     for number, size in enumerate(sizes):
         logs[number] = log_of(following, size)

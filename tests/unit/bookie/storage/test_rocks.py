@@ -1,5 +1,5 @@
-"""What RocksDB makes of damage. Damage must show as an error or as a smaller sequence; never as a
-store that opens as if nothing had been there."""
+"""RocksDB's behaviour with damage. Damage must show as an error or as a smaller sequence; never as
+a store that opens as if nothing had been there."""
 
 from __future__ import annotations
 

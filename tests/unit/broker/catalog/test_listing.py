@@ -1,4 +1,4 @@
-"""Lists of topics: Pulsar's hash, what is hidden, what a pattern sees of a partition."""
+"""Lists of topics: Pulsar's hash, hidden topics, and the match of a pattern with a partition."""
 
 from __future__ import annotations
 

@@ -129,8 +129,8 @@ def test_ranges_beyond_the_end_of_the_log_are_cut() -> None:
 
 
 async def test_mark_in_an_empty_first_ledger_acknowledges_nothing() -> None:
-    """That ledger is dropped, and forgotten. A later one may have a smaller number: brokers have
-    blocks of them."""
+    """The ledger of these records is dropped and forgotten. A later one may have a smaller number:
+    brokers have blocks of them."""
 
     world = ClusterState()
     world.ledgers.next_id(1_000)

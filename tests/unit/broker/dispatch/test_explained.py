@@ -1,5 +1,6 @@
-"""Every cause of a standstill that a dispatcher knows, alone and in pairs: `explain` names it, with
-the numbers that a count over the rig gives. test_explanation.py has the causes of the shell."""
+"""Every cause of a stopped delivery that a dispatcher knows, alone and in pairs: `explain` names
+it, with the numbers that a count over the rig gives. test_explanation.py has the causes of the
+shell."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ async def test_closed_ledgers_of_the_head_are_deleted_and_forgotten() -> None:
 
 
 async def test_indexes_and_positions_continue_after_everything_was_dropped() -> None:
-    """Also where the next owner is given smaller ledger ids: it asks for others."""
+    """The next owner may get smaller ledger ids. It then requests others."""
     world = ClusterState()
     world.ledgers.next_id(1_000)
     async with opened(world) as topic:

@@ -1,4 +1,4 @@
-"""A topic's record has a limit: what would outgrow it is refused by name, and the rest
+"""A topic's record has a size limit: a change that exceeds it is refused by name, and other work
 continues."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 async def change(world: ClusterState, change: Callable[[TopicRecord], TopicRecord]) -> None:
-    """As an administrator, or years of use, would."""
+    """Fill the record, as an administrator or years of use would."""
     store = world.store()
     found = await store.get(topic_path(TOPIC))
     assert found is not None
@@ -46,14 +46,14 @@ async def change(world: ClusterState, change: Callable[[TopicRecord], TopicRecor
 
 
 def stuffed(record: TopicRecord) -> TopicRecord:
-    """With all the room taken."""
+    """A record of the maximal size."""
     note = "x" * (VALUE_BYTES_MAX - 1_000)
     spare = VALUE_BYTES_MAX - len(encode_topic(replace(record, properties={"note": note})))
     return replace(record, properties={"note": note + "x" * spare})
 
 
 async def with_many_ledgers(world: ClusterState, count: int) -> None:
-    """A topic that holds "a" in its last ledger, before which it had many."""
+    """A topic with many ledgers that holds "a" in the last one."""
     world.ledgers.next_id(count)
     async with opened(world) as topic:
         await topic.append_and_wait("a")
@@ -117,7 +117,7 @@ async def test_ledgers_grow_with_their_number() -> None:
     assert confirmed.entry == 4
 
 
-async def test_subscriptions_have_room_of_their_own() -> None:
+async def test_subscriptions_have_a_size_limit_of_their_own() -> None:
     world = ClusterState()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         size = SUBSCRIPTIONS_BYTES_MAX // 2
@@ -131,7 +131,7 @@ async def test_subscriptions_have_room_of_their_own() -> None:
         await cursors.ensure("second", EARLIEST, {"note": "x" * size})
 
 
-def test_all_parts_at_their_bounds_leave_room_for_what_must_not_fail() -> None:
+def test_with_all_parts_at_their_limits_necessary_changes_still_fit() -> None:
     largest = LedgerId((1 << 63) - 1)
     ledgers = tuple(
         TopicLedger(LedgerId(largest - number), largest, largest, largest, largest)

@@ -69,7 +69,7 @@ class Told:
 
 
 class Script:
-    """One broker's life. `alive` ends every wait of a dead or fenced one."""
+    """The life of one broker. `alive` ends every wait of a broker that is dead or fenced."""
 
     def __init__(self, topic: TopicLog, cursors: Cursors, steps: Steps, told: Told) -> None:
         self.topic = topic
@@ -268,7 +268,8 @@ def assert_subscriptions(told: Told, cursors: Cursors, stored: set[Position]) ->
 
 
 async def assert_tidy(world: ClusterState) -> None:
-    """Every ledger is in the record, but for one of each kind that a death left unrecorded."""
+    """Check that the record lists every ledger, except one of each kind that a death left
+    unrecorded."""
     found = await world.store().get(topic_path(TOPIC))
     assert found is not None
     record = decode_topic(found.value)

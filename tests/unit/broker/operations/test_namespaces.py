@@ -63,7 +63,7 @@ async def test_a_namespace_from_creation_to_deletion() -> None:
         assert kind_of(await admin.put(one)) == (404, "TenantNotFound")
         await admin.put("tenants/acme")
         assert (await admin.get("namespaces/acme")).json() == []
-        # As Pulsar's tools send it: every policy, most of them not set.
+        # The body of Pulsar's tools: every policy, most of them not set.
         body = {
             "bundles": {"boundaries": None, "numBundles": 16},
             "replication_clusters": ["magnetar"],

@@ -39,7 +39,7 @@ RECORD = paths.namespace("acme", "orders")
 
 
 class Cluster:
-    """One ensemble; brokers' caches and another process."""
+    """One ensemble, the caches of brokers, and another process."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.tree = MemoryTree()

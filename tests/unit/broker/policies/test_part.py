@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from magnetar.broker.policies.part import Part
 
 
-def test_a_new_part_is_unknown_and_wants_to_be_read() -> None:
+def test_a_new_part_is_unknown_and_needs_a_read() -> None:
     part: Part[int] = Part()
     assert not part.is_known
     assert not part.is_fresh
@@ -28,7 +28,7 @@ def test_a_change_during_a_read_leaves_the_part_stale() -> None:
     assert part.is_fresh
 
 
-def test_a_failed_read_keeps_the_last_value_and_wants_another_read() -> None:
+def test_a_failed_read_keeps_the_last_value_and_needs_another_read() -> None:
     part = Part(1)
     part.begin_read()
     part.on_failed()
@@ -53,7 +53,7 @@ def test_unusable_bytes_keep_the_last_value_until_the_stored_value_changes() -> 
 
 
 @given(st.lists(st.sampled_from(["change", "read", "fail", "unusable", "store"]), max_size=30))
-def test_a_fresh_part_is_what_is_stored(events: list[str]) -> None:
+def test_a_fresh_part_equals_the_stored_value(events: list[str]) -> None:
     """The stored number grows; each growth is reported by a change."""
     part: Part[int] = Part()
     stored, seen = 0, None  # seen: what the read under way has found; None: no read is under way

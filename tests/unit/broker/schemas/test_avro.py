@@ -184,7 +184,7 @@ def test_large_unions_do_not_take_a_comparison_of_each_pair() -> None:
 
 
 def seconds(reader: Any, writer: Any) -> float:
-    """Of CPU, for one comparison."""
+    """Seconds of CPU for one comparison."""
     one, other = parsed(reader), parsed(writer)
     began = time.thread_time()
     avro.unreadable(one, other)

@@ -40,7 +40,7 @@ TOPIC = "persistent://public/default/t"
 
 
 async def answer_pings(client: WireClient, for_s: float) -> None:
-    """Says no word but PONG."""
+    """Sends nothing except PONG."""
     asyncio.get_running_loop().call_later(for_s, asyncio.current_task().cancel)
     try:
         await client.ended()
@@ -188,7 +188,7 @@ async def test_frames_for_a_consumer_that_does_not_read_are_bounded(kind: int) -
 
 
 async def make_topics(here: Place) -> None:
-    """So many that a list of them has 230 KB."""
+    """Enough names that their list has 230 KB."""
     store = here.broker._store
     for number in range(1_000):
         name = f"{number:04}" + "n" * 200
@@ -481,7 +481,7 @@ async def test_a_consumer_whose_close_failed_can_be_opened_again() -> None:
 
 
 async def test_a_topic_whose_bundle_goes_while_it_is_looked_for_is_not_taken() -> None:
-    """Its new owner would be fenced."""
+    """The new owner of the topic would be fenced."""
 
     async def refused(here: Place, name: TopicName) -> None:
         with pytest.raises(NotOwner):

@@ -1,4 +1,4 @@
-"""The session machine: what a client may say when, and what it gets for it."""
+"""The session machine: which commands a client may send in which state, and their answers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_nothing_is_accepted_before_connect(first: object) -> None:
 
 
 def test_a_ping_is_answered_before_connect() -> None:
-    """Other brokers ask in this way whether this one lives."""
+    """Other brokers check in this way whether this broker runs."""
     session = new_session()
     assert session.on_command(command(pb.CommandPing()), 0.0) == [Send(reply.PONG)]
     assert not session.connected
@@ -147,7 +147,9 @@ def test_all_producers_of_a_connection_may_be_closed_at_once() -> None:
     open_one(PRODUCERS_MAX)
     session.on_producer_closed(PRODUCERS_MAX)
     session.check()
-    assert isinstance(session.on_sends(0, 1.0), Close), "more are remembered than the limit"
+    assert isinstance(session.on_sends(0, 1.0), Close), (
+        "the session remembers more ids than its limit"
+    )
 
 
 def test_the_consumers_of_a_connection_are_bounded() -> None:
@@ -168,7 +170,7 @@ def test_the_consumers_of_a_connection_are_bounded() -> None:
     session.check()
 
 
-def test_closing_while_opening_discards_what_opens() -> None:
+def test_a_close_while_opening_discards_the_opening_object() -> None:
     session = connected()
     session.on_command(subscribe(), 1.0)
     [action] = session.on_command(
@@ -220,7 +222,7 @@ def test_opening_a_producer_again_is_confirmed_once_it_is_open() -> None:
     session.on_request_ended(producer(), failed=False)
     again = producer(request_id=9)
     assert session.on_command(again, 1.0) == [Confirm(again)]
-    assert session.requests == 0, "it is answered in the same step"
+    assert session.requests == 0, "the request is answered in the same step"
 
 
 def test_a_producer_that_is_closing_is_not_confirmed_and_its_sends_are_dropped() -> None:
@@ -249,7 +251,7 @@ def test_the_id_of_a_request_that_failed_can_be_used_again(asked: framing.Comman
     assert _starts(session.on_command(asked, 1.0))
 
 
-def test_notices_for_consumers_that_are_gone_are_dropped() -> None:
+def test_notices_for_closed_consumers_are_dropped() -> None:
     flow = command(pb.CommandFlow(consumer_id=1, messagePermits=5))
     session = connected()
     assert session.on_command(flow, 1.0) == []
@@ -258,7 +260,7 @@ def test_notices_for_consumers_that_are_gone_are_dropped() -> None:
     assert session.on_command(flow, 1.0) == [Carry(flow)]
 
 
-def test_a_negative_ack_for_a_consumer_that_is_gone_is_answered() -> None:
+def test_a_negative_ack_for_a_closed_consumer_is_answered() -> None:
     """NEGATIVE_ACK is the only notice that always has a request id, and its client waits."""
     session = connected()
     nack = command(pb.CommandNegativeAck(consumer_id=3, request_id=7))
@@ -268,7 +270,7 @@ def test_a_negative_ack_for_a_consumer_that_is_gone_is_answered() -> None:
     assert (refused.request_id, refused.error) == (7, pb.ConsumerNotFound)
 
 
-def test_requests_of_unknown_consumers_are_named_errors() -> None:
+def test_requests_of_unknown_consumers_get_an_error() -> None:
     [action] = connected().on_command(command(pb.CommandSeek(consumer_id=4, request_id=8)), 1.0)
     body = answer(action)
     assert isinstance(body, pb.CommandError)
@@ -329,7 +331,7 @@ def test_the_silence_of_a_client_that_is_not_read_does_not_count() -> None:
     assert session.timer_at() == 3 * KEEPALIVE_S
 
 
-def test_a_handshake_that_does_not_come_is_given_up() -> None:
+def test_a_connection_without_a_handshake_is_closed() -> None:
     [action] = new_session().on_timer(KEEPALIVE_S)
     assert isinstance(action, Close)
 
@@ -372,7 +374,7 @@ def started(session: Session, asked: framing.Command) -> list[framing.Command]:
 
 
 def carry_out(session: Session, asked: framing.Command) -> None:
-    """As the shell does."""
+    """Execute an action as the shell does."""
     match asked.body:
         case pb.CommandProducer() as body:
             session.on_producer_opened(body.producer_id)

@@ -274,7 +274,7 @@ async def test_reserved_names_are_refused_by_name(topic: str, code: int) -> None
 
 
 async def test_a_watcher_that_is_replaced_before_its_first_list_is_answered() -> None:
-    """Its request used to wait for REQUEST_TIMEOUT_S, and its connection with it."""
+    """A regression test: the request, and with it the connection, waited for REQUEST_TIMEOUT_S."""
     async with place() as here:
         client = await here.client()
         for _ in range(2):
@@ -290,7 +290,8 @@ async def test_a_watcher_that_is_replaced_before_its_first_list_is_answered() ->
 
 
 async def test_a_change_that_is_larger_than_a_frame_reaches_all_watchers_in_parts() -> None:
-    """It used to end the task of all watchers: the later ones never heard of the change."""
+    """A regression test: the error ended the task of all watchers, so later watchers missed the
+    change."""
     async with place() as here:
         clients = [await here.client() for _ in range(2)]
         for client in clients:

@@ -85,7 +85,7 @@ class Life:
         self.store.check()
 
     def positions(self) -> list[Position]:
-        """Every entry of the log."""
+        """All entries of the log."""
         chain, found = self.topic.log.chain, []
         position = chain.first
         while chain.is_entry(position):

@@ -1,4 +1,4 @@
-"""Every cause of a standstill, alone and in pairs: `explain` names it with its numbers.
+"""Every cause of a stopped delivery, alone and in pairs: `explain` names it with its numbers.
 
 Two consumers share the subscription. Causes of a consumer stop c1; c2 continues, so causes of the
 whole subscription can come on top.

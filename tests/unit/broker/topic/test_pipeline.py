@@ -137,7 +137,7 @@ class World:
         self.outstanding.on_sent(len(entries))
 
     def confirm(self, count: int) -> None:
-        """As PersistentTopic does it."""
+        """Decide a publish as PersistentTopic does."""
         count = min(count, self.outstanding.in_flight)
         parts = self.outstanding.confirm(count, ledger=1, first_entry=self.entry)
         self.entry += count
@@ -243,7 +243,7 @@ def test_the_rest_of_a_run_is_decided_after_its_held_part() -> None:
 
 
 def test_publishes_held_at_the_end_of_a_producer_get_an_outcome() -> None:
-    """Another producer that waits for it continues."""
+    """Another producer that waits for this outcome continues."""
     first = Scripted({})
     second = Scripted({("a", 1): "wait append within"})
     world = World("ab", [first, second])

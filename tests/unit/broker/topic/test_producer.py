@@ -40,7 +40,7 @@ class RefusesSome:
 
 
 class PlainLog:
-    """Keeps what is appended until the test says that it is durable."""
+    """Keeps appended entries until the test calls them durable."""
 
     def __init__(self) -> None:
         self.outstanding = Outstanding(next_index=0)
@@ -69,7 +69,7 @@ class PlainLog:
         await self.room.wait()
 
     def confirm(self, count: int) -> list[Appended]:
-        """The first so many are durable; returns what the log would report."""
+        """Call the first `count` entries durable; returns the report of the log."""
         count = min(count, self.pending)
         parts = self.outstanding.confirm(count, ledger=0, first_entry=self.entry)
         self.entry += count
@@ -122,7 +122,7 @@ async def test_receipts_come_in_batches_in_order() -> None:
     assert it.handle.describe(1.0)["producerName"] == "p"
 
 
-async def test_a_refusal_waits_for_what_was_sent_before_it() -> None:
+async def test_a_refusal_waits_for_the_earlier_sends() -> None:
     it = Setup()
     it.refuse(0)
     it.publish(1, 2)
@@ -172,7 +172,7 @@ async def test_a_run_is_answered_in_its_order() -> None:
     ]
 
 
-async def test_a_log_that_takes_nothing_is_reported_and_nothing_answered() -> None:
+async def test_a_log_that_refuses_appends_is_reported_and_no_send_is_answered() -> None:
     it = Setup()
     it.publish(0)
     it.log.error = LogFenced("t", "test")
@@ -181,7 +181,7 @@ async def test_a_log_that_takes_nothing_is_reported_and_nothing_answered() -> No
     assert it.session.answers == []
 
 
-async def test_endless_refusals_disconnect() -> None:
+async def test_too_many_refusals_disconnect_the_producer() -> None:
     it = Setup()
     it.publish(0)
     for number in range(1, ANSWERS_WAITING_MAX + 2):
@@ -200,11 +200,11 @@ async def test_the_rest_of_a_run_gets_the_outcome_of_its_eviction() -> None:
     entries = [entry_of("x")] * (ANSWERS_WAITING_MAX + 3)
     it.handle.publish(sends_of(*entries, first=1), 0.0)
     assert it.session.reason is CloseReason.LOG_FAILED
-    assert it.log.pending == 1, "nothing is taken after the eviction"
+    assert it.log.pending == 1, "no send is accepted after the eviction"
     assert it.stage.seen[-1].known
 
 
-async def test_a_producer_that_stops_at_a_refusal_stores_nothing_behind_it() -> None:
+async def test_a_producer_that_stops_at_a_refusal_stores_no_later_send() -> None:
     it = Setup(stops_at_refusal=True)
     it.stage.refused = {3}
     it.handle.publish(sends_of(*[entry_of("x")] * 6), 0.0)
@@ -220,7 +220,7 @@ async def test_a_producer_that_stops_at_a_refusal_stores_nothing_behind_it() -> 
     assert it.left == [it.handle]
 
 
-async def test_closing_waits_for_receipts_and_takes_nothing_more() -> None:
+async def test_a_closing_producer_waits_for_receipts_and_accepts_no_more_sends() -> None:
     it = Setup()
     it.publish(0, 1)
     async with asyncio.TaskGroup() as tasks:
@@ -238,7 +238,7 @@ async def test_closing_waits_for_receipts_and_takes_nothing_more() -> None:
     assert it.left == [it.handle]
 
 
-async def test_after_the_connection_nothing_is_answered() -> None:
+async def test_no_answer_is_sent_after_the_connection_ended() -> None:
     it = Setup()
     it.publish(0)
     it.handle.close_nowait()
@@ -251,7 +251,7 @@ async def test_after_the_connection_nothing_is_answered() -> None:
     assert it.handle.state is ProducerState.CLOSED
 
 
-async def test_eviction_releases_who_waits() -> None:
+async def test_an_eviction_ends_the_waits_for_receipts() -> None:
     it = Setup()
     it.publish(0)
     async with asyncio.TaskGroup() as tasks:
@@ -263,7 +263,7 @@ async def test_eviction_releases_who_waits() -> None:
     assert it.left == []
 
 
-async def test_room_is_the_logs() -> None:
+async def test_the_producer_has_room_while_the_log_has_room() -> None:
     it = Setup()
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(it.handle.wait_room())

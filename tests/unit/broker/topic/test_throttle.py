@@ -134,7 +134,7 @@ async def test_a_held_producer_gathers_nothing_while_all_of_them_hold_much() -> 
 
 
 async def test_publishes_over_the_rate_take_no_memory_while_too_much_is_held() -> None:
-    """They are let through, and their connections wait: the average is the same."""
+    """The publishes pass, and their connections wait afterwards: the average is the same."""
     policies = SettablePolicies(publish_rate=Rate(10, 0, 1))
     async with opened_topic(ClusterState(), policies=policies, config=ROOMY) as it:
         loop, budget = asyncio.get_running_loop(), it.topic.log.budget

@@ -145,7 +145,7 @@ async def test_an_epoch_from_a_client_never_uses_up_the_epochs() -> None:
         first, _ = await it.produce("first", mode=exclusive)
         assert first.topic_epoch == 0
         first.close_nowait()
-        # As when the topic's record was restored from before.
+        # The topic's record may have been restored from an older copy.
         late, _ = await it.produce("late", mode=exclusive, topic_epoch=BROUGHT_EPOCH_MAX)
         assert late.topic_epoch == BROUGHT_EPOCH_MAX
         late.close_nowait()

@@ -400,8 +400,8 @@ async def test_many_nacks_are_divided_into_commands_within_the_limit() -> None:
 async def test_reader_gets_a_message_whose_first_chunk_is_before_its_place(
     stored: int, losses: int
 ) -> None:
-    """It has read a message between two chunks when its session is lost. `stored`: the entries that
-    there are by then."""
+    """The reader has read a message between two chunks when its session is lost. `stored`: the
+    entries that there are by then."""
     read, late = chunks_of(b"before", "p"), chunks_of(b"0123456", "q")
     between = b"".join(encode_message(OutgoingMessage(b"x", 1), EntryHeader("r", 1)))
     entries = [read[0], late[0], read[1], between, late[1], late[2]]

@@ -172,7 +172,7 @@ def test_a_definition_that_is_none_is_refused(
 
 
 def test_the_definition_of_the_cpp_client_is_read() -> None:
-    """It writes the length -1 for a part without a definition."""
+    """Apache's Java client writes the length -1 for a part without a definition."""
     info = SchemaInfo(SchemaType.KEY_VALUE, "KeyValue", b"\xff" * 8, {"key.schema.type": "STRING"})
     key, value, encoding = parts_of(info)
     assert (key.schema_type(), value.schema_type()) == (SchemaType.STRING, SchemaType.BYTES)

@@ -1,4 +1,4 @@
-"""Attachments that the broker ends or delays while they are made."""
+"""Attachments that the broker ends or delays while the client makes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def close_consumer(session: Session, body: Any) -> None:
     session.send(pb.CommandCloseConsumer(consumer_id=body.consumer_id, request_id=UNASKED))
 
 
-async def test_a_producer_that_is_closed_in_the_frame_that_made_it() -> None:
+async def test_a_producer_closed_in_the_frame_of_its_creation_attaches_again() -> None:
     async with client_among() as (client, cluster):
         cluster.afterwards[pb.CommandProducer] = close_producer
         producer = await client.create_producer("t")
@@ -33,9 +33,7 @@ async def test_a_producer_that_is_closed_in_the_frame_that_made_it() -> None:
         assert len(cluster.brokers[A].commands(pb.CommandProducer)) == 2
 
 
-async def test_acknowledgements_outlive_a_consumer_that_is_closed_in_the_frame_that_made_it() -> (
-    None
-):
+async def test_acknowledgements_are_sent_again_after_a_close_in_the_frame_of_the_creation() -> None:
     async with client_among() as (client, cluster):
         producer = await client.create_producer("t")
         consumer = await client.subscribe("t", "s", initial_position=InitialPosition.Earliest)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from fakes.session_broker import Broker, FakeBrokers
 
 STOP_S = ASK_AFTER_S + 1.0
-"""Until a client has left a stopped broker: half a second for a lookup and a new connection."""
+"""The time until a client has left a stopped broker, with half a second for a lookup and a new
+connection."""
 
 
 def run(
@@ -116,7 +117,7 @@ def test_no_question_without_an_unanswered_ping_whatever_arrives(seed: int) -> N
 
 
 def stop(broker: Broker) -> None:
-    """As SIGSTOP: its connections stay, and connections to it open."""
+    """Stop the broker like SIGSTOP: its connections stay, and new connections to it open."""
     broker.reads.clear()
 
 

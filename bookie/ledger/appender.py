@@ -127,27 +127,30 @@ class LedgerAppender:
             master_key=self.metadata.master_key,
         )
         by_seat: list[list[Buffer]] = [[] for _ in self._streams]
+        entries = [0] * len(by_seat)
         unsent_bytes = 0
         for size, add in zip(sizes, adds, strict=True):
             for seat in writer.append(size, add, now):
                 by_seat[seat] += add
+                entries[seat] += 1
             unsent_bytes += size
             if unsent_bytes >= FRAME_BYTES_MAX:  # an outbox never splits an item, and a frame has a
                 # limit
-                self._put_out(by_seat)
+                self._put_out(by_seat, entries)
                 unsent_bytes = 0
-        self._put_out(by_seat)
+        self._put_out(by_seat, entries)
         if not self._busy:
             self._be_busy()
         return EntryId(first)
 
-    def _put_out(self, by_seat: list[list[Buffer]]) -> None:
+    def _put_out(self, by_seat: list[list[Buffer]], entries: list[int]) -> None:
         for seat, parts in enumerate(by_seat):
             if parts:
                 put = self._streams[seat].put
                 assert put is not None, "a seat without a stream has failed"
-                put(*parts)
+                put(*parts, items=entries[seat])
                 parts.clear()
+                entries[seat] = 0
 
     def _raise_if_ended(self) -> None:
         if self.failure is not None:

@@ -138,8 +138,9 @@ class Outbox:
         self._moved = asyncio.Event()  # a frame was sent, or run() ended
         self._ended = False
 
-    def put(self, *parts: Buffer) -> None:
-        """Add one bulk item. Its parts must not change afterwards. Hot: several calls a message."""
+    def put(self, *parts: Buffer, items: int = 1) -> None:
+        """Add one bulk item, or several that are not split. Its parts must not change afterwards.
+        Hot: several calls a message."""
         size = 0
         for part in parts:
             size += len(part)
@@ -148,13 +149,13 @@ class Outbox:
         self.pending_bytes += size
         self._open.extend(parts)
         self._open_bytes += size
-        self._open_items += 1
+        self._open_items += items
         if self._open_bytes >= FRAME_BYTES_MAX:
             self._full.append(self._take_open())
         if self._release is not None:
             if not self._answered:
                 self._comes_soon = True
-            elif self._open_items == self._group.items:
+            elif self._open_items >= self._group.items:
                 self._release.cancel()
                 self._release = None
                 self._group.on_full()

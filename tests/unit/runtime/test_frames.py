@@ -308,6 +308,19 @@ async def test_items_wait_for_a_whole_group_where_they_come_often() -> None:
         running.cancel()
 
 
+async def test_several_items_of_one_put_are_a_whole_group() -> None:
+    wire = Wire()
+    async with asyncio.TaskGroup() as group:
+        outbox, running = await answered_pair(wire, group)
+        outbox.put(b"d", b"e", items=2)
+        await settle()
+        assert wire.frames == [b"a"]
+        outbox.put(b"f", b"g", items=2)
+        await settle()
+        assert wire.frames == [b"a", b"defg"]
+        running.cancel()
+
+
 async def test_a_single_item_waits_for_a_bounded_time_and_the_next_one_not_at_all() -> None:
     wire = Wire()
     loop = asyncio.get_running_loop()

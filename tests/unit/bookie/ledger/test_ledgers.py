@@ -119,17 +119,19 @@ async def test_many_entries_in_one_call_equal_single_calls() -> None:
 async def test_a_run_of_the_largest_entries_goes_in_frames_that_may_be_sent() -> None:
     async with ledger_cluster(3) as (_, ledgers):
         appender = await create(ledgers)
-        stream, sizes = appender._streams[0], []
+        stream, sizes, counts = appender._streams[0], [], []
         put_out = stream.put
         assert put_out is not None
 
-        def put(*parts: Buffer) -> None:
+        def put(*parts: Buffer, items: int) -> None:
             sizes.append(size_of(parts))
-            put_out(*parts)
+            counts.append(items)
+            put_out(*parts, items=items)
 
         stream.put = put
         appender.append_nowait([[bytes(1000)], *[[bytes(ENTRY_BYTES_MAX)]] * 4, [bytes(1000)]])
         assert max(sizes) + FRAME_BYTES_MAX <= FRAME_LIMIT_BYTES
+        assert sum(counts) == 6
         await confirmed(appender)
 
 

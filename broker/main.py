@@ -299,7 +299,11 @@ class BrokerProcess:
 
         async def serve_pulsar(stream: PulsarTcpStream) -> None:
             await Connection(
-                stream, endpoint, Transport.PULSAR, on_connected=stream.on_connected
+                stream,
+                endpoint,
+                Transport.PULSAR,
+                on_connected=stream.on_connected,
+                gather=stream.gather,
             ).run()
 
         pulsar = PulsarServer(

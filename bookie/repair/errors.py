@@ -1,5 +1,5 @@
 """The reasons of a failed repair. None of them changed the ledger's metadata. Finished copies are
-harmless, and are not made again."""
+harmless; a repeated repair does not copy these entries again."""
 
 from __future__ import annotations
 

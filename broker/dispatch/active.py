@@ -40,7 +40,7 @@ class FailoverRules:
     """The settings of the broker for Failover subscriptions."""
 
     non_partitioned: Choice = Choice.SUBSCRIBE_ORDER
-    # How long a former active consumer may acknowledge what it has before the next one becomes
+    # How long a former active consumer may acknowledge its entries before the next one becomes
     # active. 0: the next one becomes active at once.
     delay_s: float = 1.0
 
@@ -49,7 +49,8 @@ FAILOVER_DEFAULTS: Final = FailoverRules()
 
 
 class Candidates:
-    """The connected consumers of a Failover subscription. One that leaves is chosen last."""
+    """The connected consumers of a Failover subscription. A consumer that is leaving is chosen
+    last."""
 
     def __init__(self, topic: str, partition: int | None, choice: Choice) -> None:
         """`partition`: the index of the topic among its partitions; None: it is no partition."""

@@ -2,7 +2,7 @@
 
 The budget counts entries from the moment a log takes them until they are confirmed, and the bytes
 that the process keeps longer for a slow bookie (`kept`). After each frame with SENDs a connection
-joins the queue of the budget, and does not read on before its turn. This bounds the memory.
+joins the queue of the budget, and reads no more before its turn. This bounds the memory.
 
 At `bytes_max` no connection gets a turn. Once less than half is used, connections get turns again:
 in FIFO order, one in each iteration of the event loop, until the budget is exhausted again. So a
@@ -37,9 +37,9 @@ producers 256 KB each. Beyond it each of them holds only the frame that was bein
 can wait long for a rate, and the producers of other topics need the budget."""
 
 HELD_MAX_SHARE: Final = 4
-"""Producers over their topic's rate may hold at most this share, 1/4. Beyond it their publishes are
-let through, and their connections wait for the rate instead. The share is less than the half below
-which connections get turns again."""
+"""Producers over their topic's rate may hold at most this share, 1/4. Beyond it their publishes
+pass, and their connections wait for the rate instead. The share is less than the half below which
+connections get turns again."""
 
 Turn = asyncio.Future[None]
 
@@ -54,7 +54,7 @@ class PublishBudget:
         self.accepted = 0  # by logs, and not confirmed
         self.held = 0  # publishes that wait for a rate or for the outcome of another publish
         self.ahead = 0  # of backlogs, read ahead of their dispatch
-        self.peak = 0  # most that was used
+        self.peak = 0  # the maximum that was used
         self._all = kept
         self._queue: dict[Turn, None] = {}
         # Turns are given: less than half was used, and the budget was not exhausted since then.
@@ -87,7 +87,7 @@ class PublishBudget:
         return peak
 
     def hold(self, size: int) -> None:
-        """Producers hold this many bytes more, or less, before a log takes them."""
+        """Producers hold this many bytes more, or less; no log has taken these bytes yet."""
         self.held += size
         self.peak = max(self.peak, self.accepted + self.held)
         if size < 0 and self._queue and self.used < self.bytes_max // 2:
@@ -124,7 +124,7 @@ class PublishBudget:
         return turn
 
     def leave(self, turn: Turn) -> None:
-        """The connection has had its turn, or does not want it any more. Idempotent."""
+        """The connection has had its turn, or no longer waits for one. Idempotent."""
         self._queue.pop(turn, None)
         if not turn.done():
             turn.set_result(None)
@@ -153,6 +153,6 @@ class PublishBudget:
 
     def check(self) -> None:
         assert self.accepted >= 0, "more was confirmed than taken"
-        assert self.held >= 0, "more was given up than held"
+        assert self.held >= 0, "more was released than held"
         assert 0 <= self.ahead <= self.bytes_max // AHEAD_SHARE, "too much is read ahead"
         assert not self._queue or self._soon or self._timer is not None, "a wait without an end"

@@ -7,10 +7,10 @@ never changes.
 
 Invariants (`check`):
     1. Runs are in the order in which they were taken. Of the entries in that order, first come the
-       confirmed ones (their runs are gone as soon as all are), then those in flight, then those
-       that are queued.
+    confirmed ones (a wholly confirmed run is removed), then those in flight, then those that are
+    queued.
     2. Indexes are dense over the messages and end at the next one to be given.
-    3. `bytes`, `queued` and `in_flight` are what the runs add up to.
+    3. `bytes`, `queued` and `in_flight` are the sums over the runs.
 """
 
 from __future__ import annotations

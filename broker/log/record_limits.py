@@ -1,9 +1,10 @@
-"""How much of a topic's record each of its parts may take.
+"""The size limits of the parts of a topic's record.
 
 The metadata store takes records of at most 1,000 KiB. Each part of the record that grows has a
 bound of its own below that: many subscriptions do not stop the writers, and many ledgers do not
-stop the subscribers. What must not fail always fits: the next owner's epoch, the end of a ledger,
-cursors. A full topic can be read; a request that would make its record larger raises TopicFull.
+stop the subscribers. Changes that must not fail always fit: the next owner's epoch, the end of a
+ledger, cursors. A full topic can be read; a request that would make its record larger raises
+TopicFull.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ larger."""
 
 
 def ledger_size_factor(ledgers: int) -> int:
-    """How many times as large as usual a ledger may become in a topic that has this many."""
+    """The factor by which a ledger may exceed the usual size in a topic with this many ledgers."""
     return 1 + ledgers // LEDGERS_PER_STEP
 
 
@@ -66,8 +67,9 @@ def with_subscription(
 
 
 def _size_at_most(subscriptions: Mapping[str, SubscriptionRecord]) -> int:
-    """Bytes that they have at most when encoded: a tenth of the time of encoding 1,000 of them. A
-    character has up to four bytes, and each field a tag and a length."""
+    """The most bytes that the subscriptions can have when encoded. For 1,000 of them this takes a
+    tenth of the time of encoding. A character has up to four bytes, and each field a tag and a
+    length."""
     size = 0
     for name, record in subscriptions.items():
         size += 4 * len(name) + len(record.inline) + len(record.unknown) + 32

@@ -133,8 +133,8 @@ def _open_here(broker: Broker, name: TopicName) -> Topic | None:
 
 
 async def _served(broker: Broker, name: TopicName) -> Topic:
-    """The topic. One that is open here needs no request to the metadata store: operators need these
-    answers most while the store is down. Raises NotAllowed: its messages are not stored."""
+    """The topic. A topic that is open here needs no request to the metadata store: operators need
+    these answers most while the store is down. Raises NotAllowed: its messages are not stored."""
     return _open_here(broker, name) or await open_topic(broker, name)
 
 

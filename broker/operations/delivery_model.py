@@ -1,4 +1,4 @@
-"""What the requests about the delivery of a subscription take and return, as JSON."""
+"""The JSON bodies of the requests about the delivery of a subscription."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ class PendingPage(_Model):
     """Pending entries in the order of the topic."""
 
     entries: list[PendingShown]
-    next_after: str | None = Field(description="`after` of the next page; null: that was all")
+    next_after: str | None = Field(
+        description="`after` of the next page; null: this is the last page"
+    )
 
 
 class KeyShown(_Model):

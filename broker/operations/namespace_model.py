@@ -31,7 +31,7 @@ class TenantInfo(BaseModel):
     allowed_clusters: _Names | None = Field(default=None, description="empty: every cluster")
 
     def changed(self, record: TenantRecord) -> TenantRecord:
-        """The record with what this body sets."""
+        """The record with the fields that this body sets."""
         roles, clusters = self.admin_roles, self.allowed_clusters
         return TenantRecord(
             allowed_clusters=record.allowed_clusters if clusters is None else clusters,

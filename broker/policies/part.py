@@ -1,7 +1,7 @@
 """A copy of one stored value, and whether the stored value may have changed since. Pure.
 
-    unknown   never read: there is no answer, and no default stands in for it
-    stale     read, and the stored value may have changed since: the last answer stands
+    unknown   never read: there is no answer, and no default replaces it
+    stale     read, and the stored value may have changed since: the last answer stays valid
     fresh     read, and nothing was reported since the read began
 
 1. A fresh part is known. 2. A part that is being read is not fresh. 3. A change that is reported
@@ -51,20 +51,20 @@ class Part(Generic[T]):
         self._reading, self._changed = True, False
 
     def on_read(self, value: T) -> T | None:
-        """The read brought `value`. Returns the value before; None: it was unknown."""
+        """The read returned `value`. Returns the previous value; None: it was unknown."""
         assert self._reading
         before, self.value = self.value, value
         self._reading, self.trouble = False, ""
         return before
 
     def on_unusable(self, why: str) -> None:
-        """The read brought bytes that are no such record. The last value stands."""
+        """The read returned bytes that are not a valid record. The last value stays."""
         assert self._reading
         assert why
         self._reading, self.trouble = False, why
 
     def on_failed(self) -> None:
-        """The read brought nothing."""
+        """The read failed."""
         assert self._reading
         self._reading, self._changed = False, True
 

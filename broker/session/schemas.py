@@ -42,7 +42,7 @@ async def get_schema(context: Context, body: pb.CommandGetSchema) -> bytes:
 
 async def get_or_create_schema(context: Context, body: pb.CommandGetOrCreateSchema) -> bytes:
     """Apache's Java client asks for the version of a schema of bytes too (its dead-letter producer
-    does before each message), and expects an empty version."""
+    does so before each message), and expects an empty version."""
     name = request.topic_name(body.topic)
     schema = await presented(context, body)
     topic = await context.broker.topic(name, create=False)

@@ -1,7 +1,7 @@
 """Checks the ack sets that clients send, before a cursor stores them.
 
-An ack set of a batch of n messages has ceil(n / 64) words at most; bits beyond the batch mean
-nothing. The subscription notes the sizes of the batches that it reads, so the size of a batch that
+An ack set of a batch of n messages has ceil(n / 64) words at most; bits beyond the batch have no
+meaning. The subscription notes the sizes of the batches that it reads, so the size of a batch that
 is delivered is known. A client may acknowledge a batch that it got from the topic's former owner.
 Its size is not known here, so the length of such a set and the words of all of them have limits of
 their own. Once the batch is read, its set is cut to the batch (`Cursor.limit_batch`).
@@ -97,7 +97,7 @@ class AckSets:
             self._unknown_words += words - before
 
     def _forget_settled(self) -> None:
-        """Forget the sets that are gone from the cursor, or whose batch was read since."""
+        """Forget the sets that the cursor no longer has, or whose batch was read since."""
         self._unknown = {
             position: words
             for position, words in self._unknown.items()

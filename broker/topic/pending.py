@@ -46,9 +46,9 @@ async def pending_page(
 ) -> tuple[list[T], Position | None]:
     """Up to `limit` pending entries after a position, and the `after` of the next page (None: this
     was the last one). `consumer`: only those of consumers with this name; `slot`: only those of a
-    Key_Shared hash. `show` makes what the caller needs of each before the next one is read: a page
-    of large entries may take 500 MB. Raises NotAllowed for a hash of a subscription that is not
-    Key_Shared."""
+    Key_Shared hash. `show` converts each entry for the caller before the next one is read, because
+    a page of large entries may take 500 MB. Raises NotAllowed for a hash of a subscription that is
+    not Key_Shared."""
     assert 0 < limit <= PAGE_ENTRIES_MAX
     found = await _find(subscription, consumer, slot, after, limit + 1)
     page, more = found[:limit], len(found) > limit

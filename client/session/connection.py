@@ -59,15 +59,15 @@ KEEPALIVE_S: Final = 30.0
 """Seconds between two pings; Pulsar's interval."""
 
 SILENT_INTERVALS_MAX: Final = 2
-"""The client takes a broker for dead if it sends nothing for this many intervals."""
+"""The client considers a broker dead if it sends nothing for this many intervals."""
 
 OUTBOX_BYTES_MAX: Final = 64 << 20
 """Bytes. The client does not wait at this limit. Two limits of the producers bound the outbox: that
 of pending messages, and EMPTIED_BYTES_MAX (publisher.py)."""
 
 TAKEN_BYTES_MAX: Final = 32 << 20
-"""The largest message of a broker of Apache Pulsar that a client takes, even if the broker's own
-limit is higher: `maxMessageSize` is 5 MiB unless an operator has raised it."""
+"""The largest message that a client accepts from a broker of Apache Pulsar, even if the broker's
+own limit is higher: `maxMessageSize` is 5 MiB unless an operator has raised it."""
 
 CLOSE_S: Final = 1.0
 """Seconds that a close waits until the outbox is sent."""
@@ -148,12 +148,13 @@ class Connection:
         other broker is asked about a silent one."""
         self.broker = broker
         self.max_message_bytes = MESSAGE_BYTES_MAX  # of a message, batch or chunk that is sent
-        self.uncompressed_bytes_max = UNCOMPRESSED_BYTES_MAX  # of one that is received
+        # of a received message, batch or chunk
+        self.uncompressed_bytes_max = UNCOMPRESSED_BYTES_MAX
         self._frame_bytes_max = COMMAND_FRAME_BYTES_MAX
         self.drains_consumers = False  # the broker knows DRAIN_CONSUMER: it is Magnetar's
         self.orders_negative_acks = False  # the broker knows NEGATIVE_ACK
-        self.error: PulsarException | None = None  # why the session ended; None: it has not
-        self.server_version = ""  # as the broker calls itself; "": it has not answered yet
+        self.error: PulsarException | None = None  # why the session ended; None: it is not ended
+        self.server_version = ""  # the broker's own name; "": it has not answered yet
         self.protocol_version = 0  # of both sides; 0: the broker has not answered yet
         self.watches_topics = False  # the broker knows WATCH_TOPIC_LIST
         self._credentials = credentials or NoCredentials()
@@ -405,7 +406,7 @@ class Connection:
 
     def _on_auth_challenge(self, _: pb.CommandAuthChallenge) -> None:
         task = self._challenge
-        if task is None or task.done():  # else the answer under way answers this one, too
+        if task is None or task.done():  # otherwise the answer under way also answers this request
             self._challenge = self._group.create_task(self._authenticate_again())
             self._tasks = [task for task in self._tasks if not task.done()] + [self._challenge]
 
@@ -504,7 +505,7 @@ class Connection:
         self.send_control(pb.CommandPong())
 
     def _ignore(self, _: Any) -> None:
-        """Ignore commands that need no action. A PONG has an effect by its arrival alone."""
+        """Ignore commands that need no action. Only the arrival of a PONG has an effect."""
 
     def _answer(self, request_id: int, result: Body | PulsarException) -> None:
         done = self._asked.pop(request_id, None)
@@ -533,7 +534,7 @@ class Connection:
                 async with asyncio.timeout(self._keepalive_s):
                     await self._given_up.wait()
                 break
-            if loop.time() - due_s > STALL_S:  # this process was stopped: its own silence
+            if loop.time() - due_s > STALL_S:  # this process was stopped: the silence was its own
                 self._silent_intervals = 0
         silent_s = self._silent_intervals * self._keepalive_s
         await self._abort(f"the broker sent nothing for {silent_s:g} s")
@@ -549,7 +550,7 @@ class Connection:
         while self.error is None:
             due_s = self._silence.timer_at
             await asyncio.sleep(max(0.0, due_s - loop.time()))
-            if loop.time() - due_s > STALL_S:  # this process was stopped: its own silence
+            if loop.time() - due_s > STALL_S:  # this process was stopped: the silence was its own
                 self._silence.on_heard(loop.time())
             match self._silence.on_timer(loop.time(), self._awaits):
                 case Step.PING:
@@ -561,7 +562,7 @@ class Connection:
                     pass
 
     def _awaits(self) -> bool:
-        """Whether something is awaited of the broker."""
+        """Whether the client awaits something from the broker."""
         return bool(self._asked or self._consumers) or (
             self.error is None
             and any(producer.awaits_receipts for producer in self._producers.values())
@@ -579,7 +580,7 @@ class Connection:
             if owner is None or owner == self.broker:
                 return
         silent_s = self._silence.silent_s(self._loop.time())
-        if silent_s < self._loop.time() - began:  # it was heard meanwhile
+        if silent_s < self._loop.time() - began:  # the broker sent something meanwhile
             return
         reason = f"the broker sent nothing for {silent_s:.1f} s"
         if owner is not None:

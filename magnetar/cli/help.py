@@ -20,7 +20,7 @@ WIDTH_MAX: Final = 120  # columns; longer lines are hard to read
 
 COMMANDS: Final = "Commands"  # title of the section for the commands without a panel
 
-SENTENCE_MAX: Final = 200  # characters; Click cuts at what is left of the line
+SENTENCE_MAX: Final = 200  # characters; Click cuts at the rest of the line
 
 _HEADING = re.compile(r"\S.*:")
 _BRACES = re.compile(r"\{(\w+)\}")

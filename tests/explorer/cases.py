@@ -87,7 +87,7 @@ PLANTED: Final = dict(
         _planted(Bug.STARTS_AT_ANSWERED, "acked entries are readable", _CHANGE),
         _planted(Bug.CLOSES_AT_APPENDED, _COPIES, _ALONE),
         _planted(Bug.CLOSES_UNWRITTEN, _COPIES, _ALONE),
-        _planted(Bug.TELLS_OWN_PROGRESS, "what a reader was told stays", _TWO),
+        _planted(Bug.TELLS_OWN_PROGRESS, "entries that a reader was told of stay", _TWO),
         _planted(Bug.FENCE_NOT_DURABLE, _BEYOND, _CRASH),
         _planted(Bug.ADD_NOT_DURABLE, _COPIES, _CRASH),
     )

@@ -40,7 +40,8 @@ def nothing_is_acked_beyond(last: int, confirmable: int, what: str) -> None:
 def told_entries_stay(last: int, seen: int, what: str) -> None:
     if last < seen:
         raise Violation(
-            "what a reader was told stays", [what, f"a reader was told of entry {seen} before"]
+            "entries that a reader was told of stay",
+            [what, f"a reader was told of entry {seen} before"],
         )
 
 

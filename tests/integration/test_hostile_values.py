@@ -1,7 +1,7 @@
 """Values that no honest client sends, in commands that can be read, over both transports.
 
-Each is refused with an error that names it, or does nothing. Nothing of it stays behind, and other
-clients notice nothing."""
+The broker refuses each with an error that names it, or ignores it. It keeps no state of it, and
+other clients are not affected."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def entry_with(payload: bytes = b"payload", **fields: Any) -> bytes:
 
 
 async def send(client: WireClient, entry: bytes, **fields: Any) -> Any:
-    """What answers this SEND."""
+    """The answer to this SEND."""
     body = pb.CommandSend(**({"producer_id": 1, "sequence_id": 5} | fields))
     await client.wire.send(b"".join(framing.encode_payload_command(body, [entry])))
     return (await client.receive()).body
@@ -348,7 +348,7 @@ async def test_refused_requests_are_slowed_down_and_logged_once(
             for _ in range(5):
                 await client.ask(body)
             assert loop.time() - began_s >= 31 * DELAY_S_FIRST
-            began_s = loop.time()  # what is not refused is not slowed down
+            began_s = loop.time()  # accepted requests are not slowed down
             assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
             assert loop.time() - began_s < 0.5
     assert caplog.text.count("request refused") == 1

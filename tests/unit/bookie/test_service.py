@@ -95,7 +95,7 @@ async def test_another_incarnation_is_refused_as_unknown() -> None:
             await writer.stream.receive()
 
 
-async def test_more_streams_than_it_serves_are_turned_away_as_unknown() -> None:
+async def test_streams_above_the_limit_are_refused_as_unknown() -> None:
     async with running_bookie() as bookie:
         first = await bookie.connect()
         for _ in range(STREAMS_MAX - 1):
@@ -185,7 +185,7 @@ async def test_a_damaged_frame_ends_its_stream_without_effect_and_no_other(
         assert await bookie.read(read_request(0, 2)) == some(0, 1, 2)
 
 
-async def test_a_damaged_frame_leaves_nothing_behind_of_a_ledger_that_was_new() -> None:
+async def test_a_damaged_frame_creates_no_record_of_a_new_ledger() -> None:
     async with running_bookie() as bookie:
         victim = await bookie.connect()
         await victim.send(add(1, 0), add(1, 1)[:-1])
@@ -196,7 +196,7 @@ async def test_a_damaged_frame_leaves_nothing_behind_of_a_ledger_that_was_new() 
         assert bookie.storage.ledger_record(1) is not None
 
 
-async def test_a_writer_that_leaves_is_forgotten_and_its_entries_are_not() -> None:
+async def test_entries_of_a_writer_that_disconnects_stay() -> None:
     async with running_bookie() as bookie:
         writer = await bookie.connect()
         bookie.sync_thread.open = False
@@ -225,7 +225,7 @@ async def test_a_stream_is_not_read_while_too_much_is_pending() -> None:
             acks = group.create_task(writer.acks(60))
             group.create_task(send())
             await settle(300)
-            # 10,000 bytes, the frame that went beyond, and what waits in the stream
+            # 10,000 bytes, the frame that exceeded them, and the frames that wait in the stream
             assert 9 <= bookie.storage.sequence() - 1 <= 11
             assert sent <= 13
             assert bookie.commit.pending_bytes <= 10_000 + 1100
@@ -314,7 +314,7 @@ async def test_a_writer_that_disconnects_during_a_stop_does_not_break_it() -> No
     async with running_bookie() as bookie:
         service = bookie.service
         slow, leaving = await bookie.connect(frames_max=1), await bookie.connect()
-        for entry in range(3):  # a frame of acks each, of which the stream takes one
+        for entry in range(3):  # one frame of acks each; the stream takes one frame
             await slow.send(add(1, entry))
             await wait_until(lambda stored=entry + 1: service.counts.adds_stored == stored)
             await bookie.commit.wait_durable()

@@ -1,4 +1,4 @@
-"""Reads of stripes against going through all that was asked for, one by one."""
+"""Reads of stripes, compared with a loop over all requested entries."""
 
 from random import Random
 
@@ -59,7 +59,7 @@ def test_a_striped_read_ends_at_the_first_missing_entry_or_a_limit(seed: int) ->
 @pytest.mark.parametrize(
     ("run", "stride"), [(1, 0), (0, 1), (3, 2), (-1, -1), (1, STRIDE_MAX + 1), (0, -1)]
 )
-def test_stripes_that_make_no_sense_are_refused(run: int, stride: int) -> None:
+def test_inconsistent_stripes_are_refused(run: int, stride: int) -> None:
     assert striped(0, 9, 0, 0).well_formed
     assert striped(0, 9, 2, 3).well_formed
     assert not striped(0, 9, run, stride).well_formed

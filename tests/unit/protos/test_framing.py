@@ -1,4 +1,5 @@
-"""Frames and commands: against protobuf itself, golden bytes, limits, and every malformed shape."""
+"""Frames and commands: compared with protobuf, golden bytes, limits, and every kind of malformed
+frame."""
 
 import itertools
 import struct
@@ -153,7 +154,7 @@ def test_text_must_be_utf8(number: int) -> None:
         ),
     ],
 )
-def test_optional_repeated_and_nested_text_too(body: Message) -> None:
+def test_optional_repeated_and_nested_text_must_be_utf8(body: Message) -> None:
     whole = encode_command(body)
     assert parse_whole(whole).body == body
     with pytest.raises(MalformedCommand, match="is not UTF-8"):
@@ -251,7 +252,7 @@ def test_encoded_sends_equal_those_of_protobuf(
 
 @given(st.binary(max_size=40), st.sampled_from([6, 7, 9, 10, 11]), st.booleans())
 def test_hot_body_equals_the_general_parser(noise: bytes, number: int, honest: bool) -> None:
-    """Whatever is taken for a hot command must mean the same to protobuf's own parser."""
+    """Whatever the parser of hot commands accepts must mean the same to protobuf's parser."""
     size = len(noise) if honest else 127
     command = bytes([8, number, number << 3 | 2, size]) + noise
     frame = memoryview(frame_of(command, b"entry"))[4:]
@@ -266,7 +267,7 @@ def test_hot_body_equals_the_general_parser(noise: bytes, number: int, honest: b
 
 
 def test_size_of_two_bytes_uses_the_general_parser() -> None:
-    # Taken for one byte, the size fits; protobuf reads it together with the byte that follows.
+    # As one byte, the size is valid; protobuf reads it together with the next byte.
     body = b"\x08\x01\x10\x02" + b"\x7a\x7c" + bytes(124)
     whole = frame_of(bytes([8, 11, 11 << 3 | 2, len(body)]) + body)
     with pytest.raises(MalformedCommand, match="cannot be parsed"):
@@ -285,12 +286,12 @@ def test_a_simple_command_has_the_golden_bytes() -> None:
     assert encode_command(pb.CommandPing()) == golden
 
 
-def test_golden_bytes_of_a_payload_command() -> None:
+def test_a_payload_command_has_the_golden_bytes() -> None:
     golden = bytes.fromhex("0000000f 00000008 0806 3204 0801 1002 616263")
     assert send_header(producer_id=1, sequence_id=2, entry_size=3) + b"abc" == golden
 
 
-def test_golden_bytes_of_negative_ids() -> None:
+def test_negative_ids_have_the_golden_bytes() -> None:
     minus_one = "ffffffffffffffffff01"
     golden = bytes.fromhex(
         f"00000026 00000022 0807 3a1e 0801 1002 1a16 08{minus_one} 10{minus_one} 2003"
@@ -359,7 +360,7 @@ def test_a_large_frame_in_many_pieces_is_not_copied_with_each() -> None:
 
 
 @pytest.mark.parametrize("total", [0, 1, 3])
-def test_a_frame_too_small_for_a_command(total: int) -> None:
+def test_a_frame_too_small_for_a_command_is_refused(total: int) -> None:
     bad = struct.pack(">I", total) + bytes(total)
     with pytest.raises(MalformedFrame, match="too short for its command"):
         FrameDecoder().feed(frame_of(b"good") + bad)
@@ -367,7 +368,7 @@ def test_a_frame_too_small_for_a_command(total: int) -> None:
         split_frames(frame_of(b"good") + bad)
 
 
-def test_both_sides_of_the_limit_of_a_frame() -> None:
+def test_a_frame_at_the_limit_is_read_and_a_larger_one_refused() -> None:
     assert COMMAND_FRAME_BYTES_MAX > ENTRY_BYTES_MAX
     largest = struct.pack(">I", COMMAND_FRAME_BYTES_MAX - 4) + bytes(COMMAND_FRAME_BYTES_MAX - 4)
     decoder = FrameDecoder()
@@ -377,13 +378,14 @@ def test_both_sides_of_the_limit_of_a_frame() -> None:
     assert len(frame) == COMMAND_FRAME_BYTES_MAX - 4
     too_large = struct.pack(">I", COMMAND_FRAME_BYTES_MAX - 3)
     for refuse in (FrameDecoder().feed, split_frames):
-        with pytest.raises(FrameTooLarge) as caught:  # at once, not when it has arrived
+        # refused at once, before the whole frame has arrived
+        with pytest.raises(FrameTooLarge) as caught:
             refuse(too_large)
         assert caught.value.size == COMMAND_FRAME_BYTES_MAX + 1
         assert caught.value.limit == COMMAND_FRAME_BYTES_MAX
 
 
-def test_both_sides_of_the_limit_when_writing() -> None:
+def test_a_command_at_the_limit_is_written_and_a_larger_one_refused() -> None:
     header = send_header(producer_id=1, sequence_id=2, entry_size=0)
     room = COMMAND_FRAME_BYTES_MAX - len(header)
     send = pb.CommandSend(producer_id=1, sequence_id=2)
@@ -437,7 +439,7 @@ def test_unknown_commands_are_refused_by_number(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", sorted(BODIES))
-def test_a_command_truncated_anywhere(number: int) -> None:
+def test_a_command_truncated_anywhere_is_refused(number: int) -> None:
     encoded = base_of(number, filled(BODIES[number].message_type)).SerializeToString()
     for end in range(len(encoded)):
         with pytest.raises(CommandError):

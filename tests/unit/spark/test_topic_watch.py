@@ -1,4 +1,4 @@
-"""A streaming query to which a broker pushes its topics: what it asks, and what it does when a
+"""A streaming query to which a broker pushes its topics: its requests, and its behaviour when a
 stream ends."""
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def follows(watch: TopicWatch) -> bool:
     return watch.is_live
 
 
-def test_topics_are_known_when_all_parts_have_come_and_then_by_changes(server: RangeServer) -> None:
+def test_topics_are_known_when_all_parts_of_the_list_have_arrived_and_then_by_changes(
+    server: RangeServer,
+) -> None:
     watch = watch_of(server)
     watch.follow()
     push(server, "a", "a-not", more=True)
@@ -76,7 +78,7 @@ def test_topics_are_known_when_all_parts_have_come_and_then_by_changes(server: R
     assert not watch.is_live
 
 
-def test_no_topics_is_news_too(server: RangeServer) -> None:
+def test_an_empty_list_of_topics_counts_as_a_list(server: RangeServer) -> None:
     watch = watch_of(server)
     watch.follow()
     push(server)
@@ -133,7 +135,7 @@ def driver_of(server: RangeServer, **options: str) -> StreamDriver:
 
 
 def goes_on(driver: StreamDriver, at: dict[str, Any]) -> bool:
-    """Let the driver look for news. Returns whether there are none."""
+    """Let the driver check for changes. Returns whether there are none."""
     return driver.latest(at, rows_max=None, bytes_max=None) is at
 
 

@@ -1,4 +1,5 @@
-"""The list of bookies: followed, kept while the store is away, forgiving about bad entries."""
+"""The list of bookies: the registry follows it, keeps it while the store is out of reach, and skips
+bad rows."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +32,7 @@ def names(directory: BookieRegistry) -> list[str]:
     return [each.bookie for each in directory.writable]
 
 
-async def test_bookies_come_go_and_turn_read_only() -> None:
+async def test_joins_leaves_and_read_only_bookies_are_noticed() -> None:
     async with bookie_cluster(2) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
         changes: list[list[str]] = []
         unwatch = directory.watch(lambda: changes.append(names(directory)))
@@ -72,7 +73,7 @@ async def test_an_unlisted_bookie_is_found_at_its_last_address() -> None:
         assert found.address == BookieAddress("b0:3181", "b0:3182")
 
 
-async def test_a_draining_bookie_serves_and_gets_nothing_new() -> None:
+async def test_a_draining_bookie_serves_reads_and_gets_no_new_ledgers() -> None:
     async with bookie_cluster(2) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
         member = nodes.bookies[0].member
         path = paths.bookie_draining(member.bookie)
@@ -92,7 +93,7 @@ async def test_a_draining_bookie_serves_and_gets_nothing_new() -> None:
         assert directory.decommissioned == frozenset()
 
 
-async def test_while_the_store_is_away_the_last_list_stands() -> None:
+async def test_the_last_list_is_kept_while_the_store_is_out_of_reach() -> None:
     async with bookie_cluster(2) as nodes:
         store = MemoryStore(nodes.tree)
         async with followed(nodes, store) as directory:
@@ -104,7 +105,7 @@ async def test_while_the_store_is_away_the_last_list_stands() -> None:
             await wait_until(lambda: names(directory) == ["b0", "b1", "b2"])
 
 
-async def test_a_former_incarnation_is_asked_where_the_bookie_is_now() -> None:
+async def test_a_former_incarnation_is_reached_at_the_present_address_of_its_bookie() -> None:
     """The bookie may still have the damaged store of that incarnation, and answer from it."""
 
     async with bookie_cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:

@@ -56,7 +56,7 @@ crc32c = d2f69997
 
 
 @given(st.tuples(IDS, IDS), st.tuples(IDS, IDS))
-def test_keys_sort_as_their_ids(one: tuple[int, int], other: tuple[int, int]) -> None:
+def test_keys_sort_like_their_ids(one: tuple[int, int], other: tuple[int, int]) -> None:
     assert (entry_key(*one) < entry_key(*other)) == (one < other)
     assert key_entry(entry_key(*one)) == one
     assert (ledger_key(one[0]) < ledger_key(other[0])) == (one[0] < other[0])
@@ -75,7 +75,7 @@ def test_ledger_records_round_trip(master_key: int, fenced: bool, created_ms: in
     assert decode_ledger_record(encode_ledger_record(record)) == record
 
 
-def test_a_ledger_record_byte_for_byte() -> None:
+def test_a_ledger_record_has_the_documented_bytes() -> None:
     encoded = encode_ledger_record(LedgerRecord(0xA1, True, 0xB2))
     assert encoded[4:] == bytes.fromhex("01 01 00000000000000a1 00000000000000b2")
 
@@ -125,7 +125,7 @@ def test_a_watermark_may_name_a_manifest(
         decode_watermark(slots(torn, b""))
 
 
-def test_an_identity_file_as_a_person_sees_it() -> None:
+def test_an_identity_file_has_the_documented_text() -> None:
     assert encode_identity(IDENTITY) == IDENTITY_TEXT
     assert decode_identity(IDENTITY_TEXT) == IDENTITY
 
@@ -182,7 +182,7 @@ def test_an_identity_file_with_any_changed_byte_is_damaged() -> None:
             decode_identity(IDENTITY_TEXT[:size])
 
 
-def test_an_identity_file_from_before_formers_and_starts() -> None:
+def test_an_identity_file_without_former_and_start_is_read() -> None:
     text = b"".join(
         line
         for line in IDENTITY_TEXT.splitlines(keepends=True)
@@ -207,7 +207,7 @@ def test_an_identity_file_from_before_formers_and_starts() -> None:
         IDENTITY_TEXT[:-18].replace(b"epoch = 12", b"epoch = -1"),
     ],
 )
-def test_an_identity_file_with_a_right_checksum_and_wrong_content(body: bytes) -> None:
+def test_an_identity_file_with_a_right_checksum_and_wrong_content_is_damaged(body: bytes) -> None:
     with pytest.raises(FormatDamaged):
         decode_identity(body + b"crc32c = %08x\n" % google_crc32c.value(body))
 

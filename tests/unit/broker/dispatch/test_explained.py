@@ -30,8 +30,8 @@ ORDERED = KeySharedPolicy(ordered_nacks=True)
 
 
 class Scene(DispatcherRig):
-    """`holder` has pending entries of keys that `other` gets now. `dry` has no permits, `shut` a
-    connection that takes nothing, and `gone` leaves."""
+    """`holder` has pending entries of keys that `other` gets now. `dry` has no permits, the
+    connection of `shut` is not writable, and `gone` leaves."""
 
     machine: KeyShared
 
@@ -137,7 +137,7 @@ BUILDS: dict[Why, Callable[[Scene], None]] = {
     Why.UNACKED_BY_CONSUMER: lambda it: limit_consumers(it),
     Why.UNACKED_BY_SUBSCRIPTION: lambda it: limit_subscription(it),
 }
-"""What must come after the joins, in this order."""
+"""The events that must follow the joins, in this order."""
 
 
 def limit_consumers(it: Scene) -> None:
@@ -277,7 +277,7 @@ LIMITS_MORE += [Why.UNACKED_BY_CONSUMER, Why.UNACKED_BY_SUBSCRIPTION]
 
 
 def add(it: DispatcherRig, member: Member, why: Why | None) -> None:
-    """Let another cause come."""
+    """Add another cause."""
     match why:
         case Why.NO_PERMITS:
             member.machine.permits = 0
@@ -370,7 +370,7 @@ def test_missing_consumers_are_explained_beside_another_cause(
     it.leave(gone)
     reasons = {reason.why: reason for reason in it.machine.explain(it.now)}
     assert reasons[Why.NO_CONSUMERS].detail == "no consumer is connected"
-    if more is Why.RETURNING and kind is Shared:  # it returns them at once
+    if more is Why.RETURNING and kind is Shared:  # the consumer returns the entries at once
         more = None
     assert set(reasons) == {Why.NO_CONSUMERS} | ({more} if more else set())
     if more is Why.RETURNING:

@@ -1,4 +1,4 @@
-"""What is accepted and not confirmed: order, indexes and bytes, whatever happens to ledgers."""
+"""Accepted, unconfirmed entries: their order, indexes and bytes, whatever happens to ledgers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SINGLE = entry_of("m")
         max_size=60,
     )
 )
-def test_entries_leave_in_the_order_in_which_they_came(
+def test_entries_are_sent_in_the_order_of_their_arrival(
     script: list[tuple[str, int | list[int]]],
 ) -> None:
     """Runs of messages and batches, sent and confirmed in parts that do not fit the runs."""

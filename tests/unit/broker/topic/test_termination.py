@@ -1,4 +1,4 @@
-"""A topic that is terminated: the last message stays the last one."""
+"""Termination of a topic: it accepts no message after the last one."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_consumers_learn_of_the_end_once_all_is_acknowledged(kind: Subscri
         consumer.acknowledge(positions[1:])
         assert session.ends == 1
         consumer.flow(10)
-        assert session.ends == 1, "a consumer is told once"
+        assert session.ends == 1, "a consumer is notified once"
         await it.topic.subscriptions["slow"].seek(EARLIEST)
         _, session = await it.subscribe("slow", kind=kind)
         await wait_until(lambda: session.texts == ["a", "b"])

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import EntryId, LedgerMetadata
 
 
-async def test_receipts_of_several_producers_each_in_order() -> None:
+async def test_each_of_several_producers_gets_its_receipts_in_order() -> None:
     async with opened_topic(ClusterState()) as it:
         one, one_session = await it.produce("one")
         two, two_session = await it.produce("two")
@@ -52,13 +52,13 @@ async def test_receipts_of_several_producers_each_in_order() -> None:
         assert two_session.receipted == list(range(0, 30, 3))
         positions = [answer for _, answer in one_session.answers]
         assert positions == sorted(positions)
-        assert len(one_session.batches) < 20, "not in batches"
+        assert len(one_session.batches) < 20, "receipts not in batches"
         _, consumer = await it.subscribe()
         await wait_until(lambda: len(consumer.texts) == 30)
         assert consumer.texts == [str(n) for n in range(30)]
 
 
-async def test_names_are_made_where_there_is_none() -> None:
+async def test_the_topic_names_producers_without_a_name() -> None:
     async with opened_topic(ClusterState()) as it:
         first, _ = await it.produce()
         second, _ = await it.produce()
@@ -81,7 +81,7 @@ async def test_a_second_producer_of_the_same_name_is_refused() -> None:
         await it.produce("p")
 
 
-async def test_a_reconnect_overtakes_the_connection_that_it_replaces() -> None:
+async def test_a_reconnected_producer_replaces_its_former_connection() -> None:
     async with opened_topic(ClusterState()) as it:
         first, session = await it.produce()
         again = {"user_provided": False, "epoch": 1}
@@ -156,7 +156,7 @@ async def test_an_epoch_from_a_client_never_uses_up_the_epochs() -> None:
         assert again.topic_epoch == new.topic_epoch
 
 
-async def test_an_entry_that_is_too_large_is_refused_in_its_turn() -> None:
+async def test_an_entry_that_is_too_large_is_refused_in_send_order() -> None:
     async with opened_topic(ClusterState()) as it:
         handle, session = await it.produce()
         publish(handle, entry_of("small"), first=0)
@@ -167,7 +167,7 @@ async def test_an_entry_that_is_too_large_is_refused_in_its_turn() -> None:
         assert session.receipted == [0, 2]
 
 
-async def test_after_a_takeover_nothing_is_answered_and_all_clients_are_sent_away() -> None:
+async def test_after_a_takeover_no_send_is_answered_and_all_clients_are_disconnected() -> None:
     world = ClusterState()
     async with opened_topic(world) as old:
         producer, session = await old.produce("p")
@@ -215,7 +215,7 @@ async def test_a_topic_that_is_only_consumed_notices_a_takeover_by_its_acknowled
             await wait_until(lambda: consumer.texts == ["b"])
 
 
-async def test_closing_gives_the_receipts_that_are_owed() -> None:
+async def test_close_waits_for_the_receipts_of_appended_entries() -> None:
     world = ClusterState()
     async with opened_topic(world) as it:
         producer, session = await it.produce()
@@ -244,7 +244,8 @@ async def test_closing_gives_the_receipts_that_are_owed() -> None:
 
 
 async def test_close_does_not_wait_for_producers_that_keep_publishing() -> None:
-    """What comes while the topic closes is dropped, all of it, and sent again to the next owner."""
+    """Publishes that arrive while the topic closes are all dropped; the clients resend them to the
+    next owner."""
 
     world = ClusterState()
     async with opened_topic(world) as it:
@@ -307,7 +308,7 @@ async def test_a_subscription_without_a_name_is_refused(name: str) -> None:
         assert it.topic.subscriptions == {}
 
 
-async def test_stats_say_what_there_is() -> None:
+async def test_stats_list_producers_and_subscriptions() -> None:
     async with opened_topic(ClusterState()) as it:
         await it.publish("a", "b c d", "e", batches=True)
         handle, session = await it.subscribe(kind=SubscriptionType.SHARED, permits=3)
@@ -333,7 +334,7 @@ async def test_stats_say_what_there_is() -> None:
         assert any("no_permits" in reason for reason in subscription["waitingFor"])
 
 
-async def test_a_topic_that_was_taken_over_closes_all_the_same() -> None:
+async def test_a_topic_that_was_taken_over_can_be_closed() -> None:
     world = ClusterState()
     async with opened_topic(world) as old:
         await old.publish("a")
@@ -346,7 +347,7 @@ async def test_a_topic_that_was_taken_over_closes_all_the_same() -> None:
             await new.publish("b")
 
 
-async def test_back_pressure_is_the_logs() -> None:
+async def test_a_producer_waits_while_the_log_has_no_room() -> None:
     world = ClusterState()
     async with opened_topic(world, config=LogConfig(pending_bytes_max=1_000)) as it:
         handle, _ = await it.produce()
@@ -378,7 +379,8 @@ async def test_sessions_are_not_called_after_they_left() -> None:
 
 
 class WaitsFor:
-    """A test's stage: a producer's publishes wait for the outcome of the last one of another."""
+    """A stage for tests: the publishes of one producer wait for the outcome of another producer's
+    last publish."""
 
     def __init__(self, waiting: str, for_whom: str) -> None:
         self.waiting = waiting
@@ -415,7 +417,7 @@ async def test_a_publish_waits_for_the_outcome_of_another_and_is_then_appended()
         assert consumer.texts == ["first", "second", "third", "fourth"]
 
 
-async def test_a_producer_that_closes_gets_the_answers_for_what_is_held() -> None:
+async def test_a_producer_that_closes_gets_the_answers_of_held_publishes() -> None:
     world = ClusterState()
     async with opened_topic(world) as it:
         it.topic.pipeline.stages = [*it.topic.pipeline.stages, WaitsFor("late", "early")]
@@ -450,7 +452,7 @@ async def acknowledged(handle: ConsumerHandle, positions: Sequence[Position]) ->
 
 
 class SlowReader(FakeReader):
-    """Reads, and gives the second of its answers when it may."""
+    """A reader that returns its second answer when the test permits it."""
 
     def __init__(self, world: SharedLedgers, metadata: LedgerMetadata) -> None:
         super().__init__(world, metadata)
@@ -466,7 +468,7 @@ class SlowReader(FakeReader):
 
 
 class SlowLedgers(FakeLedgers):
-    """The readers of all ledgers but one are slow."""
+    """The readers of all ledgers except one are slow."""
 
     def __init__(self, world: SharedLedgers, *, but: int) -> None:
         super().__init__(world)

@@ -49,7 +49,7 @@ class ReadRequest:
 
     incarnation: str
     ledger: int
-    master_key: int  # without `fence`, the read key will do
+    master_key: int  # without `fence`, the read key is enough
     first: int
     last: int
     bytes_max: int | None = None  # None: the bookie's own limit
@@ -77,8 +77,8 @@ class LastConfirmedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastConfirmed:
-    """The answer of `last_confirmed`. With a code other than OK the numbers are -1, -1, 0 and mean
-    nothing. The same holds for an OK to a fence when the last entry cannot be read."""
+    """The answer of `last_confirmed`. With a code other than OK the numbers are -1, -1, 0 and have
+    no meaning. The same holds for an OK to a fence when the last entry cannot be read."""
 
     code: BookieCode
     confirmed: int = -1  # from the envelope of the last stored entry; -1: none
@@ -113,7 +113,7 @@ class LastHeard:
     """When a bookie last heard a broker."""
 
     heard_s: float  # seconds since then
-    listening_s: float  # how long the bookie has certainly heard what was sent to it
+    listening_s: float  # how long the bookie has certainly received everything sent to it
 
     @property
     def silent_s(self) -> float:

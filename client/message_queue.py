@@ -33,7 +33,7 @@ def id_at(place: Place | None) -> MessageId | None:
     if place is None:
         return None
     key, index, batch_size = place
-    assert key is not None  # only the program makes messages without a key
+    assert key is not None  # only programs create messages without a key
     return MessageId(-1, *key, index, batch_size)
 
 
@@ -44,9 +44,10 @@ class MessageQueue(Protocol):
         """Append messages."""
 
     def put_error(self, error: PulsarException) -> None:
-        """Let the next attempt to take a message raise `error`, once, also if messages wait: in a
-        queue that is never empty, the user would acknowledge later messages cumulatively and not
-        know. Beyond QUEUED_ERRORS_MAX the error is dropped; the log has it."""
+        """Let the next attempt to take a message raise `error`, once, also if messages wait: if the
+        queue is never empty, the user would otherwise acknowledge later messages cumulatively
+        without knowing of the error. Beyond QUEUED_ERRORS_MAX the error is dropped; the log has
+        it."""
 
     generation: int
     """How often the queue was cleared."""
@@ -79,7 +80,7 @@ class Sources:
         self._newest = 0
 
     def begin(self, topic: str) -> None:
-        """Messages of this topic may come, until `forget`."""
+        """Accept messages of this topic, until `forget`."""
         if topic not in self._generations:
             self._generations[topic] = self._new_generation()
 
@@ -89,7 +90,8 @@ class Sources:
         self._taken.pop(topic, None)
 
     def generation(self, topic: str) -> int:
-        """The generation of messages that come now. 0, which no message has: none may come."""
+        """The generation of messages that arrive now. 0, which no message has: none are
+        accepted."""
         return self._generations.get(topic, 0)
 
     def on_dropped(self, topic: str) -> MessageId | None:

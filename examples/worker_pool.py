@@ -22,7 +22,7 @@ JOBS = 40
 
 
 async def submit(client: magnetar.asyncio.Client) -> None:
-    # A batch goes to one worker as a whole, so jobs that are to be shared travel one by one.
+    # A whole batch goes to one worker, so jobs for several workers are sent without batching.
     producer = await client.create_producer(TOPIC, batching_enabled=False)
     async with asyncio.TaskGroup() as group:  # send all jobs at once
         for number in range(JOBS):

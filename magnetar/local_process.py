@@ -67,7 +67,7 @@ class LocalProcess:
     variables: Mapping[str, str] = field(default_factory=dict)  # added to the environment
     ready_s: float = READY_S
     stop_s: float = STOP_S
-    tied: bool = False  # the kernel kills it when the thread that called `launch` ends
+    tied: bool = False  # the kernel kills the process when the thread that called `launch` ends
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
@@ -122,7 +122,7 @@ class LocalProcess:
         return time.monotonic() - began_s
 
     async def wait_ended(self) -> str:
-        """Wait until the process ended; says how."""
+        """Wait until the process ended. Returns a description of its end."""
         while self.running:  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(POLL_S)
         return self._outcome()
@@ -133,13 +133,13 @@ class LocalProcess:
         return self._process.wait(self.ready_s)
 
     def kill(self) -> None:
-        """SIGKILL; returns when the process is gone."""
+        """Send SIGKILL. Returns when the process has ended."""
         self.signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP; returns when the process stands still."""
+        """Send SIGSTOP. Returns when the process is stopped."""
         assert self._process is not None
         self.signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -148,7 +148,8 @@ class LocalProcess:
         self.signal(signal.SIGCONT)
 
     def terminate(self) -> None:
-        """SIGTERM, without waiting. Resumes a paused process first, so that it handles SIGTERM."""
+        """Send SIGTERM, without waiting. Resumes a paused process first, so that it handles
+        SIGTERM."""
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
 

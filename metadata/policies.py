@@ -54,9 +54,9 @@ class SubscriptionType(StrEnum):
 
 
 class SchemaCompatibility(StrEnum):
-    """What must hold between a new version of a schema and the newest one; with TRANSITIVE, all
-    earlier ones. BACKWARD: consumers with the new version can read what was written with the
-    earlier one. FORWARD: the reverse. FULL: both."""
+    """The rule between a new version of a schema and the newest one; with TRANSITIVE, between it
+    and all earlier ones. BACKWARD: consumers with the new version can read messages of the earlier
+    one. FORWARD: the reverse. FULL: both."""
 
     ALWAYS_INCOMPATIBLE = "ALWAYS_INCOMPATIBLE"
     ALWAYS_COMPATIBLE = "ALWAYS_COMPATIBLE"
@@ -70,7 +70,8 @@ class SchemaCompatibility(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much of what all subscriptions acknowledged is kept. 0: none; UNLIMITED: all of it."""
+    """How long, and how many bytes of, fully acknowledged messages are kept. 0: none; UNLIMITED:
+    all."""
 
     time_s: int
     size_bytes: int
@@ -82,7 +83,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class BacklogQuota:
-    limit: int  # in the unit that the policy's name tells; UNLIMITED: no quota
+    limit: int  # in the unit of the policy's name; UNLIMITED: no quota
     action: BacklogAction
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
@@ -173,7 +174,7 @@ class InactiveTopicDeletion:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """What one namespace or one topic sets. None: not set at this level."""
+    """The policies that one namespace or one topic sets. None: not set at this level."""
 
     version: int = 0  # the writer adds one with each change of the policies
     retention: Retention | None = None
@@ -212,7 +213,7 @@ class Policies:
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicies:
-    """The policies of one topic after all levels were asked; see `Policies` for each. The values
+    """The policies in effect for one topic; see `Policies` for each. The values
     here are the broker's defaults."""
 
     retention: Retention = Retention(0, 0)
@@ -251,8 +252,8 @@ BROKER_DEFAULTS: Final = EffectivePolicies()
 def effective(
     broker_defaults: EffectivePolicies, namespace: Policies, topic: Policies
 ) -> EffectivePolicies:
-    """The policies that apply to a topic: each from the topic, else from its namespace, else from
-    the broker."""
+    """The policies that apply to a topic: each comes from the topic, its namespace or the broker,
+    the first of them that sets it."""
     return replace(broker_defaults, **{**_set(namespace), **_set(topic)})
 
 

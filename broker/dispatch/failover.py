@@ -4,7 +4,7 @@ Theory of operation. `Candidates` chooses the active consumer (active.py). When 
 leaves, the choice may change. It also changes when a consumer announces that it will leave:
 
     the active consumer left       the next one becomes active at once
-    the active consumer is there   it drains: it gets nothing more, and may acknowledge what it has.
+    the active consumer is there   it drains: it gets no more entries, and may acknowledge its own.
                                    The next one becomes active when it has acknowledged everything,
                                    when it asks for redelivery, or after `delay_s` (LEAVING_S if
                                    it leaves).
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 LEAVING_S: Final = 60.0
-"""How long an active consumer that leaves may acknowledge what it has. A client closes earlier."""
+"""How long an active consumer that leaves may acknowledge its entries. A client closes earlier."""
 
 
 class Failover(SingleActive):

@@ -1,6 +1,6 @@
-"""What a log needs of ledgers: the part of `magnetar.bookie.ledger` that is used here, as a seam.
+"""The part of `magnetar.bookie.ledger` that a log uses, as a seam.
 
-Every call may raise LedgerError and MetadataError, besides what it names.
+Every call may raise LedgerError and MetadataError, besides the errors in its docstring.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReadEntry(Protocol):
-    """One entry as it was appended; the payload is memory of its own."""
+    """One entry as it was appended; the payload is a copy."""
 
     @property
     def entry(self) -> EntryId: ...
@@ -46,10 +46,10 @@ class Appender(Protocol):
     def failure(self) -> LedgerError | None: ...
 
     @property
-    def degraded(self) -> bool: ...  # on fewer bookies than it should be
+    def degraded(self) -> bool: ...  # on fewer bookies than configured
 
     @property
-    def trouble(self) -> str: ...  # for people: which bookies failed, and how; "": none
+    def trouble(self) -> str: ...  # for messages: which bookies failed, and how; "": none
 
     def append_nowait(self, payloads: Sequence[Sequence[Buffer]]) -> EntryId: ...
 
@@ -79,7 +79,7 @@ class LedgerStore(Protocol):
     async def create(
         self, *, newer_than: LedgerId, custom: Mapping[str, bytes], quorum: Quorum | None = None
     ) -> Appender:
-        """`quorum` None: that of this process."""
+        """Create a ledger. `quorum` None: the quorum of this process."""
 
     async def recover(self, ledger: LedgerId) -> LedgerMetadata: ...
 

@@ -1,12 +1,12 @@
 """Reading a backlog ahead of its dispatch: the next range is read while this one is delivered.
 
-A read that follows the one before is answered with what was read ahead, if anything was. After each
-read of a backlog, one more of the same size is started. So at most one read per subscription is in
-flight ahead, of as many entries as the dispatcher had permits for, and of as many bytes as one read
-may have. The budget of the broker counts these bytes, and gives a bounded share of itself to them.
-What is read ahead is dropped when the dispatcher reads elsewhere.
+A read that follows the previous one is answered with the entries that were read ahead, if there are
+any. After each read of a backlog, one more read of the same size is started. So at most one read
+per subscription is in flight ahead, of as many entries as the dispatcher had permits for, and of as
+many bytes as one read may have. The budget of the broker counts these bytes, and gives a bounded
+share of itself to them. The entries read ahead are dropped when the dispatcher reads elsewhere.
 
-Near the end of the log nothing is read ahead: those entries are in the cache.
+Near the end of the log there is no read ahead, because those entries are in the cache.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 BACKLOG_ENTRIES_MIN: Final = 500
-"""Entries that must follow a read for the next one to be made ahead. A consumer that follows the
-end of the log reads from the cache."""
+"""A read ahead is made only if at least this many entries follow the current read. A consumer that
+follows the end of the log reads from the cache."""
 
 
 class ReadAhead:
@@ -43,7 +43,8 @@ class ReadAhead:
         self._log = topic_log
         self._spawn = spawn
         self._entries_min = entries_min
-        self._first: Position | None = None  # of what is or will be held; None: nothing
+        # of the held or requested entries; None: there are none
+        self._first: Position | None = None
         self._entries: list[StoredEntry] = []
         self._held = 0  # bytes that the budget counts
         self._task: asyncio.Task[None] | None = None  # None: no read is in flight
@@ -96,14 +97,14 @@ class ReadAhead:
         self._task = self._spawn(work)
 
     async def _read(self, first: Position, entries_max: int, bytes_max: int) -> None:
-        """A failure is left to the read that is asked for."""
+        """Ignore a failure: the dispatcher's own read will meet it."""
         found: list[StoredEntry] = []
         try:
             found = await self._log.read(first, entries_max=entries_max, bytes_max=bytes_max)
         except LogError:
             pass
         finally:
-            if self._task is asyncio.current_task():  # else it was dropped
+            if self._task is asyncio.current_task():  # otherwise the read ahead was dropped
                 self._task = None
                 size = sum([len(entry.data) for entry in found])
                 if found and found[0].position == first and self._fits(size):

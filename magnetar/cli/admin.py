@@ -1,4 +1,5 @@
-"""Requests to the admin port of a cluster: any of its brokers answers, or names the one that does.
+"""Requests to the admin port of a cluster: any broker answers, or redirects to the broker that
+does.
 
 Several addresses are tried in turn. A request goes to the next address only when it was certainly
 not carried out: no connection could be made, or it was a request that changes nothing.
@@ -18,7 +19,7 @@ from magnetar.protos.errors import InvalidTopicName
 from magnetar.protos.names import TopicName
 
 TIMEOUT_S: Final = 10.0
-CONNECT_S: Final = 3.0  # a person waits, and there may be other addresses to try
+CONNECT_S: Final = 3.0  # a user waits, and there may be other addresses to try
 REDIRECTS_MAX: Final = 5  # a topic may move meanwhile; brokers may redirect to each other
 ANSWER_BYTES_MAX: Final = 64 << 20  # 500,000 topic names; a peeked entry has at most 22 MB
 USAGE: Final = 2
@@ -47,7 +48,7 @@ class Refused(Exception):
 
 
 class NoConnection(Exception):
-    """Nothing was sent."""
+    """The request was not sent."""
 
 
 class NoAnswer(Exception):

@@ -42,7 +42,7 @@ def run_client(service_url: str, work: Coroutine[Any, Any, None]) -> None:
         while isinstance(first, ExceptionGroup):
             first = first.exceptions[0]
         if isinstance(first, magnetar.Timeout) and first.broker is not None:
-            fail(f"{first}. `magnetar topics stats {first.topic}` shows the topic's trouble")
+            fail(f"{first}. `magnetar topics stats {first.topic}` shows the topic's state")
         if isinstance(first, magnetar.ConnectError):
             fail(f"{first}. Does the port match the URL (grpc: 6660, pulsar: 6650)?")
         if isinstance(first, magnetar.PulsarException):
@@ -51,7 +51,7 @@ def run_client(service_url: str, work: Coroutine[Any, Any, None]) -> None:
             fail(f"{first.filename}: {first.strerror}" if first.filename else str(first))
         raise
     finally:
-        work.close()  # it may not have begun
+        work.close()  # the work may not have begun
 
 
 def fail(reason: str, *, code: int = 1) -> NoReturn:

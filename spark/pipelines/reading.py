@@ -1,4 +1,4 @@
-"""What the pipelines have in common: a session with fixed settings, and frames of topics."""
+"""Shared parts of the pipelines: a session with fixed settings, and frames of topics."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def topic() -> str:
 
 
 @pytest.mark.parametrize("kind", ["Shared", "KeyShared"])
-def test_messages_come_in_the_order_of_their_times_and_never_early(
+def test_messages_arrive_in_the_order_of_their_times_and_never_early(
     api: Api, topic: str, kind: str
 ) -> None:
     consumer = api.subscribe(topic, kind)
@@ -116,7 +116,7 @@ def test_delayed_messages_are_counted_explained_and_cleared(api: Api, topic: str
     assert consumer.receive(TIMEOUT_MS).data() == b"now"
 
 
-def test_time_to_live_wins_over_the_delay(api: Api, topic: str) -> None:
+def test_delayed_messages_expire_by_the_time_to_live(api: Api, topic: str) -> None:
     consumer = api.subscribe(topic, "Shared")
     producer = api.client.create_producer(topic)
     producer.send(b"later", deliver_after=timedelta(seconds=900))
@@ -128,8 +128,8 @@ def test_time_to_live_wins_over_the_delay(api: Api, topic: str) -> None:
     assert consumer.receive(TIMEOUT_MS).data() == b"last"
 
 
-def test_long_delay_trips_the_backlog_quota(api: Api, topic: str) -> None:
-    """A delayed message is part of the backlog, also if every other one is acknowledged."""
+def test_a_long_delay_exceeds_the_backlog_quota(api: Api, topic: str) -> None:
+    """A delayed message is part of the backlog, even if every other message is acknowledged."""
     consumer = api.subscribe(topic, "Shared")
     producer = api.client.create_producer(topic)
     producer.send(bytes(50_000), deliver_after=timedelta(seconds=900))
@@ -141,7 +141,7 @@ def test_long_delay_trips_the_backlog_quota(api: Api, topic: str) -> None:
     with pytest.raises(api.module.PulsarException):
         api.client.create_producer(topic)
     api.call(topic, "backlogQuota", method="DELETE")
-    wait_for(lambda: api.call(topic, "stats")["publishers"])  # the first producer is back
+    wait_for(lambda: api.call(topic, "stats")["publishers"])  # the first producer has reconnected
     producer.send(b"after")
     assert consumer.receive(TIMEOUT_MS).data() == b"after"
 
@@ -163,7 +163,7 @@ def test_delay_holds_when_no_consumer_is_connected(api: Api, topic: str) -> None
 def test_delay_holds_over_a_restart(api: Api, server: StandaloneProcess, topic: str) -> None:
     consumer = api.subscribe(topic, "Shared")
     producer = api.client.create_producer(topic)
-    due = now_s() + 4  # it may pass before the server is back
+    due = now_s() + 4  # the delay may end before the server has restarted
     producer.send(b"later", deliver_at=int(due * 1_000))
     producer.send(b"much later", deliver_after=timedelta(seconds=900))
     for number in range(10):

@@ -1,4 +1,4 @@
-"""What executors do when sealed ledgers are on the bookies of a real cluster, without Spark."""
+"""The reads of executors from the bookies of a real cluster, without Spark."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VALUE_BYTES = 1_000  # so the sealed ledger has 4 MB, enough for three tasks of 
 
 
 class Job:
-    """What an application on executors does, with the options that it gives."""
+    """The reads of an application's executors with the given options."""
 
     def __init__(self, cluster: LocalCluster, **given: str) -> None:
         self._given = {
@@ -119,7 +119,7 @@ def _read_in_every_way(cluster: LocalCluster) -> None:
     assert {len(task.sealed.addresses) for task in tasks} == {3}
     assert job.read(tasks) == ALL
 
-    # No broker is needed but for the tail, whatever the plan said of owners.
+    # A broker is needed only for the tail, whichever owners the plan names.
     for task in tasks[:-1]:
         without_brokers(task)
     first = job.read(tasks[:-1], **NO_BROKER)
@@ -134,7 +134,7 @@ def _read_in_every_way(cluster: LocalCluster) -> None:
     assert all(task.sealed == Sealed() for task in plain.plan())
     assert plain.read(plain.plan()) == ALL
 
-    # The read key is not the ledger's, or the bookies are elsewhere: the owner has the entries.
+    # The read key is wrong, or the bookies are at other addresses: the task reads from the owner.
     for spoil in (_with_wrong_key, _with_wrong_addresses):
         tasks = job.plan()
         for task in tasks:

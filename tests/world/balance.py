@@ -124,7 +124,7 @@ class Balanced:
 async def keep_looking_up(
     asker: ClientNode, brokers: dict[str, Balanced], *, pause_s: float
 ) -> None:
-    """Look bundles up at any broker, again and again, as clients do."""
+    """Repeatedly look bundles up at any broker, as clients do."""
     random, network = asker.world.draw("asker"), asker.world.network
     while True:
         await asyncio.sleep(random.expovariate(1 / pause_s))

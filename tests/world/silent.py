@@ -170,7 +170,7 @@ class _Witnesses:
 
 
 async def keep_asking(asker: ClientNode, cluster: Cluster, *, pause_s: float) -> None:
-    """Look the topic up at any broker, again and again, as clients do."""
+    """Repeatedly look the topic up at any broker, as clients do."""
     random, network = asker.world.draw("asker"), asker.world.network
     while True:
         await asyncio.sleep(random.expovariate(1 / pause_s))

@@ -1,4 +1,5 @@
-"""Claiming a directory: made, kept, refused, and never changed when it is not ours."""
+"""Claims of a directory: it is created, kept or refused, and never changed if another program owns
+it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_a_claimed_directory_is_made_and_can_be_claimed_again(tmp_path: Path) -> None:
+def test_a_claimed_directory_is_created_and_can_be_claimed_again(tmp_path: Path) -> None:
     directory = tmp_path / "a" / "b"
     for _ in range(2):
         with claimed(directory, "oven"):
@@ -51,7 +52,7 @@ def test_the_directory_of_another_owner_is_not_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["magnetar oven 2\n", "magnetar standalone 1\n", "x"])
-def test_another_version_or_another_owner(tmp_path: Path, text: str) -> None:
+def test_a_directory_of_another_version_or_owner_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "oven").write_text(text)
     with (
         pytest.raises(DirectoryRefused, match="does not contain 'magnetar oven 1'"),
@@ -61,7 +62,7 @@ def test_another_version_or_another_owner(tmp_path: Path, text: str) -> None:
     assert (tmp_path / "oven").read_text() == text
 
 
-def test_a_crash_at_any_moment_of_the_first_start(tmp_path: Path) -> None:
+def test_a_directory_can_be_claimed_after_a_crash_of_the_first_start(tmp_path: Path) -> None:
     """The mark may be absent, empty or whole; nothing else is there before it is whole."""
     (tmp_path / "oven").touch()
     with claimed(tmp_path, "oven"):
@@ -71,7 +72,7 @@ def test_a_crash_at_any_moment_of_the_first_start(tmp_path: Path) -> None:
         pass
 
 
-def test_a_file_and_a_place_below_a_file(tmp_path: Path) -> None:
+def test_a_file_or_a_place_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
     for directory in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(DirectoryRefused, match="it is a file"), claimed(directory, "oven"):

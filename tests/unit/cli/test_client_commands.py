@@ -144,7 +144,7 @@ def test_timeout_without_receipt_names_topics_stats(
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(typer.Exit):
         run_client(f"grpc://127.0.0.1:{other.getsockname()[1]}", work())
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith(f"`magnetar topics stats {TOPIC}` shows the topic's trouble")
+    assert line.endswith(f"`magnetar topics stats {TOPIC}` shows the topic's state")
 
 
 @pytest.mark.parametrize(

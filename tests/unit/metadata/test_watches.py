@@ -1,4 +1,5 @@
-"""The register of callbacks: in order, each on its own, none after it was removed."""
+"""The register of callbacks: it calls them in order and independently, and none after its
+removal."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def test_a_callback_may_add_and_remove_while_all_are_called() -> None:
     assert "/b" not in watches
 
 
-def test_session_callbacks_and_clear() -> None:
+def test_clear_removes_session_callbacks() -> None:
     watches = Watches()
     states: list[SessionState] = []
     remove = watches.add_session(states.append)

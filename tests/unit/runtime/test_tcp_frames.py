@@ -1,4 +1,4 @@
-"""What is special about frames over TCP: the wire form, beats, limits, and hostile peers."""
+"""Frames over TCP: the wire form, beats, limits, and hostile peers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def serving(
 async def raw_server(
     handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[str]:
-    """A peer that speaks bytes; gives its address."""
+    """A peer that sends raw bytes. Returns its address."""
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     server.close()
@@ -121,7 +121,8 @@ async def test_a_frame_is_its_length_and_its_bytes_and_a_close_says_goodbye() ->
 
 
 class FakeTransport(asyncio.Transport):
-    """Takes everything; `paused` says whether the protocol wants to read."""
+    """A transport that accepts everything; `paused` says whether the protocol has paused
+    reading."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +189,7 @@ async def test_reading_pauses_above_the_high_water_mark_and_continues_below_half
     stream.connection_lost(None)
 
 
-async def test_many_tiny_frames_pause_reading_too() -> None:
+async def test_many_tiny_frames_also_pause_reading() -> None:
     """A frame of one byte takes some 200 bytes of memory while it waits."""
     stream, transport = TcpFrameStream(PATIENT), FakeTransport()
     stream.connection_made(transport)
@@ -231,7 +232,7 @@ async def test_a_part_may_change_once_send_has_returned() -> None:
             part = bytearray([number]) * 100_000
             sending = asyncio.ensure_future(stream.send([part]))  # noqa: TID251
             done, _ = await asyncio.wait({sending}, timeout=0.05)
-            if not done:  # the peer is full
+            if not done:  # the peer's buffers are full
                 may_read.set()
                 await sending
             part[:] = bytes(len(part))
@@ -261,7 +262,9 @@ async def test_a_part_may_change_once_send_has_returned() -> None:
         b"\x16\x03\x01\x02",  # TLS
     ],
 )
-async def test_a_malformed_prefix_ends_the_stream_and_names_itself(prefix: bytes) -> None:
+async def test_a_malformed_prefix_ends_the_stream_with_an_error_that_shows_it(
+    prefix: bytes,
+) -> None:
     listening = Listening()
     async with serving(listening) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -271,7 +274,8 @@ async def test_a_malformed_prefix_ends_the_stream_and_names_itself(prefix: bytes
         await wait_until(lambda: listening.ends)
     assert words[:1] == b"\x03"
     assert f"malformed frame: kind {prefix[0]}".encode() in words
-    assert listening.heard in ([b"ok"], [])  # what was not taken yet goes with the stream
+    # frames that were not received yet are dropped with the stream
+    assert listening.heard in ([b"ok"], [])
     assert "malformed frame" in listening.ends[0].reason
     assert not listening.ends[0].clean
 
@@ -372,7 +376,7 @@ async def test_bytes_after_goodbye_are_dropped() -> None:
 
 async def test_a_silent_server_ends_the_stream() -> None:
     async def nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(-1)  # until the client has gone
+        await reader.read(-1)  # until the client has disconnected
         writer.close()
 
     async with raw_server(nothing) as address:
@@ -381,7 +385,7 @@ async def test_a_silent_server_ends_the_stream() -> None:
         await stream.close()
 
 
-async def test_a_stall_of_the_own_process_is_not_the_silence_of_the_peer() -> None:
+async def test_a_standstill_of_the_own_process_does_not_count_as_silence_of_the_peer() -> None:
     async with serving(echo, times=QUICK) as (_, port):
         stream = await connect_frames(f"127.0.0.1:{port}", times=QUICK)
         for _ in range(5):
@@ -416,7 +420,7 @@ async def test_a_handle_that_is_closed_ends_the_goodbye(error: Exception) -> Non
     assert aborted == [True]
 
 
-async def test_an_idle_stream_beats_and_lives() -> None:
+async def test_an_idle_stream_sends_beats_and_stays_open() -> None:
     async with serving(echo, times=QUICK) as (_, port):
         stream = await connect_frames(f"127.0.0.1:{port}", times=QUICK)
         await asyncio.sleep(0.5)  # ten beats
@@ -443,7 +447,7 @@ async def test_a_busy_stream_does_not_beat() -> None:
         await stream.close()
 
 
-async def test_a_peer_that_reads_slowly_is_not_taken_for_silent() -> None:
+async def test_a_peer_that_reads_slowly_does_not_count_as_silent() -> None:
     may_read = asyncio.Event()
     listening = Listening()
 
@@ -493,7 +497,8 @@ async def test_a_connection_that_is_not_accepted_ends_with_its_deadline() -> Non
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         address = full.getsockname()
-        for other in (first, second):  # these fill the backlog; the kernel drops the next
+        # these connections fill the backlog; the kernel drops the next one
+        for other in (first, second):
             other.setblocking(False)
             other.connect_ex(address)
         with pytest.raises(StreamClosed, match=r"cannot connect to .*: no answer within 0\.2 s"):
@@ -529,7 +534,7 @@ async def test_a_server_that_is_cancelled_says_goodbye_and_closes_its_port() -> 
         await connect_frames(f"127.0.0.1:{port}")
 
 
-async def test_a_close_ends_though_the_peer_never_closes() -> None:
+async def test_a_close_ends_although_the_peer_never_closes() -> None:
     gone = asyncio.Event()
 
     async def stay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

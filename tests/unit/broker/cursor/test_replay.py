@@ -1,4 +1,4 @@
-"""Replaying the records of a cursor gives its state, wherever the records are cut."""
+"""The replay of a cursor's records restores its state, wherever the records are cut."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_deltas_and_snapshots_restore_the_state(script: list[tuple[object, ...]]
                 written += cursor.snapshot()
     written += cursor.take_delta()
 
-    # What is no longer needed may be there or not, in part as well.
+    # Unneeded records may be there completely, partly or not at all.
     replay = CursorReplay(log.chain)
     for record in written[min(cut, needed_from) :]:
         replay.on_entry(stored.header(replay_from=0) + record)

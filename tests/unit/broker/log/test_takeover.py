@@ -2,8 +2,8 @@
 
 A script appends over several ledgers, acknowledges, resets, deletes, creates and closes. It is run
 once to count its calls, then once for each of them: killed before the call, killed after it took
-effect, and taken over by a second broker while it continues as a zombie. Whatever it was answered
-must then be there, in order and once; and nothing may be there that was not asked for."""
+effect, and taken over by a second broker while it continues as a zombie. Then every answered change
+must be there, in order and once, and no change that the script did not request."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ CURSORS = replace(QUICK, tail_bytes_min=60, ledger_bytes_max=250)
 
 @dataclass(slots=True)
 class Expected:
-    """What is known of one subscription from outside."""
+    """The expected state of one subscription."""
 
-    exists: bool | None = None  # None: may or may not
+    exists: bool | None = None  # None: either is possible
     must: set[Position] = field(default_factory=set)  # answered
     may: set[Position] = field(default_factory=set)  # asked for
 
 
 @dataclass(slots=True)
 class Told:
-    """What the script asked for and what it was told."""
+    """The requests of the script and their answers."""
 
     attempted: list[str] = field(default_factory=list)
     appended: list[tuple[str, Position]] = field(default_factory=list)
@@ -175,13 +175,13 @@ class Script:
 
 
 async def live_and_die(world: ClusterState, steps: Steps, told: Told) -> None:
-    """Run the script: a broker that vanishes without closing, then one that takes over and closes.
-    It ends by itself, by its death, or by being fenced."""
+    """Run the script: the first broker disappears without a close, the second takes over and
+    closes. The run ends at its end, at the broker's death, or when the broker is fenced."""
     try:
         async with life(world, steps, told, close=False) as script:
             await script.live()
         async with life(world, steps, told, close=True) as script:
-            # What the first one never learnt the outcome of is settled by now.
+            # Changes whose outcome the first broker never learnt are settled by now.
             script.told.attempted = await script.contents()
             await script.live_again()
         told.finished = True
@@ -228,7 +228,8 @@ async def enter(
 
 
 def assert_kept(told: Told, texts: list[str]) -> None:
-    """What was appended is there, in order, once; and nothing that was not attempted."""
+    """Check that the appended entries are there, in order and once, and no entry that was not
+    attempted."""
     attempted = [name for name in told.attempted if name != "second"]
     assert texts == attempted[: len(texts)], "lost, repeated, reordered or made up"
     answered = [name for name, _ in told.appended]
@@ -236,7 +237,7 @@ def assert_kept(told: Told, texts: list[str]) -> None:
 
 
 async def inspect(world: ClusterState, told: Told) -> None:
-    """The next owner's view."""
+    """The state that the next owner reads."""
     async with opened(world, config=CONFIG) as topic:
         assert_kept(told, await topic.contents())
         entries = await topic.log.read(EARLIEST, entries_max=100, bytes_max=1 << 20)
@@ -324,7 +325,7 @@ def test_a_broker_dies_at_any_call(after: bool) -> None:
             return steps.dead
 
         deaths += run(main())
-    assert deaths >= count - 5, "the script did not get as far as it should"
+    assert deaths >= count - 5, "the script ended too early"
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -334,7 +335,7 @@ def test_a_call_that_fails_changes_nothing(after: bool) -> None:
         async def main(number: int = number) -> None:
             world, steps, told = ClusterState(), Steps(number, after=after, fails=True), Told()
             await live_and_die(world, steps, told)
-            assert told.finished, f"given up after the failure of {steps.taken[number]}"
+            assert told.finished, f"the script stopped after the failure of {steps.taken[number]}"
             await inspect(world, told)
 
         run(main())
@@ -383,7 +384,7 @@ async def test_a_ledger_that_the_next_owner_has_dropped_is_no_damage() -> None:
     async with opened(world, close=False) as topic:
         await topic.append_and_wait("a")
     slow = await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
-    async with opened(world):  # takes it meanwhile
+    async with opened(world):  # another broker takes the topic meanwhile
         for ledger in list(world.ledgers.ledgers):
             del world.ledgers.ledgers[ledger]
         with pytest.raises(LogFenced):

@@ -1,5 +1,5 @@
-"""Commands with any values, and damaged frames: at most their own connection ends, for a reason
-that names what is wrong, and never by an unexpected exception."""
+"""Commands with any values, and damaged frames: at most their own connection ends, with an error
+that names the fault, and never by an unexpected exception."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def bodies(kind: Descriptor) -> st.SearchStrategy[Any]:
     required, optional = {}, {}
     for field in kind.fields:
         if field.full_name == "magnetar.pulsar.MessageIdData.first_chunk_message_id":
-            continue  # it contains itself
+            continue  # the message type contains itself
         strategy = values(field)
         if field.is_repeated:
             strategy = st.lists(strategy, max_size=3)
@@ -124,7 +124,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 async def drain(client: WireClient) -> None:
-    """Read what comes until nothing does, or the connection ends."""
+    """Read until no more commands arrive, or the connection ends."""
     try:
         while True:
             async with asyncio.timeout(5):
@@ -163,7 +163,7 @@ async def play(frames: list[bytes]) -> None:
         assert here.endpoint.failures == 0
 
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))  # by hand: thousands
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))  # built by hand, because it holds thousands
 SETTINGS = settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -177,7 +177,7 @@ def test_commands_with_any_values_end_at_most_their_connection(frames: list[byte
 
 @SETTINGS
 @given(st.lists(commands(), min_size=1, max_size=4))
-def test_every_command_of_the_protocol_with_any_values(frames: list[bytes]) -> None:
+def test_every_command_with_any_values_ends_at_most_its_connection(frames: list[bytes]) -> None:
     run_virtual(play(frames))
 
 

@@ -1,4 +1,4 @@
-"""WatchPositions: what is pushed, when, and how much of it."""
+"""WatchPositions: which changes are pushed, when, and in which amounts."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Watch:
         return self._sent.popleft()
 
     async def settle(self) -> list[pb.PositionsUpdate]:
-        """Return after two signs of life in a row: the broker has looked at all changes. Returns
-        the news until then."""
+        """Return after two consecutive signs of life: the broker has then sent all changes. Returns
+        the updates until then."""
         news, lives = [], 0
         while self._sent or lives < 2:
             update = await self.next()
@@ -62,7 +62,7 @@ class Watch:
         return news
 
     async def topic(self) -> pb.TopicUpdate:
-        """The news of one topic."""
+        """The update of one topic."""
         while not (topics := (await self.next()).topics):
             pass
         [update] = topics
@@ -94,7 +94,7 @@ def entries(update: pb.TopicUpdate) -> list[int]:
     return [ledger.last_entry + 1 for ledger in update.plan.ledgers]
 
 
-async def test_the_state_comes_first_then_only_the_ledgers_that_changed() -> None:
+async def test_the_first_update_has_the_state_and_later_ones_only_changed_ledgers() -> None:
     async with running_broker(ClusterState()) as it, Client(it.grpc_url) as client:
         await client.subscribe(TOPIC, "keeps")
         await publish(client, b"1", b"2")
@@ -112,7 +112,7 @@ async def test_the_state_comes_first_then_only_the_ledgers_that_changed() -> Non
             assert news.first_ledger == first.plan.ledgers[0].ledger
 
 
-async def test_trimming_is_pushed() -> None:
+async def test_a_trim_is_pushed() -> None:
     async with running_broker(ClusterState()) as it, Client(it.grpc_url) as client:
         await publish(client, b"1", b"2")
         async with watching(it, TOPIC) as watch:
@@ -142,7 +142,7 @@ async def test_a_watch_reports_a_topic_that_is_created_later_and_deleted() -> No
             pass
 
 
-async def test_a_topic_that_is_unloaded_stays_watched_and_is_not_opened_for_that() -> None:
+async def test_an_unloaded_topic_stays_watched_without_being_opened() -> None:
     async with running_broker(ClusterState()) as it, Client(it.grpc_url) as client:
         await publish(client, b"1")
         async with watching(it, TOPIC) as watch:
@@ -272,4 +272,4 @@ async def test_too_many_topics_and_watches_are_refused() -> None:
 
 
 async def _drop(_: bytes) -> None:
-    """The client takes everything at once."""
+    """A client that takes all messages at once."""

@@ -1,4 +1,4 @@
-"""Whatever a frame holds, it is carried out in short steps: no step takes 50 ms of CPU."""
+"""The broker executes every frame in short steps: no step takes 50 ms of CPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_steps(here: Place) -> None:
 
 
 async def drain(client: WireClient, until: type) -> pb.CommandAckResponse:
-    """Read on until this comes, and return it."""
+    """Read until this command arrives, and return it."""
     while True:
         command = await client.receive()
         if isinstance(command.body, until):
@@ -67,8 +67,8 @@ async def test_a_frame_of_thirty_thousand_pings_stops_no_other_client() -> None:
         check_steps(here)
 
 
-async def test_a_connection_with_many_consumers_leaves_in_slices() -> None:
-    """To close one consumer takes 0.5 ms here."""
+async def test_a_connection_closes_its_many_consumers_in_slices() -> None:
+    """The close of one consumer takes 0.5 ms here."""
     async with place() as here:
         client, number = await here.client(), 300
         for consumer_id in range(number):
@@ -90,7 +90,7 @@ async def test_a_connection_with_many_consumers_leaves_in_slices() -> None:
         check_steps(here)
 
 
-async def test_consumers_that_are_about_to_be_closed_get_nothing() -> None:
+async def test_consumers_that_are_about_to_be_closed_get_no_entries() -> None:
     async with place() as here:
         client, other, number = await here.client(), await here.client(), 300
         await other.produce(TOPIC)
@@ -254,7 +254,7 @@ async def test_at_most_64_kb_are_read_before_connect() -> None:
         assert await client.ended() == []
 
 
-async def test_a_client_that_reads_nothing_is_not_read_either() -> None:
+async def test_the_broker_stops_reading_from_a_client_that_does_not_read() -> None:
     """Each PING is answered: the answers are bounded."""
     async with place() as here:
         client = await here.client()

@@ -81,7 +81,7 @@ async def test_stale_policies_trim_nothing() -> None:
         await wait_until(lambda: it.topic.log.first == positions[10])
 
 
-async def test_a_change_of_the_retention_trims_and_time_does_with_the_chore() -> None:
+async def test_a_change_of_the_retention_trims_at_once_and_age_at_the_next_chore() -> None:
     world = ClusterState()
     async with opened_topic(world, policies=keeping()) as it:
         positions = await it.publish(*TEXTS)
@@ -137,7 +137,7 @@ async def test_a_reader_in_trimmed_ledgers_continues_with_the_first_kept_entry()
         assert subscription.cursor.backlog_entries == 2
 
 
-async def test_truncate_drops_all_that_was_published_before_it() -> None:
+async def test_truncate_drops_all_messages_published_before_it() -> None:
     world = ClusterState()
     async with opened_topic(world, policies=keeping()) as it:
         _, session = await it.subscribe("s")
@@ -161,7 +161,7 @@ async def test_truncate_drops_all_that_was_published_before_it() -> None:
         assert it.topic.subscriptions["s"].cursor.backlog_entries == 0
 
 
-async def test_truncate_keeps_a_cursor_that_is_further_and_what_is_published_meanwhile() -> None:
+async def test_truncate_keeps_a_cursor_that_is_further_and_later_messages() -> None:
     world = ClusterState()
     async with opened_topic(world, policies=keeping()) as it:
         await it.topic.ensure_subscription("new", LATEST)
@@ -187,7 +187,7 @@ async def test_new_ledgers_follow_the_persistence_policy() -> None:
 
 @pytest.mark.parametrize("first", ["subscribe", "trim"])
 @pytest.mark.parametrize("how", ["new", "seek"])
-async def test_a_trim_that_is_not_written_yet_spares_what_a_subscription_needs(
+async def test_a_trim_that_is_not_written_yet_keeps_ledgers_that_a_new_subscription_needs(
     first: str, how: str
 ) -> None:
     """A write of the topic's record is under way, and both changes wait for their turn."""

@@ -1,4 +1,4 @@
-"""The queue of entries without receipts, against a list of names."""
+"""The queue of entries without receipts, compared with a list of names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEP = st.sampled_from(
 @given(st.lists(STEP, max_size=60))
 def test_each_entry_is_reported_once_and_receipts_match(steps: list[str]) -> None:
     pending = PendingEntries()
-    sent: list[int] = []  # what the broker has, in order, and did not answer
+    sent: list[int] = []  # entries that the broker has and did not answer, in order
     reported: list[int] = []
     alive: list[int] = []  # appended and not reported
     number = 0

@@ -102,7 +102,7 @@ async def test_connect_is_the_first_command_of_a_session() -> None:
         assert peer.connection.max_message_bytes == 5_242_880
 
 
-async def test_a_broker_that_does_not_accept_is_given_up() -> None:
+async def test_a_session_without_an_answer_to_connect_fails_in_time() -> None:
     async with conversation(accept=False) as peer:
         began = asyncio.get_running_loop().time()
         with pytest.raises(ConnectError, match="the broker did not answer within 10 s"):
@@ -144,7 +144,7 @@ async def test_the_limits_follow_the_brokers_largest_message(
         await peer.stream.close()
 
 
-async def test_credentials_are_sent_and_sent_again_when_asked_for() -> None:
+async def test_credentials_are_sent_and_sent_again_on_request() -> None:
     async with conversation(authentication=AuthenticationBasic("u", "p")) as peer:
         (connect,) = peer.got
         assert (connect.auth_method_name, connect.auth_data) == ("basic", b"u:p")
@@ -153,7 +153,8 @@ async def test_credentials_are_sent_and_sent_again_when_asked_for() -> None:
         challenge.challenge.auth_data = b"PulsarAuthRefresh"
         await peer.stream.send([encode_command(challenge) * 3])
         await settle()
-        (answer,) = (it for it in peer.got if type(it) is pb.CommandAuthResponse)  # to all three
+        # the credentials answer all three requests
+        (answer,) = (it for it in peer.got if type(it) is pb.CommandAuthResponse)
         assert answer.response.auth_method_name == "basic"
         assert answer.response.auth_data == b"u:p"
         peer.got.clear()
@@ -243,7 +244,7 @@ async def test_both_sides_send_ping() -> None:
         assert peer.connection.error is None
 
 
-async def test_a_silent_broker_is_taken_for_dead() -> None:
+async def test_a_session_with_a_silent_broker_ends() -> None:
     async with conversation() as peer:
         listener = Listener()
         peer.connection.add_producer(1, listener)
@@ -271,7 +272,7 @@ async def test_requests_are_answered_by_their_ids_in_any_order() -> None:
         assert [one.result().request_id for one in asked] == ids
 
 
-async def test_an_error_is_raised_where_it_was_asked() -> None:
+async def test_an_error_is_raised_in_the_caller_of_its_request() -> None:
     async with conversation() as peer:
         asking = asyncio.get_running_loop().create_task(
             peer.connection.request(pb.CommandLookupTopic(topic="t"), pb.CommandSuccess)
@@ -333,7 +334,7 @@ async def test_protocol_violation_ends_the_session(nonsense: bytes) -> None:
         assert "broke the protocol" in peer.connection.error.reason
 
 
-async def test_a_command_of_a_later_version_is_passed_over() -> None:
+async def test_a_command_of_a_later_version_is_ignored() -> None:
     async with conversation() as peer:
         later = b"\x00\x00\x00\x06\x00\x00\x00\x02\x08\x63"
         await peer.stream.send([later, encode_command(pb.CommandPing())])
@@ -410,7 +411,7 @@ async def test_brokers_that_redirect_to_each_other_raise_lookup_error() -> None:
         ("pulsar+ssl://a:6651", {"brokerServiceUrl": "pulsar://a:6650"}, False),
     ],
 )
-async def test_a_lookup_takes_the_address_of_its_own_transport(
+async def test_a_lookup_uses_the_address_of_its_own_transport(
     service_url: str, named: dict[str, str], is_used: bool
 ) -> None:
     urls = (service_url,)
@@ -445,7 +446,7 @@ async def test_a_broker_behind_a_proxy_is_reached_through_it() -> None:
         assert targets == ["", "hidden:6660", "hidden:6660"]
 
 
-async def test_a_lookup_that_fails() -> None:
+async def test_a_refused_lookup_raises_and_an_unusable_answer_is_asked_for_again() -> None:
     async with client_among() as (client, cluster):
         response = pb.CommandLookupTopicResponse
         failed = response(
@@ -456,10 +457,10 @@ async def test_a_lookup_that_fails() -> None:
             await client.create_producer("t")
         unusable = response(request_id=0, response=response.Connect, brokerServiceUrl="what")
         cluster.brokers[A].script(pb.CommandLookupTopic, unusable)
-        await client.create_producer("t")  # it asked again
+        await client.create_producer("t")  # the lookup was sent again
 
 
-async def test_a_dead_address_in_the_service_url_is_passed_over() -> None:
+async def test_a_dead_address_in_the_service_url_is_skipped() -> None:
     async with client_among(service_url="grpc://nowhere:1,a:6660") as (client, _):
         began = asyncio.get_running_loop().time()
         await client.create_producer("t")

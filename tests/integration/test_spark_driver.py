@@ -429,6 +429,25 @@ def test_lost_messages_are_named_or_passed_over(
     assert lax.indexes() == {}
 
 
+def test_a_restart_after_trimming_continues_or_names_the_messages_of_the_trimmed_ledger(
+    service: Service, client: magnetar.Client, topic: str
+) -> None:
+    publish(client, topic, 5)
+    holds = Query(service, topic=topic, startingOffsets="earliest", subscription="holds")
+    other = Query(service, topic=topic, startingOffsets="earliest")
+    assert holds.indexes() == {short(topic): (0, 5)}
+    assert other.indexes(rows_max=2) == {short(topic): (0, 2)}
+    service.call(opened(service, topic).log.roll())
+    publish(client, topic, 5)
+    holds.driver.commit(holds.at)  # nothing else keeps the first ledger
+    wait_for(lambda: opened(service, topic).log.chain.first_index == 5)
+    for query in (holds, other):
+        query.restart()
+    assert holds.indexes() == {short(topic): (5, 10)}
+    with pytest.raises(DataLost, match=f"{short(topic)}: messages 2 to 4 were deleted"):
+        other.plan()
+
+
 def test_a_repeated_batch_fails_if_its_messages_were_deleted(
     service: Service, client: magnetar.Client, topic: str
 ) -> None:

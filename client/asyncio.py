@@ -48,6 +48,7 @@ from magnetar.client.errors import (
     PulsarException,
     Timeout,
 )
+from magnetar.client.guard import end_after_bug
 from magnetar.client.interceptors import consumer_hooks
 from magnetar.client.loggers import install
 from magnetar.client.message_queue import SourceQueue
@@ -72,6 +73,7 @@ from magnetar.client.session.pool import Dialer, MovableDialer, Pool
 from magnetar.client.session.transport import dialer_of, service_url_of
 from magnetar.client.signature import takes_parameters_of
 from magnetar.client.table_view import TableRows, TableView, table_subscription
+from magnetar.client.together import together
 from magnetar.client.topic import topic_name
 from magnetar.protos.names import NamespaceName, TopicName
 
@@ -198,13 +200,13 @@ class Client:
         if self._failure is not None:
             raise AlreadyClosed("the client was closed")
         self._failure = AlreadyClosed("the client was closed")
-        errors: list[PulsarException] = []
+        errors: list[Exception] = []
         try:
-            async with asyncio.TaskGroup() as group:
-                for core in list(self._parts.live):
-                    group.create_task(_close(core, errors))
-            await self._parts.pool.close()
-            await self._parts.scope.close()
+            for close in (self._close_cores, self._parts.pool.close, self._parts.scope.close):
+                try:
+                    await close()
+                except Exception as error:  # also after a bug, the rest is closed
+                    errors.append(error)
         except asyncio.CancelledError:  # the caller no longer waits for an orderly end
             self.shutdown()
             raise
@@ -495,6 +497,9 @@ class Client:
         if self._failure is not None:
             raise self._failure
 
+    async def _close_cores(self) -> None:
+        await together(_close(core) for core in list(self._parts.live))
+
     def _shut_down(self, error: PulsarException) -> None:
         self._failure = self._failure or error
         for core in list(self._parts.live):
@@ -504,8 +509,11 @@ class Client:
         self._shut_down(Interrupted(f"the client failed: {error!r}"))
 
 
-async def _close(core: Core, errors: list[PulsarException]) -> None:
+async def _close(core: Core) -> None:
+    """Close a core. After an unexpected exception, the core ends at once."""
     try:
         await core.close()
-    except PulsarException as error:
-        errors.append(error)
+    except PulsarException:
+        raise
+    except Exception as bug:
+        raise end_after_bug(core, bug) from bug

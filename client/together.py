@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
-from magnetar.client.errors import PulsarException
-
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
     from typing import Any
@@ -19,13 +17,13 @@ async def together(requests: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answ
 
     A cancellation cancels all.
     """
-    errors: list[PulsarException] = []
+    errors: list[Exception] = []
     answers: dict[int, Answer] = {}
 
     async def run(number: int, request: Coroutine[Any, Any, Answer]) -> None:
         try:
             answers[number] = await request
-        except PulsarException as error:
+        except Exception as error:  # a bug, too, must not cancel the other requests
             errors.append(error)
 
     async with asyncio.TaskGroup() as group:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from magnetar.client.authentication import NoCredentials
 from magnetar.client.session.connection import KEEPALIVE_S, Connection
 from magnetar.client.session.silence import ASK_AFTER_S, PING_AFTER_S
+from magnetar.client.together import together
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -93,10 +93,8 @@ class Pool:
         return connection
 
     async def close(self) -> None:
-        """Send all outboxes, then end all sessions."""
-        async with asyncio.TaskGroup() as group:
-            for connection in self._connections.values():
-                group.create_task(connection.close())
+        """Send all outboxes, then end all sessions. Raises the first error."""
+        await together(connection.close() for connection in self._connections.values())
 
     def move(self, credentials: Credentials | None, reason: str) -> None:
         """End all sessions: the client moves to another cluster. New ones use `credentials`."""

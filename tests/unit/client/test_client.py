@@ -22,6 +22,7 @@ from magnetar.client.errors import (
     PulsarException,
     Result,
     Timeout,
+    UnknownError,
 )
 from magnetar.protos import pulsar_pb2 as pb
 
@@ -67,6 +68,58 @@ async def test_a_close_that_is_cancelled_ends_everything_at_once() -> None:
                 await client.close()
         assert told == [Result.Interrupted]
         await settle()
+        assert own_tasks(before | set(cluster._tasks)) == []
+
+
+class BrokenCore:
+    """A core with a bug: it does not close."""
+
+    topic = TOPIC
+    ended: PulsarException | None = None
+
+    async def close(self) -> None:
+        raise ZeroDivisionError
+
+    def shut_down(self, error: PulsarException) -> None:
+        self.ended = error
+
+
+async def test_bug_in_one_close_leaves_no_tasks_and_closes_everything_else() -> None:
+    async with client_among() as (client, cluster):
+        before = asyncio.all_tasks()
+        consumer = await client.subscribe("t", "s")
+        producer = await client.create_producer("t")
+        await producer.send(b"x")
+        message = await consumer.receive()
+        await consumer.acknowledge(message)
+        broken = BrokenCore()
+        client.parts.live.add(broken)
+        with pytest.raises(UnknownError, match="internal error: ZeroDivisionError"):
+            await client.close()
+        await settle()
+        assert isinstance(broken.ended, UnknownError)
+        assert cluster.topic(TOPIC).subscriptions["s"].unacked == {}
+        assert {session.stream.ended for session in cluster.brokers[A].sessions} == {True}
+        assert own_tasks(before | set(cluster._tasks)) == []
+
+
+async def test_bug_in_the_close_of_one_session_ends_all_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with client_among() as (client, cluster):
+        before = asyncio.all_tasks()
+        await client.create_producer("t")
+        await client.subscribe("t", "s")
+        first = next(iter(client.parts.pool._connections.values()))
+
+        async def fail() -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(first._stream, "close", fail)
+        with pytest.raises(ZeroDivisionError):
+            await client.close()
+        await settle()
+        assert {session.stream.ended for session in cluster.brokers[A].sessions} == {True}
         assert own_tasks(before | set(cluster._tasks)) == []
 
 

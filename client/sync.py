@@ -352,11 +352,7 @@ class Producer:
             message, size = self._message(*args, **kwargs)
         else:
             message, size, done = self._hooks.prepared(self, self._message, done, *args, **kwargs)
-        error = self._limit.reserve(size)
-        if error is None:
-            self._hand_over(message, size, done, waits=True)
-        else:
-            done(error, None)
+        self._hand_over(message, size, done, waits=True)
         return outcome.wait()
 
     @sending(send_async_parameters)
@@ -378,11 +374,7 @@ class Producer:
         else:
             make = self._message
             message, size, done = self._hooks.prepared(self, make, done, content, *args, **kwargs)
-        error = self._limit.reserve(size)
-        if error is None:
-            self._hand_over(message, size, done, waits=False)
-        else:
-            done(error, None)
+        self._hand_over(message, size, done, waits=False)
 
     def flush(self) -> None:
         """Send all pending messages and wait until they are stored. Raises the first error."""
@@ -434,13 +426,26 @@ class Producer:
         close_once(self)
 
     def _hand_over(self, message: OutgoingMessage, size: int, done: Done, *, waits: bool) -> None:
-        """Pass a message on that the limit admitted. On AlreadyClosed, release its reservation."""
+        """Pass a message on when the limit admits it; else call `done` with the error.
+
+        An interrupt (Ctrl-C) may arrive between any two steps; see `ThreadLimit.reserve`. The
+        reservation of a message that was not passed on ends here.
+        """
+        reserved = False
+        late: BaseException | None = None  # an interrupt after the message was passed on
         try:
-            self._bridge.put((message, size, done, waits))
-        except AlreadyClosed:
-            self._limit.on_released(1, size)
-            self._limit.on_burst_end()
+            error = self._limit.reserve(size)
+            if error is None:
+                reserved = True
+                late = self._bridge.pass_on((message, size, done, waits))
+        except BaseException:
+            if reserved:
+                self._limit.take_back(size)
             raise
+        if error is not None:
+            done(error, None)
+        if late is not None:
+            raise late
 
 
 def _submit(publisher: ProducerCore, sends: deque[tuple[OutgoingMessage, int, Done, bool]]) -> None:

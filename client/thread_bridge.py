@@ -246,21 +246,37 @@ class ThreadBridge(Generic[T]):
         Raises AlreadyClosed after the loop's end. An interrupt (Ctrl-C) may arrive between any two
         steps. Then the item is passed on or not, and other items are not delayed.
         """
+        late = self.pass_on(item)
+        if late is not None:
+            raise late
+
+    def pass_on(self, item: T) -> BaseException | None:
+        """As `put`, for a caller that must know whether the item was passed on. Raises if it was
+        not. Returns the interrupt that arrived after that; the caller raises it. None: none did."""
+        passed = False
         try:
             with self._lock:
                 if self._ended:
                     raise AlreadyClosed("the client was closed")
                 wake = not self._woken
                 self._woken = True
-                self._items.append(item)
+                try:
+                    self._items.append(item)
+                except BaseException:  # the interrupt may have come after the call
+                    passed = bool(self._items) and self._items[-1] is item
+                    raise
+                passed = True
             if wake:
                 self._wake()
         except AlreadyClosed:
             raise
-        except BaseException:
+        except BaseException as interrupt:
             self._woken = False  # the interrupt may have come first; a second wake-up is harmless
             self._wake()
+            if passed:
+                return interrupt
             raise
+        return None
 
     def end(self) -> None:
         """End the bridge: the loop has ended. Passes the remaining items on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from magnetar.client.thread_bridge import LoopThread, interruptible, wait_for
@@ -29,24 +30,58 @@ class ThreadLimit:
 
     def reserve(self, size: int) -> PulsarException | None:
         """Reserve `size` bytes, granted in FIFO order so that small messages cannot overtake a
-        large one. Returns None after success, else the error."""
-        with self._lock:  # to take it through the condition costs ten times as much
-            if not self._waiting and self._limit.maybe_reserve(size):
+        large one. Returns None after success, else the error.
+
+        If an interrupt (Ctrl-C) leaves the call, nothing is reserved. The interpreter handles a
+        signal only after a call, at the beginning of a function, or in a loop. So no interrupt
+        comes between a reservation and the assignment that notes it.
+        """
+        reserved = False
+        try:
+            with self._lock:  # to take it through the condition costs ten times as much
+                if not self._waiting and self._limit.maybe_reserve(size):
+                    reserved = True
+                    return None
+                if not self._blocks or self._thread.is_current:
+                    return self._limit.refusal()
+                self._wait(size)
+                reserved = True
                 return None
-            if not self._blocks or self._thread.is_current:
-                return self._limit.refusal()
-            ticket = object()
-            self._waiting.append(ticket)
+        except BaseException:
+            if reserved:
+                self.take_back(size)
+            raise
+
+    def take_back(self, size: int) -> None:
+        """End a reservation whose message was not handed over."""
+        self.on_released(1, size)
+        self.on_burst_end()
+
+    def _wait(self, size: int) -> None:
+        """Wait for a reservation. The caller holds the lock."""
+        ticket = object()
+        reserved = False
+
+        def is_granted() -> bool:
+            nonlocal reserved
+            if self._waiting[0] is ticket and self._limit.maybe_reserve(size):
+                reserved = True
+            return reserved
+
+        try:
             try:
+                self._waiting.append(ticket)
                 with interruptible():
-                    wait_for(
-                        self._changed,
-                        lambda: self._waiting[0] is ticket and self._limit.maybe_reserve(size),
-                    )
+                    wait_for(self._changed, is_granted)
             finally:
-                self._waiting.remove(ticket)
+                with suppress(ValueError):  # an interrupt came before it was added
+                    self._waiting.remove(ticket)
                 self._changed.notify_all()  # the next ticket may fit
-        return None
+        except BaseException:
+            if reserved:
+                self._limit.release(1, size)
+                self._changed.notify_all()
+            raise
 
     # On the loop
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -10,14 +11,18 @@ from fakes.client_world import TOPIC, A, client_among, world_of
 from fakes.session_broker import FakeBrokers
 from support import settle, wait_for
 
-from magnetar.client import sync
+from magnetar.client import sync, thread_bridge
 from magnetar.client.errors import AlreadyClosed, Interrupted, Result
 from magnetar.client.options import ClientOptions
+from magnetar.client.producing.outgoing import PendingLimit
+from magnetar.client.producing.thread_limit import ThreadLimit
+from magnetar.client.thread_bridge import LoopThread
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.message import decode_messages, read_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from magnetar.client.asyncio import Producer
     from magnetar.client.message import MessageId
@@ -152,3 +157,73 @@ def test_shutdown_fails_all_waiting_threads() -> None:
         thread.join(30)
         assert not thread.is_alive()
     assert errors == [AlreadyClosed] * 3
+
+
+class Steps:
+    """Counts the steps of a call in this thread, and interrupts it (Ctrl-C) at step `at`.
+
+    The interpreter handles a signal at the beginning of a function, and after a call of a function
+    in C: the events `call` and `c_return` of a profile function.
+    """
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.interrupted = self.waited = False
+        self.on_waiting: Callable[[], object] = lambda: None  # called when `wait_for` begins
+
+    def run(self, call: Callable[[], object]) -> None:
+        sys.setprofile(self._step)
+        try:
+            call()
+        except KeyboardInterrupt:
+            assert self.interrupted
+        finally:
+            sys.setprofile(None)
+
+    def _step(self, frame: FrameType, event: str, _: object) -> None:
+        if "/client/" not in frame.f_code.co_filename or event not in ("call", "c_return"):
+            return
+        if event == "call" and frame.f_code is thread_bridge.wait_for.__code__:
+            self.waited = True
+            self.on_waiting()
+        self.left -= 1
+        if self.left == 0:
+            self.interrupted = True
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_at_any_step_of_a_send_leaks_no_place() -> None:
+    cluster = FakeBrokers(A)
+    client = sync.Client.in_environment(ClientOptions(A), world_of(cluster))
+    try:
+        producer = client.create_producer("t", max_pending_messages=1)
+        at, steps = 0, Steps(1)
+        while at == 0 or steps.interrupted:
+            at += 1
+            steps = Steps(at)
+            steps.run(lambda: producer.send_async(b"x", None))
+            producer.flush()
+            assert producer._limit._limit._messages == 0, f"interrupted at step {at}"
+            producer.send(b"next")
+        assert at > 10
+    finally:
+        client.shutdown()
+
+
+def test_ctrl_c_at_any_step_of_a_wait_for_the_limit_leaks_no_place() -> None:
+    thread = LoopThread("test")
+    at, steps = 0, Steps(1)
+    while at == 0 or steps.interrupted:
+        at += 1
+        places = PendingLimit(1, 100, topic="t")
+        limit = ThreadLimit(places, thread, blocks=True)
+        assert limit.reserve(1) is None
+        steps = Steps(at)
+        steps.on_waiting = lambda places=places: places.release(1, 1)  # type: ignore[misc]
+        steps.run(lambda limit=limit: limit.reserve(1))  # type: ignore[misc]
+        assert not limit._waiting
+        assert not limit._lock.locked()
+        first, second = not steps.waited, not steps.interrupted
+        assert places._messages == first + second, f"interrupted at step {at}"
+    assert at > 10
+    thread.stop()

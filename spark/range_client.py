@@ -50,8 +50,8 @@ _READ: Final = f"{_SERVICE}ReadRange"
 Reply = TypeVar("Reply", bound="Message")
 
 Pushes: TypeAlias = "tuple[Iterator[Reply], Callable[[], object]]"
-"""The messages that a broker pushes, for a thread of their own, and what ends them. The iterator
-raises BrokerLost, BrokerRefused."""
+"""The messages that a broker pushes, for a thread of their own, and a function that ends them. The
+iterator raises BrokerLost, BrokerRefused."""
 
 
 class BrokerLost(Exception):
@@ -335,7 +335,8 @@ def _new_channel(access: Access, broker: str) -> grpc.Channel:
 
 
 def _greeting(access: Access) -> tuple[tuple[str, bytes], ...]:
-    """The metadata of a call: who asks. Raises BrokerLost if the credentials cannot be got now."""
+    """The metadata of a call: the credentials. Raises BrokerLost if the client cannot get them
+    now."""
     authentication = access.authentication()
     if authentication is None:
         return ()

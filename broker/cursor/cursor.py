@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Cursor:
     """Made by `Cursors`.
 
-    Methods call `done` once. None: the acknowledgement is durable. LogFenced, LogClosed: it is
-    unknown, and stays unknown, whether it is durable. TooManyReceipts: the journal has recorded the
+    Methods call `done` once. None: the acknowledgement is durable. LogFenced, LogClosed: whether it
+    is durable is unknown, and stays unknown. TooManyReceipts: the journal has recorded the
     acknowledgement but refuses to report when it is durable. A non-durable cursor calls `done`
     before the method returns.
     """
@@ -87,7 +87,7 @@ class Cursor:
         return self._state.is_acked(position)
 
     def is_open(self, position: Position) -> bool:
-        """Whether it is an entry of the log that is not acknowledged."""
+        """Whether the position is an unacknowledged entry of the log."""
         return self._state.is_open(position)
 
     @property
@@ -111,7 +111,7 @@ class Cursor:
         return self._state.nth_unacked(number)
 
     def ranges(self) -> Iterator[AckedRange]:
-        """What is acknowledged beyond the mark, in order."""
+        """The ranges that are acknowledged beyond the mark, in order."""
         return self._state.ranges()
 
     def holes(self) -> tuple[int, int]:

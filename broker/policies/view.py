@@ -1,4 +1,4 @@
-"""What a broker knows of one namespace: its tenant, its record, and its topics' policies. Pure.
+"""A broker's view of one namespace: its tenant, its record, and its topics' policies. Pure.
 
 Three parts are read for each namespace: the tenant's record, the namespace's record, and the names
 of the topics that set policies of their own. These names make a read per topic unnecessary: a topic
@@ -33,7 +33,7 @@ UNSET = Policies()
 @dataclass(slots=True, eq=False)
 class PolicyListener:
     topic: TopicName
-    callback: Callable[[], None] | None  # None: it has ended
+    callback: Callable[[], None] | None  # None: the view has ended
     view: NamespaceView
 
     def end(self) -> None:
@@ -113,13 +113,14 @@ class NamespaceView:
     def policies_shared(self) -> EffectivePolicies:
         """The policies of all topics that set none of their own."""
         if self.record.value is None:
-            raise PoliciesUnavailable(str(self.name), "it was not read yet")
+            raise PoliciesUnavailable(str(self.name), "its record was not read yet")
         if self._shared is None:
             self._shared = effective(self._defaults, self.record.value.policies, UNSET)
         return self._shared
 
     def is_fresh(self, topic: TopicName) -> bool:
-        """Whether nothing that `policies_of` answers from may have changed since it was read."""
+        """Whether all parts that `policies_of` uses are fresh: none may have changed since its
+        read."""
         followed = self._followed.get(topic_key(topic))
         own = None if followed is None else followed.own
         return all(part.is_fresh for part in self.parts) and (own is None or own.is_fresh)
@@ -210,7 +211,7 @@ class NamespaceView:
         return Effects(notify=tuple(followed.subscriptions))
 
     def check(self) -> None:
-        """Asserts what holds between events."""
+        """Asserts the invariants that hold between events."""
         for part in self.parts:
             part.check()
         for key, followed in self._followed.items():

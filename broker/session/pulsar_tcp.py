@@ -3,9 +3,9 @@
 A stream of bytes becomes a FrameStream whose frames hold one or more whole Pulsar frames. The gRPC
 transport carries the same frames, so sessions do not depend on the transport.
 
-A connection keeps what arrives until its session takes it: one read of the socket is handed on
-without a copy, several reads are joined once. `receive` looks for frames, not `data_received`:
-how large a frame may be depends on whether the session has answered CONNECT.
+A connection keeps received bytes until its session takes them: one read of the socket is passed on
+without a copy, several reads are joined once. `receive` looks for frames, not `data_received`: how
+large a frame may be depends on whether the session has answered CONNECT.
 
 The session may let its next `receive` wait until a group of SENDs has arrived (`gather`).
 """
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from magnetar.runtime.frames import Buffer
 
 READ_AHEAD_BYTES: Final = 256 << 10
-"""The transport stops reading when so much waits beyond the frame that is being gathered: what a
-coalesced frame holds. One read of the socket (up to 256 KB) comes on top."""
+"""The transport stops reading when this much waits beyond the frame that is being gathered: the
+size of a coalesced frame. One read of the socket (up to 256 KB) comes on top."""
 
 GATHER_BYTES_MAX: Final = 16 << 10
-"""So many bytes are not gathered any longer: as many as an outbox to a bookie does not hold."""
+"""At this number of bytes the gathering ends: an outbox to a bookie does not hold that many."""
 
 CLOSE_TIMEOUT_S: Final = 1.0
 _TOTAL: Final = struct.Struct(">I")
@@ -48,7 +48,7 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class _Gather:
-    """`receive` waits until so many SENDs have arrived."""
+    """`receive` waits until this number of SENDs has arrived."""
 
     wanted: int
     ended: Callable[[int | None], None]
@@ -79,7 +79,7 @@ class PulsarTcpStream(asyncio.Protocol):
         # Receiving.
         self._data: bytes | bytearray = b""  # what no `receive` has returned yet
         self._wanted = _TOTAL.size  # the size from which on `_data` may begin with a whole frame
-        self._eof = False  # the peer sends nothing more
+        self._eof = False  # the peer sends no more data
         self._receiver: asyncio.Future[None] | None = None  # None: no task waits in `receive`
         self._reading_paused = False
         self._gather: _Gather | None = None  # None: `receive` returns what there is
@@ -128,13 +128,14 @@ class PulsarTcpStream(asyncio.Protocol):
         raise self._closed
 
     def on_connected(self) -> None:
-        """The client is known: take frames of any size that the protocol has."""
+        """The client is authenticated: accept frames of any size that the protocol allows."""
         self._limit = self._frame_bytes_max
 
     def gather(self, sends: int, until_s: float, ended: Callable[[int | None], None]) -> None:
-        """Let the next `receive` wait until so many SENDs have arrived, or until this time of the
-        loop. `ended` gets the number of SENDs. Another command, GATHER_BYTES_MAX or the end of the
-        connection ends the wait at once, and then `ended` may get None: the number says nothing.
+        """Let the next `receive` wait until this number of SENDs has arrived, or until this time of
+        the loop. `ended` gets the number of SENDs. Another command, GATHER_BYTES_MAX or the end of
+        the connection ends the wait at once, and then `ended` may get None: the number says
+        nothing.
         """
         assert self._gather is None, "two groups at a time"
         if self._closed is not None or self._eof:
@@ -184,7 +185,7 @@ class PulsarTcpStream(asyncio.Protocol):
         self._eof = True
         self._end_gather(None)
         wake(self._receiver)
-        return True  # what has arrived is carried out, and answered, before this end closes
+        return True  # commands that have arrived are executed and answered before this end closes
 
     def pause_writing(self) -> None:
         self._writing_paused = True
@@ -296,7 +297,7 @@ class PulsarServer:
         self._handle = handle
         self._frame_bytes_max = frame_bytes_max
         self._server: asyncio.Server | None = None
-        self._streams: dict[PulsarTcpStream, asyncio.Task[None]] = {}  # and what handles it
+        self._streams: dict[PulsarTcpStream, asyncio.Task[None]] = {}  # and its handler
 
     @property
     def connection_count(self) -> int:
@@ -331,13 +332,13 @@ class PulsarServer:
         handlers = list(self._streams.values())
         if handlers:
             _, late = await asyncio.wait(handlers, timeout=CLOSE_TIMEOUT_S)
-            for task in late:  # they wait for requests that do not end
+            for task in late:  # the handlers wait for requests that do not end
                 task.cancel()
 
     async def _serve(self, stream: PulsarTcpStream) -> None:
         try:
             await self._handle(stream)
-        except Exception as error:  # the transport's edge: it ends this connection alone
+        except Exception as error:  # the transport's edge: the error ends only this connection
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a handler of connections failed", "exception": error}
             )

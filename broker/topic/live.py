@@ -1,8 +1,8 @@
-"""A non-persistent topic: what a producer sends goes to the connected consumers, and is not kept.
+"""A non-persistent topic: it sends messages to the connected consumers and does not store them.
 
 A publish passes the stages and is delivered in the step in which it is read; the producer gets its
 receipt whether any consumer got the message or not. A message that a subscription cannot deliver
-(no consumer, no permits, a connection that takes nothing more) is dropped there and counted.
+(no consumer, no permits, a connection that is not writable) is dropped there and counted.
 
 The topic has no record and no task. When no client has used it for IDLE_S it calls `on_idle`, and
 the broker closes it; its durable subscriptions, which hold nothing, end with it.
@@ -112,7 +112,7 @@ class NonPersistentTopic:
         )
         self._removed = (0, 0)  # delivered by subscriptions that are gone
         self._dropped = 0  # by producers and subscriptions that are gone
-        self._idle_timer: asyncio.TimerHandle | None = None  # None: it is in use
+        self._idle_timer: asyncio.TimerHandle | None = None  # None: the topic is in use
         self._unfollow = policies.subscribe(self._apply_policies)
         self._apply_policies()
         self._maybe_idle()
@@ -128,7 +128,7 @@ class NonPersistentTopic:
     # ---- producers -------------------------------------------------------------------------------
 
     async def add_producer(self, request: ProducerRequest, events: ProducerEvents) -> LiveProducer:
-        """Let a producer in. Raises ProducerBusy, NotAllowed, TopicClosing,
+        """Admit a producer. Raises ProducerBusy, NotAllowed, TopicClosing,
         PoliciesUnavailable."""
         if request.access_mode is not AccessMode.SHARED:
             what = f"access mode {request.access_mode.title}"
@@ -163,7 +163,7 @@ class NonPersistentTopic:
         return handle
 
     def _free_name(self) -> str:
-        """A new name. Clients may bring any name, so also one that would be made next."""
+        """A new name. Clients may choose any name, also the next generated one."""
         while (name := self._next_name()) in self.producers:
             pass
         return name
@@ -182,7 +182,7 @@ class NonPersistentTopic:
     # ---- subscriptions ---------------------------------------------------------------------------
 
     async def subscribe(self, request: SubscribeRequest, events: ConsumerEvents) -> ConsumerHandle:
-        """Let a consumer in. Makes the subscription if there is none of that name. Raises
+        """Admit a consumer. Creates the subscription if it does not exist. Raises
         ConsumerBusy, NotAllowed, TopicClosing, PoliciesUnavailable."""
         what = f"subscription type {request.type.title}"
         if request.type not in TYPES:

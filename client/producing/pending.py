@@ -6,7 +6,7 @@ entries again, in the same order, on the next connection.
 
 When the time limit of an entry passes, the producer reports the entry at once. If the entry was
 sent, it keeps its place in the queue without its content: its receipt may still arrive, and must
-not be taken for the receipt of the next entry.
+not count as the receipt of the next entry.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a producer counts about its messages."""
+"""The statistics of a producer."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class SchemaType(IntEnum):
 
 
 class SchemaInfo:
-    """What the broker knows of a schema: its type, a name, and the definition as text."""
+    """The broker's information about a schema: its type, a name, and the definition as text."""
 
     def __init__(
         self,
@@ -103,15 +103,15 @@ class Schema:
         raise NotImplementedError
 
     def decode(self, data: bytes) -> Any:
-        """Return the value of a payload that was written with this very schema."""
+        """Return the value of a payload that was written with this same schema."""
         raise NotImplementedError
 
     def decode_message(self, msg: Any) -> Any:
-        """Return the value of a message that was written with this very schema."""
+        """Return the value of a message that was written with this same schema."""
         return self.decode(msg.data())
 
     def decoder_of(self, writer: SchemaInfo) -> Callable[[bytes], Any] | None:
-        """Return the function that decodes what was written with another version of the schema;
+        """Return the function that decodes payloads of another version of the schema;
         None: `decode` reads all versions. Raises ValueError if there is no such function."""
         return None
 

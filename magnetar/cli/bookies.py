@@ -1,7 +1,7 @@
-"""`magnetar bookies`: what a cluster's bookies hold; draining, decommission and repair.
+"""`magnetar bookies`: the content of a cluster's bookies; draining, decommission and repair.
 
-The commands read the metadata store and ask the bookies. They never open a ledger, so that they
-disturb no writer.
+The commands read the metadata store and ask the bookies. They never open a ledger, so they disturb
+no writer.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def decommission_bookie(
     bookie: Bookie,
     metadata_url: Url,
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", min=1, help="how long to wait before giving up")
+        float, typer.Option("--timeout-s", min=1, help="time limit of the command")
     ] = 86_400.0,
 ) -> None:
     """Move all ledgers away from a bookie, then remove it from the cluster.

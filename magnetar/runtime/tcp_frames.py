@@ -21,7 +21,7 @@ end of the connection without goodbye is unclean.
 
 Half-open connections. Each end sends a beat when it has sent nothing for `beat_s`, and ends the
 stream when it has received nothing for `silent_beats` times that. A beat needs no answer, so a peer
-that reads slowly is not taken for a dead one. An end that has paused its own reading does not judge
+that reads slowly does not count as dead. An end that has paused its own reading does not judge
 the peer, nor does one whose own process was stopped.
 
 Back-pressure. `send` waits while more than WRITE_HIGH_BYTES wait in this process to be sent. The

@@ -1,8 +1,8 @@
 """Writes the newest message of each key of a topic into another topic.
 
-A key whose newest message has no value, or an empty one, is left out: this is how a key is deleted.
-So are messages without a key. The messages keep their keys, properties and event times, and their
-order within a task.
+A key whose newest message has no value, or an empty one, is left out: such a message deletes its
+key. Messages without a key are left out, too. The messages keep their keys, properties and event
+times, and their order within a task.
 
 The newest message of a key is the one with the highest index of its partition. A key can be in
 several partitions, for example if partitions were added. Among these, the publish time decides.

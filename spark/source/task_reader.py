@@ -59,8 +59,9 @@ def read_task(options: ReadOptions, schema: StructType, task: Task) -> Iterator[
 
 def _keep_freed_memory() -> None:
     """Let the allocator keep memory that is freed. The decoder takes and frees some MB for each
-    group of entries. By default glibc returns them to the system and gets them anew, page by page,
-    which took 40 % of a task's CPU. It adapts when a block as large as this is freed."""
+    group of entries. By default glibc returns them to the system and requests them again, page by
+    page, which took 40 % of a task's CPU. glibc keeps memory after a block of this size was
+    freed."""
     np.empty(KEPT_BYTES, np.uint8)
 
 
@@ -115,7 +116,7 @@ def _groups(
 
 
 def entries_of(reader: TopicReader, span: Span, *, fails: bool) -> Iterator[RangeEntry]:
-    """The entries of a span. Without `fails`, those that were deleted are left out."""
+    """The entries of a span. Without `fails`, deleted entries are left out."""
     try:
         yield from reader.read((span,))
     except EntriesDeleted as error:

@@ -50,7 +50,7 @@ three entries. 290 s of CPU."""
 @dataclass(frozen=True)
 class Planted:
     case: Case
-    invariant: str  # which must be violated
+    invariant: str  # the invariant that must be violated
 
     def caught_by(self, result: Result) -> bool:
         """With the reductions, an entry that would be acknowledged after the close was acknowledged

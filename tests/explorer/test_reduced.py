@@ -48,7 +48,7 @@ IRREDUCIBLE = (
     Bug.FENCE_NOT_DURABLE,
     Bug.ADD_NOT_DURABLE,
 )
-"""Bugs that break what the reductions rely on."""
+"""Bugs that break the premises of the reductions."""
 
 REDUCIBLE = tuple(bug for bug in Bug if bug not in IRREDUCIBLE)
 
@@ -221,7 +221,7 @@ class NoTelling(RecordingForgetting):
 
 
 class TheLastIsForgotten(RecordingForgetting):
-    """The last entry that was found is taken for the end."""
+    """The last entry that was found counts as the end."""
 
     def _while_reading(self, state: State) -> State:
         kept = super()._while_reading(state)

@@ -1,4 +1,4 @@
-"""Each use of our client, with both faces over both transports."""
+"""Each use of our synchronous and asyncio clients, over both transports."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def url(request: pytest.FixtureRequest, server: StandaloneProcess) -> str:
 
 @pytest.fixture(scope="module", params=["synchronous", "asyncio"])
 def connected(request: pytest.FixtureRequest, url: str) -> Iterator[tuple[Any, str]]:
-    """A client with each face, over each transport."""
+    """A synchronous and an asyncio client over each transport."""
     if request.param == "asyncio":
         with blocking_client(url, operation_timeout_seconds=20) as client:
             yield client, url
@@ -94,5 +94,6 @@ async def test_the_asyncio_client_sends_and_receives_over_tcp(place_over_tcp: Pl
 def test_messages_in_flight_survive_a_restart_in_order(
     place_over_tcp: Place, server: StandaloneProcess
 ) -> None:
-    """The server is killed under a producer: what had no receipt is sent again, in order."""
+    """The server is killed while a producer sends: messages without a receipt are resent, in
+    order."""
     survive_a_restart(place_over_tcp, kill=server.kill, start=server.start)

@@ -38,7 +38,7 @@ OWNER = BrokerRegistration(BrokerId("owner"), "1" * 32, "grpc://h:1", "pulsar://
         ([LONG, LONG, LONG], Finding.SILENT),
         ([LONG, LONG, None], Finding.SILENT),
         ([LONG, None, None], Finding.UNKNOWN),
-        ([LONG, None], Finding.UNKNOWN),  # half is not most
+        ([LONG, None], Finding.UNKNOWN),  # half of the bookies are not most of them
         ([LONG], Finding.SILENT),
         ([None, None, None], Finding.UNKNOWN),
         ([], Finding.UNKNOWN),
@@ -56,7 +56,7 @@ def test_a_broker_is_judged_by_the_answers_of_the_bookies(
     assert judge(answers, 2.0)[0] is finding
 
 
-def test_silent_means_that_most_answer_and_none_contradicts_whatever_the_answers() -> None:
+def test_an_owner_is_silent_only_if_most_bookies_answer_and_none_contradicts() -> None:
     for count in range(1, 6):
         for answers in itertools.product((LONG, SHORT, NOW, DEAF, None), repeat=count):
             told = [answer for answer in answers if answer is not None]
@@ -80,7 +80,7 @@ class Bookies(FakeWitnesses):
 
 
 def liveness_of(bookies: FakeWitnesses, *ports: Port, silence_s: float = SILENCE_S) -> Liveness:
-    """The owner's port does this, one after the other; it is silent afterwards."""
+    """The answers of the owner's port, one after the other; then it is silent."""
     left = list(ports)
 
     async def look(_: BrokerRegistration) -> tuple[Port, float]:
@@ -103,7 +103,7 @@ async def test_a_broker_that_beats_again_while_a_lookup_waits_is_alive() -> None
     assert now() - began < 0.5 + ASK_AGAIN_S + 0.01
 
 
-async def test_bookies_that_are_deaf_again_and_again_do_not_hold_a_lookup() -> None:
+async def test_bookies_that_repeatedly_hear_no_broker_do_not_delay_a_lookup() -> None:
     now, bookies = asyncio.get_running_loop().time, FakeWitnesses()
     bookies.answers, began = [DEAF, DEAF, DEAF], now()
     assert not await liveness_of(bookies).is_gone(OWNER)

@@ -133,7 +133,7 @@ def holds(run: SendRun, frames: list[bytes]) -> None:
         view, error = parsed(frames[place], entry)
         assert repr(run.errors.get(place)) == repr(error)
         if view is not None and place not in run.views:
-            # An entry without a view is taken for one whole message; it may have a key.
+            # An entry without a view counts as one whole message; it may have a key.
             plain = (view.is_batch, view.chunk, view.compression, view.deliver_at_ms)
             assert plain == (False, None, Compression.NONE, None)
             assert view.num_messages == 1

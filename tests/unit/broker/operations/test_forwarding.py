@@ -1,4 +1,4 @@
-"""Lists of other brokers are asked for together: a bounded number at once, with one deadline."""
+"""Requests for lists of other brokers run together: a bounded number at once, with one deadline."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_all_are_asked_together_and_a_bounded_number_at_once() -> None:
         assert other.most == LISTS_MAX
 
 
-async def test_a_broker_that_hangs_is_named_at_the_deadline() -> None:
+async def test_an_unresponsive_broker_is_named_at_the_deadline() -> None:
     with other_broker() as good, other_broker() as silent:
         good.open.set()
         asked = [(good.url, "/a"), (silent.url, "/b"), (good.url, "/c")]
@@ -91,5 +91,5 @@ async def test_a_broker_that_fails_is_named() -> None:
             await fetch_all([(other.url, "/a"), (other.url, "/broken"), (other.url, "/b")])
 
 
-async def test_asking_no_broker_answers_nothing() -> None:
+async def test_a_request_to_no_broker_returns_an_empty_list() -> None:
     assert await fetch_all([]) == []

@@ -1,4 +1,4 @@
-"""The ack tracker against a model: a broker and a user that keep all messages in sets."""
+"""The ack tracker compared with a model: a broker and a user that keep all messages in sets."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ class AckTrackerRig:
 
     def take(self, *, hurry: bool) -> None:
         for group in self.tracker.take(self.now, hurry=hurry):
-            assert self.said_by(group) <= self.acked, "it acknowledges what the user did not"
+            assert self.said_by(group) <= self.acked, (
+                "the tracker acknowledges a message that the user did not"
+            )
             self.flying.append(group)
 
     def said_by(self, group: AckGroup) -> set[Message]:
@@ -171,7 +173,7 @@ def test_acknowledgements_gather_for_a_while() -> None:
     assert tracker.settled
 
 
-def test_a_whole_group_does_not_wait() -> None:
+def test_a_full_group_is_sent_at_once() -> None:
     tracker = AckTracker(batch_indexes=True)
     for entry in range(ACK_IDS_MAX - 1):
         tracker.acknowledge((1, entry), -1, 0, 5.0)
@@ -211,7 +213,7 @@ def test_without_batch_indexes_a_cumulative_ack_in_a_batch_ends_before_it() -> N
     tracker.acknowledge_cumulative((1, 7), 1, 3, 0.0)
     (group,) = tracker.take(0.0, hurry=True)
     assert group.is_cumulative
-    assert group.ids == {(1, 7): 0b111}  # all before it, and nothing of it
+    assert group.ids == {(1, 7): 0b111}  # all messages before the batch, and none of the batch
     tracker.acknowledge((1, 7), 2, 3, 0.0)
     (rest,) = tracker.take(0.0, hurry=True)
     assert rest.ids == {(1, 7): 0}

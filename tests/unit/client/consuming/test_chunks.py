@@ -49,7 +49,7 @@ def test_chunks_that_the_producer_sent_twice_are_acknowledged_with_the_message()
     machine = buffer()
     machine.on_chunk((1, 0), chunk(0), b"x", 0.0)
     machine.on_chunk((1, 1), chunk(1), b"y", 0.0)
-    machine.on_chunk((1, 2), chunk(1), b"y", 0.0)  # its receipt was lost
+    machine.on_chunk((1, 2), chunk(1), b"y", 0.0)  # the receipt of the chunk was lost
     (done,) = machine.on_chunk((1, 3), chunk(2), b"z", 0.0)
     assert done == Assembled(((1, 0), (1, 1), (1, 2), (1, 3)), (1, 0), b"xyz")
 
@@ -79,7 +79,7 @@ def test_a_message_without_its_first_chunk_is_given_up_when_it_expires() -> None
     assert (lost.keys, lost.acknowledge) == (((1, 1), (1, 2)), True)
 
 
-def test_a_gap_breaks_a_message() -> None:
+def test_a_message_with_a_missing_chunk_is_not_delivered() -> None:
     machine = buffer()
     machine.on_chunk((1, 0), chunk(0), b"x", 0.0)
     assert machine.on_chunk((1, 2), chunk(2), b"z", 0.0) == []
@@ -97,7 +97,7 @@ def test_the_oldest_message_is_given_up_at_the_limit() -> None:
         assert (lost.uuid, lost.acknowledge) == ("a", acknowledges)
 
 
-def test_sizes_that_lie_are_given_up() -> None:
+def test_messages_with_false_sizes_are_given_up() -> None:
     machine = buffer()
     machine.on_chunk((1, 0), chunk(0), b"x", 0.0)
     assert machine.on_chunk((1, 1), chunk(1), b"too much", 0.0)[0].keys == ((1, 0), (1, 1))

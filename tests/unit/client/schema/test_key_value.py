@@ -1,4 +1,5 @@
-"""Key-value schemas. The bytes are those of Apache's Java client 4.0, whose calls they name."""
+"""Key-value schemas. The docstrings name the calls of Apache's Java client 4.0 that made the
+bytes."""
 
 from __future__ import annotations
 
@@ -88,12 +89,12 @@ def test_inline_payloads_are_those_of_the_java_client(value: KeyValue, encoded: 
     "payload",
     ["", "00", "ffffffff", "fffffffe00000000", "000000026b00000000", "0000000000000000ff"],
 )
-def test_inline_payloads_that_lie_are_refused(payload: str) -> None:
+def test_inline_payloads_with_false_lengths_are_refused(payload: str) -> None:
     with pytest.raises(ValueError, match="bytes"):
         texts().decode(bytes.fromhex(payload))
 
 
-def test_a_separated_key_is_that_of_the_message() -> None:
+def test_a_separated_key_is_the_key_of_the_message() -> None:
     make = message_maker(texts(SEPARATED), SystemClock())
     made, size = make(KeyValue("k", b"v"), {"a": "1"})
     assert (made.payload, made.partition_key, made.partition_key_b64) == (b"v", "aw==", True)
@@ -162,7 +163,7 @@ def test_each_part_is_read_with_the_version_with_which_it_was_written(
         (bytes(8), {"key.schema.type": "OTHER"}, "OTHER"),
     ],
 )
-def test_a_definition_that_is_none_is_refused(
+def test_an_invalid_definition_is_refused(
     data: bytes, properties: dict[str, str], problem: str
 ) -> None:
     info = SchemaInfo(SchemaType.KEY_VALUE, "KeyValue", data, properties)

@@ -1,5 +1,5 @@
-"""Each feature of docs/concepts.md has tests with both faces of the client and with Apache's:
-`concepts.toml` names them, and they exist."""
+"""Each feature of docs/concepts.md has tests, those of the client with both faces and with Apache's
+client, those of the broker over both transports: `concepts.toml` names them, and they exist."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 from fakes import promises, usage
+from fakes.client_api import CLIENTS, OURS, OURS_OVER_TCP
+from fakes.wire import TRANSPORTS
 
 import magnetar
+from magnetar.broker.settings import BrokerSettings
 from magnetar.client.options import (
     AsyncConsumerOptions,
     ClientOptions,
@@ -27,6 +30,14 @@ PAGE = TESTS.parent / "docs" / "concepts.md"
 FEATURES: dict[str, dict[str, Any]] = tomllib.loads((TESTS / "concepts.toml").read_text())
 COLUMNS = 4
 
+BROKER_SECTIONS = {
+    "Types of subscriptions",
+    "Key_Shared",
+    "Times of delivery and expiry",
+    "Statistics of subscriptions",
+    "Magnetar's own",
+}
+
 FACES = ("sync", "asyncio", "apache")
 SHARED = {  # keys whose tests run with several clients: with which
     "promises": ("sync", "asyncio"),
@@ -34,28 +45,90 @@ SHARED = {  # keys whose tests run with several clients: with which
     "clients": FACES,
     "clients_in_pairs": FACES,
     "waits": ("sync", "asyncio"),
+    "both_clients": ("sync", "apache"),
+    "our_client": ("sync",),
+    "commands": (),
 }
 FIXTURES = {  # what parametrises such a test
     "clients": ("test_cluster_features.py", "api"),
     "clients_in_pairs": ("test_cluster_features.py", "request"),
     "waits": ("test_long_waits.py", "place"),
 }
-KEYS = {*SHARED, *FACES, "apache_lacks", "golden"}
+APACHE_OVER_TCP, OURS_OVER_GRPC = {"apache", "6650"}, {"ours", "grpc"}
+RUNS = {  # the names of the clients with which a test runs; it needs one of each set
+    "both_clients": (APACHE_OVER_TCP, OURS_OVER_GRPC),
+    "our_client": ({OURS_OVER_TCP}, OURS_OVER_GRPC),
+    "commands": ({"pulsar"}, {"grpc"}),
+}
+NAMES = {  # what the constants of the test modules mean
+    "CLIENTS": CLIENTS,
+    "OURS": OURS,
+    "OURS_OVER_TCP": (OURS_OVER_TCP,),
+    "TRANSPORTS": TRANSPORTS,
+}
+BOTH_TRANSPORTS = {*RUNS, "promises", "uses", "clients", "clients_in_pairs", "waits"}
+UNIT = ("golden", "unit")
+KEYS = {*SHARED, *FACES, *UNIT, "apache_lacks"}
+
+
+def sections() -> dict[str, list[list[str]]]:
+    """The cells of each row of the page's tables, without their heads, by section."""
+    found: dict[str, list[list[str]]] = {}
+    for part in PAGE.read_text().split("\n## ")[1:]:
+        title, *lines = part.splitlines()
+        cells = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
+        stripped = [[cell.strip() for cell in row] for row in cells]
+        found[title] = [row for row in stripped if row[0] != "feature"]
+    return found
 
 
 def rows() -> list[list[str]]:
-    """The cells of each row of the page's tables, without their heads."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [row for row in cells if row[0] != "feature"]
+    return [row for section in sections().values() for row in section]
+
+
+@cache
+def module(path: str) -> ast.Module:
+    return ast.parse((TESTS / path).read_text())
 
 
 @cache
 def functions(path: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
     """The functions of a test module, by name."""
-    parsed = ast.parse((TESTS / path).read_text())
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return {one.name: one for one in parsed.body if isinstance(one, kinds)}
+    return {one.name: one for one in module(path).body if isinstance(one, kinds)}
+
+
+def named_clients(*nodes: ast.AST) -> set[str]:
+    """The clients and transports that a piece of code names."""
+    known = {*APACHE_OVER_TCP, *OURS_OVER_GRPC, OURS_OVER_TCP, *TRANSPORTS}
+    found: set[str] = set()
+    for node in nodes:
+        for one in ast.walk(node):
+            if isinstance(one, ast.Name):
+                found.update(NAMES.get(one.id, ()))
+            elif isinstance(one, ast.Constant) and one.value in known:
+                found.add(str(one.value))
+    return found
+
+
+def clients_of(path: str, name: str) -> set[str]:
+    """The clients and transports with which a test runs: those of its parameters and fixtures, and
+    those that it names itself."""
+    function = functions(path)[name]
+    found = named_clients(function)
+    fixtures = functions("integration/conftest.py") | functions(path)
+    for argument in function.args.args:
+        if argument.arg in fixtures:
+            found |= named_clients(*fixtures[argument.arg].decorator_list)
+        elif argument.arg == "transport":
+            marks = [one for one in module(path).body if isinstance(one, ast.Assign)]
+            found |= named_clients(*(one for one in marks if is_pytestmark(one)))
+    return found
+
+
+def is_pytestmark(assignment: ast.Assign) -> bool:
+    [target] = assignment.targets
+    return isinstance(target, ast.Name) and target.id == "pytestmark"
 
 
 def faces_of(tests: dict[str, Any]) -> set[str]:
@@ -75,12 +148,24 @@ def test_page_and_table_name_the_same_features() -> None:
     assert [row[0] for row in rows() if len(row) != COLUMNS or not row[1] or not row[3]] == []
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-def test_feature_is_tested_with_both_faces_and_with_apaches_client(feature: str) -> None:
+def test_sections_of_the_broker_are_in_the_page() -> None:
+    assert sections().keys() > BROKER_SECTIONS
+
+
+@pytest.mark.parametrize(
+    ("section", "feature"),
+    [(title, row[0]) for title, found in sections().items() for row in found],
+)
+def test_feature_is_tested_with_both_faces_or_transports_and_with_apaches_client(
+    section: str, feature: str
+) -> None:
     tests = FEATURES[feature]
     assert set(tests) <= KEYS
     faces = faces_of(tests)
-    assert {"sync", "asyncio"} <= faces
+    if section in BROKER_SECTIONS:
+        assert BOTH_TRANSPORTS & {key for key, names in tests.items() if names}
+    else:
+        assert {"sync", "asyncio"} <= faces
     assert ("apache" in faces) is not bool(tests.get("apache_lacks"))
 
 
@@ -90,16 +175,18 @@ def test_tests_of_a_feature_exist(feature: str) -> None:
     known = {one.__name__ for one in (*promises.PROMISES, *promises.OUR_PROMISES)}
     assert set(tests.get("promises", ())) <= known
     assert set(tests.get("uses", ())) <= {one.__name__ for one in usage.USES}
-    for key, (module, fixture) in FIXTURES.items():
+    for key, (file, fixture) in FIXTURES.items():
         for name in tests.get(key, ()):
-            arguments = functions(f"integration/{module}")[name].args.args
+            arguments = functions(f"integration/{file}")[name].args.args
             assert fixture in [one.arg for one in arguments], name
-    for key in (*FACES, "golden"):
+    for key in (*FACES, *UNIT, *RUNS):
         for named in tests.get(key, ()):
             path, _, name = named.partition("::")
             function = functions(path)[name]
             assert name.startswith("test_")
+            assert path.startswith("unit/" if key in UNIT else "integration/"), named
             assert key != "asyncio" or is_of_asyncio(path, function), named
+            assert all(clients_of(path, name) & one for one in RUNS.get(key, ())), named
 
 
 def is_of_asyncio(path: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -110,18 +197,21 @@ def is_of_asyncio(path: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -
     )
 
 
-def test_names_in_the_page_are_those_of_the_client() -> None:
-    """In the column that says how the client is used."""
+def test_names_in_the_page_are_those_of_the_client_and_the_broker() -> None:
+    """In the column that says how a feature is used."""
     options = (ClientOptions, ProducerOptions, AsyncConsumerOptions, ReaderOptions)
     known = {name for one in options for name in one.__dataclass_fields__}
     public = [getattr(magnetar, name) for name in magnetar.__all__]
     known.update(magnetar.__all__)
+    known.update(BrokerSettings.model_fields)
     known.update(name for one in public for name in dir(one))
     for function in (
         magnetar.Producer.send,
         magnetar.Consumer.receive,
         magnetar.Consumer.reconsume_later,
+        magnetar.Consumer.close,
         magnetar.ConsumerDeadLetterPolicy,
+        magnetar.ConsumerKeySharedPolicy,
     ):
         known.update(inspect.signature(function).parameters)
     codes = [code for row in rows() for code in re.findall(r"`([^`]+)`", row[1])]
@@ -133,4 +223,9 @@ OTHER_WORDS = {
     *("re", "compile", "async", "for", "in", "consumer"),  # of examples
     *("REAL_TOPIC", "ORIGIN_MESSAGE_ID", "RECONSUMETIMES", "DELAY_TIME"),  # properties of letters
     "chunkedMessageRate",  # of a topic
+    *("activeConsumerName", "keyHashRangeArrays", "drainingHashes"),  # of subscriptions
+    *("drainingHashesCount", "drainingHashesUnackedMessages", "drainingHashesClearedTotal"),
+    *("unackMsgs", "blockedAttempts"),
+    *("magnetar", "subscriptions", "explain", "pending", "key"),  # commands
+    *("subscribe_order", "hash", "True"),  # values
 }

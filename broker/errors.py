@@ -266,7 +266,7 @@ class IsPartitioned(BrokerError):
 
 
 class InvalidPartitionCount(BrokerError):
-    """A topic cannot have so many partitions."""
+    """A topic cannot have this many partitions."""
 
     def __init__(self, topic: str, partitions: int, expected: str) -> None:
         super().__init__(f"topic {topic} cannot have {partitions} partitions: expected {expected}")

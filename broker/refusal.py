@@ -75,7 +75,7 @@ OPERATING_ERRORS: Final = (
     MetadataError,
     TimeoutError,
 )
-"""What a command may fail with. Any other exception is a bug and ends the connection."""
+"""The errors that a command may raise. Any other exception is a bug and ends the connection."""
 
 
 def code_of(error: Exception) -> pb.ServerError.ValueType:

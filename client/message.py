@@ -57,7 +57,7 @@ class Delivery:
 
 
 class Decoder(Protocol):
-    """What makes values of payloads (decoding.py)."""
+    """Decodes payloads into values (decoding.py)."""
 
     def decode(self, message: Message) -> Any: ...
 

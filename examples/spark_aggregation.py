@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 
-# PySpark forks to start Java; gRPC must not interfere. Set before either is imported.
+# PySpark forks to start Java; gRPC must not interfere. Set this before the import of either.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from pyspark.sql import DataFrame, SparkSession

@@ -1,4 +1,4 @@
-"""How source and sink present themselves to brokers: the options `pulsar.client.*`.
+"""The credentials of source and sink: the options `pulsar.client.*`.
 
 The names are those of StreamNative's connector. The values travel to the executors with the tasks.
 Spark hides an option in plans if its name or its value matches REDACTED_BY_SPARK, so a secret that
@@ -92,7 +92,7 @@ def parse_access(values: Mapping[str, str]) -> Access:
         access.authentication()
     except NotAllowedError as error:
         raise InvalidOption(PLUGIN, str(error)) from None
-    except InvalidConfiguration:  # its text may show the parameters
+    except InvalidConfiguration:  # the text of the error may show the parameters
         raise InvalidOption(PARAMS, f"is not what {plugin} expects") from None
     if may_hold_secret(params) and not REDACTED_BY_SPARK.search(params):
         raise InvalidOption(PARAMS, "would be shown in Spark's plans: write it as token:...")

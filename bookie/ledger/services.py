@@ -1,4 +1,4 @@
-"""What the ledgers of a process share."""
+"""The services that the ledgers of a process share."""
 
 from __future__ import annotations
 

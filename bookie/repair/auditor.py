@@ -128,7 +128,7 @@ class Auditor:
 
     @property
     def held(self) -> bool:
-        """Whether so many bookies are missing at once that none is declared lost."""
+        """Whether too many bookies are missing at once, so that none is declared lost."""
         return self.is_leader and self._lost_bookies.held
 
     async def run(self) -> None:

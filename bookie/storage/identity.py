@@ -140,7 +140,7 @@ def replace_incarnation(identity: Identity, cookie: BookieCookie, wanted: Wanted
 def _intend(identity: Identity, cookie: BookieCookie, wanted: Wanted) -> Identity:
     """The identity of a start that follows the one in the cookie.
 
-    At INTENTS_MAX the oldest intent is dropped. If its write arrives after so many starts, the
+    At INTENTS_MAX the oldest intent is dropped. If its write arrives after that many starts, the
     directory is refused as one of two copies, which is the safe side.
     """
     epoch = cookie.boot_epoch + 1

@@ -117,7 +117,7 @@ def current_manifest(directory: Path) -> int:
 
 
 def find_damage(directory: Path, watermark: Watermark) -> str:
-    """What the store has lost compared with the watermark; "": nothing. Raises OSError."""
+    """The loss of the store compared with the watermark; "": no loss. Raises OSError."""
     noted = watermark.manifest
     if noted is None:
         return ""

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _MEMTABLE_BYTES: Final = 64 << 20
 _MEMTABLES_MAX: Final = 8
 # By default RocksDB slows writes at 20 level-0 files and stops them at 36. Keys are nearly sorted
-# by ledger and each read needs one ledger's span, so many files cost reads little.
+# by ledger and each read needs one ledger's span, so a large number of files costs reads little.
 _L0_SLOWDOWN_FILES: Final = 64
 _L0_STOP_FILES: Final = 128
 # From these values on a bookie delays adds (`pressure`), before either limit stops a write.

@@ -49,7 +49,7 @@ ANSWER_BYTES_MAX: Final = 16 << 20
 _Count = Annotated[int, Body(ge=-INT64_MAX, le=INT64_MAX)]
 _Wanted = Annotated[int | PartitionedMetadata, Body(description="the number of partitions")]
 _EXISTS = {"model": Refusal, "description": "The topic exists already."}
-_COUNTS = {"model": Refusal, "description": "A topic cannot have so many partitions."}
+_COUNTS = {"model": Refusal, "description": "A topic cannot have this many partitions."}
 
 
 def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter:

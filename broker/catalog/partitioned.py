@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 PARTITIONS_MAX: Final = 10_000
 """The configuration can set a lower limit only. A client opens a producer for each partition; the
-records of so many partitions take 10 s with ZooKeeper."""
+records of this many partitions take 10 s with ZooKeeper."""
 
 METADATA_TIMEOUT_S: Final = 10.0
 """Time limit of one access to a record while the metadata store does not answer."""

@@ -2,7 +2,7 @@
 
 One task (`run`) reads the lists. When the metadata store reports a change, the namespace is queued.
 The task waits GATHER_S, then reads the list and tells each watcher which topics are new and which
-are gone. The wait turns a thousand topics that are created together into a few reads and a few
+were deleted. The wait turns a thousand topics that are created together into a few reads and a few
 updates. A namespace without watchers is forgotten.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from magnetar.protos.names import NamespaceName, TopicName
 
     Names = Mapping[str, TopicName]  # by full name
-    Listener = Callable[[Names, Names], Awaitable[None]]  # what is new, what is gone
+    Listener = Callable[[Names, Names], Awaitable[None]]  # new topics, deleted topics
 
 GATHER_S: Final = 0.1
 RETRY_S: Final = 1.0
@@ -99,7 +99,7 @@ class WatchedLists:
 
     async def run(self) -> None:
         """Read what has changed until cancelled."""
-        self._changed |= dict.fromkeys(self._watched)  # what an earlier run left
+        self._changed |= dict.fromkeys(self._watched)  # namespaces that an earlier run left
         while True:
             while not (self._changed or self._late):
                 self._wake.clear()

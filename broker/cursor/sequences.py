@@ -28,7 +28,7 @@ SEQUENCE_ID_MAX: Final = (1 << 63) - 1
 
 @dataclass(slots=True)
 class Known:
-    """What is stored of one producer."""
+    """The stored state of one producer."""
 
     sequence_id: int
     seen_ms: int  # when it was stored

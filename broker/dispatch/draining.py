@@ -84,7 +84,7 @@ class DrainingHashes:
         return DrainingHash(consumer, references, self._blocked[slot])
 
     def of(self, consumer: Consumer | None) -> dict[int, DrainingHash]:
-        """What drains at a consumer alone, by slot. None: at several."""
+        """The slots that drain at only this consumer. `consumer` None: at several consumers."""
         if consumer not in self._counts:
             return {}
         number = self._numbers[consumer]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Why(StrEnum):
-    """What the dispatcher waits for."""
+    """The cause of a wait of the dispatcher."""
 
     NO_CONSUMERS = "no_consumers"
     NO_PERMITS = "no_permits"

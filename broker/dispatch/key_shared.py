@@ -225,7 +225,7 @@ class KeyShared:
         return self.advance(now)
 
     def _with_chunks(self, consumer: Consumer, positions: Sequence[Position]) -> Sequence[Position]:
-        """What a consumer gives back: with a chunk, all chunks of its message."""
+        """The entries that a consumer returns: with a chunk, all chunks of its message."""
         if not self._chunks:
             return positions
         mine = [position for position in positions if consumer.pending.get(position)]

@@ -52,7 +52,7 @@ class Live:
         consumer.permits += permits
 
     def on_entries(self, entries: Sequence[StoredEntry]) -> tuple[list[Deliver], int]:
-        """What each consumer gets, and the number of messages that are dropped."""
+        """The messages that each consumer gets, and the number of dropped messages."""
         given: dict[int, Deliver] = {}
         dropped = 0
         for entry in entries:

@@ -62,7 +62,7 @@ class KeyedLive:
         consumer.permits += permits
 
     def on_entries(self, entries: Sequence[StoredEntry]) -> tuple[list[Deliver], int]:
-        """What each consumer gets, and the number of messages that are dropped."""
+        """The messages that each consumer gets, and the number of dropped messages."""
         given: dict[Consumer, Deliver] = {}
         dropped = 0
         for entry in entries:

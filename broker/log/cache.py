@@ -27,7 +27,8 @@ class EntryCache:
         return len(self._oldest_first)
 
     def of_ledger(self, ledger: int) -> Mapping[int, StoredEntry]:
-        """What is here of one ledger, by entry; only to be read, and not across an await."""
+        """The cached entries of one ledger, by entry id. Callers must not change it or keep it
+        across an await."""
         return self._ledgers.get(ledger, _NOTHING)
 
     def put(self, entry: StoredEntry) -> None:

@@ -1,4 +1,4 @@
-"""What a topic holds, read without opening it.
+"""The content of a topic, read without opening it.
 
 If the topic's record lists closed ledgers only, they hold every message that was acknowledged
 before the record was read: an owner lists a ledger before it appends to it. So the answer does not

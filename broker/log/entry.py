@@ -37,7 +37,7 @@ class StoredEntry:
 
     @property
     def broker_metadata(self) -> bytes:
-        """What the broker put in front of `data`."""
+        """The prefix that the broker put in front of `data`."""
         return broker_metadata_prefix(
             broker_timestamp_ms=self.broker_timestamp_ms, index=self.index
         )
@@ -48,7 +48,7 @@ class StoredEntry:
 
     @property
     def held_bytes(self) -> int:
-        """What it costs to keep."""
+        """The memory that the entry takes."""
         return len(self.view.data) + OVERHEAD_BYTES
 
 

@@ -732,7 +732,7 @@ class Log:
 
     @property
     def open_bytes(self) -> int:
-        """What was sent to the open ledger; 0: there is none."""
+        """The bytes sent to the open ledger; 0: there is no open ledger."""
         return 0 if self._writing is None else self._ledger_bytes
 
     @property

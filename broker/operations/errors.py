@@ -1,4 +1,4 @@
-"""What an administrator's request can fail with, and what each failure is to HTTP and to people.
+"""The errors of administrators' requests, and the HTTP status and the advice of each.
 
 The table at the end is the only one: a row gives the HTTP status of an error, and the advice that
 the command line prints after the reason. Statuses are those of Pulsar's admin API where it has the
@@ -144,7 +144,7 @@ class Protected(errors.BrokerError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a failed request is answered with."""
+    """The answer to a failed request."""
 
     status: int  # of HTTP
     advice: str  # for a person at the command line; "": the reason says it all

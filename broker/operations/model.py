@@ -1,4 +1,4 @@
-"""What operations take and return, as JSON. Names are those of Pulsar's admin API.
+"""The JSON bodies of operations. Names are those of Pulsar's admin API.
 
 Models of statistics accept fields that they do not name, so that a part of a topic can report more
 without a change here.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def modelled(found: Mapping[str, Any]) -> TopicStats:
-    """What a topic says of itself, checked. Call it in a thread."""
+    """The checked statistics of a topic. Call it in a thread."""
     clients = {
         "publishers": [PublisherStats.model_validate(each) for each in found["publishers"]],
         "subscriptions": _subscriptions(found["subscriptions"]),

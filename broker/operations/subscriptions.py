@@ -205,7 +205,7 @@ def _shown(entry: StoredEntry, received: ReceivedEntry, message: ReceivedMessage
 
 
 def _closed(entry: StoredEntry, problem: str) -> PeekedMessage:
-    """What the broker knows of an entry that it cannot open."""
+    """The metadata of an entry that the broker cannot decode."""
     view = entry.view
     return PeekedMessage(
         message_id=str(entry.position),

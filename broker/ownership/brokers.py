@@ -28,7 +28,7 @@ class BrokerDirectory:
 
     @property
     def live(self) -> Mapping[BrokerId, BrokerRegistration]:
-        """What was registered when the view was last read."""
+        """The registered brokers at the last read of the view."""
         return self._live
 
     async def run(self) -> None:

@@ -72,7 +72,7 @@ class Witnesses(Protocol):
 
 
 class Finding(Enum):
-    """What the bookies know of a broker."""
+    """The bookies' answer about a broker."""
 
     HEARD = "a bookie has heard it just now"
     SILENT = "most bookies answer, and none has heard it for the named time"
@@ -93,7 +93,7 @@ def judge(answers: Sequence[LastHeard | None], silence_s: float) -> tuple[Findin
 
 
 class Port(Enum):
-    """What a broker's port does."""
+    """The behaviour of a broker's port."""
 
     ANSWERS = "answers"
     REFUSES = "refuses connections"
@@ -101,8 +101,8 @@ class Port(Enum):
 
 
 class Liveness:
-    """What this broker knows of other brokers. Concurrent lookups share one question and its
-    answer."""
+    """This broker's knowledge of the liveness of other brokers. Concurrent lookups share one
+    question and its answer."""
 
     def __init__(
         self,

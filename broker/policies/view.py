@@ -59,7 +59,7 @@ class _Followed:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What the shell does after a read."""
+    """The actions of the shell after a read."""
 
     load: tuple[TopicName, ...] = ()  # topics whose own policies are now a part to be read
     notify: tuple[PolicyListener, ...] = ()

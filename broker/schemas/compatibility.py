@@ -1,4 +1,4 @@
-"""What must hold between the versions of a schema: Pulsar's strategies as functions. Pure."""
+"""The rules between the versions of a schema: Pulsar's strategies as functions. Pure."""
 
 from __future__ import annotations
 

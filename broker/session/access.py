@@ -18,7 +18,7 @@ Resource = TopicName | NamespaceName
 
 
 class Permission(Enum):
-    """What a client may do with a topic or a namespace."""
+    """A permission of a client on a topic or a namespace."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -26,7 +26,7 @@ class Permission(Enum):
 
 
 class Grants(Protocol):
-    """What one client may do."""
+    """The permissions of one client."""
 
     def allow(self, permission: Permission, resource: Resource) -> bool:
         """Whether the client has this permission now. Does no I/O."""

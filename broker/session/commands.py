@@ -171,7 +171,7 @@ RULES: Final[Mapping[int, Rule | Unsupported]] = {
     **{kind: Rule(row.admission, isinstance(row, Request)) for kind, row in COMMANDS.items()},
     **UNSUPPORTED,
 }
-"""What the session machine needs of the tables."""
+"""The parts of the tables that the session machine needs."""
 
 REQUESTS: Final = {kind: row for kind, row in COMMANDS.items() if isinstance(row, Request)}
 NOTICES: Final = {kind: row.handler for kind, row in COMMANDS.items() if isinstance(row, Notice)}

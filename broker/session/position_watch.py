@@ -50,8 +50,8 @@ GATHER_S: Final = 0.01
 for each watch."""
 
 NEWS_LEDGERS_MAX: Final = 5_000
-"""An update ends with the topic that reaches so many ledgers, at 2.4 us each; the next update has
-the other topics. A topic's record bounds the ledgers of one."""
+"""An update ends with the topic that reaches this number of ledgers, at 2.4 us each; the next
+update has the other topics. A topic's record bounds the ledgers of one."""
 
 WATCHES_MAX: Final = 256
 """The limit of one broker. A query has one watch for each 1,000 of its topics."""
@@ -195,7 +195,8 @@ class _Watch:
         self._woken.set()
 
     async def _state_of(self, place: int, watched: _Watched) -> pb.TopicPlan | None:
-        """What to say of a topic that has no open log here; None: nothing, or it has one now."""
+        """The update for a topic without an open log here. None: no update, or the topic has a log
+        now."""
         if owner := await other_owner(self._broker, watched.name):
             return pb.TopicPlan(owner_url=owner)
         if watched.seen and not self._broker.is_open(watched.name):

@@ -60,7 +60,8 @@ class SendGroups:
         return self._group.items if is_apt and self._comes_soon else 0
 
     def on_gathered(self, sends: int | None) -> None:
-        """The wait has ended with so many SENDs. None: another command or many bytes ended it."""
+        """The wait has ended with this number of SENDs. None: another command or many bytes ended
+        it."""
         if sends is None:
             return
         if sends >= self._group.items:

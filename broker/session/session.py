@@ -64,7 +64,7 @@ KEEPALIVE_S: Final = (
 )
 REQUESTS_MAX: Final = (
     10_000  # under way at once per connection; the shell stops reading much earlier, so that only
-    # a very large frame can hold so many
+    # a very large frame can hold this many
 )
 PRODUCERS_MAX: Final = 50_000
 CONSUMERS_MAX: Final = 50_000
@@ -173,7 +173,7 @@ Action = Send | Decline | Carry | Start | Confirm | Close
 
 
 class Sends(Enum):
-    """What the shell does with a run of SENDs."""
+    """The action for the shell on a run of SENDs."""
 
     PUBLISH = "publish"
     DROP = "drop"  # the producer was closed while they were under way

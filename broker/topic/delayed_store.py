@@ -416,7 +416,7 @@ class DelayedStore:
         self._finished.set()
 
     def check(self) -> None:
-        """What holds between events."""
+        """Assert the invariants that hold between events."""
         assert not self._queue.keys() & self._stored.keys(), "a run is stored and waits"
         assert all(live >= 0 for live in self._live.values())
         counted = dict.fromkeys(self._live, 0)

@@ -1,4 +1,4 @@
-"""What flows, in numbers: totals and moving rates of messages and bytes."""
+"""Meters: totals and moving rates of messages and bytes."""
 
 from __future__ import annotations
 

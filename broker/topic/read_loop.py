@@ -128,7 +128,7 @@ class ReadLoop:
             assert self._task is asyncio.current_task(), "a second read"
 
     def explain(self) -> str:
-        """What is tried again, and what an operator can do."""
+        """The read that is repeated, and the advice to an operator."""
         assert self.failure is not None
         detail = f"the broker retries a failed read: {self.failure}"
         if isinstance(self.failure, ReadFailed):

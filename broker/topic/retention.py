@@ -50,7 +50,8 @@ class Trimmer:
             topic_log.trim()
 
     def _trimmable(self) -> Position | None:
-        """What is not needed at present. The log asks when it writes the topic's record."""
+        """The position up to which no ledger is needed at present. None: nothing to trim. The log
+        asks when it writes the topic's record."""
         if not self._is_fresh():
             return None
         topic_log = self._log

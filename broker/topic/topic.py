@@ -681,7 +681,7 @@ class PersistentTopic:
 
     @property
     def published(self) -> Meter:
-        """What the log has taken since the topic was opened here."""
+        """The messages and bytes that the log has accepted since the topic was opened here."""
         return self._in
 
     @property

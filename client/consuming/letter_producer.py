@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Sender(Protocol):
-    """What is needed of a producer."""
+    """The methods that a letter producer uses of a producer."""
 
     async def forward(self, message: OutgoingMessage) -> MessageId: ...
     async def schema_version_of(self, schema: pb.Schema) -> bytes: ...

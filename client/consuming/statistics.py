@@ -1,4 +1,4 @@
-"""What a consumer counts about its messages."""
+"""The statistics of a consumer."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ log = get_logger(__name__)
 
 EMPTIED_ENTRIES_MAX: Final = 1000
 """Entries that timed out and whose receipts the broker still owes. Beyond this limit, the producer
-attaches again: a broker that has not answered so many entries will not answer them later."""
+attaches again: a broker that has left this many entries unanswered will not answer them later."""
 
 
 class OwningProducer(Protocol):

@@ -34,7 +34,7 @@ thousand clients that are cut off from one broker ask the others 1,250 times a s
 
 
 class Step(Enum):
-    """What to do about the silence."""
+    """The action after a time of silence."""
 
     WAIT = "nothing"
     PING = "send a PING"

@@ -35,7 +35,7 @@ class Awake:
 
 async def sleep_until(due_s: float) -> None:
     """Sleep until the loop's time is `due_s`. After a stall it returns later by 2 * TICK_S, so that
-    `Awake` has counted the stall, and what peers have said meanwhile was read."""
+    `Awake` has counted the stall, and the process has read what its peers sent meanwhile."""
     loop = asyncio.get_running_loop()
     await asyncio.sleep(max(0.0, due_s - loop.time()))
     if loop.time() - due_s > STALL_S:

@@ -46,14 +46,14 @@ GATHER_S_MAX = 0.005
 frame then carries four, and the two processes spend a third less time on each item."""
 
 GROUP_ITEMS_MIN = 2
-"""What an outbox waits for until it knows more about its sender."""
+"""The size of a first group, until the outbox knows more about its sender."""
 
 GROUP_ITEMS_MAX = 4
 """A group of six saves hardly more processor time than one of four, and each item is a millisecond
 later."""
 
 GROWTH_PAUSE_MAX = 256
-"""At most so many groups are sent before an outbox tries a larger one again."""
+"""After at most this many groups an outbox tries a larger one again."""
 
 CONTROL_BYTES = 100
 """What a control item takes in Python. Pending bytes include it: a million answers of 13 bytes take

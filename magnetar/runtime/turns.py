@@ -32,7 +32,8 @@ class Turns:
     async def each(
         self, items: Iterable[Item], call: Callable[[Item], Answer], *, slice_items: int
     ) -> list[Answer]:
-        """The answers for all items, in slices of so many. The items of one slice take no turn."""
+        """The answers for all items, in slices of this size. The items of one slice take no
+        turn."""
         left = list(items)
         answers: list[Answer] = []
         for first in range(0, len(left), slice_items):

@@ -5,8 +5,8 @@ keep the order of their index within a key. Other files hold records: each row b
 object.
 
 With the guarantee dedup, the job's id is made of the topic and of the names and contents of the
-files. A job that was killed and is run again stores only what is missing. Names and sizes would not
-do: other files of the same name and size would count as stored.
+files. A job that was killed and is run again stores only the missing messages. Names and sizes are
+not enough: other files of the same name and size would count as stored.
 """
 
 from __future__ import annotations

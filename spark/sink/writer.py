@@ -63,7 +63,7 @@ def stream_writer(
 
 
 class Written(WriterCommitMessage):
-    """What a task has written."""
+    """The result of a task: the rows that it wrote."""
 
     def __init__(
         self, rows: int, skipped: int, writer: str, digests: Mapping[str, tuple[int, int]]

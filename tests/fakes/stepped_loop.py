@@ -37,7 +37,7 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         self.now_s += seconds
 
     def advance(self, seconds: float) -> None:
-        """From another thread: let so much time pass, and run the timers that are due."""
+        """From another thread: advance the time by this much, and run the timers that are due."""
 
         async def pass_time() -> None:
             self.step(seconds)

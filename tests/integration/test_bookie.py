@@ -68,7 +68,7 @@ def payload_of(ledger: int, entry: int) -> bytes:
 async def add_until_killed(
     bookie: BookieProcess, ledger: int, *, kill_after: int
 ) -> tuple[set[int], int]:
-    """Add entries to a ledger without pause; kill the bookie when so many were acknowledged.
+    """Add entries to a ledger without pause; kill the bookie when this number was acknowledged.
 
     Returns the acknowledged ones, and how many may have been sent.
     """

@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProce
 
 
 def keys_of_hashes(count: int) -> list[str]:
-    """A key for each of so many hashes."""
+    """One key for each of this number of hashes."""
     found: dict[int, str] = {}
     for number in itertools.count():
         found.setdefault(ring_slot(hash_of(f"key-{number}")), f"key-{number}")

@@ -115,7 +115,7 @@ def stats(service: Service, topic: str) -> dict[str, Any]:
 
 
 def contents(client: Any, library: Library, topic: str, count: int) -> list[bytes]:
-    """The first `count` messages, and nothing behind them."""
+    """The first `count` messages. Checks that no message follows them."""
     reader = client.create_reader(topic, library.MessageId.earliest)
     found = [reader.read_next(timeout_millis=TIMEOUT_MS).data() for _ in range(count)]
     with pytest.raises(library.Timeout):
@@ -198,7 +198,7 @@ def test_a_message_with_a_stored_sequence_id_is_counted_once(
 
 def test_deduplication_survives_the_owners_death(library: Library, topic: str) -> None:
     with brokers_in_thread(2) as service, connected(service, library) as client:
-        owner = service.brokers[1]  # the client was told the other one, which stays
+        owner = service.brokers[1]  # the client learnt the address of the other broker, which stays
         for _ in range(20):
             client.create_producer(topic).close()
             if topic in {str(each.name) for each in owner.broker.topics}:
@@ -311,7 +311,9 @@ def test_an_evicted_backlog_is_skipped(
 # ---- what a producer is told and counts ----------------------------------------------------------
 
 
-def test_publisher_stats_are_pulsars(service: Service, client: Any, topic: str) -> None:
+def test_publisher_statistics_have_pulsars_fields(
+    service: Service, client: Any, topic: str
+) -> None:
     producer = client.create_producer(topic, producer_name="p", properties={"team": "a"})
     producer.send(b"0")
     [found] = stats(service, topic)["publishers"]

@@ -106,7 +106,7 @@ class Load:
             await consumer.acknowledge(message)
 
     async def more(self, count: int = 2 * WINDOW) -> None:
-        """Wait for so many more receipts and deliveries: more than were under way."""
+        """Wait for this number of further receipts and deliveries: more than were under way."""
         receipts, deliveries = len(self.receipts) + count, len(self.deliveries) + count
         await wait_until(
             lambda: len(self.receipts) >= receipts and len(self.deliveries) >= deliveries

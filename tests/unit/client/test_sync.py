@@ -59,7 +59,7 @@ def once(condition: Callable[[], object], function: Callable[[], object]) -> thr
 
 
 def in_threads(count: int, function: Callable[[int], None]) -> list[BaseException]:
-    """Run the function in so many threads. Returns the errors that they raised."""
+    """Run the function in this number of threads. Returns the errors that they raised."""
     errors: list[BaseException] = []
 
     def run(number: int) -> None:

@@ -1,8 +1,8 @@
-"""protos/pulsar.proto against the protocol's tables, written down a second time.
+"""protos/pulsar.proto compared with an independent copy of the protocol's tables.
 
-The table below was taken from a description of Pulsar's protocol, not from our file: a number,
-label, type or default that is wrong here or there makes the two disagree. `!` required, `?`
-optional, `*` repeated; a type that the description leaves out is not compared.
+The table below was taken from a description of Pulsar's protocol, not from our file: a wrong
+number, label, type or default in one of them fails the comparison. `!` required, `?` optional, `*`
+repeated; a type that the description leaves out is not compared.
 """
 
 import re

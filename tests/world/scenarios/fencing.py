@@ -82,7 +82,7 @@ async def fence_of_unknown_ledger(world: World) -> None:
     await _fence_and_fail(world, entries=0, power=True)
 
 
-@scenario("T7", "nothing but a fence, then other ledgers' entries, then a crash")
+@scenario("T7", "only a fence, then other ledgers' entries, then a crash")
 async def fence_among_others(world: World) -> None:
     await _fence_and_fail(world, entries=0, power=world.random.random() < 0.5, others=True)
 

@@ -35,7 +35,7 @@ async def record_of(world: ClusterState) -> TopicRecord:
 
 
 class Unwilling(FakeLedgers):
-    """Does not delete, so many times; or never deletes the ledgers in `refused`."""
+    """Fails this number of deletions, and every deletion of the ledgers in `refused`."""
 
     def __init__(self, world: SharedLedgers, failures: int = 0) -> None:
         super().__init__(world)

@@ -55,7 +55,7 @@ async def publish(client: WireClient, *entries: bytes) -> None:
 
 
 async def have(broker: RunningBroker, count: int) -> None:
-    """The consumers of the subscription have so many messages."""
+    """Wait until the consumers of the subscription have this many messages."""
     topic = await broker.broker.stored_topic(TopicName.parse("t"))
     await wait_until(lambda: topic.subscriptions["s"].unacked == count, what="deliveries")
 

@@ -136,7 +136,7 @@ def test_an_invalid_schema_is_refused(tree: Any) -> None:
 
 
 def with_default(levels: int) -> bytes:
-    """A schema whose default has so many levels."""
+    """A schema whose default has this many levels."""
     text = json.dumps(record(field("a", "int", default=0))).encode()
     return text.replace(b'"default": 0', b'"default": ' + b"[" * levels + b"]" * levels)
 

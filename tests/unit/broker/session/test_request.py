@@ -31,7 +31,7 @@ def subscribe(meta: pb.KeySharedMeta | None) -> KeySharedPolicy | None:
 
 
 def kv(size: int) -> list[pb.KeyValue]:
-    """Properties with so many bytes of keys and values."""
+    """Properties with this many bytes of keys and values."""
     return [pb.KeyValue(key="k" * 10, value="v" * (size - 10))]
 
 

@@ -112,7 +112,7 @@ async def test_read_ahead_data_is_dropped_when_the_last_consumer_leaves(
 
 
 async def test_tailing_consumer_reads_nothing_from_bookies() -> None:
-    """However much was published before, and during the reads."""
+    """This holds for any number of messages before and during the reads."""
     world = ClusterState()
     texts = [str(number) for number in range(TAIL_ENTRIES_MAX + 100)]
     async with opened_topic(world, config=LogConfig()) as it:
@@ -316,7 +316,7 @@ async def test_ack_sets_of_unknown_batches_are_bounded_together() -> None:
         _, session = await it.subscribe()
         await wait_until(lambda: len(session.entries) == 300)
         positions = session.positions
-    async with opened_topic(world) as it:  # its next owner has delivered nothing yet
+    async with opened_topic(world) as it:  # the next owner has delivered no entry yet
         handle, session = await it.subscribe(permits=0)
         words = (-1,) * UNKNOWN_WORDS_MAX
         accepted = UNKNOWN_WORDS_TOTAL_MAX // UNKNOWN_WORDS_MAX
@@ -419,7 +419,7 @@ async def test_seek_closes_only_the_active_consumer_of_a_failover_subscription()
         _, first = await it.subscribe(kind=failover)
         two, second = await it.subscribe(kind=failover)
         await delivered(first, TEXTS)
-        await two.seek(first.positions[1])  # a standby may ask for it, too
+        await two.seek(first.positions[1])  # a standby consumer may also request the seek
         assert (first.reason, second.reason) == (CloseReason.SEEK, None)
         await delivered(second, TEXTS[1:])
 

@@ -74,13 +74,13 @@ class Lease:
             unwatch_session()
 
     def set_value(self, value: bytes) -> None:
-        """Let the node have another value, soon. `holder` tells when it has."""
+        """Let the node have another value, soon. `holder` says when the node has it."""
         self._value = value
         self._offered.add(value)
         self._wake.set()
 
     async def _look(self) -> bool:
-        """Returns whether to look again at once."""
+        """Returns whether to read again at once."""
         if self._store.session_state is not SessionState.CONNECTED:
             return False  # the watch is called when there is a connection again
         try:
@@ -92,7 +92,7 @@ class Lease:
             return True
 
     async def _maybe_change_node(self) -> bool:
-        """One step from what is stored towards our node. Returns whether to look again."""
+        """One step from the stored node to this lease's node. Returns whether to read again."""
         store = self._store
         stored = await store.get(self._path)
         if stored is None:

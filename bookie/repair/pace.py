@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Pace:
-    """`now` is in seconds of any clock that does not go backwards. Idle time saves up nothing,
+    """`now` is in seconds of any clock that does not go backwards. Idle time earns no credit,
     because the limit must prevent bursts."""
 
     def __init__(self, per_s: float) -> None:

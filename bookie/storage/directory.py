@@ -292,7 +292,7 @@ def _clear(path: Path) -> None:
                 path,
                 found=f"a store of {watermark.sequence} operations and an older identity file",
                 expected="the identity file that was written when the store was made",
-                remedy="An older identity file was put beside the store; restore the right one.",
+                remedy="An older identity file was restored here; restore the right one.",
             )
     try:
         (path / WATERMARK).unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Key_Shared without storage: an entry goes at once to the consumer of its key, or to none.
 
-Theory of operation. As in live.py nothing is kept, so no key drains: when a slot moves, its next
-entry goes to the new consumer. If the consumer of the slot has no permits, or its connection takes
-no more, the entry is dropped and counted.
+Theory of operation. As in live.py no entry is stored, so no key drains: when a slot moves, its next
+entry goes to the new consumer. If the consumer of the slot has no permits, or its connection is not
+writable, the entry is dropped and counted.
 
 Invariants (`check`): no consumer has pending entries.
 """

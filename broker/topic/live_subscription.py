@@ -1,7 +1,7 @@
-"""A subscription of a non-persistent topic: consumers, and what could not be delivered to them.
+"""A subscription of a non-persistent topic: its consumers, and the counts of dropped messages.
 
-It lives in memory only. A durable one stays until it is deleted or its topic is closed, and counts
-what is dropped meanwhile.
+It lives in memory only. A durable subscription stays until it is deleted or its topic is closed,
+and counts the dropped messages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LiveSubscription:
         abandoned: Callable[[LiveSubscription], None],
         candidates: Callable[[], Candidates],
     ) -> None:
-        """`candidates`: makes the choice of an active consumer."""
+        """`candidates`: chooses the active consumer."""
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.name = name
@@ -228,7 +228,7 @@ class LiveSubscription:
         handle.machine.leaving = True
 
     async def last_message(self) -> LastMessage:
-        """There is none."""
+        """Return the values of an empty topic: messages are not stored."""
         return LastMessage(EARLIEST, -1, EARLIEST)
 
     async def backlog_entries(self) -> int:

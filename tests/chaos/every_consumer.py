@@ -69,7 +69,8 @@ class Kill:
 
 @dataclass(slots=True)
 class Record:
-    """What happened. Messages have the numbers 0, 1, 2, ...; message n has the key n % KEYS."""
+    """The record of a run. Messages have the numbers 0, 1, 2, ...; message n has the key n %
+    KEYS."""
 
     sent: int = 0
     outcomes: dict[int, str] = field(default_factory=dict)  # of sends, by number

@@ -1,5 +1,5 @@
-"""The smallest chaos run: an owner and a bookie die by kill -9 and the next owner is stopped for a
-while, under a producer and a consumer."""
+"""The smallest chaos run: during publishes and deliveries, an owner and a bookie die by kill -9,
+and the next owner is stopped for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher of real ZooKeepers: what it finds, what it says when it cannot, what it leaves."""
+"""The launcher of real ZooKeeper servers: the jars that it finds, its errors, and its clean-up."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_zookeeper_server_restarts_after_a_stop_and_a_kill(tmp_path: Path) -> 
         wait_mode(node, "standalone")
     assert second is not None
     assert not is_alive(second)
-    server.stop()  # again: nothing to do
+    server.stop()  # a repeated stop has no effect
 
 
 def test_a_paused_server_is_silent_and_can_be_stopped(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_jar_that_ends_the_server_is_reported_with_its_log(tmp_path: Path) -> 
 
 
 def test_a_server_that_hangs_is_killed_at_the_deadline(tmp_path: Path) -> None:
-    """Without one of the jars the main thread dies, and the process stays and says nothing."""
+    """Without one of the jars the main thread dies, but the process stays and does not answer."""
     jars = [jar for jar in find_jars() if "snappy" not in jar.name]
     server = ZooKeeperEnsemble(tmp_path, jars=jars, ready_s=1.5)
     server.nodes[0].launch()

@@ -1,4 +1,5 @@
-"""What is let in, against a stupid twin that keeps every entry and thinks about each add alone."""
+"""The decisions of admission, compared with a simple twin that keeps every entry and decides each
+add alone."""
 
 from __future__ import annotations
 
@@ -132,7 +133,7 @@ def test_the_first_add_or_fence_sets_the_master_key() -> None:
     assert admit(admission, add(1, 1, master_key=5)) == [OK]  # that did not fence
 
 
-def test_a_fence_stops_adds_and_lets_copies_through() -> None:
+def test_a_fence_refuses_adds_and_accepts_copies() -> None:
     storage = FaultyStorage()
     admission = make(storage)
     admit(admission, add(1, 0))
@@ -236,7 +237,7 @@ def test_a_gap_is_filled_later() -> None:
     assert storage.entry_ids(1, 0, entries_max=10) == [0, 2, 5]
 
 
-def test_an_add_with_a_fault_is_answered_with_it_and_leaves_no_trace() -> None:
+def test_an_add_with_a_fault_is_answered_with_it_and_changes_nothing() -> None:
     storage = FaultyStorage()
     broken = bytearray(add(1, 1))
     broken[-1] ^= 1
@@ -254,7 +255,7 @@ def test_a_damaged_stored_copy_is_unknown_and_not_a_conflict() -> None:
 
 
 @pytest.mark.parametrize("other", [envelope(1, 1), envelope(2, 0)])
-def test_another_entrys_envelope_in_an_entrys_place_is_damage_as_well(other: bytes) -> None:
+def test_the_envelope_of_another_entry_in_its_place_counts_as_damage(other: bytes) -> None:
     storage = FaultyStorage()
     admission = make(storage)
     admit(admission, add(1, 0), add(1, 1))
@@ -280,7 +281,7 @@ def test_a_copy_replaces_only_a_damaged_entry(flags: int) -> None:
 
 
 @pytest.mark.parametrize("flags", [RECOVERY, COPY])
-def test_damage_at_the_end_of_a_ledger_does_not_keep_its_repair_out(flags: int) -> None:
+def test_damage_at_the_end_of_a_ledger_does_not_prevent_its_repair(flags: int) -> None:
     class EndUnreadable(FaultyStorage):
         def last_entry(self, ledger: int) -> tuple[int, bytes] | None:
             raise StorageFailed("read the last entry", "block checksum mismatch")
@@ -344,7 +345,7 @@ def test_an_unknown_ledger_that_is_only_asked_for_is_not_kept() -> None:
 
 
 class Twin:
-    """Keeps everything, decides each add by looking at everything."""
+    """Keeps all entries, and decides each add by a scan of all of them."""
 
     def __init__(self) -> None:
         self.entries: dict[tuple[int, int], bytes] = {}

@@ -1,4 +1,4 @@
-"""Requests to the admin port: several brokers, redirects, refusals, answers that are none."""
+"""Requests to the admin port: several brokers, redirects, refusals, invalid answers."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_an_address_without_a_broker_is_named() -> None:
     assert "did not answer as the HTTP port of a broker does" in errors
 
 
-def test_stats_is_a_table_that_names_the_trouble_of_the_log() -> None:
+def test_stats_prints_a_table_that_names_the_fault_of_the_log() -> None:
     flow = {"msgRateOut": 2.5, "msgThroughputOut": 2_500_000.0}
     counters = {"msgOutCounter": 3, "bytesOutCounter": 30, "msgInCounter": 9, "bytesInCounter": 90}
     consumer = {
@@ -221,7 +221,7 @@ def test_stats_is_a_table_that_names_the_trouble_of_the_log() -> None:
     ]
 
 
-def test_peek_reads_on_until_it_has_enough_messages() -> None:
+def test_peek_reads_until_it_has_enough_messages() -> None:
     def message(number: int) -> dict[str, Any]:
         return {
             "messageId": f"3:{number}",
@@ -275,7 +275,7 @@ def test_admin_urls_are_parsed_with_or_without_repeated_schemes(text: str, urls:
         ("http://a:1,", "names no host"),
     ],
 )
-def test_admin_urls_that_are_none(
+def test_an_invalid_admin_url_is_refused(
     text: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit):
@@ -299,12 +299,12 @@ NOW = datetime(2026, 1, 31, 10, tzinfo=UTC)
         ("999999999s", 1_769_853_600_000 - 999_999_999_000),
     ],
 )
-def test_where_a_subscription_is_moved_to(text: str, target: object) -> None:
+def test_each_form_of_a_target_moves_the_subscription(text: str, target: object) -> None:
     assert parse_target(text, now=NOW) == target
 
 
 @pytest.mark.parametrize("text", ["", "now", "3", "3:", "10", "-10m", "999999999w", "2026-13-01"])
-def test_where_a_subscription_cannot_be_moved_to(text: str) -> None:
+def test_an_invalid_target_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not earliest, latest, a message id"):
         parse_target(text, now=NOW)
 

@@ -1,4 +1,4 @@
-"""The outbox: what goes out, in which order, in how few frames, and what waits."""
+"""The outbox: the order of items, the number of frames, and the items that wait."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ async def test_wait_room_returns_when_less_than_the_limit_is_pending() -> None:
         running.cancel()
 
 
-async def test_the_end_of_the_stream_ends_run_and_frees_all_that_wait() -> None:
+async def test_the_end_of_the_stream_ends_run_and_wakes_all_waiters() -> None:
     wire = Wire()
     wire.closed = True
     outbox = Outbox(wire.send, pending_bytes_max=10)
@@ -170,7 +170,7 @@ async def test_the_end_of_the_stream_ends_run_and_frees_all_that_wait() -> None:
     assert outbox.pending_bytes == 0
 
 
-async def test_cancelling_run_frees_all_that_wait() -> None:
+async def test_cancelling_run_wakes_all_waiters() -> None:
     wire = Wire()
     wire.gate.clear()
     outbox = Outbox(wire.send, pending_bytes_max=10)
@@ -226,7 +226,7 @@ async def held_after_one_frame(
     return outbox, running
 
 
-async def test_small_items_wait_for_the_answer_to_the_frame_before() -> None:
+async def test_small_items_wait_for_the_answer_to_the_previous_frame() -> None:
     wire = Wire()
     async with asyncio.TaskGroup() as group:
         outbox, running = await held_after_one_frame(wire, group)
@@ -362,7 +362,7 @@ async def test_a_large_item_ends_the_wait_for_a_group() -> None:
         running.cancel()
 
 
-async def test_an_item_long_after_the_frame_before_waits_for_nothing() -> None:
+async def test_an_item_long_after_the_previous_frame_is_sent_at_once() -> None:
     wire = Wire()
     async with asyncio.TaskGroup() as group:
         outbox, running = await answered_pair(wire, group)
@@ -441,7 +441,7 @@ async def test_three_senders_that_wait_for_their_answers_seldom_wait_for_a_fourt
     assert took_s < 1.2 * 500 * 0.001  # nearly each frame carries the items of all three
 
 
-def test_a_group_grows_while_it_fills_and_shrinks_to_what_came() -> None:
+def test_a_group_grows_while_it_fills_and_shrinks_to_the_items_that_arrived() -> None:
     size = GroupSize()
     sizes = []
     for _ in range(4):
@@ -496,9 +496,9 @@ async def test_an_outbox_that_ends_leaves_no_timer() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_no_item_is_held_beyond_the_limit_whatever_comes(seed: int) -> None:
-    """Small and large items of several senders, control items, answers that come, come late or not
-    at all, and a peer that is behind."""
+async def test_no_item_is_held_beyond_the_limit_in_any_sequence_of_events(seed: int) -> None:
+    """Small and large items of several senders, control items, answers that arrive in time, late or
+    never, and a peer that is behind."""
     chance, loop = random.Random(seed), asyncio.get_running_loop()
     due: dict[bytes, float] = {}
     free_at = 0.0  # the peer was not behind any more

@@ -158,9 +158,9 @@ class ConsumerKeySharedPolicy:
     remainder of its Murmur3 hash by 65536. If all consumers of a subscription have
     `allow_out_of_order_delivery`, a new one gets its keys at once, although messages of them are
     unacknowledged at another consumer; as long as one does not have it, the order of keys is kept.
-    With `ordered_negative_acks` (Magnetar only) the later messages of a key wait until a negatively
-    acknowledged one is acknowledged; all consumers of a subscription agree on that. Raises
-    InvalidConfiguration.
+    With `ordered_negative_acks` the later messages of a key wait until a negatively acknowledged
+    one is acknowledged; all consumers of a subscription agree on that. Only Magnetar's brokers know
+    it: with others `subscribe` raises OperationNotSupported. Raises InvalidConfiguration.
     """
 
     def __init__(

@@ -558,6 +558,12 @@ class Subscriber:
     # The attachment
 
     async def attach(self, connection: Connection) -> None:
+        if self._order is not None and not connection.orders_negative_acks:
+            server = connection.server_version
+            raise OperationNotSupported(
+                f"ordered_negative_acks needs a broker of Magnetar, not {server!r}",
+                topic=self.topic,
+            )
         consumer_id, start = next(self._parts.ids), self._start
         self._active = None
         self._uncompressed_bytes_max = connection.uncompressed_bytes_max
@@ -948,9 +954,7 @@ class Subscriber:
     def _withhold(self, message: Message) -> None:
         """Tell the broker at once, and return the later messages of the key that wait here."""
         order, connection = self._order, self._connection
-        if order is None or connection is None or not connection.orders_negative_acks:
-            return
-        if not order.has_key(message):
+        if order is None or connection is None or not order.has_key(message):
             return
         guard = order.guard(message)
         late = self._queue.remove(order.withholds)

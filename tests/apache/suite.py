@@ -99,6 +99,14 @@ def test_magnetars_own_features_are_refused_by_name(place: Place) -> None:
     consumer = place.client.subscribe(place.topic, "s")
     with pytest.raises(magnetar.OperationNotSupported, match=r"drain=True.*Pulsar Server ?4"):
         consumer.close(drain=True)
+    in_order = magnetar.ConsumerKeySharedPolicy(ordered_negative_acks=True)
+    with pytest.raises(magnetar.OperationNotSupported, match=r"ordered_negative_acks.*Pulsar"):
+        place.client.subscribe(
+            place.topic,
+            "in-order",
+            consumer_type=magnetar.ConsumerType.KeyShared,
+            key_shared_policy=in_order,
+        )
 
 
 WAYS_IN: list[tuple[dict[str, Any], bool]] = [

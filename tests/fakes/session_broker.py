@@ -194,7 +194,7 @@ class Session:
         flags = pb.FeatureFlags(
             supports_topic_watchers=self.broker.announces_topics,
             supports_drain_consumer=self.broker.drains_consumers,
-            supports_ordered_negative_acks=True,
+            supports_ordered_negative_acks=self.broker.orders_negative_acks,
         )
         self.send(
             pb.CommandConnected(server_version="fake", protocol_version=21, feature_flags=flags)
@@ -465,6 +465,7 @@ class Broker:
         self.hold_acks = False
         self.announces_topics = True
         self.drains_consumers = False
+        self.orders_negative_acks = True
         self.sessions: list[Session] = []
         self.scripted: dict[type, deque[Any]] = {}
 

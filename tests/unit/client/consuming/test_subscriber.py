@@ -747,6 +747,19 @@ async def test_close_with_drain_continues_after_the_time_of_a_request() -> None:
         assert len(broker.commands(pb.CommandDrainConsumer)) == 3
 
 
+async def test_ordered_negative_acks_are_refused_with_a_broker_that_does_not_know_them() -> None:
+    async with client_among() as (client, cluster):
+        cluster.brokers[A].orders_negative_acks = False
+        with pytest.raises(OperationNotSupported, match=r"ordered_negative_acks.*'fake'"):
+            await client.subscribe(
+                "t",
+                "s",
+                consumer_type=ConsumerType.KeyShared,
+                key_shared_policy=ConsumerKeySharedPolicy(ordered_negative_acks=True),
+            )
+        assert not cluster.brokers[A].commands(pb.CommandSubscribe)
+
+
 async def test_a_late_refusal_does_not_count_against_a_group_that_was_sent_again() -> None:
     async with client_among() as (client, cluster):
         producer = await client.create_producer("t")

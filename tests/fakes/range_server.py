@@ -56,6 +56,8 @@ class RangeServer:
     topic_watches: list[list[str]] = field(default_factory=list)  # the topics of each call
     # What a watch of topics sends, in the same way.
     found: queue.Queue[pb.TopicsUpdate | None] | None = None
+    # What the watch of one namespace or topic sends instead, by its name.
+    found_in: dict[str, queue.Queue[pb.TopicsUpdate | None]] = field(default_factory=dict)
     noted: list[list[str]] = field(default_factory=list)  # the topics of each call
     # The updates that a watch sends; None ends it. Without a queue the server is an older broker.
     pushes: queue.Queue[pb.PositionsUpdate | None] | None = None
@@ -126,8 +128,9 @@ class RangeServer:
 
     def watch_topics(self, request: bytes, call: grpc.ServicerContext) -> Iterator[bytes]:
         asked = pb.FindTopicsRequest.FromString(request)
-        self.topic_watches.append([*asked.topics, *asked.namespaces])
-        return _pushed(self.found, call)
+        names = [*asked.topics, *asked.namespaces]
+        self.topic_watches.append(names)
+        return _pushed(self.found_in.get(names[0], self.found), call)
 
     def note(self, request: bytes, call: grpc.ServicerContext) -> bytes:
         asked = pb.NoteBatchesRequest.FromString(request)

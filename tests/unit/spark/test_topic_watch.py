@@ -19,7 +19,7 @@ from magnetar.spark.source.options import parse_options
 from magnetar.spark.source.topic_watch import TopicWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 NAMESPACE = "public/default"
 TOPIC = f"persistent://{NAMESPACE}/t"
@@ -34,8 +34,11 @@ def server() -> Iterator[RangeServer]:
         yield server
 
 
-def watch_of(*servers: RangeServer, silence_s_max: float = 6.0, streams: int = 1) -> TopicWatch:
-    asked: list[tuple[list[str], list[str]]] = [([], [NAMESPACE])] * streams
+def watch_of(
+    *servers: RangeServer, silence_s_max: float = 6.0, namespaces: Sequence[str] = (NAMESPACE,)
+) -> TopicWatch:
+    """A watch with a stream for each namespace."""
+    asked: list[tuple[list[str], list[str]]] = [([], [namespace]) for namespace in namespaces]
     brokers = [server.url for server in servers]
     return TopicWatch(
         ANONYMOUS,
@@ -112,15 +115,17 @@ def test_another_broker_is_watched_when_one_ends_or_is_silent(
 def test_topics_are_known_when_every_stream_has_sent_its_list(
     server: RangeServer,
 ) -> None:
-    watch = watch_of(server, streams=2)
+    one: queue.Queue[pb.TopicsUpdate | None] = queue.Queue()
+    two: queue.Queue[pb.TopicsUpdate | None] = queue.Queue()
+    server.found_in = {"a/one": one, "a/two": two}
+    watch = watch_of(server, namespaces=("a/one", "a/two"))
     watch.follow()
-    push(server, "a")
-    assert server.found is not None
-    wait_for(server.found.empty)
+    one.put(pb.TopicsUpdate(topics=["a"]))
+    wait_for(one.empty)
     assert watch.take() is None
     assert not watch.is_live
-    push(server, "b")
-    wait_for(lambda: sorted(watch.take() or ()) == ["a", "b"])
+    two.put(pb.TopicsUpdate(topics=["b"]))
+    wait_for(lambda: watch.take() == ["a", "b"])
     watch.close()
 
 

@@ -6,14 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from magnetar.client.session.service_url import host_and_port
+from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.grpc_frames import open_channel, open_frame_stream
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import grpc
     from grpc import aio
 
     from magnetar.client.session.pool import Purpose
-    from magnetar.runtime.frames import FrameStream
+    from magnetar.runtime.frames import Buffer, FrameStream
 
 SESSION_METHOD: Final = "/magnetar.broker.Broker/Session"
 
@@ -24,25 +27,66 @@ then, the delivery raises an error in another loop."""
 
 
 class GrpcDialer:
-    """Opens streams. A broker has one channel for each purpose, and each channel its own TCP
-    connection: deliveries in bulk do not delay receipts in the kernel's buffers."""
+    """Opens streams. Each stream has a channel, and each channel its own TCP connection: deliveries
+    in bulk do not delay receipts in the kernel's buffers.
+
+    A channel is closed together with its stream, so that a client keeps no connections to brokers
+    that it has left.
+    """
 
     def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
         """`credentials`: those of TLS; None: the streams are not encrypted."""
         self._credentials = credentials
-        self._channels: dict[tuple[str, Purpose], aio.Channel] = {}
+        self._channels: set[aio.Channel] = set()  # of the streams that were not closed
+        self._opened = False  # at least one stream
 
-    def open(self, broker: str, purpose: Purpose) -> FrameStream:
-        channel = self._channels.get((broker, purpose))
-        if channel is None:
-            channel = self._channels[broker, purpose] = open_channel(
-                host_and_port(broker), self._credentials, own_connection=True
-            )
-        return open_frame_stream(channel, SESSION_METHOD, peer=broker, greets=True)
+    def open(self, broker: str, _: Purpose) -> FrameStream:
+        channel = open_channel(host_and_port(broker), self._credentials, own_connection=True)
+        self._channels.add(channel)
+        self._opened = True
+        stream = open_frame_stream(channel, SESSION_METHOD, peer=broker, greets=True)
+        return _StreamOfChannel(stream, channel, self._channels)
 
     async def close(self) -> None:
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
+        channels, self._channels = self._channels, set()
+        for channel in channels:
             await channel.close()
-        if channels:
+        if self._opened:
             await asyncio.sleep(LATE_COMPLETIONS_S)
+
+
+class _StreamOfChannel:
+    """A stream that closes its channel when it is closed.
+
+    NOTE: grpc.aio ends the TCP connection of a closed channel when nothing refers to the channel or
+    to its calls any more. So this object drops both.
+    """
+
+    def __init__(self, stream: FrameStream, channel: aio.Channel, open_: set[aio.Channel]) -> None:
+        """`open_`: the channels that are not closed."""
+        self.peer = stream.peer
+        self._stream: FrameStream | None = stream  # None: it was closed
+        self._channel: aio.Channel | None = channel  # None: a task closes it
+        self._open = open_
+
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        await self._not_closed().send(parts)
+
+    async def receive(self) -> memoryview:
+        return await self._not_closed().receive()
+
+    async def close(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is None:  # to close the channel now would break the goodbye of the other call
+            return
+        try:
+            await self._not_closed().close()
+        finally:
+            self._stream = None
+            self._open.discard(channel)
+            await channel.close()
+
+    def _not_closed(self) -> FrameStream:
+        if self._stream is None:
+            raise StreamClosed("closed here", clean=True)
+        return self._stream

@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from fakes.loops import LOOPS, loop_of
 from grpc import aio
-from support import wait_until
 
 import magnetar
 from magnetar.client.errors import ConnectError, InvalidConfiguration, NotAllowedError
@@ -30,7 +29,6 @@ from magnetar.client.session.transport import dialer_of, service_url_of
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.protos.framing import encode_command
 from magnetar.runtime.grpc_frames import frame_stream_handler
-from magnetar.runtime.grpc_frames import grpc_server as frame_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -179,29 +177,6 @@ def test_encrypted_private_key_is_refused_without_a_question_on_the_terminal(
     }
     with pytest.raises(InvalidConfiguration, match=r"key\.pem is encrypted"):
         dialer_of(ClientOptions(f"{scheme}://a", **options))
-
-
-async def test_each_purpose_has_its_own_connection_over_grpc() -> None:
-    peers: list[str] = []
-
-    async def accept(stream: FrameStream) -> None:
-        peers.append(stream.peer)
-        await stream.receive()
-
-    handlers = {"magnetar.broker.Broker": {"Session": frame_stream_handler(accept)}}
-    async with frame_server(handlers, host="127.0.0.1", port=0, grace_s=0.1) as port:
-        dialer = dialer_of(ClientOptions(f"grpc://127.0.0.1:{port}"))
-        streams = [
-            dialer.open(f"grpc://127.0.0.1:{port}", purpose)
-            for purpose in (Purpose.PUBLISH, Purpose.CONSUME, Purpose.PUBLISH)
-        ]
-        for stream in streams:
-            await stream.send([b"x"])
-        await wait_until(lambda: len(peers) == 3)
-        assert len(set(peers)) == 2
-        for stream in streams:
-            await stream.close()
-        await dialer.close()
 
 
 def test_grpc_refuses_connections_without_checks_by_name() -> None:

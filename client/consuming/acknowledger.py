@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from magnetar.client.consuming.acks import PENDING_IDS_MAX
 from magnetar.client.errors import PulsarException, is_retriable
 from magnetar.client.guard import guarding
 from magnetar.client.ids import write_id
@@ -13,7 +14,7 @@ from magnetar.protos import pulsar_pb2 as pb
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from google.protobuf.message import Message as Body
 
@@ -35,9 +36,14 @@ class Acknowledger:
     Every group carries a request id, so that the broker answers when the group is durable.
     """
 
-    def __init__(self, owner: Guarded, tracker: AckTracker) -> None:
-        """`owner`: the consumer whose messages are acknowledged."""
+    def __init__(
+        self, owner: Guarded, tracker: AckTracker, on_caught_up: Callable[[], None]
+    ) -> None:
+        """`owner`: the consumer whose messages are acknowledged. `on_caught_up` is called when it
+        may request messages again."""
         self._owner = owner
+        self._on_caught_up = on_caught_up
+        self._warned = False  # that too many are pending
         self._topic = owner.topic
         self._tracker = tracker
         self._loop = asyncio.get_running_loop()
@@ -75,6 +81,11 @@ class Acknowledger:
     def send(self) -> None:
         """Send the pending acknowledgements now, without waiting for more."""
         self._send(hurry=True)
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether too many acknowledgements are pending to request more messages."""
+        return self._tracker.is_behind
 
     async def settle(self) -> None:
         """Return when all acknowledgements are durable; a change of broker does not end the wait.
@@ -132,14 +143,28 @@ class Acknowledger:
     def _after_ack(self) -> None:
         if self._tracker.is_full:
             self._send()
+            self._warn_if_behind()
         if self._timer is None:
             self._arm()
 
     def _send(self, *, hurry: bool = False) -> None:
         if self._connection is None or self._held:
             return
+        was_behind = self._tracker.is_behind
         for group in self._tracker.take(self._loop.time(), hurry=hurry):
             self._connection.ask(self._command(group), partial(self._on_answer, group.number))
+        if was_behind and not self._tracker.is_behind:
+            self._warned = False
+            self._on_caught_up()
+
+    def _warn_if_behind(self) -> None:
+        if self._tracker.is_behind and not self._warned:
+            self._warned = True
+            log.warning(
+                "no more messages are requested: the broker does not confirm acknowledgements",
+                topic=self._topic,
+                pending=PENDING_IDS_MAX,
+            )
 
     def _on_answer(self, number: int, result: Body | PulsarException) -> None:
         if self._connection is None or not self._tracker.is_in_flight(number):

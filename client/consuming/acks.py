@@ -32,6 +32,12 @@ ACK_GROUPS_IN_FLIGHT_MAX: Final = 8
 """Unanswered groups. At this limit, further ids wait. A broker that answers in 5 ms accepts 1.6
 million ids a second; a broker that does not answer is not flooded."""
 
+PENDING_IDS_MAX: Final = 100_000
+"""Ids that wait to be sent, about 200 bytes each. A broker may deliver and yet not confirm, as when
+too few bookies take a cursor's entries. At this limit, the consumer requests no more messages until
+the broker has confirmed some. What it requested before still arrives, and can be acknowledged. A
+consumer that acknowledges 200,000 entries a second has 20,000 pending after ACK_DELAY_S."""
+
 PARTIAL_BATCHES_MAX: Final = 100_000
 """Batches of which only a part is acknowledged, about 300 bytes each. Beyond this limit, the client
 forgets the oldest: its acknowledged messages may be redelivered."""
@@ -196,6 +202,11 @@ class AckTracker:
     def is_full(self) -> bool:
         """Return whether enough ids for a full group are pending."""
         return len(self._pending) >= ACK_IDS_MAX
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether the broker confirms too slowly: no more messages must be requested."""
+        return len(self._pending) >= PENDING_IDS_MAX
 
     @property
     def settled(self) -> bool:

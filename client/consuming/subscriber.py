@@ -113,7 +113,7 @@ class Subscriber:
         self._opener = PayloadOpener(subscription.key_reader)
         self._permits = Permits(subscription.queue_messages_max)
         tracker = AckTracker(batch_indexes=subscription.batch_indexes)
-        self._acks = Acknowledger(self, tracker)
+        self._acks = Acknowledger(self, tracker, self._grant)
         self._acknowledged = tracker.acknowledged
         backoff = subscription.nack_backoff
         nack_delay_s = 0.0 if backoff is not None else subscription.nack_delay_s
@@ -942,7 +942,7 @@ class Subscriber:
         return [one for one in messages if not done >> max(0, one.message_id().batch_index()) & 1]
 
     def _grant(self) -> None:
-        if self._connection is not None and not self._paused:
+        if self._connection is not None and not self._paused and not self._acks.is_behind:
             permits = self._permits.grant(waiting=self._waiting)
             if permits:
                 self._connection.send_control(

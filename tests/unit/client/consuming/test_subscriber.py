@@ -23,7 +23,11 @@ from fakes.session_broker import UNASKED
 from support import settle, wait_until
 
 from magnetar.client.consumer import LoopQueue
-from magnetar.client.consuming.acks import ACK_IDS_MAX
+from magnetar.client.consuming.acks import (
+    ACK_GROUPS_IN_FLIGHT_MAX,
+    ACK_IDS_MAX,
+    PENDING_IDS_MAX,
+)
 from magnetar.client.consuming.redelivery import REDELIVERY_IDS_MAX
 from magnetar.client.errors import (
     AlreadyClosed,
@@ -786,3 +790,35 @@ async def test_a_late_refusal_does_not_count_against_a_group_that_was_sent_again
         )
         await settle()
         await consumer.close()
+
+
+async def test_consumer_whose_acknowledgements_wait_requests_messages_when_they_are_confirmed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As when a broker can read a topic, and cannot write the cursor's ledger."""
+    async with client_among() as (client, cluster):
+        broker = cluster.brokers[A]
+        broker.hold_acks = True
+        consumer = await client.subscribe(
+            "t", "s", initial_position=EARLIEST, receiver_queue_size=4
+        )
+        sent_max = ACK_GROUPS_IN_FLIGHT_MAX * ACK_IDS_MAX
+        for entry in range(sent_max + PENDING_IDS_MAX):  # of an earlier ledger
+            await consumer.acknowledge(MessageId(-1, 0, entry))
+        await settle()
+        await publish(client, 10)
+        got = data(await receive(consumer, 4))  # those that were requested before
+        await expect_none(consumer)
+        assert [it.getMessage() for it in caplog.records if "does not confirm" in it.getMessage()]
+        broker.hold_acks = False
+        acks = subscription(cluster).acks
+        assert len(acks) == ACK_GROUPS_IN_FLIGHT_MAX
+        for ack in list(acks):
+            answer = pb.CommandAckResponse(consumer_id=ack.consumer_id, request_id=ack.request_id)
+            broker.sessions[1].send(answer)
+        got += data(await receive(consumer, 6))
+        assert got == list(range(10))
+        await consumer.close()
+        assert (
+            subscription(cluster).acks[-1].message_id[-1].entryId == sent_max + PENDING_IDS_MAX - 1
+        )

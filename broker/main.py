@@ -299,11 +299,7 @@ class BrokerProcess:
 
         async def serve_pulsar(stream: PulsarTcpStream) -> None:
             await Connection(
-                stream,
-                endpoint,
-                Transport.PULSAR,
-                on_connected=stream.on_connected,
-                gather=stream.gather,
+                stream, endpoint, Transport.PULSAR, on_connected=stream.on_connected
             ).run()
 
         pulsar = PulsarServer(

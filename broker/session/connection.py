@@ -38,7 +38,7 @@ from magnetar.protos.framing import COMMAND_BYTES_MAX
 from magnetar.protos.pieces import long_list
 from magnetar.runtime.awake import sleep_until
 from magnetar.runtime.errors import StreamClosed
-from magnetar.runtime.frames import GATHER_S_MAX, Outbox
+from magnetar.runtime.frames import Outbox
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from magnetar.protos.framing import Command
     from magnetar.protos.pieces import LongList
     from magnetar.runtime.frames import Buffer, FrameStream
-
-    Gather = Callable[[int, float, Callable[[int | None], None]], None]
 
 __all__ = ["Connection", "Transport"]
 
@@ -97,10 +95,8 @@ class Connection:
         transport: Transport,
         *,
         on_connected: Callable[[], None] | None = None,
-        gather: Gather | None = None,
     ) -> None:
-        """`on_connected`: the client is known, and larger frames are admitted. `gather`: see
-        PulsarTcpStream.gather; None: the transport cannot do it."""
+        """`on_connected`: the client is known, and larger frames are admitted."""
         self._stream = stream
         self._endpoint = endpoint
         self._session = Session(
@@ -126,7 +122,6 @@ class Connection:
         self._declined = 0  # refused by the machine, and not answered yet
         self._transport = transport
         self._on_connected = on_connected
-        self._gather = gather
         self._admitted = False  # the transport knows that the client is connected
         self._steps = endpoint.broker.steps
         self._standstill = endpoint.broker.standstill
@@ -241,11 +236,6 @@ class Connection:
             await self._wait_room()
             if at < size:
                 await asyncio.sleep(0)
-        if self._gather is not None:
-            groups, now = context.send_groups, asyncio.get_running_loop().time()
-            sends = groups.take_wanted(now)
-            if sends:
-                self._gather(sends, now + GATHER_S_MAX, groups.on_gathered)
         if not self._admitted and session.connected:
             self._admitted = True
             if self._on_connected is not None:

@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.errors import ConsumerNotFound, NotAuthorized
-from magnetar.broker.session.send_groups import SendGroups
 from magnetar.broker.topic.contract import ClientInfo
 
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ class Context:
         self.consumers: dict[int, ConsumerHandle] = {}
         self.watchers: dict[int, Callable[[], None]] = {}  # each ends one
         self.published: set[int] = set()  # producers that published in the frame being read
-        self.send_groups = SendGroups()
         self.over = False  # the connection ends: nothing more is opened or carried out
         self.put = outbox.put  # sends a message
         self.put_control = outbox.put_control  # sends a command, before messages

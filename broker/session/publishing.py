@@ -28,9 +28,7 @@ def publish_run(context: Context, run: SendRun, now: float) -> None:
     if admitted is Sends.PUBLISH:
         context.published.add(producer_id)
         context.broker.publish_rate.take(run, now)
-        producer = context.producers[producer_id]
-        context.send_groups.on_publish(len(run.entries), outstanding=producer.outstanding)
-        producer.publish(run, now)
+        context.producers[producer_id].publish(run, now)
     elif type(admitted) is Close:
         context.end(admitted.reason)
 

@@ -6,8 +6,6 @@ transport carries the same frames, so sessions do not depend on the transport.
 A connection keeps received bytes until its session takes them: one read of the socket is passed on
 without a copy, several reads are joined once. `receive` looks for frames, not `data_received`: how
 large a frame may be depends on whether the session has answered CONNECT.
-
-The session may let its next `receive` wait until a group of SENDs has arrived (`gather`).
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from magnetar.broker.session.limits import HANDSHAKE_BYTES_MAX
@@ -35,26 +32,10 @@ READ_AHEAD_BYTES: Final = 256 << 10
 """The transport stops reading when this much waits beyond the frame that is being gathered: the
 size of a coalesced frame. One read of the socket (up to 256 KB) comes on top."""
 
-GATHER_BYTES_MAX: Final = 16 << 10
-"""At this number of bytes the gathering ends: an outbox to a bookie does not hold that many."""
-
 CLOSE_TIMEOUT_S: Final = 1.0
 _TOTAL: Final = struct.Struct(">I")
-_TYPE_AT: Final = 8  # after the total size and the size of the command
-_SEND_TYPE: Final = b"\x08\x06"
 
 log = get_logger(__name__)
-
-
-@dataclass(slots=True)
-class _Gather:
-    """`receive` waits until this number of SENDs has arrived."""
-
-    wanted: int
-    ended: Callable[[int | None], None]
-    timer: asyncio.TimerHandle
-    arrived: int = 0
-    at: int = 0  # where the one after them begins
 
 
 class PulsarTcpStream(asyncio.Protocol):
@@ -82,7 +63,6 @@ class PulsarTcpStream(asyncio.Protocol):
         self._eof = False  # the peer sends no more data
         self._receiver: asyncio.Future[None] | None = None  # None: no task waits in `receive`
         self._reading_paused = False
-        self._gather: _Gather | None = None  # None: `receive` returns what there is
         # Sending.
         self._sender: asyncio.Future[None] | None = None  # None: no task waits in `send`
         self._writing_paused = False
@@ -109,8 +89,7 @@ class PulsarTcpStream(asyncio.Protocol):
     async def receive(self) -> memoryview:
         assert self._receiver is None, "two tasks receive on one stream"
         while self._closed is None:
-            ready = self._gather is None and len(self._data) >= self._wanted
-            whole = self._whole_bytes() if ready else 0
+            whole = self._whole_bytes() if len(self._data) >= self._wanted else 0
             if whole:
                 frame = memoryview(self._data).toreadonly()
                 self._data = bytes(frame[whole:])
@@ -130,19 +109,6 @@ class PulsarTcpStream(asyncio.Protocol):
     def on_connected(self) -> None:
         """The client is authenticated: accept frames of any size that the protocol allows."""
         self._limit = self._frame_bytes_max
-
-    def gather(self, sends: int, until_s: float, ended: Callable[[int | None], None]) -> None:
-        """Let the next `receive` wait until this number of SENDs has arrived, or until this time of
-        the loop. `ended` gets the number of SENDs. Another command, GATHER_BYTES_MAX or the end of
-        the connection ends the wait at once, and then `ended` may get None: the number says
-        nothing.
-        """
-        assert self._gather is None, "two groups at a time"
-        if self._closed is not None or self._eof:
-            return
-        timer = self._loop.call_at(until_s, self._on_gather_timer)
-        self._gather = _Gather(sends, ended, timer)
-        self._count_gathered()
 
     async def close(self) -> None:
         self._end("closed here", clean=True)
@@ -172,9 +138,7 @@ class PulsarTcpStream(asyncio.Protocol):
             if isinstance(self._data, bytes):
                 self._data = bytearray(self._data)
             self._data += data
-        if self._gather is not None:
-            self._count_gathered()
-        elif len(self._data) >= self._wanted:
+        if len(self._data) >= self._wanted:
             wake(self._receiver)
         if not self._may_read and not self._reading_paused:
             self._reading_paused = True
@@ -183,7 +147,6 @@ class PulsarTcpStream(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._eof = True
-        self._end_gather(None)
         wake(self._receiver)
         return True  # commands that have arrived are executed and answered before this end closes
 
@@ -197,7 +160,6 @@ class PulsarTcpStream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is None:
             self._eof = True
-            self._end_gather(None)
             wake(self._receiver)
         else:
             self._end(f"connection lost: {exc}", clean=False)
@@ -236,44 +198,10 @@ class PulsarTcpStream(asyncio.Protocol):
             at += size
         return at
 
-    def _count_gathered(self) -> None:
-        """Count what has arrived, and end the wait if it is enough."""
-        gather, data = self._gather, self._data
-        assert gather is not None
-        size, at = len(data), gather.at
-        while size - at >= _TYPE_AT + len(_SEND_TYPE):
-            if data[at + _TYPE_AT : at + _TYPE_AT + len(_SEND_TYPE)] != _SEND_TYPE:
-                self._end_gather(None)
-                return
-            end = at + _TOTAL.size + int(_TOTAL.unpack_from(data, at)[0])
-            if end > size:
-                break
-            gather.arrived += 1
-            at = end
-        gather.at = at
-        if gather.arrived >= gather.wanted:
-            self._end_gather(gather.arrived)
-        elif size >= GATHER_BYTES_MAX:
-            self._end_gather(None)
-
-    def _on_gather_timer(self) -> None:
-        assert self._gather is not None
-        self._end_gather(self._gather.arrived)
-
-    def _end_gather(self, arrived: int | None) -> None:
-        gather, self._gather = self._gather, None
-        if gather is None:
-            return
-        gather.timer.cancel()
-        gather.ended(arrived)
-        if len(self._data) >= self._wanted:
-            wake(self._receiver)
-
     def _end(self, reason: str, *, clean: bool) -> StreamClosed:
         if self._closed is None:  # the first end counts
             self._closed = StreamClosed(reason, clean=clean)
             self._data = b""
-            self._end_gather(None)
             wake(self._receiver)
             wake(self._sender)
             with suppress(*HANDLE_ERRORS):

@@ -77,7 +77,6 @@ class LiveProducer:
         self.topic_epoch: int | None = None  # None: not exclusive
         self.last_sequence_id = -1
         self.is_waiting = False
-        self.outstanding = 0  # every publish is answered at once
         self.meter = Meter(now)
         self.chunks = Meter(now)
         self.dropped = Meter(now)

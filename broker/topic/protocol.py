@@ -48,9 +48,6 @@ class Producer(Protocol):
     @property
     def is_waiting(self) -> bool: ...  # for exclusive access
 
-    @property
-    def outstanding(self) -> int: ...  # publishes that are not answered yet
-
     def publish(self, sends: SendRun, now: float) -> None:
         """Take what the client sent. The outcome comes by the events."""
 

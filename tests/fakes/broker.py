@@ -115,11 +115,7 @@ async def running_broker(
 
         async def serve_pulsar(stream: PulsarTcpStream) -> None:
             await Connection(
-                stream,
-                endpoint,
-                Transport.PULSAR,
-                on_connected=stream.on_connected,
-                gather=stream.gather,
+                stream, endpoint, Transport.PULSAR, on_connected=stream.on_connected
             ).run()
 
         pulsar = PulsarServer(serve_pulsar, frame_bytes_max=frame_bytes_max(message_bytes_max))

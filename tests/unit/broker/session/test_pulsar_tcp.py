@@ -9,22 +9,15 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fakes.entries import entry_of
-from support import settle, wait_until
+from support import wait_until
 
 from magnetar.broker.session.pulsar_tcp import (
     CLOSE_TIMEOUT_S,
-    GATHER_BYTES_MAX,
     READ_AHEAD_BYTES,
     PulsarServer,
     PulsarTcpStream,
 )
-from magnetar.protos import pulsar_pb2 as pb
-from magnetar.protos.framing import (
-    COMMAND_FRAME_BYTES_MAX,
-    encode_command,
-    encode_payload_command,
-)
+from magnetar.protos.framing import COMMAND_FRAME_BYTES_MAX
 from magnetar.runtime.errors import StreamClosed
 from magnetar.runtime.listener import bind_port, port_of
 
@@ -208,84 +201,3 @@ async def test_a_peer_that_disconnects_at_once_ends_its_session_cleanly() -> Non
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
         await wait_until(lambda: len(seen) == 20)
-
-
-# ---- groups of SENDs ---------------------------------------------------------------------------
-
-
-def send(number: int, size: int = 100) -> bytes:
-    body = pb.CommandSend(producer_id=1, sequence_id=number)
-    return b"".join(encode_payload_command(body, [bytes(entry_of("x" * size).data)]))
-
-
-def gathering(sends: int, *, wait_s: float = 60.0) -> tuple[PulsarTcpStream, list[int | None]]:
-    """A stream that gathers, and with what the wait ended."""
-    stream = PulsarTcpStream(lambda _: None)
-    stream.connection_made(FakeTransport())
-    stream.on_connected()
-    ends: list[int | None] = []
-    stream.gather(sends, asyncio.get_running_loop().time() + wait_s, ends.append)
-    return stream, ends
-
-
-async def test_receive_waits_for_a_group_of_sends_whatever_the_pieces() -> None:
-    stream, ends = gathering(3)
-    data = b"".join(send(number) for number in range(3))
-    async with asyncio.TaskGroup() as group:
-        receiving = group.create_task(stream.receive())
-        for at in range(len(data) - 1):
-            stream.data_received(data[at : at + 1])
-        await settle()
-        assert not receiving.done()
-        assert ends == []
-        stream.data_received(data[-1:])
-        assert ends == [3]
-    assert receiving.result() == data
-    stream.data_received(send(3))
-    assert await stream.receive() == send(3)  # the wait was for one group
-
-
-async def test_what_has_arrived_before_counts_for_the_group() -> None:
-    stream, ends = gathering(1)
-    stream.data_received(send(0) + send(1))
-    stream.gather(2, asyncio.get_running_loop().time() + 60, ends.append)
-    assert ends == [2, 2]
-    assert await stream.receive() == send(0) + send(1)
-
-
-async def test_a_group_waits_for_a_bounded_time() -> None:
-    stream, ends = gathering(3, wait_s=0.01)
-    stream.data_received(send(0))
-    assert await stream.receive() == send(0)
-    assert ends == [1]
-
-
-async def test_another_command_ends_the_wait_for_a_group_at_once() -> None:
-    stream, ends = gathering(3)
-    flow = encode_command(pb.CommandFlow(consumer_id=1, messagePermits=1))
-    stream.data_received(send(0) + flow)
-    assert ends == [None]
-    assert await stream.receive() == send(0) + flow
-
-
-async def test_many_bytes_end_the_wait_for_a_group_at_once() -> None:
-    stream, ends = gathering(3)
-    large = send(0, GATHER_BYTES_MAX)
-    stream.data_received(large)
-    assert ends == [None]
-    assert await stream.receive() == large
-
-
-async def test_the_end_of_the_connection_ends_the_wait_for_a_group() -> None:
-    stream, ends = gathering(3)
-    stream.data_received(send(0))
-    stream.eof_received()
-    assert ends == [None]
-    assert await stream.receive() == send(0)
-    stream, ends = gathering(3)
-    stream.connection_lost(ConnectionResetError())
-    assert ends == [None]
-    with pytest.raises(StreamClosed):
-        await stream.receive()
-    stream.gather(3, 0.0, ends.append)  # there is nothing to wait for
-    assert ends == [None]

@@ -2,7 +2,7 @@
 
 A watch of namespaces follows the lists that the broker reads once for all its watchers
 (catalog/watching.py). A watch of named topics follows, in the metadata store, the records that
-decide how many partitions they have. So every broker can serve it, whoever owns the topics.
+decide how many partitions they have. Every broker can serve it, not only the owner of the topics.
 
 A watch has one task, which sends one message after the other. Changes that happen while a message
 is sent are gathered: a topic that came and went meanwhile is in no message, and a slow client costs

@@ -1,8 +1,8 @@
 """Decodes messages with the versions of the schema with which they were written.
 
-A consumer has one decoder. It fetches each version once, and keeps a bounded number of them. The
-asyncio client fetches before `receive` returns the message, so that `value()` never waits. The
-synchronous client fetches when `value()` is called.
+A consumer has one decoder. It fetches each version once after an attachment, and keeps a bounded
+number of them. The asyncio client fetches before `receive` returns the message, so that `value()`
+never waits. The synchronous client fetches when `value()` is called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from magnetar.protos.names import TopicName
 from magnetar.runtime.log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from magnetar.client.message import Message
     from magnetar.client.schema.schema import Schema, SchemaInfo
@@ -44,10 +44,13 @@ class Decoder:
         wait: Callable[[Coroutine[Any, Any, None]], None] | None,
     ) -> None:
         self.schema = schema
-        self.generation = 0  # counts the calls of `forget`
+        self.generation = 0  # counts the calls of `forget` and `doubt`
         self._fetch = fetch
         self._wait = wait
         self._known: dict[Key, Callable[[Message], Any] | PulsarException] = {}
+        # Doubted versions, for messages that the program has already. The next message asks again.
+        self._former: dict[Key, Callable[[Message], Any] | PulsarException] = {}
+        self._forgotten = 0  # counts the calls of `forget`
         self._turn = asyncio.Lock()
 
     def knows(self, message: Message) -> bool:
@@ -65,7 +68,7 @@ class Decoder:
         async with self._turn:
             if self.knows(message):
                 return
-            generation = self.generation
+            generation, forgotten = self.generation, self._forgotten
             found: Callable[[Message], Any] | PulsarException
             try:
                 decode = await self._decode_of(await self._fetch(*key))
@@ -73,11 +76,15 @@ class Decoder:
                 found = InvalidMessage(f"schema version {_number(key[1])}: {error}")
             except PulsarException as error:
                 log.warning("a schema was not fetched", topic=key[0], error=str(error))
+                self._former.pop(key, None)
                 raise
             else:
                 found = decode or self.schema.decode_message
-            if generation == self.generation:  # else it may be that of a deleted topic
-                self._keep(key, found)
+            if generation == self.generation:
+                self._former.pop(key, None)
+                _keep(self._known, key, found)
+            elif forgotten == self._forgotten:  # else it may be that of a deleted topic
+                _keep(self._former, key, found)
 
     def decode(self, message: Message) -> Any:
         """The value of a message. Raises InvalidMessage if its version is unknown or does not fit
@@ -95,6 +102,8 @@ class Decoder:
             self._wait(self.prepare(message))
             found = self._known.get(key)
         if found is None:
+            found = self._former.get(key)
+        if found is None:
             number = _number(version)
             raise InvalidMessage(f"schema version {number} was not fetched; receive again")
         if isinstance(found, PulsarException):
@@ -110,18 +119,33 @@ class Decoder:
     def forget(self, topic: str | None = None) -> None:
         """Forget the versions of a deleted topic, or all: a new topic of its name, or another
         cluster, gives the same numbers to other schemas."""
-        if topic is None:
-            self._known.clear()
-        else:
-            base = str(TopicName.parse(topic).base)
-            for key in [key for key in self._known if key[0] == base]:
-                del self._known[key]
+        for versions in (self._known, self._former):
+            for key in list(versions) if topic is None else _versions_of(topic, versions):
+                del versions[key]
+        self.generation += 1
+        self._forgotten += 1
+
+    def doubt(self, topic: str) -> None:
+        """Ask for the versions of a topic again when the next messages arrive: the broker does not
+        say at an attachment whether the topic was deleted and created again before it."""
+        for key in _versions_of(topic, self._known):
+            _keep(self._former, key, self._known.pop(key))
         self.generation += 1
 
-    def _keep(self, key: Key, found: Callable[[Message], Any] | PulsarException) -> None:
-        if len(self._known) >= VERSIONS_MAX:
-            del self._known[next(iter(self._known))]
-        self._known[key] = found
+
+def _versions_of(topic: str, versions: Iterable[Key]) -> list[Key]:
+    base = str(TopicName.parse(topic).base)
+    return [key for key in versions if key[0] == base]
+
+
+def _keep(
+    versions: dict[Key, Callable[[Message], Any] | PulsarException],
+    key: Key,
+    found: Callable[[Message], Any] | PulsarException,
+) -> None:
+    if len(versions) >= VERSIONS_MAX:
+        del versions[next(iter(versions))]
+    versions[key] = found
 
 
 def _topic_of(message: Message) -> str:

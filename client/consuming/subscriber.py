@@ -586,6 +586,8 @@ class Subscriber:
             reason = "the seek failed while the reader attached; the reader returns to its place"
             raise ConnectError(reason, topic=self.topic)
         self._connection, self._consumer_id = connection, consumer_id
+        if self.subscription.decoder is not None:
+            self.subscription.decoder.doubt(self.topic)
         self._permits.on_attached()
         # Before the permits, so that the broker does not deliver acknowledged messages. Otherwise
         # the broker could answer the acknowledgement, and then deliver the message: the client

@@ -97,6 +97,28 @@ async def test_versions_of_a_deleted_topic_are_fetched_again() -> None:
     assert len(registry.asked) == 3
 
 
+async def test_doubted_versions_are_fetched_again_and_decode_until_then() -> None:
+    """The program may still have messages from before the attachment."""
+    registry = Registry()
+    decoder = Decoder(AvroSchema(New), registry.fetch, None)
+    old = message(Old(a="x"), 0)
+    preparing = asyncio.get_running_loop().create_task(decoder.prepare(old))
+    await asyncio.sleep(0)
+    decoder.doubt(TOPIC)
+    await preparing
+    assert decoder.decode(old).b == "-"
+    await decoder.prepare(old)
+    decoder.doubt(f"{TOPIC}-partition-0")
+    assert decoder.decode(old).b == "-"
+    registry.versions = [New]
+    new = message(New(a="x", b="y"), 0)
+    assert not decoder.knows(new)
+    await decoder.prepare(new)
+    assert decoder.knows(new)
+    assert decoder.decode(new).b == "y"
+    assert len(registry.asked) == 3
+
+
 async def test_version_that_was_asked_for_before_the_topic_was_deleted_is_not_kept() -> None:
     registry = Registry()
     decoder = Decoder(AvroSchema(New), registry.fetch, None)

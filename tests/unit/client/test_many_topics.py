@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fakes.client_world import EARLIEST, TOPIC, A, B, client_among, expect_none
+from fakes.session_broker import UNASKED
 from support import settle, wait_until
 
 from magnetar.client.errors import (
@@ -618,6 +619,31 @@ async def test_a_topic_that_is_created_again_does_not_have_the_old_schema() -> N
             cluster.announce(deleted=[full("a1")])
             cluster.announce(new=[full("a1")])
             await asyncio.sleep(0.1)
+        await consumer.close()
+
+
+@pytest.mark.parametrize("topics", ["t", ["t", "u"]], ids=["topic", "list"])
+async def test_schema_of_a_topic_that_is_made_again_before_a_consumer_attaches_is_its_own(
+    topics: str | list[str],
+) -> None:
+    async with client_among() as (client, cluster):
+        consumer = await client.subscribe(
+            topics, "s", initial_position=EARLIEST, schema=AvroSchema(Later)
+        )
+        for kind, value in ((Earlier, Earlier(a="x")), (Later, Later(a="x", b="y"))):
+            async with await client.create_producer("t", schema=AvroSchema(kind)) as producer:
+                await producer.send(value)
+            message = await consumer.receive(5000)
+            assert message.value().b == getattr(value, "b", "-")
+            await consumer.acknowledge(message)
+            cluster.schemas.pop(TOPIC)  # the topic is deleted, and the broker creates it again
+            (attached,) = cluster.topic(TOPIC).subscriptions["s"].consumers
+            attached.session.send(
+                pb.CommandCloseConsumer(consumer_id=attached.consumer_id, request_id=UNASKED)
+            )
+            attached.session.remove(attached)
+            await asyncio.sleep(1)
+            assert message.value().b == getattr(value, "b", "-")
         await consumer.close()
 
 

@@ -34,7 +34,7 @@ LEDGER_ENTRIES: Final = 50_000
 
 
 class View:
-    """What a dispatcher reads of an entry."""
+    """The part of an entry that a dispatcher reads."""
 
     num_messages = 1
     is_batch = False

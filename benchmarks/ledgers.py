@@ -66,7 +66,7 @@ SLOW_ENTRY_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a measuring process needs of a cluster."""
+    """The addresses and processes of a cluster that a measuring process needs."""
 
     metadata_url: str
     bookie_pids: tuple[int, ...]

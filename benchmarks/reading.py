@@ -1,4 +1,4 @@
-"""What a client costs that reads a backlog: `python -m benchmarks.reading`.
+"""The CPU cost of a client that reads a backlog: `python -m benchmarks.reading`.
 
 A process replays one encoded batch of 1 KB messages to each subscriber, over Pulsar's framing,
 as often as the permits allow. It does nothing else, so the client is the limit. Magnetar's client

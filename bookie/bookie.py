@@ -240,7 +240,7 @@ async def _follow_manifest(
 def registration(
     service: BookieService, *, address: BookieAddress, http_address: str = "", zone: str = ""
 ) -> BookieRegistration:
-    """What the bookie registers: its identity, ports and zone."""
+    """The registration of the bookie: its identity, ports and zone."""
     identity = service.identity
     return BookieRegistration(
         bookie=BookieId(identity.bookie),

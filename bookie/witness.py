@@ -1,4 +1,4 @@
-"""What a bookie knows of the presence of brokers.
+"""A bookie's knowledge of the presence of brokers.
 
 Each broker sends a beat every BEAT_S to every bookie. A broker that stands still, or that no bookie
 hears, cannot append: other brokers ask the bookies about an owner that does not answer them

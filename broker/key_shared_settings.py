@@ -1,4 +1,4 @@
-"""What the settings of a broker say about Key_Shared subscriptions."""
+"""The settings of a broker for Key_Shared subscriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client presents to the brokers: Apache's classes, and their credentials.
+"""The authentication of a client at the brokers: Apache's classes, and their credentials.
 
 A client sends its credentials in CONNECT and again whenever a broker asks for them. An application
 that needs new tokens passes a function, which the client calls each time. Magnetar's brokers accept

@@ -86,7 +86,7 @@ class EncryptionKey:
     value: bytes = field(repr=False)
     """The wrapped data key."""
     metadata: Mapping[str, str]
-    """What the producer's key reader says about the public key."""
+    """The metadata of the public key, from the producer's key reader."""
 
 
 class EncryptionContext:

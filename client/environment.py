@@ -1,4 +1,4 @@
-"""What producers and consumers of a client share, and what the client gets from its caller."""
+"""The services and the limits that the producers and consumers of a client share."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _U64 = 0xFFFFFFFFFFFFFFFF  # ids are unsigned on the wire and signed in meaning
 
 @dataclass(slots=True)
 class Delivery:
-    """What the messages of one delivered entry have in common.
+    """The common data of the messages of one delivered entry.
 
     A value that is never changed after the first of its messages was made. It is not frozen, for
     speed.
@@ -75,7 +75,7 @@ class Message:
     # Internal to the client. They are read several times for each message; a property would cost
     # more than the rest of the work.
     delivery: Delivery
-    """What the message shares with the others of its entry."""
+    """The data that the message shares with the others of its entry."""
     place: int
     """The index in the delivered batch; -1: in none."""
 

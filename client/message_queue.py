@@ -72,7 +72,7 @@ class MessageQueue(Protocol):
 
 
 class Sources:
-    """What a queue that several topics share knows about each of them."""
+    """The state of each topic in a queue that several topics share."""
 
     def __init__(self) -> None:
         self._taken: dict[str, Place] = {}  # topic -> of the last message that the user took

@@ -221,7 +221,7 @@ class ConsumerKeySharedPolicy:
 
 
 class ConsumerCryptoFailureAction(NamedEnum):
-    """What a consumer does with a message that it cannot decrypt.
+    """A consumer's action for a message that it cannot decrypt.
 
     FAIL: the message stays unacknowledged, the client logs an error, and the next `receive` raises
     CryptoError. DISCARD: the client acknowledges the message and logs an error. CONSUME: the
@@ -234,7 +234,7 @@ class ConsumerCryptoFailureAction(NamedEnum):
 
 
 class ConsumerDecodeFailureAction(NamedEnum):
-    """What a consumer does with a corrupt entry: its checksum, its layout or its codec is wrong.
+    """A consumer's action for a corrupt entry: its checksum, its layout or its codec is wrong.
 
     DISCARD: the client logs an error and reports the entry to the broker, which acknowledges it.
     FAIL: the entry stays unacknowledged, and the next `receive` raises the reason. Apache's clients

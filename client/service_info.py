@@ -121,7 +121,7 @@ class AutoClusterFailover:
 
 
 ServiceUrl = str | AutoClusterFailover | ServiceInfoProvider
-"""What a client accepts as its service URL."""
+"""The types that a client accepts as its service URL."""
 
 
 def _expect(name: str, value: object, *kinds: type) -> None:

@@ -242,7 +242,7 @@ class Client:
 
 
 class _Engine:
-    """What runs for a client: the loop's thread, the asyncio client, the threads of listeners.
+    """The parts that run for a client: the loop's thread, the asyncio client, listeners' threads.
 
     It does not refer to the objects of the program, so that they are freed when the program drops
     them.
@@ -830,7 +830,7 @@ class TableView:
 
 
 class _Inbox:
-    """What consumers and readers share: the mailbox of messages and the bridge to the loop.
+    """The common part of consumers and readers: the mailbox of messages and the bridge to the loop.
 
     It is created on the loop.
     """

@@ -572,7 +572,7 @@ def _parse(message: M, kind: str, data: bytes) -> M:
 
 
 def _unknown(message: Message) -> bytes:
-    """What is left of a message when all known fields are cleared. Consumes it: call it last."""
+    """The unknown fields of a message. Clears its known fields: call it last."""
     if len(UnknownFieldSet(message)) == 0:
         return b""
     for field in message.DESCRIPTOR.fields:

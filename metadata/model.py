@@ -399,8 +399,8 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class TopicTombstone:
-    """What is left of a deleted topic while a broker may still believe that it owns the topic, or a
-    client that it is connected to it."""
+    """The record of a deleted topic. It stays while a broker may still believe that it owns the
+    topic, or a client that it is connected to the topic."""
 
     incarnation: str  # of the deleted topic
     epoch: int  # the topic's last one; a new topic of the name begins above it

@@ -1,4 +1,4 @@
-"""What one node of the tree is, and what every store checks before it sends a request. Pure."""
+"""A node of the tree, and the checks of every store before it sends a request. Pure."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +12,7 @@ VALUE_BYTES_MAX: Final = 1_000 * 1024
 """ZooKeeper refuses packets over 0xfffff bytes; this leaves 24,575 for the path and the headers."""
 
 PATH_BYTES_MAX: Final = 16 * 1024
-"""What a path may take of those 24,575 bytes; the rest is for headers and access lists."""
+"""The limit of a path in those 24,575 bytes. The rest is for headers and access lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Versioned:
 
 
 def check_change(path: str, value: bytes, expected: int) -> None:
-    """What every store checks before it sends a `put`. Raises ValueTooLarge."""
+    """The checks of every store before it sends a `put`. Raises ValueTooLarge."""
     check_path(path)
     check_value(path, value)
     assert path != "/", "the root holds no value"

@@ -32,7 +32,7 @@ def _check_range(kind: str, record: object, lowest: int, *names: str) -> None:
 
 
 class BacklogAction(StrEnum):
-    """What the broker does with a topic whose backlog exceeds its quota."""
+    """The broker's action for a topic whose backlog exceeds its quota."""
 
     HOLD_PRODUCERS = "producer_request_hold"
     REFUSE_PRODUCERS = "producer_exception"

@@ -441,7 +441,7 @@ class ZooKeeperStore:
 
 
 _THREAD_ERRORS: Final = (KazooException, OSError, RuntimeError, AttributeError)
-"""What starting and stopping kazoo may raise: its own errors, no descriptors, no threads.
+"""The errors of starting and stopping kazoo: its own errors, no descriptors, no threads.
 AttributeError: `stop` of a client whose start found no descriptors."""
 
 

@@ -1,9 +1,9 @@
-"""What an arriving SEND claims about itself, and what no producer can claim.
+"""The claims of an arriving SEND about itself, and the check that they can be true.
 
 The broker computes permits, backlogs and the index of every later message from the metadata of an
 entry, and a consumer reserves memory by it. So the broker refuses numbers that cannot be true. It
-also refuses what only brokers write (markers), and what it does not support (transactions); it
-would otherwise deliver them as if they were ordinary messages.
+also refuses messages that only brokers write (markers), and those that it does not support
+(transactions). It would otherwise deliver them as if they were ordinary messages.
 
 Encryption adds bytes to a payload and removes none, so these bounds hold for encrypted entries too.
 """

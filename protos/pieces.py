@@ -49,8 +49,9 @@ _BODIES: Final[dict[int, tuple[Any, int]]] = {  # class, and the tag of the repe
 
 
 def long_list(frame: memoryview) -> LongList | None:
-    """What to read in pieces. `frame` is what follows the total, as for `parse_command`. None: it
-    is short, another command, or written as no client writes it."""
+    """The command of `frame`, if it carries a long list that is read in pieces. `frame` begins
+    after the total, as for `parse_command`. None: the list is short, the command is another one, or
+    no client writes it in this way."""
     if len(frame) < LONG_BYTES or int.from_bytes(frame[:4], "big") != len(frame) - 4:
         return None
     kind = frame[5]

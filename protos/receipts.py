@@ -92,7 +92,7 @@ _MORE: Final = tuple(bytes([number | 0x80]) for number in range(0x80))  # anothe
 
 
 class _Shape(NamedTuple):
-    """What receipts have in common, and how the low bytes between are written."""
+    """The common bytes of receipts, and how the low bytes between are written."""
 
     before: bytes
     sequences: tuple[bytes, ...]

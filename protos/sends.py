@@ -259,7 +259,7 @@ def _is_of_another(buffer: memoryview, at: int, run: SendRun) -> bool:
 
 
 def _high_bits(number: bytes) -> int | None:
-    """What a varint says but for its lowest seven bits. None: it is not one, or not alone."""
+    """The value of a varint without its lowest seven bits. None: it is not just one varint."""
     if not number or len(number) > 9:  # below 2^63
         return None
     value = 0

@@ -45,7 +45,7 @@ OTHERS: Final = "others"
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """What a query has not read yet."""
+    """The part of the topics that a query has not read yet."""
 
     rows: int
     bytes: int
@@ -53,7 +53,7 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """What is exported of one running query."""
+    """The exported figures of one running query."""
 
     name: str
     rows: int  # read since the listener saw the query
@@ -153,8 +153,8 @@ def _query_of(progress: StreamingQueryProgress, rows_before: int) -> _Query:
 
 
 def _behind(source: SourceProgress) -> dict[str, Behind]:
-    """What the query has not read yet, by topic. Empty: the source is of another format, or the
-    ends of its topics are unknown."""
+    """The part that the query has not read yet, by topic. Empty: the source is of another format,
+    or the ends of its topics are unknown."""
     end, latest = _offsets(source.endOffset), _offsets(source.latestOffset)
     if end is None or latest is None:
         return {}

@@ -1,4 +1,4 @@
-"""What the driver knows of a topic, and what follows from it for one batch.
+"""The driver's view of a topic, and its consequences for one batch.
 
 A broker answers with the ledgers of a topic and two indexes: that of the first stored message and
 that of the next message. The functions here find what a query lost, how much it can read, and which

@@ -1,4 +1,4 @@
-"""What a reader of ledgers needs of its process.
+"""The services that a reader of ledgers needs from its process.
 
 A broker gives the reader all its services (`Services`). A process without a metadata store gives it
 less: records that never answer, and a fixed list of bookies.

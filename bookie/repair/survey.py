@@ -79,7 +79,7 @@ class BookieRow:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What the metadata store knows of bookies."""
+    """The bookies' records in the metadata store."""
 
     cookies: dict[BookieId, str]  # incarnations
     listed: dict[Member, BookieRegistration]

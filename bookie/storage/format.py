@@ -107,7 +107,7 @@ def key_ledger(key: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """What a bookie knows about a ledger besides its entries."""
+    """The stored state of a ledger on a bookie besides its entries."""
 
     master_key: int
     fenced: bool

@@ -36,7 +36,7 @@ _EXISTS = {"model": Refusal, "description": "The subscription exists already."}
 
 
 def subscriptions_router(broker: "Broker") -> APIRouter:
-    """What is below `/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription`."""
+    """The routes below `/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription`."""
     topic_path = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
     one = "/subscription/{subscription:path}"
     router = APIRouter(prefix=topic_path, tags=["subscriptions"], responses=REFUSALS)

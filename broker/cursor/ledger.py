@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Journaled(Protocol):
-    """What the journal needs of a cursor to store it."""
+    """The part of a cursor that the journal needs to store it."""
 
     @property
     def name(self) -> str: ...

@@ -1,4 +1,4 @@
-"""What a dispatcher asks of the cursor of its subscription."""
+"""The questions of a dispatcher to the cursor of its subscription."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class EntryDetail:
-    """What a delivery says about an entry beyond the entry itself. Not frozen: a redelivery makes
+    """The facts that a delivery adds to an entry. Not frozen, for speed: a redelivery makes
     thousands of them."""
 
     redelivery_count: int
@@ -103,7 +103,7 @@ class ConsumerRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a dispatcher knows about its subscription."""
+    """The subscription and the services of a dispatcher."""
 
     subscription: str  # the name, for errors
     acks: Acks

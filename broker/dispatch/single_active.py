@@ -1,4 +1,4 @@
-"""What Exclusive and Failover share: one active consumer, in order from the cursor.
+"""The common part of Exclusive and Failover: one active consumer, in order from the cursor.
 
 Theory of operation. The dispatcher reads entries from `read_position` on and delivers them to the
 active consumer as far as its permits allow. It holds the rest, and reads nothing more while it

@@ -156,7 +156,7 @@ class Chain:
         return count
 
     def head_without(self, count: int) -> DroppedHead | None:
-        """What `dropped` is after the first `count` ledgers, all of them closed, were dropped."""
+        """The value of `dropped` after the first `count` ledgers, all closed, are dropped."""
         if count == 0:
             return self.dropped
         last = self._records[count - 1]

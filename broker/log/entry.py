@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from magnetar.protos.entry import EntryView
 
 OVERHEAD_BYTES: Final = 600
-"""What an entry costs in memory beside its data: position, view and numbers, 541 bytes measured;
-the producer's name and keys come on top."""
+"""The memory of an entry beside its data: position, view and numbers, 541 bytes measured. The
+producer's name and keys come on top."""
 
 
 @dataclass(slots=True)

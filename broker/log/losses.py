@@ -29,7 +29,7 @@ class LostRange:
 
 
 class Losses:
-    """What was skipped. Each range counts once, however many subscriptions skip it."""
+    """The skipped ranges. Each range counts once, also if several subscriptions skip it."""
 
     __slots__ = ("_ranges", "entries")
 
@@ -54,7 +54,8 @@ class Losses:
 
 
 def lost_by(error: ReadFailed, chain: Chain) -> LostRange | None:
-    """What is lost permanently if a read failed in this way. None: nothing, or it may come back.
+    """The range that is lost permanently if a read failed in this way. None: nothing is lost, or
+    the entries may come back.
 
     Lost is the rest of a ledger whose metadata is gone, and an entry of which every replica said
     definitely that it does not have it. A bookie that does not answer may still have the entry. A

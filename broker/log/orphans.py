@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import LedgerMetadata, TopicRecord
 
 KINDS: Final = frozenset({"data", "cursor", "delayed"})
-"""What a topic's record lists. Ledgers of other kinds are kept."""
+"""The kinds of ledgers that a topic's record lists. Ledgers of other kinds are kept."""
 
 
 class Verdict(Enum):
@@ -43,7 +43,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a ledger's metadata tells of its creator."""
+    """The creator of a ledger, from the ledger's metadata."""
 
     topic: TopicName
     kind: str

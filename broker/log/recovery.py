@@ -1,4 +1,4 @@
-"""What a new owner does with the ledgers it finds: close the last one, learn where the log ends.
+"""A new owner's work on the ledgers that it finds: close the last one, learn where the log ends.
 
 The epoch was raised before, so the previous owner can add no ledger. Recovering the last ledger
 fences its writer, so the previous owner can add no entry. From then on the ledgers do not change

@@ -57,7 +57,7 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one page of a sweep found."""
+    """The findings of one page of a sweep."""
 
     examined: int
     kept: Counter[Verdict]

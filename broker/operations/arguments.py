@@ -1,4 +1,4 @@
-"""What a request names, parsed once: topics, namespaces, subscriptions and positions.
+"""The parsed arguments of a request: topics, namespaces, subscriptions and positions.
 
 Every function raises an error that names the argument and says what was expected.
 """

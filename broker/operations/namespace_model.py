@@ -123,7 +123,7 @@ def _parsed(name: str, form: Any, found: Any) -> Any:
 
 
 def shown_policies(record: NamespaceRecord, cluster: str) -> dict[str, Any]:
-    """What a namespace sets, with Pulsar's keys; null: not set."""
+    """The policies that a namespace sets, with Pulsar's keys. null: not set."""
     policies = record.policies
     shown: dict[str, Any] = {
         "bundles": Bundles.of(record).model_dump(by_alias=True),

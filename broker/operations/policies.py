@@ -37,7 +37,7 @@ _UNSET: Final = Policies()
 
 
 async def get_policies(broker: Broker, target: Target) -> Policies:
-    """What the namespace or topic itself sets."""
+    """The policies that the namespace or topic itself sets."""
     if isinstance(target, NamespaceName):
         return (await namespace_record(broker, target)).policies
     await _require_topic(broker, target)

@@ -96,7 +96,7 @@ class RetentionBody(_Body):
 
 
 class BacklogQuotaBody(_Body):
-    """What the broker does with a topic whose backlog exceeds a size or an age. -1: no quota."""
+    """The broker's action for a topic whose backlog exceeds a size or an age. -1: no quota."""
 
     limit_size: _Bytes | None = Field(default=None, description="bytes")
     limit_time: _Seconds | None = Field(default=None, description="seconds")
@@ -234,7 +234,7 @@ class AutoSubscriptionCreationBody(_Body):
 
 
 class PublishRateBody(_Body):
-    """What all producers of a topic may publish in a second."""
+    """The rate that all producers of a topic together may publish, per second."""
 
     publish_throttling_rate_in_msg: _Limit = UNLIMITED
     publish_throttling_rate_in_byte: _ByteLimit = UNLIMITED
@@ -255,7 +255,7 @@ class PublishRateBody(_Body):
 
 
 class DispatchRateBody(_Body):
-    """What may be delivered to consumers in each period."""
+    """The messages and bytes that may be delivered to consumers in each period."""
 
     dispatch_throttling_rate_in_msg: _Limit = UNLIMITED
     dispatch_throttling_rate_in_byte: _ByteLimit = UNLIMITED

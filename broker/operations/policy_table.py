@@ -49,7 +49,7 @@ class PolicyRow:
 
 
 class QuotaType(StrEnum):
-    """What a backlog quota limits."""
+    """The quantity that a backlog quota limits."""
 
     SIZE = "destination_storage"
     AGE = "message_age"

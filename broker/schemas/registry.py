@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SchemaRules:
-    """What a topic's policies say of its schema."""
+    """The rules of a topic's policies for its schema."""
 
     compatibility: SchemaCompatibility
     auto_update: bool  # clients may add versions

@@ -34,7 +34,7 @@ class Grants(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What one side says to authenticate: the data of CONNECT, AUTH_CHALLENGE or AUTH_RESPONSE."""
+    """The authentication data of one side: that of CONNECT, AUTH_CHALLENGE or AUTH_RESPONSE."""
 
     method: str  # auth_method_name; "" if the client names none
     data: bytes

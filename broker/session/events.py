@@ -1,4 +1,4 @@
-"""What a topic tells the producers and consumers of one connection, as Pulsar's commands."""
+"""A topic's events for the producers and consumers of one connection, as Pulsar's commands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = get_logger(__name__)
 
 
 class SessionProducerEvents:
-    """What a topic tells one producer of this connection."""
+    """A topic's events for one producer of this connection."""
 
     def __init__(
         self, context: Context, producer_id: int, topic: TopicName, schema_version: bytes
@@ -99,7 +99,7 @@ class SessionProducerEvents:
 
 
 class SessionConsumerEvents:
-    """What a subscription tells one consumer of this connection."""
+    """A subscription's events for one consumer of this connection."""
 
     def __init__(self, context: Context, consumer_id: int, topic: TopicName) -> None:
         self.handle: ConsumerHandle | None = None  # None: SUBSCRIBE is not answered yet

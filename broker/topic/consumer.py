@@ -251,8 +251,8 @@ class ConsumerHandle:
 
 
 class OwningSubscription(Protocol):
-    """What a handle, and the session through it, uses of the subscription. `Subscription` says what
-    each method does."""
+    """The methods of the subscription that a handle, and the session through it, calls.
+    `Subscription` says what each method does."""
 
     async def backlog_entries(self) -> int: ...
 

@@ -1,4 +1,4 @@
-"""What crosses between a session and a topic: requests, and the events a session is told.
+"""The contract between a session and a topic: requests to the topic, and events to the session.
 
 Pure values and protocols; the numbers of the enums are those of Pulsar's protocol.
 """
@@ -126,7 +126,7 @@ class LastMessage:
 
 
 class ReadyProducer(Protocol):
-    """What a client is told of its producer."""
+    """The facts about a producer that its client is told."""
 
     name: str
     last_sequence_id: int
@@ -134,12 +134,12 @@ class ReadyProducer(Protocol):
 
 
 class ProducerEvents(Protocol):
-    """What a session does for a producer. Called on the loop; must not call back synchronously."""
+    """A session's work for a producer. Called on the loop; must not call back synchronously."""
 
     def receipts(self, ledger: int, receipts: Iterable[tuple[int, int, int]]) -> None:
-        """What was sent is durable, as entries of this ledger: sequence id, highest sequence id (0:
-        not said) and entry id of each, in send order. Ledger and entry ids are -1 for what the log
-        held already."""
+        """The sent entries are durable in this ledger. `receipts`: sequence id, highest sequence id
+        (0: not said) and entry id of each, in send order. Ledger and entry ids are -1 for entries
+        that the log held already."""
 
     def send_error(self, sequence_id: int, error: Exception) -> None:
         """This publish was refused. Refusals also arrive in send order."""
@@ -159,7 +159,7 @@ class ProducerEvents(Protocol):
 
 
 class ConsumerEvents(Protocol):
-    """What a session does for a consumer. Called on the loop; must not call back synchronously."""
+    """A session's work for a consumer. Called on the loop; must not call back synchronously."""
 
     def writable(self) -> bool:
         """Whether the connection takes more now. After False, `ConsumerHandle.on_writable` is

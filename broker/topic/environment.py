@@ -1,4 +1,4 @@
-"""What the topics of a broker share: stores, budgets, settings."""
+"""The environment that the topics of a broker share: stores, budgets, settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a topic expires: messages that are older than their time to live, and subscriptions that no
+"""The expiry of messages that are older than their time to live, and of subscriptions that no
 consumer has used for long.
 
 Both are chores (`broker/chores.py`). They destroy data, so they do nothing while the policies of

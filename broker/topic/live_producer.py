@@ -54,7 +54,7 @@ class Cap:
 
 
 class LiveProducer:
-    """What a session holds of a producer."""
+    """A session's handle of a producer."""
 
     def __init__(
         self,

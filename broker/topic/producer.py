@@ -58,7 +58,7 @@ class ProducerState(Enum):
 
 
 class ProducerHandle:
-    """What a session holds of a producer. Made by `Topic.add_producer`.
+    """A session's handle of a producer. Made by `Topic.add_producer`.
 
     `holding` are the producers of the topic that hold publishes. Each enters and leaves it by
     itself, and the topic calls `resume_all` when outcomes are known.

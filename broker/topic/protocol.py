@@ -1,4 +1,4 @@
-"""What sessions, the broker and the admin calls know of a topic, whichever kind it is."""
+"""The interface of every kind of topic for sessions, the broker and the admin calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Producer(Protocol):
-    """What a session holds of a producer."""
+    """A session's handle of a producer."""
 
     @property
     def name(self) -> str: ...
@@ -80,7 +80,7 @@ class ServedTopic(Protocol):
 
     @property
     def published(self) -> Meter:
-        """What producers have published since the topic was opened."""
+        """The messages that producers have published since the topic was opened."""
 
     @property
     def delivered_total(self) -> tuple[int, int]:

@@ -634,7 +634,7 @@ class Subscription:
 
     @property
     def delivered(self) -> Meter:
-        """What was delivered to all consumers, redeliveries included."""
+        """The messages that were delivered to all consumers, redeliveries included."""
         return self._meter
 
     @property

@@ -59,7 +59,7 @@ class Source(Protocol):
     """The topics of one consumer."""
 
     title: str
-    """What the consumer's `topic()` returns."""
+    """The result of the consumer's `topic()`."""
 
     creates_topics: bool
     """Whether the broker may create a topic when the consumer subscribes to it."""

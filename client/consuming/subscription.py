@@ -59,7 +59,7 @@ class Subscription:
 
     @property
     def schema(self) -> Schema | None:
-        """What the broker is told of; None: no schema."""
+        """The schema that the client presents to the broker. None: no schema."""
         if self.decoder is None or not self.presents_schema:
             return None
         return self.decoder.schema

@@ -20,7 +20,7 @@ except ImportError:  # the extra is not installed
     fastavro = None
 
 _REFUSALS: Final = (ValueError, AttributeError, KeyError, IndexError, OverflowError, struct.error)
-"""What fastavro raises for values that do not fit, besides TypeError."""
+"""The errors that fastavro raises for values that do not fit, besides TypeError."""
 
 
 class AvroLibraryMissing(ImportError):

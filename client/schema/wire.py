@@ -34,7 +34,7 @@ AUTO_CONSUME_SCHEMA: Final = pb.Schema(
 
 
 def wire_schema(schema: Schema | None) -> pb.Schema | None:
-    """What PRODUCER and SUBSCRIBE carry; None: the broker is told of no schema.
+    """The schema that PRODUCER and SUBSCRIBE carry. None: the broker is told of no schema.
 
     AUTO_CONSUME, which older brokers do not know, is `AUTO_CONSUME_SCHEMA`.
     """
@@ -51,7 +51,7 @@ def wire_schema(schema: Schema | None) -> pb.Schema | None:
 
 
 def schema_info(found: pb.Schema) -> SchemaInfo:
-    """What a broker answered. A type that this client does not know is NONE."""
+    """The schema that a broker answered. A type that this client does not know is NONE."""
     known = int(found.type) in set(SchemaType)
     return SchemaInfo(
         SchemaType(found.type) if known else SchemaType.NONE,

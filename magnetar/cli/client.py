@@ -1,4 +1,4 @@
-"""What the client commands share: the option of the service URL, and the handling of errors."""
+"""The common part of the client commands: the service URL's option, and the handling of errors."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Hours = dict[tuple[str, int], Delays]
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """What the topic of results holds."""
+    """The content of the topic of results."""
 
     messages: int
     hours: Hours

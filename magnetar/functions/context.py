@@ -1,4 +1,4 @@
-"""What a function can ask and do while it processes a message."""
+"""The interface of a function to its runtime while it processes a message."""
 
 from abc import abstractmethod
 from typing import Any

@@ -56,8 +56,8 @@ GROWTH_PAUSE_MAX = 256
 """After at most this many groups an outbox tries a larger one again."""
 
 CONTROL_BYTES = 100
-"""What a control item takes in Python. Pending bytes include it: a million answers of 13 bytes take
-more than 13 MB."""
+"""The memory of a control item in Python. Pending bytes include it: a million answers of 13 bytes
+take more than 13 MB."""
 
 
 class FrameStream(Protocol):

@@ -61,16 +61,17 @@ _METADATA_BYTES_MAX = GREETING_BYTES_MAX * 4 // 3 + (8 << 10)
 """The greeting in base64, and what gRPC itself and proxies add: 8 KiB is gRPC's usual limit."""
 
 STREAM_WINDOW_BYTES = 512 << 10
-"""What gRPC gathers of a stream that the server does not read. Over a round trip of 50 ms a client
-sends 10 MB/s. gRPC would otherwise raise the window to what a fast client has shown it can send,
-2.5 MB over loopback, also for streams that are never read."""
+"""The bytes that gRPC buffers of a stream that the server does not read. Over a round trip of 50 ms
+a client sends 10 MB/s. Without this limit gRPC raises the window to the rate that a fast client has
+shown, 2.5 MB over loopback, also for streams that are never read."""
 
 STREAMS_MAX = 100
-"""The open calls of one connection of a client that is not trusted; HTTP/2 recommends at least as
-many. Unread calls of one connection thus hold 50 MB at most. Further calls wait at the client, and
-many of them fail as UNAVAILABLE: a client that begins one as soon as the server ends another is
-early. A session has a connection of its own, and a Spark process asks a broker a few things at
-once. A broker that takes over thousands of topics asks a bookie of each: bookies have no limit."""
+"""The open calls of one connection of a client that is not trusted. HTTP/2 recommends at least this
+number. Unread calls of one connection thus hold 50 MB at most. Further calls wait at the client.
+Many of them fail as UNAVAILABLE, because the client begins a call before the server has ended
+another one. A session has a connection of its own, and a Spark process has only a few calls open at
+a broker. Bookies have no limit: a broker that takes over thousands of topics asks them about each.
+"""
 
 CLOSE_S = 1.0
 """How long a close waits for the peer before it breaks the stream."""
@@ -484,7 +485,8 @@ class _ServerStream:
     def _broken_off(
         self, error: BaseException, task: asyncio.Task[Any], cancels: int
     ) -> BaseException:
-        """What a call raises that ended with `error`. `task` had `cancels` before the call."""
+        """The error to raise for a call that ended with `error`. `task` had `cancels` cancellation
+        requests before the call."""
         if not isinstance(error, asyncio.CancelledError):
             self.end("the client went away", clean=False)
         elif not (self._closed_here and task.uncancel() <= cancels):

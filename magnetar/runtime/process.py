@@ -1,4 +1,4 @@
-"""What every server process needs: event loop, signals, exit codes, and the end after a bug."""
+"""The frame of every server process: event loop, signals, exit codes, and the end after a bug."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ JOIN_BYTES: Final = 64 << 10
 One copy is cheaper than a system call with many small buffers."""
 
 HANDLE_ERRORS: Final = (OSError, RuntimeError)
-"""What a write, a read or a close of a connection raises when the connection is gone: uvloop raises
-RuntimeError on a handle that is closed, where asyncio raises an OSError."""
+"""The errors of a write, a read or a close of a connection that is gone: uvloop raises RuntimeError
+on a handle that is closed, where asyncio raises an OSError."""
 
 _JOIN_PART_BYTES: Final = 4 << 10
 

@@ -83,7 +83,7 @@ def _placed(rows: DataFrame) -> DataFrame:
 
 
 def _archive(spark: SparkSession, path: Path, schema: StructType) -> DataFrame:
-    """What is archived. Spark finds no schema in an archive without messages."""
+    """The archived messages. Spark finds no schema in an archive without messages."""
     if not (path / "_spark_metadata").exists():
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).parquet(str(path))

@@ -47,7 +47,7 @@ JOB_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Guarantee(StrEnum):
-    """What holds after failures. At least once: rows of a repeated task are stored twice.
+    """The guarantee after failures. At least once: rows of a repeated task are stored twice.
     Dedup: exactly once, by the broker's deduplication."""
 
     AT_LEAST_ONCE = "at-least-once"

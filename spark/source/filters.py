@@ -173,7 +173,7 @@ def _step(value: Any) -> Any:
 
 
 def _bounds(ranges: Sequence[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
-    """What all ranges have in common."""
+    """The intersection of all ranges."""
     firsts = [first for first, _ in ranges if first is not None]
     lasts = [last for _, last in ranges if last is not None]
     return max(firsts, default=None), min(lasts, default=None)

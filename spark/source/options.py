@@ -111,7 +111,7 @@ class KeyValueEncoding(Enum):
 
 
 class Mode(Enum):
-    """What happens to a payload that the format or schema does not fit. Spark's own names."""
+    """The handling of a payload that does not fit the format or schema. Spark's own names."""
 
     FAILFAST = "failfast"  # the query fails, the error names the message
     PERMISSIVE = "permissive"  # the value is null, two columns say why

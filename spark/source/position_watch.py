@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a stream says of a topic."""
+    """The state of a topic, as its stream reports it."""
 
     state: TopicState | None  # None: the topic does not exist
     from_ledger: int  # the state has the ledgers from this one on
@@ -65,8 +65,8 @@ class PositionWatch:
         self._not_before_s: dict[str, float] = {}  # owner -> when to open the next stream
 
     def take(self) -> tuple[dict[str, Known], dict[str, str]]:
-        """What the streams know now: states by topic, and topics that their owners have lost, with
-        the new owner ("": not known)."""
+        """The present knowledge of the streams: states by topic, and topics that their owners have
+        lost, with the new owner ("": not known)."""
         known: dict[str, Known] = {}
         moved: dict[str, str] = {}
         for stream in list(self._streams):

@@ -1,4 +1,4 @@
-"""What Spark's driver knows of the topics of a query, asked from their owners.
+"""The view of Spark's driver of the topics of a query. Their owners answer its questions.
 
 One call to a broker covers up to 1,000 topics that it owns. A broker that does not own a topic
 names the owner, which the view remembers.

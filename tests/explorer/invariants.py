@@ -1,4 +1,4 @@
-"""What must hold when a ledger is closed, each as a function that raises `Violation`."""
+"""The invariants of a closed ledger, each as a function that raises `Violation`."""
 
 from __future__ import annotations
 

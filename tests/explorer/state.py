@@ -33,7 +33,7 @@ class Bug(Enum):
 
 
 class View(NamedTuple):
-    """What one recoverer knows of one bookie, and where it sits for it."""
+    """The knowledge of one recoverer about one bookie, and the bookie's place in its ensemble."""
 
     fenced: bool = False  # the "confirmed" that the bookie told; only while fencing
     lacks: int = 0  # bit e: the bookie said that it lacks entry e
@@ -80,7 +80,7 @@ class State(NamedTuple):
 
 
 Step = tuple[str | int, ...]
-"""What happened: a verb and its numbers; `tell` makes a sentence of it."""
+"""A step of the exploration: a verb and its numbers. `tell` makes a sentence of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

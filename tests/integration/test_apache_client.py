@@ -134,7 +134,7 @@ class Parts:
     event_timestamp: int = 0
 
     def options(self) -> dict[str, Any]:
-        """What to pass to `send`; what is absent is not passed."""
+        """The arguments for `send`. Absent fields are not passed."""
         given = {
             "partition_key": self.partition_key or None,
             "ordering_key": self.ordering_key or None,

@@ -1,5 +1,5 @@
-"""What clients must not say, over both transports: each costs its sender an error that names the
-thing, or its connection and a log line; and other clients nothing."""
+"""Invalid input of clients, over both transports. The sender gets an error that names the invalid
+thing, or the broker closes its connection and logs a line. Other clients notice nothing."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def environment(server: StandaloneProcess) -> dict[str, str]:
 @pytest.fixture
 def magnetar(environment: dict[str, str]):
     def run(*arguments: str | Path, code: int = 0) -> str:
-        """What it said on standard output, or, if it is to fail, on standard error."""
+        """The command's standard output, or, if it must fail, its standard error."""
         command = [*MAGNETAR, *map(str, arguments)]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=120, check=False

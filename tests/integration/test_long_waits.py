@@ -1,5 +1,5 @@
-"""What a client does after seconds and minutes, with both faces over both transports, at a real
-server. The clock of the client moves by hand, so that no test waits."""
+"""A client's behaviour after seconds and minutes, with both interfaces over both transports, at a
+real server. The clock of the client moves by hand, so that no test waits."""
 
 from __future__ import annotations
 

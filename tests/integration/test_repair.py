@@ -70,7 +70,7 @@ async def process(cluster: LocalCluster, *words: str) -> AsyncIterator[asyncio.s
 
 
 def repairing(cluster: LocalCluster) -> Any:
-    """What repairs, more impatiently than usual."""
+    """An autorecovery process with shorter delays than usual."""
     patience = {"lost-bookie-delay-s": 1, "open-grace-s": 5, "audit-period-s": 3}
     flags = [f"--{name}={value}" for name, value in patience.items()]
     return process(cluster, "autorecovery", "--http-port=0", *flags)
@@ -301,7 +301,7 @@ async def test_a_bookie_without_its_store_is_filled_again_as_a_new_one(
 
 
 async def check_tables(cluster: LocalCluster) -> None:
-    """What people see, without a terminal."""
+    """The tables that the commands print without a terminal."""
     for words, expected in (
         (
             ("list",),

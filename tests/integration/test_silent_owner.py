@@ -160,8 +160,9 @@ async def _stop_and_continue(cluster: LocalCluster, load: Load, kind: str) -> No
 
 @pytest.mark.real_loop(deadline_s=120)
 async def test_a_continued_owner_confirms_nothing_and_gives_its_topics_up(tmp_path: Path) -> None:
-    """What a client says to it before it knows that it was replaced: no receipt, no confirmed
-    acknowledgement, and its producer and consumer are closed with the name of the new owner."""
+    """The owner gets commands of a client before it knows that it was replaced. It sends no receipt
+    and confirms no acknowledgement, and it closes the producer and the consumer with the name of
+    the new owner."""
     topic = "persistent://public/default/t"
     async with cluster_in(tmp_path) as cluster:
         async with magnetar.Client(cluster.pulsar_url) as client:

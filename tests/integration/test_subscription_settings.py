@@ -1,4 +1,4 @@
-"""What settings of the broker and policies change about subscriptions, with both clients: the other
+"""The effect of broker settings and policies on subscriptions, with both clients: the other
 choices of Failover and of Key_Shared, and delayed delivery that is not strict, off, or fixed."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def topic() -> str:
 
 
 def texts(api: Api, consumer: Any) -> list[bytes]:
-    """What it gets until nothing more comes for a while."""
+    """The payloads that the consumer gets until no more come for a while."""
     return [message.data() for message in api.drain(consumer)]
 
 

@@ -1,4 +1,4 @@
-"""What an administrator does with two brokers and three bookies, each a process of its own:
+"""An administrator's work with two brokers and three bookies, each a process of its own:
 redirects between HTTP ports, deletions, growth, unloading, trims; also while the owner is killed.
 
 Requests follow redirects from a broker of their choice. Apache's client publishes and consumes.

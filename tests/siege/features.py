@@ -321,7 +321,7 @@ def _http_request(rng: random.Random) -> bytes:
 
 
 def prepare_requests() -> list[tuple[str, str, Any]]:
-    """What an administrator does before the siege: method, path, body."""
+    """The administrator's requests before the siege: method, path, body."""
     return [
         ("PUT", f"namespaces/{DEDUPLICATED}", None),
         ("POST", f"namespaces/{DEDUPLICATED}/deduplication", True),

@@ -67,7 +67,7 @@ class VirtualClock:
 
 
 class Process:
-    """What bookies and clients have in common."""
+    """The common part of bookies and clients."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world

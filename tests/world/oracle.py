@@ -43,7 +43,7 @@ class Violation(AssertionError):
 
 @dataclass
 class Life:
-    """What the oracle knows of one ledger."""
+    """The oracle's knowledge of one ledger."""
 
     payloads: dict[int, bytes] = field(default_factory=dict)  # appended, by entry
     confirmed: int = -1  # that its writer was told
@@ -401,7 +401,7 @@ class Oracle:
         self.when_fenced(member, ledger)
 
     def acked(self, member: Member, ledger: int) -> set[int]:
-        """What this incarnation has acked so far."""
+        """The entries that this incarnation has acked so far."""
         answers = self._answers.get((member, ledger))
         return set() if answers is None else set(answers.acked)
 

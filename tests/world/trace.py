@@ -1,4 +1,4 @@
-"""What happened, in order: always as a hash, and as a story when an engineer wants to read it."""
+"""The events of a run, in order: always as a hash, and as text when an engineer asks for it."""
 
 from __future__ import annotations
 

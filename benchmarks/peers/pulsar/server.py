@@ -131,7 +131,7 @@ class PulsarProcess:
 
 
 def java_options(directory: Path) -> list[str]:
-    """What every program of Pulsar's jars needs; its log settings are in `directory`."""
+    """The Java options of every program in Pulsar's jars. The log settings are in `directory`."""
     opens = [word for it in _OPENS for word in ("--add-opens", f"{it}=ALL-UNNAMED")]
     return [
         *opens,

@@ -1,4 +1,4 @@
-"""What a bookie answers for its former incarnations, and for entries that it cannot read."""
+"""A bookie's answers for its former incarnations, and for entries that it cannot read."""
 
 from __future__ import annotations
 

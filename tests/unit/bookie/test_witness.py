@@ -1,4 +1,4 @@
-"""What a bookie knows of brokers, and what it does not claim to know."""
+"""A bookie's knowledge of brokers, and the questions to which it answers "unknown"."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Loop:
 
 
 class Records:
-    """What `verify` reads."""
+    """The records that `verify` reads."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -45,7 +45,7 @@ IMPORTED = {
     "abstractmethod",
     "timedelta",
 }
-"""What Apache's modules import from elsewhere."""
+"""The names that Apache's modules import from elsewhere."""
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

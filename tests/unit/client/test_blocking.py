@@ -25,7 +25,7 @@ pytestmark = pytest.mark.real_loop
 
 @pytest.fixture
 def held() -> Iterator[threading.Event]:
-    """What a function waits for."""
+    """The event that a blocked function waits for."""
     event = threading.Event()
     yield event
     event.set()

@@ -222,7 +222,7 @@ def sync_client() -> Iterator[tuple[SyncClient, FakeBrokers]]:
 def test_bug_in_a_call_of_the_synchronous_client_ends_its_consumer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What other threads passed to the loop in the same burst is carried out."""
+    """The calls that other threads passed to the loop in the same burst are carried out."""
     with sync_client() as (client, _):
         bad = client.subscribe("t", "s", SHARED, negative_ack_redelivery_backoff=Backoff())
         good = client.subscribe("t", "other", SHARED)

@@ -1,4 +1,4 @@
-"""What a queue of several topics knows about each of them."""
+"""The state of each topic in a queue of several topics."""
 
 from __future__ import annotations
 

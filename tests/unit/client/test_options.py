@@ -47,7 +47,7 @@ OURS = {
     "interceptors",
     "stops_at_refusal",  # of Spark's sink
 }
-"""What Apache's Python client does not have."""
+"""The options that Apache's Python client does not have."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What producers and consumers count, and their rates."""
+"""The counters of producers and consumers, and their rates."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def marks(draw: st.DrawFn) -> UnderReplication:
 
 
 def levels() -> st.SearchStrategy[policies.Policies]:
-    """What one level may set: any choice of the policies."""
+    """The policies that one level may set: any choice of them."""
     limits = counts | st.just(policies.UNLIMITED)
     quotas = st.builds(policies.BacklogQuota, limits, st.sampled_from(policies.BacklogAction))
     rates = st.builds(policies.Rate, counts, counts, st.integers(1, 2**63 - 1))

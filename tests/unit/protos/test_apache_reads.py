@@ -1,4 +1,4 @@
-"""What our codecs write, Apache's own client reads: the other half of test_recorded.py."""
+"""Apache's own client reads the output of our codecs: the other half of test_recorded.py."""
 
 import asyncio
 from typing import Any

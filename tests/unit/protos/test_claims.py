@@ -1,4 +1,4 @@
-"""What no producer can truly say of its SEND is refused, and what honest ones say is not."""
+"""The broker refuses a SEND whose claims cannot be true, and accepts those of honest producers."""
 
 from __future__ import annotations
 

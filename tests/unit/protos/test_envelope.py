@@ -264,7 +264,7 @@ def test_read_answers_that_contradict_themselves_are_damaged(frame: bytes) -> No
 
 
 def run_by_steps(frame: bytes, ledger: int, first: int) -> tuple[list[bytes], BookieCode]:
-    """What `decode_run` has to say, an answer at a time."""
+    """The expected result of `decode_run`, computed one answer at a time."""
     found: list[bytes] = []
     for answer in decode_read_answers(frame):
         expected = first + len(found)

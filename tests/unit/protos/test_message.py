@@ -379,7 +379,7 @@ def test_a_plain_message_by_hand_is_what_protobuf_would_write(
 
 
 def plainly(data: bytes) -> tuple[ReceivedMessage, str, int, int | None] | None:
-    """What `open_plain` finds; None: it leaves the entry to `read_entry`."""
+    """The result of `open_plain`. None: it leaves the entry to `read_entry`."""
     plain = open_plain(memoryview(data))
     if plain is None:
         return None

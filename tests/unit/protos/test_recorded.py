@@ -1,4 +1,4 @@
-"""What Apache's own client sent (tests/golden/entry), read and written again by our codecs."""
+"""Frames of Apache's own client (tests/golden/entry), read and written again by our codecs."""
 
 import json
 from collections.abc import Iterator

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a client sends: a plain message unless something says otherwise."""
+    """A client's SEND: a plain message unless a field says otherwise."""
 
     sequence_id: int
     payload: bytes = b"payload"

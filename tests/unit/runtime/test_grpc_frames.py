@@ -1,4 +1,4 @@
-"""What is special about frames over gRPC: the wire form, unreachable and odd peers, other calls."""
+"""The special cases of frames over gRPC: wire form, unreachable and odd peers, other calls."""
 
 from __future__ import annotations
 

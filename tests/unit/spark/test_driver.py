@@ -1,4 +1,4 @@
-"""What the driver of a stream plans if a broker is behind, or has another topic of that name."""
+"""The plan of a stream's driver if a broker is behind, or has another topic of that name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pipelines decide without Spark."""
+"""The decisions of the pipelines, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a query's progress becomes in Prometheus."""
+"""The metrics in Prometheus for a query's progress."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from magnetar.protos.envelope import Add, BookieCode
 
 
 async def test_an_append_from_a_progress_callback_survives_a_failed_new_member() -> None:
-    """What was acknowledged during a change is confirmed with it, and the stream of the member that
-    came in was lost during it. The ledger did not listen to that stream yet."""
+    """An ensemble change confirms the entries that were acknowledged during the change. Meanwhile
+    the stream of the new member is lost. The ledger did not listen to that stream yet."""
 
     async with bookie_cluster(4) as nodes:
         faults: list[Fault] = []

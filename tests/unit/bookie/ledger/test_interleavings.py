@@ -30,7 +30,7 @@ IN_FLIGHT = 2  # the writer's window
 
 @dataclass
 class Case:
-    """What does not change from state to state."""
+    """The part of a case that does not change from state to state."""
 
     quorum: Quorum
     members: list[Member]
@@ -51,7 +51,7 @@ class State:
 
 
 def confirmed(case: Case, state: State) -> int:
-    """What the writer can have confirmed by now."""
+    """The highest entry that the writer can have confirmed by now."""
     entry = 0
     while sum(entry in acks for acks in state.accepted) >= case.quorum.ack_quorum:
         entry += 1

@@ -1,4 +1,5 @@
-"""What bookies owe a ledger when it ends, however it ends: awaited, and noted if it never comes."""
+"""Late acks: a ledger that ends, in any way, awaits the missing acks of its bookies, and notes acks
+that never come."""
 
 import asyncio
 

@@ -1,5 +1,5 @@
-"""What is wrong on the way in has a name of its own, and harms nothing else: over real bookies, in
-this process."""
+"""Every invalid call of a ledger raises an error of its own, and harms nothing else. The bookies
+are real, in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator

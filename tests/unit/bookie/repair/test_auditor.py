@@ -1,4 +1,4 @@
-"""What is to be repaired is found: lost bookies, holes, ledgers that were made narrow."""
+"""The auditor finds what needs repair: lost bookies, holes, ledgers with too few members."""
 
 from __future__ import annotations
 

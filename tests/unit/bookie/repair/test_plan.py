@@ -1,4 +1,4 @@
-"""What is to be done for a ledger: against stupid twins that look at each entry."""
+"""The plan of a ledger's repair, compared with simple models that look at each entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What readers noted becomes records, also when the store was away for a while."""
+"""Readers' notes become records, also when the store was away for a while."""
 
 from __future__ import annotations
 

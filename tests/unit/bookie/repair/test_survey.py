@@ -1,4 +1,4 @@
-"""What an operator is shown is what is the case."""
+"""The survey shows an operator the true state of the bookies."""
 
 from __future__ import annotations
 

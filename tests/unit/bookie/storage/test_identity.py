@@ -177,7 +177,7 @@ def test_the_start_decision_for_every_pair_of_cookie_and_local_epoch() -> None:
 def test_an_image_from_the_time_of_formatting_starts_as_a_new_incarnation(
     others: tuple[str, ...],
 ) -> None:
-    """What was acknowledged since is not in it."""
+    """The image lacks the entries that were acknowledged after the formatting."""
     for identity in (BEGUN, replace(BEGUN, former=OTHERS)):
         start = plan_start(
             Path("/d"), Found(identity, others), replace(COOKIE, boot_epoch=2), WANTED

@@ -1,4 +1,4 @@
-"""What an inspection says of whole and of damaged directories, and that it leaves them alone."""
+"""An inspection's reports on whole and on damaged directories, which it does not change."""
 
 from __future__ import annotations
 

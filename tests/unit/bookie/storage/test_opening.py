@@ -1,4 +1,4 @@
-"""What the process that tries a store says of it, and of itself."""
+"""The reports of the process that tries a store, on the store and on itself."""
 
 from __future__ import annotations
 

@@ -121,8 +121,8 @@ def test_expired_entries_with_late_times_do_not_gather_behind_an_early_one() -> 
 def test_only_the_removal_of_a_single_entry_searches_the_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is left of each run joins later entries, so runs overlap. A subscription with a million
-    random delays has more than a thousand of them, and asks for each entry."""
+    """The rest of each run joins later entries, so runs overlap. A subscription with a million
+    random delays has more than a thousand runs, and asks for each entry."""
     chance, index = random.Random(1), DelayedIndex(32)
     for number in range(3_000):
         index.add(Position(number // 1_000, number % 1_000), number + chance.randint(0, 2_000))

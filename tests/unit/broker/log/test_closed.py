@@ -1,4 +1,4 @@
-"""What is read of a topic without opening it, and when it must be opened."""
+"""The content of a topic that is read without opening it, and the cases that must open it."""
 
 from __future__ import annotations
 

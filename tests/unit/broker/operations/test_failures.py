@@ -1,4 +1,4 @@
-"""What /health and the metrics say of topics that failed."""
+"""The answers of /health and of the metrics about topics that failed."""
 
 from __future__ import annotations
 

@@ -135,7 +135,8 @@ async def test_a_stall_of_the_broker_is_not_the_silence_of_its_clients(before_s:
 
 
 async def test_a_producer_of_a_full_topic_waits_and_counts_as_alive() -> None:
-    """What it sends is not read while the bookies are away: that is no silence of its own."""
+    """The broker does not read from the producer while the bookies are away. It must not take that
+    for silence of the producer."""
 
     async with place() as here:
         client, other = await here.client(), await here.client()
@@ -204,7 +205,7 @@ async def ask_for_topics(client: WireClient, count: int) -> None:
 
 
 async def test_a_client_on_a_slow_link_is_alive_while_it_takes_what_it_asked_for() -> None:
-    """What it says is not read meanwhile."""
+    """The broker reads no command of the client meanwhile."""
 
     async def ask(client: WireClient) -> None:
         with suppress(StreamClosed):

@@ -65,7 +65,7 @@ async def sender(it: TopicRig, name: str = "p") -> Sender:
 
 
 async def stored(it: TopicRig) -> list[str]:
-    """What a new reader gets."""
+    """The messages that a new reader gets."""
     await settle()
     _, session = await it.subscribe(f"reader {id(object())}", durable=False, start=EARLIEST)
     await wait_until(lambda: len(session.texts) == it.topic.log.chain.messages)

@@ -290,7 +290,7 @@ HOSTILE = {
 
 
 def decode_in_a_process(program: str) -> str:
-    """What a child printed: a payload may end the process, or never end."""
+    """The output of a child process: a payload may end the process, or never return."""
     head = "import json, sys\nfrom magnetar.schema import AvroSchema, SchemaInfo, SchemaType\n"
     ended = subprocess.run(
         [sys.executable, "-"], input=head + program, capture_output=True, text=True, timeout=30

@@ -89,7 +89,7 @@ class ReadCache:
         self.hits = 0  # reads that the cache answered, and reads that it did not
         self.misses = 0
         self._bytes_max = bytes_max
-        self._runs: OrderedDict[tuple[int, int], Run] = OrderedDict()  # by (ledger, first)
+        self._runs: OrderedDict[tuple[int, int], Run] = OrderedDict()  # keyed by (ledger, first)
         self._firsts: dict[int, list[int]] = {}  # of each ledger's runs, ascending
 
     def get(

@@ -105,7 +105,7 @@ class _Record:
 
     times: deque[float] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))
     reason: str = ""
-    pauses: int = 0  # so far
+    pauses: int = 0  # the number of pauses so far
     until: float = float("-inf")  # the end of the last pause
 
 

@@ -172,7 +172,7 @@ class BrokerProcess:
     ) -> None:
         """`role` is what /health says. `bookies_have_ports`: clients can read from bookies."""
         self.ready = asyncio.Event()  # registered, and every port is served
-        self.registration: BrokerRegistration  # once ready
+        self.registration: BrokerRegistration  # set when the broker is ready
         self._config = config
         self._store = store
         self._open_peer = open_peer

@@ -41,7 +41,7 @@ class Repeated(Generic[T]):
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
         self._lock = threading.Lock()
-        self._calls: list[Future[T]] = []  # those that have not returned, and some that have
+        self._calls: list[Future[T]] = []  # calls that have not returned, and some that have
 
     async def call(self) -> T:
         """Call the function as `in_thread` does, within CALLS_MAX."""
@@ -63,7 +63,7 @@ def _started(function: Callable[[], T]) -> Future[T]:
             result = context.run(function)
         except Exception as error:
             outcome.set_exception(error)
-        except BaseException as error:  # as SystemExit, which would end the caller's loop
+        except BaseException as error:  # SystemExit, for example, would end the caller's loop
             outcome.set_exception(RuntimeError(f"the function raised {error!r}"))
         else:
             outcome.set_result(result)

@@ -92,7 +92,7 @@ class PayloadOpener:
     def __init__(self, reader: CryptoKeyReader | None) -> None:
         """`reader` None: every decryption fails."""
         self._reader = reader
-        self._ciphers: OrderedDict[bytes, AESGCM] = OrderedDict()  # by wrapped data key
+        self._ciphers: OrderedDict[bytes, AESGCM] = OrderedDict()  # keyed by wrapped data key
 
     def open(self, entry: ReceivedEntry) -> bytes:
         """Return the payload of an encrypted entry, decrypted. Raises CryptoError, and
@@ -203,7 +203,7 @@ def _pem(get: Callable[[str, dict[str, str]], bytes], name: str, metadata: dict[
     return text
 
 
-@lru_cache(maxsize=64)  # to parse a key takes a millisecond
+@lru_cache(maxsize=64)  # parsing a key takes a millisecond
 def _loaded_public(pem: bytes) -> RSAPublicKey:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey

@@ -37,8 +37,9 @@ class ClusterChoice:
         self.current = 0
         self._failover_threshold = failover.failover_threshold
         self._switch_back_threshold = failover.switch_back_threshold
-        self._failures = 0  # of the current cluster, in a row
-        self._primary_successes = 0  # in a row, while another cluster is current
+        self._failures = 0  # consecutive failures of the current cluster
+        # Consecutive successes of the primary, while another cluster is current.
+        self._primary_successes = 0
 
     def on_probed(self, *, current: bool, primary: bool) -> bool:
         """Take the results of one round. Returns whether the current cluster should be left.

@@ -83,7 +83,7 @@ class Decoder:
             if generation == self.generation:
                 self._former.pop(key, None)
                 _keep(self._known, key, found)
-            elif forgotten == self._forgotten:  # else it may be that of a deleted topic
+            elif forgotten == self._forgotten:  # otherwise it may be the decoder of a deleted topic
                 _keep(self._former, key, found)
 
     def decode(self, message: Message) -> Any:

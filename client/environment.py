@@ -50,11 +50,12 @@ class Environment:
     dialer: Callable[[], Dialer] | None = None  # None: the transport that the service URL names
     clock: Clock = field(default_factory=SystemClock)
     random: random.Random = field(default_factory=chance.Random)
-    probe: Callable[[str, float], Awaitable[bool]] = is_reachable  # of a cluster; see there
+    # The probe of a cluster; see there.
+    probe: Callable[[str, float], Awaitable[bool]] = is_reachable
     keepalive_s: float = KEEPALIVE_S
-    ping_after_s: float = PING_AFTER_S  # of a broker's silence
+    ping_after_s: float = PING_AFTER_S  # the silence of a broker before a PING
     ask_after_s: float = ASK_AFTER_S
-    pending_bytes_max: int = PENDING_BYTES_MAX  # of a producer
+    pending_bytes_max: int = PENDING_BYTES_MAX  # the limit of one producer
     partitions_update_s: float = PARTITIONS_UPDATE_S
     # The loop of a synchronous client's thread. None: uvloop's.
     new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
@@ -69,9 +70,9 @@ class Parts:
     lookup: Lookup
     clock: Clock
     random: random.Random
-    timeout_s: float  # for one operation
-    silence_s: float  # of a broker, before another one is asked about it
-    pending_bytes_max: int  # for one producer
+    timeout_s: float  # the limit of one operation
+    silence_s: float  # the silence of a broker, before another broker is asked about it
+    pending_bytes_max: int  # the limit of one producer
     partitions_update_s: float
     ids: Iterator[int]  # producer and consumer ids; each attachment takes a new one
     live: set[Core]  # cores that are opened and not closed

@@ -78,7 +78,7 @@ class PulsarException(Exception):
         self,
         reason: str = "",
         *,
-        topic: str | None = None,  # for these three, None: not applicable or not known
+        topic: str | None = None,  # for these three, None means: not applicable or not known
         subscription: str | None = None,
         broker: str | None = None,
         advice: str = "",

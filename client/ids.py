@@ -22,7 +22,7 @@ _SIGN = 2**63
 def key_of(data: pb.MessageIdData) -> Key:
     """Return ledger and entry as signed numbers; the wire has them unsigned."""
     ledger_id, entry_id = data.ledgerId, data.entryId
-    if ledger_id < _SIGN and entry_id < _SIGN:  # of every stored entry
+    if ledger_id < _SIGN and entry_id < _SIGN:  # every stored entry has such ids
         return ledger_id, entry_id
     return _signed(ledger_id), _signed(entry_id)
 

@@ -33,14 +33,14 @@ class Delivery:
     schema_version: bytes  # b"": none
     redelivery_count: int
     last_index: int | None  # index of the entry's last message; None: the broker does not send it
-    generation: int  # of the consumer's queue at the time of delivery
+    generation: int  # the generation of the consumer's queue at the time of delivery
     encryption: EncryptionContext | None = None  # None: the entry was not encrypted
     decoder: Decoder | None = None  # None: the consumer has no schema
     # How often the client had moved to another cluster. None: the program made the message.
     cluster: int | None = None
     key: tuple[int, int] | None = None  # ledger and entry. None: the program made the message
     batch: Batch | None = None  # None: the entry holds one message
-    payload_bytes: int = 0  # of the one message, if there is no batch
+    payload_bytes: int = 0  # the payload of the one message, if there is no batch
     batch_size: int = field(init=False)  # 0: there is no batch
 
     def __post_init__(self) -> None:

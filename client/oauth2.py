@@ -91,7 +91,7 @@ class Oauth2Tokens:
             answer = _ask(endpoint, urlencode(form).encode())
             token, lifetime_s = answer["access_token"], float(answer.get("expires_in", 0))
             token.encode()
-        except Exception as error:  # of the file, the network or the server's answer
+        except Exception as error:  # an error of the file, the network or the server's answer
             reason = f"no token from {self.issuer_url}: {type(error).__name__}: {error}"
             raise ErrorGettingAuthenticationData(reason) from None
         if not isinstance(token, str) or not 0 < len(token) <= TOKEN_BYTES_MAX:

@@ -232,7 +232,7 @@ class Client:
 
         def deliver(message: Message) -> None:
             current = owner_of()
-            if current is not None:  # else the program has dropped it, and its client
+            if current is not None:  # otherwise the program has dropped it, and its client
                 taken(message)
                 shown = current.shown(message) if isinstance(current, Consumer) else message
                 listener(current, shown)

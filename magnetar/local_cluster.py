@@ -78,7 +78,7 @@ class LocalCluster:
         assert brokers >= 1, brokers
         assert autorecoveries >= 0, autorecoveries
         self.directory = directory.absolute()
-        self.processes: tuple[LocalProcess, ...] = ()  # once entered
+        self.processes: tuple[LocalProcess, ...] = ()  # filled when the cluster is entered
         self.zookeeper = ""  # "host:port,..."
         self._broker_settings = broker_settings or {}
         self._counts = (zookeepers, bookies, brokers, autorecoveries)
@@ -121,7 +121,7 @@ class LocalCluster:
         process is stopped first. Raises ProcessFailed."""
         process = self.process(role, process_id)
         await asyncio.to_thread(process.stop)
-        process.launch()  # on this thread, with which the process ends
+        process.launch()  # on this thread: the process ends with the thread that launched it
         self._write_description()
         await asyncio.to_thread(process.wait_ready)
 
@@ -179,7 +179,8 @@ class LocalCluster:
         await _launch(ensemble.nodes)
 
         members = await self._members([f"bookie-{n}" for n in range(1, bookies + 1)])
-        copies = min(3, len(members))  # of each entry: three if there are three bookies
+        # The copies of each entry: three if the cluster has three bookies.
+        copies = min(3, len(members))
         servers = (
             *(self._bookie(name, ports) for name in members),
             *(self._broker(f"broker-{n}", ports, copies) for n in range(1, brokers + 1)),

@@ -60,9 +60,9 @@ class LocalProcess:
 
     role: str
     id: str
-    directory: Path  # of its log
+    directory: Path  # the directory of its log
     command: Sequence[str]
-    ports: Mapping[str, int]  # by kind, for example {"grpc": 6660}
+    ports: Mapping[str, int]  # keyed by kind, for example {"grpc": 6660}
     is_ready: Callable[[], bool]
     variables: Mapping[str, str] = field(default_factory=dict)  # added to the environment
     ready_s: float = READY_S

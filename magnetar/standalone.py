@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.store import MetadataStore
 
 IN_PROCESS: Final = BookieAddress(data="in-process:1", grpc="in-process:1")
-NAME: Final = "standalone"  # of the broker, the bookie and the claim file
+NAME: Final = "standalone"  # the name of the broker, the bookie and the claim file
 
 # The process ends within this time after the metadata store failed. A probe costs one hop to a
 # thread.

@@ -83,7 +83,8 @@ class ZooKeeperEnsemble:
         force_sync: bool = True,
         ready_s: float = READY_S,
         jars: Sequence[Path] | None = None,  # None: those of the installed PySpark
-        ports: Sequence[Mapping[str, int]] | None = None,  # of each server. None: free ports
+        # The ports of each server. None: free ports.
+        ports: Sequence[Mapping[str, int]] | None = None,
         tied: bool = False,
     ) -> None:
         """Raises JavaMissing, ZooKeeperJarsMissing. Writes the configuration."""

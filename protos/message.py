@@ -375,7 +375,7 @@ def _set_keys(
 def _batched(messages: Sequence[OutgoingMessage]) -> list[bytes]:
     """The parts of a batch's payload."""
     parts: list[bytes] = []
-    fronts: dict[tuple[int, int], bytes] = {}  # by the sizes of a payload and of an id
+    fronts: dict[tuple[int, int], bytes] = {}  # keyed by the sizes of a payload and of an id
     ids = varints([message.sequence_id for message in messages])
     for message, encoded_id in zip(messages, ids, strict=True):
         assert message.deliver_at_ms is None

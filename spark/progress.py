@@ -60,7 +60,7 @@ class _Query:
     input_rows_per_s: float
     processed_rows_per_s: float
     batch_s: float
-    behind: tuple[dict[str, Behind], ...]  # by source, in the order of the query's plan
+    behind: tuple[dict[str, Behind], ...]  # keyed by source, in the order of the query's plan
 
 
 class ProgressMetrics(StreamingQueryListener, Collector):
@@ -69,7 +69,7 @@ class ProgressMetrics(StreamingQueryListener, Collector):
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register the metrics. Raises ValueError if the registry has them already."""
         # Written by Spark's listener thread, read by scrapes. A query is replaced as a whole.
-        self._queries: dict[str, _Query] = {}  # by run id
+        self._queries: dict[str, _Query] = {}  # keyed by run id
         self._failures = 0
         registry.register(self)
 

@@ -74,7 +74,7 @@ class AddStream:
         self._client_name = client_name
         self._backoff = backoff
         self._open_timeout_s = open_timeout_s
-        self._sinks: dict[int, AddSink] = {}  # by ledger
+        self._sinks: dict[int, AddSink] = {}  # keyed by ledger
         self.put: Put | None = None  # adds go in here; None: there is no stream
         self._outbox: Outbox | None = None
         self._stream: FrameStream | None = None  # None: it was closed

@@ -43,7 +43,7 @@ class BookieRegistry:
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         self._callbacks: dict[object, Callable[[], None]] = {}
-        self._unwatch: dict[str, Callable[[], None]] = {}  # by path
+        self._unwatch: dict[str, Callable[[], None]] = {}  # keyed by path
 
     @property
     def writable(self) -> tuple[BookieRegistration, ...]:

@@ -174,8 +174,8 @@ class LedgerWriter:
         self._failed_since = confirmed  # the last appended entry when the first of `failed` failed
         self._wanted: Seats = 0  # seats for which spares are being sought or recorded
         self.declined: Seats = 0  # failed seats for which there was no spare
-        self._kept_since: dict[int, float | None] = {}  # by seat; None: until the next tick
-        self._missed_from: dict[int, int] = {}  # by failed seat: the first entry it may lack
+        self._kept_since: dict[int, float | None] = {}  # keyed by seat; None: until the next tick
+        self._missed_from: dict[int, int] = {}  # keyed by failed seat: the first entry it may lack
         self._owed: dict[int, list[int]] = {}  # the value of `owed` at the end
         self._changes_in_vain = 0
         self._proposed: tuple[Member, ...] = ()  # being recorded; only in state CHANGING

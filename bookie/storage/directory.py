@@ -88,7 +88,7 @@ class DataDirectory:
     storage: RocksStorage
     watermark: WatermarkFile
     manifest: ManifestWatch
-    formers: dict[str, RocksStorage | None]  # by incarnation; None: the store cannot be read
+    formers: dict[str, RocksStorage | None]  # keyed by incarnation; None: the store cannot be read
     lock: int  # file descriptor
     _cookie: BookieCookie  # as last written to the metadata
     _next: Identity | None = field(default=None, init=False)  # None: no epoch change is running

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.store import MetadataStore
     from magnetar.protos.names import NamespaceName, TopicName
 
-    Names = Mapping[str, TopicName]  # by full name
+    Names = Mapping[str, TopicName]  # keyed by full name
     Listener = Callable[[Names, Names], Awaitable[None]]  # new topics, deleted topics
 
 GATHER_S: Final = 0.1

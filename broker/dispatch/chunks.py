@@ -56,7 +56,7 @@ class ChunkRoutes:
     """The chunk routes of one subscription."""
 
     def __init__(self) -> None:
-        self._messages: dict[str, _Message] = {}  # by uuid, oldest first
+        self._messages: dict[str, _Message] = {}  # keyed by uuid, oldest first
         self._messages_by_position: dict[Position, str] = {}
 
     def __bool__(self) -> bool:

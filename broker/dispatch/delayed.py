@@ -115,10 +115,10 @@ class Delays:
         self._policy = policy
         self._wall_ms = wall_ms
         self._entries_max = entries_max
-        self._wake_ms = -1  # what `wake_s` has translated last
+        self._wake_ms = -1  # the value that `wake_s` has translated last
         self._wake_s = 0.0
         self._is_fixed = not self.index  # every entry of it was added in the order of the times
-        self._highest_ms = 0  # of these times
+        self._highest_ms = 0  # the highest of these times
 
     @property
     def is_full(self) -> bool:

@@ -57,9 +57,10 @@ class DelayedIndex:
         self.on_dropped: Callable[[Run], None] = _ignore
         self._run_entries = run_entries
         self._buffer: dict[Position, int] = {}  # delivery times
-        self._buffer_heap: list[_Due] = []  # with every entry of the buffer, and removed ones
-        self._runs: list[Run] = []  # by first position; none is empty
-        self._lasts: list[Position] = []  # for each run: the last position of it and those before
+        self._buffer_heap: list[_Due] = []  # has every entry of the buffer, and removed ones
+        self._runs: list[Run] = []  # sorted by first position; none is empty
+        # For each run: the last position of this and all earlier runs.
+        self._lasts: list[Position] = []
         self._heads: list[tuple[int, int, int, int, Run]] = []  # one for each run, and old ones
         self._bits: dict[int, Bitmap] = {}  # entries of runs, by ledger; none is empty
         self._in_runs = 0  # entries that are not removed
@@ -346,7 +347,7 @@ class Run:
         self.order = array("H", sorted(range(len(items)), key=self.due_ms.__getitem__))
         self.gone = bytearray(len(items))  # 1: removed
         self.count = len(items)
-        self.next = 0  # in `order`: the earlier ones are removed
+        self.next = 0  # an index in `order`: the earlier positions are removed
         self.serial = 0
 
     def left(self) -> Iterator[tuple[Position, int]]:
@@ -368,7 +369,7 @@ class Run:
         at = bisect_left(self.ledgers, position.ledger)
         if at == len(self.ledgers) or self.ledgers[at] != position.ledger:
             return -1
-        if not 0 <= position.entry <= _ENTRY_MASK:  # from a client
+        if not 0 <= position.entry <= _ENTRY_MASK:  # a client may send such numbers
             return -1
         key = at << _ENTRY_BITS | position.entry
         place = bisect_left(self.keys, key)

@@ -58,14 +58,15 @@ class DrainingHashes:
     )
 
     def __init__(self) -> None:
-        self.references: dict[int, int] = {}  # by slot; no zero
-        self._blocked = self._owners = _NONE  # by slot; empty while nothing drains
-        self._consumers: dict[int, Consumer | None] = {}  # by the number in `_owners`
+        self.references: dict[int, int] = {}  # keyed by slot; no zero
+        self._blocked = self._owners = _NONE  # indexed by slot; empty while nothing drains
+        self._consumers: dict[int, Consumer | None] = {}  # keyed by the number in `_owners`
         self._numbers: dict[Consumer | None, int] = {}
         self._next_number = 0
-        self._counts: dict[Consumer | None, int] = {}  # how many slots each drains, above 0
+        # The number of slots that each drains, above 0.
+        self._counts: dict[Consumer | None, int] = {}
         self._cleared: dict[Consumer, int] = {}  # slots that have drained, by connected consumer
-        self.blocked_attempts = 0  # of all slots, also those that have drained
+        self.blocked_attempts = 0  # the attempts of all slots, also of those that have drained
 
     def __bool__(self) -> bool:
         return bool(self.references)

@@ -114,14 +114,14 @@ class KeyShared:
         self._redeliveries = environment.redeliveries
         self._settings = environment.key_shared
         self.read_position = after(self._acks.mark_delete)
-        self.policy = KeySharedPolicy()  # of the connected consumers
+        self.policy = KeySharedPolicy()  # the policy of the connected consumers
         self._consumers: list[Consumer] = []
         self._selector: Selector = Ring()
-        self.slots = PositionMap()  # of the pending entries
+        self.slots = PositionMap()  # the slots of the pending entries
         self._per_slot: dict[int, int] = {}  # the number of pending entries; never 0
         self._replay = KeyedReplay()  # the waiting entries
         self._draining = DrainingHashes()
-        self._departed: list[Consumer] = []  # they have left, and their entries are still pending
+        self._departed: list[Consumer] = []  # left consumers whose entries are still pending
         self._unqueued: set[int] = set()  # slots that may have to be queued, in parts
         self._part_at = 0.0  # the next part; valid while `_departed` or `_unqueued` is not empty
         self._unsettled: set[int] = set()  # pinned when the order began: maybe at several consumers
@@ -129,7 +129,8 @@ class KeyShared:
         self._unblocked: set[int] = set()  # drained slots with waiting entries, until the timer
         self._unblock_at = 0.0  # valid while `_unblocked` is not empty
         self._reading: Read | Replay | None = None  # None: no read is outstanding
-        self._in_flight: dict[Position, int] = {}  # with their slots, ascending
+        # The positions in flight and their slots, ascending.
+        self._in_flight: dict[Position, int] = {}
         self._delays = environment.delays
         self._due = ReplaySet()
         self._wake_s: float | None = None  # when delayed entries become due
@@ -197,7 +198,7 @@ class KeyShared:
         self._find_late()
         self._on_moved(moved, now)
         if len(consumer.pending) <= self._settings.part_entries:
-            self._return_some()  # else this step has been long enough
+            self._return_some()  # otherwise this step has been long enough
         self._part_at = now + PART_PAUSE_S
         return self.advance(now)
 
@@ -457,7 +458,7 @@ class KeyShared:
         draining = self._draining.by_consumer()
         at_several = draining.get(None, {})
         for consumer in tuple(self._consumers):
-            if consumer in self._consumers:  # else it has left in between
+            if consumer in self._consumers:  # otherwise the consumer has left in between
                 spans, mine = self._selector.ranges(consumer), draining.get(consumer, {})
                 yield (
                     consumer,
@@ -820,7 +821,7 @@ class KeyShared:
             moved = self._selector.select(slot) is not consumer
             at_several = slot in self._unsettled
             self._unsettled.discard(slot)
-            self._late.discard(slot)  # from now on it drains
+            self._late.discard(slot)  # the slot drains from now on
             ordered = not self.policy.allow_out_of_order
             if slot in self._per_slot and ordered and (moved or at_several):
                 counts = {slot: self._per_slot[slot]}

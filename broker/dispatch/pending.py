@@ -22,7 +22,7 @@ class PendingEntry:
     position: Position
     consumer: str  # its name
     messages: int  # unacknowledged ones
-    slot: int  # of the key; 0: the subscription type has no hashes
+    slot: int  # the slot of the key; 0: the subscription type has no hashes
 
 
 _NO_SLOTS: Mapping[int, Mapping[int, int]] = {}

@@ -35,7 +35,7 @@ class Ring:
         assert points > 0
         self._points_each = points
         self._points: list[int] = []
-        self._owners: dict[int, list[Consumer]] = {}  # by point; the first one has it
+        self._owners: dict[int, list[Consumer]] = {}  # keyed by point; the first one has it
         self._indexes: dict[Consumer, int] = {}  # the name index
 
     slot_of = staticmethod(ring_slot)

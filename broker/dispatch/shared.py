@@ -121,7 +121,8 @@ class Shared:
         if self._chunks:
             mine = [position for position in positions if consumer.pending.get(position)]
             positions = self._chunks.with_whole_messages(mine)
-            for position in self._parked.pop(consumer, ()):  # they may get another owner
+            # Parked positions may get another owner.
+            for position in self._parked.pop(consumer, ()):
                 self._replay.add(position)
         for position in positions:
             messages = consumer.pending.pop(position)
@@ -336,7 +337,7 @@ class Shared:
                 return False
             self._parked.setdefault(owner, []).append(position)
         elif self._chunks.must_wait(chunk, position, self._acks):
-            self._replay.add(position)  # after those that it must not overtake
+            self._replay.add(position)  # waits for the positions that it must not overtake
         else:
             return False
         self._chunks.on_deferred(chunk, position)

@@ -51,9 +51,9 @@ class PublishBudget:
         """`kept` gets the bytes that the logs hold, and returns them plus what the process keeps
         longer for slow bookies."""
         self.bytes_max = bytes_max
-        self.accepted = 0  # by logs, and not confirmed
+        self.accepted = 0  # bytes that logs accepted and that are not confirmed
         self.held = 0  # publishes that wait for a rate or for the outcome of another publish
-        self.ahead = 0  # of backlogs, read ahead of their dispatch
+        self.ahead = 0  # bytes of backlogs that were read ahead of their dispatch
         self.peak = 0  # the maximum that was used
         self._all = kept
         self._queue: dict[Turn, None] = {}

@@ -30,7 +30,7 @@ class Chain:
         next_index: int = 0,
         dropped: DroppedHead | None = None,
     ) -> None:
-        self._records: list[TopicLedger] = []  # as in the topic's record
+        self._records: list[TopicLedger] = []  # the ledgers, as in the topic's record
         self._ids: list[int] = []
         self._starts: list[int] = []  # entries in all ledgers before this one
         self._at: dict[int, int] = {}  # ledger id -> place in the lists

@@ -113,7 +113,7 @@ class Deletion:
         try:
             if deleted:
                 await self._owned_record.forget(deleted)
-        except LogError as error:  # they stay listed, and are deleted again
+        except LogError as error:  # the ledgers stay listed, and the deletion is tried again
             failure = error
         if failure is not None:
             log.warning("deleting ledgers failed", topic=self._name, error=str(failure))

@@ -46,10 +46,11 @@ class Appender(Protocol):
     def failure(self) -> LedgerError | None: ...
 
     @property
-    def degraded(self) -> bool: ...  # on fewer bookies than configured
+    def degraded(self) -> bool: ...  # whether the ledger has fewer bookies than configured
 
     @property
-    def trouble(self) -> str: ...  # for messages: which bookies failed, and how; "": none
+    # For error texts: the bookies that failed, and the reason; "": none.
+    def trouble(self) -> str: ...
 
     def append_nowait(self, payloads: Sequence[Sequence[Buffer]]) -> EntryId: ...
 

@@ -219,16 +219,16 @@ class Log:
         self.ledgers = ledgers
         self.on_appended: Callable[[Sequence[Appended]], None] = _not_set
         self.on_failed: Callable[[Sequence[AppendRun], LogError], None] = _not_set
-        self.on_ledger_closed: Callable[[], None] = _ignore  # there is one more that can be dropped
+        self.on_ledger_closed: Callable[[], None] = _ignore  # one more ledger can be dropped
         self.on_head_dropped: Callable[[], None] = _ignore
         # What may be dropped at the moment when `trim` is carried out; None: nothing.
         self.trimmable: Callable[[], Position | None] = lambda: None
         self.losses = Losses()
-        self.quorum = quorum  # of new ledgers; None: that of this process
+        self.quorum = quorum  # the quorum of new ledgers; None: that of this process
         self.protect: Callable[[Callable[[], None]], None] = _plainly  # runs a step of callbacks
         self.latency = LatencyHistogram()  # a broker's logs share one
         self.budget = PublishBudget()  # a broker's logs share one
-        self._held_bytes = 0  # as `budget` was told
+        self._held_bytes = 0  # the bytes that `budget` was told
         self.config = config
         self._clock = clock
         self._cache = cache
@@ -252,15 +252,16 @@ class Log:
         self._reported = -1  # its last entry that `on_appended` was told of
         self._ledger_bytes = 0
         self._opened_s = 0.0
-        self._size_factor = 1  # of the open ledger, see record_limits.py
+        self._size_factor = 1  # the factor of the open ledger, see record_limits.py
         self._newest = LedgerId(max(chain.newest, *owned_record.record.deleting, -1))
-        self._drop_through = EARLIEST  # what the caller wants dropped
-        self._trims = False  # what is `trimmable` is to be dropped
+        self._drop_through = EARLIEST  # the position through which the caller wants ledgers dropped
+        self._trims = False  # the `trimmable` ledgers are to be dropped
 
         self._closing = False
         self._terminating = False
         self._stepped = Event()  # a step was made; each step gets a new event
-        self._ended: LogError | None = None  # why it takes nothing any more
+        # The reason why the log takes no more entries; None: it does.
+        self._ended: LogError | None = None
         self._room = Event()
         self._room.set()
         self._finished = Event()
@@ -552,7 +553,7 @@ class Log:
         record = TopicLedger(appender.ledger, self._outstanding.first_queued_index)
         try:
             await self._record(record)
-        except BaseException as error:  # also cancelled: only this call knows of the appender
+        except BaseException as error:  # also a cancellation: only this call knows of the appender
             appender.abandon()
             if isinstance(error, LogError) and not self.owned_record.may_be_recorded(
                 appender.ledger

@@ -18,7 +18,7 @@ LOOK_S: Final = 5.0
 
 class MemoryReturn:
     def __init__(self) -> None:
-        self._peak = 0  # since memory was returned
+        self._peak = 0  # the peak since memory was returned
 
     def is_due(self, *, peak: int, used: int) -> bool:
         """Whether memory is to be returned now. `peak`: the most that was held since the last call;

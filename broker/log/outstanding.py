@@ -33,13 +33,13 @@ class AppendRun:
     """The entries of one append. Places in the run count from 0."""
 
     context: object
-    entries: Sequence[bytes]  # what the producer sent
-    views: Mapping[int, EntryView]  # by place; an entry without one holds one message
+    entries: Sequence[bytes]  # the entries as the producer sent them
+    views: Mapping[int, EntryView]  # keyed by place; an entry without one holds one message
     prefixes: list[bytes]  # the broker's part, in front of each entry
-    first_index: int  # of the first message
-    indexes: Sequence[int]  # of the last message of each entry
+    first_index: int  # the index of the first message
+    indexes: Sequence[int]  # the index of the last message of each entry
     timestamp_ms: int
-    size: int  # of entries and prefixes
+    size: int  # the size of entries and prefixes
     sent: int = 0  # number of entries that were sent to a ledger
     confirmed: int = 0  # number of these that are in the log
 
@@ -59,12 +59,12 @@ class Appended:
     """Consecutive entries of one run that are in the log."""
 
     run: AppendRun
-    start: int  # their places in the run
+    start: int  # the places of these entries in the run
     stop: int
     ledger: int
     first_entry: int  # entry id of the one at `start`
     messages: int
-    bytes: int  # of what the producer sent
+    bytes: int  # the size of the entries as the producer sent them
 
     @property
     def context(self) -> object:

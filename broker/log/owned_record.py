@@ -94,7 +94,7 @@ class OwnedRecord:
         self._store = store
         self._version = taken.version
         # Decoding takes 8 ms for a record of 1,000 ledgers: values that are known are not decoded.
-        self._value = taken.value  # of `record`
+        self._value = taken.value  # the encoded value of `record`
         self.record = (
             record  # the stored record, as far as this owner knows; only this owner may change it
         )
@@ -104,7 +104,7 @@ class OwnedRecord:
         self._successor: TopicRecord | None = None  # None: no other owner's record was seen
         self._watchers: list[Callable[[], None]] = []
         self._turn: asyncio.Lock | None = None  # held during a write; None: no change waits
-        self._waiting: list[_Change] = []  # for their turn
+        self._waiting: list[_Change] = []  # changes that wait for their turn
         self.on_listed: Callable[[], None] = _ignore  # ledgers are listed as being deleted
 
     @classmethod
@@ -172,7 +172,7 @@ class OwnedRecord:
             self._turn = asyncio.Lock()
         try:
             async with self._turn:
-                if not ours.is_done:  # then it is the first that waits
+                if not ours.is_done:  # otherwise it is the first change that waits
                     await self._write(self._waiting[:CHANGES_MAX])
         finally:
             if not ours.is_done:  # the caller was cancelled
@@ -244,7 +244,7 @@ class OwnedRecord:
         """The record with one more change, unless the change refuses: then its caller is told."""
         change.error = None
         try:
-            if record.deleted:  # by a change before it
+            if record.deleted:  # an earlier change deleted it
                 raise LogFenced(str(self.name), "it is being deleted")
             return change.make(record)
         except BrokerError as error:

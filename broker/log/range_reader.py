@@ -41,7 +41,7 @@ class LogReader:
         self._ledgers = ledgers
         self._cache = cache
         self._writing = writing
-        self._readers: dict[int, Reader] = {}  # by ledger, oldest first
+        self._readers: dict[int, Reader] = {}  # keyed by ledger, oldest first
 
     def keep(self, ledger: int, reader: Reader) -> None:
         """Keep the reader of a ledger that was just closed."""

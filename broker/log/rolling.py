@@ -59,7 +59,7 @@ class Rolling:
         self._quorum = quorum
         self._kind = kind
         self._retry_s = (retry_s_first, retry_s_max)
-        self.trouble = ""  # for people: what is being tried again, and why; "": nothing
+        self.trouble = ""  # for error texts: the retried call, and the reason; "": none
 
     async def create(self, *, newer_than: LedgerId) -> Appender:
         """Create a ledger. Raises LogFenced."""

@@ -64,7 +64,7 @@ class Page:
     orphans: list[Orphan]
     deleted: int
     unreadable: int  # ledgers whose metadata, or whose topic's record, cannot be read; kept
-    next_after: int | None  # where the next page begins; None: this was the last one
+    next_after: int | None  # the beginning of the next page; None: this was the last one
 
 
 class OrphanSweep:

@@ -146,8 +146,8 @@ class Protected(errors.BrokerError):
 class Outcome:
     """The answer to a failed request."""
 
-    status: int  # of HTTP
-    advice: str  # for a person at the command line; "": the reason says it all
+    status: int  # the HTTP status
+    advice: str  # the advice at the command line; "": the reason is enough
 
 
 _LATER: Final = "try again in a moment"

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 class PolicyRow:
     """One policy. Paths are the last part of Pulsar's, after the namespace or the topic."""
 
-    field: str  # of `Policies`
-    title: str  # for people
+    field: str  # the name of a field of `Policies`
+    title: str  # the title in texts for people
     namespace_path: str  # "": namespaces do not set it
     topic_path: str  # "": topics do not set it
     body: Any  # the type of the JSON: a model or a plain type
-    namespace_key: str  # in Pulsar's JSON of a namespace's policies; "": it is not there
+    namespace_key: str  # the key in Pulsar's JSON of a namespace's policies; "": that JSON lacks it
     by_cluster: bool = False  # that JSON has the body below the name of the cluster
     topic_parameter: str = ""  # the query parameter that carries the value; "": the body does
 
@@ -57,10 +57,10 @@ class QuotaType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
-    field: str  # of `Policies`
+    field: str  # the name of a field of `Policies`
     record: Callable[[model.BacklogQuotaBody], BacklogQuota | None]  # None: the body lacks it
     shown: Callable[[BacklogQuota], model.BacklogQuotaBody]
-    expected: str  # of the body
+    expected: str  # the expected form of the body
 
 
 QUOTAS: Final = {

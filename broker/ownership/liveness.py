@@ -42,8 +42,8 @@ SILENCE_S: Final = 2.0
 client that hears nothing for 2 s asks another broker; with a longer silence it would have to wait.
 """
 
-REFUSALS: Final = 3  # in a row, before an owner counts as dead
-REFUSAL_PAUSE_S: Final = 0.1  # between refusals: a broker may be restarting its listener
+REFUSALS: Final = 3  # consecutive refusals before an owner counts as dead
+REFUSAL_PAUSE_S: Final = 0.1  # the pause between refusals: a broker may be restarting its listener
 PING_S: Final = 0.25
 """Time limit of the connection and of the answer to a PING. A broker that is only busy answers
 later; then the bookies say that they hear it."""
@@ -114,7 +114,7 @@ class Liveness:
         """`silence_s` 0: a silent broker counts as alive until its registration expires.
         `look_at_port`: returns what a port does, and how long this answer is valid; None: over TCP.
         """
-        self.found_silent = 0  # so far: how often a registered broker was found to be gone
+        self.found_silent = 0  # how often a registered broker was found to be gone, so far
         self._witnesses = witnesses
         self._silence_s = silence_s
         self._ports = _Shared(look_at_port or _look_at_port)

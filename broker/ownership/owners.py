@@ -71,7 +71,7 @@ class Owners:
         self._released = asyncio.Event()  # set when `_releasing` becomes empty
         self._suspects: set[Bundle] = set()  # held bundles whose record changed
         self._suspected = asyncio.Event()
-        self._settled = asyncio.Event()  # there are no suspects
+        self._settled = asyncio.Event()  # set while there are no suspects
         self._doubted: set[Bundle] = set()  # suspects of which a log has failed
         self._stopping = False
 

@@ -105,7 +105,7 @@ class PolicyCache:
         self._namespaces_max = namespaces_max
         self._failures = failures
         self._entries: dict[NamespaceName, _Entry] = {}  # least recently used first
-        self._queue: dict[_Node, _Entry] = {}  # to be read, in FIFO order
+        self._queue: dict[_Node, _Entry] = {}  # the nodes to be read, in FIFO order
         self._wake = asyncio.Event()
 
     # ---- answers ----
@@ -208,7 +208,7 @@ class PolicyCache:
             self._use(DEFAULT_NAMESPACE)  # it always exists: its first read creates it
             for entry in self._entries.values():
                 for node in entry.nodes.values():
-                    self._queue_read(entry, node)  # what an earlier run left
+                    self._queue_read(entry, node)  # the reads that an earlier run left
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._record_namespaces())
                 for _ in range(READERS):
@@ -222,7 +222,8 @@ class PolicyCache:
     async def _record_namespaces(self) -> None:
         try:
             await record_namespaces(self._store, self._new_bundles)
-        except (MetadataError, InvalidRecord) as error:  # each is recorded at its first use
+        # Each namespace is recorded at its first use.
+        except (MetadataError, InvalidRecord) as error:
             log.warning("recording the namespaces of topics failed", error=str(error))
 
     async def _read_queued(self) -> None:
@@ -352,7 +353,8 @@ class PolicyCache:
             if not entry.is_needed:
                 self._drop(entry)
                 return
-            self._entries[name] = self._entries.pop(name)  # in use: most recently used
+            # An entry in use becomes the most recently used one.
+            self._entries[name] = self._entries.pop(name)
         why = f"this broker serves topics of {self._namespaces_max} other namespaces already"
         raise PoliciesUnavailable(str(namespace), why)
 

@@ -22,8 +22,9 @@ class Part(Generic[T]):
 
     def __init__(self, value: T | None = None) -> None:
         self.value = value  # None: unknown
-        self.trouble = ""  # why the stored bytes cannot be used; "": no such bytes were read
-        self._changed = True  # since the last read began
+        # The reason why the stored bytes cannot be used; "": they can, or none were read.
+        self.trouble = ""
+        self._changed = True  # whether the node changed since the last read began
         self._reading = False
 
     @property

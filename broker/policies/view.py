@@ -72,8 +72,8 @@ class NamespaceView:
         self.record: Part[NamespaceRecord] = Part()
         self.listed: Part[frozenset[str]] = Part()  # keys of the topics that set policies
         self._defaults = defaults
-        self._shared: EffectivePolicies | None = None  # of all topics that set no policies
-        self._followed: dict[str, _Followed] = {}  # by key, one for all partitions
+        self._shared: EffectivePolicies | None = None  # the policies of all topics that set none
+        self._followed: dict[str, _Followed] = {}  # keyed by key, one for all partitions
 
     @property
     def parts(self) -> tuple[Part[TenantRecord], Part[NamespaceRecord], Part[frozenset[str]]]:

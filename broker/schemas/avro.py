@@ -67,12 +67,14 @@ class Type:
     kind: str
     name: str = ""  # full; of a record, enum or fixed
     aliases: frozenset[str] = frozenset()  # full
-    parts: list[Type] = field(default_factory=list)  # of an array or map: one; of a union: branches
-    branches: dict[str, Type] = field(default_factory=dict)  # of a union: by name or kind
-    fields: dict[str, Field] = field(default_factory=dict)  # by name
-    names: int = 0  # of all fields, with their aliases
+    # An array or map has one part, a union its branches.
+    parts: list[Type] = field(default_factory=list)
+    # The branches of a union, keyed by name or kind.
+    branches: dict[str, Type] = field(default_factory=dict)
+    fields: dict[str, Field] = field(default_factory=dict)  # keyed by name
+    names: int = 0  # the number of names of all fields, with their aliases
     symbols: frozenset[str] = frozenset()
-    has_default: bool = False  # of an enum
+    has_default: bool = False  # whether an enum has a default
     size: int = 0
 
 

@@ -24,7 +24,7 @@ class NotKeyValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    type: str  # as in SchemaType; "BYTES" is another
+    type: str  # a name of SchemaType; "BYTES" for every other type
     data: bytes
 
 

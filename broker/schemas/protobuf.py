@@ -58,7 +58,7 @@ class Field:
 @dataclass(frozen=True, slots=True)
 class ProtobufSchema:
     root: str  # full name
-    messages: Mapping[str, Mapping[int, Field]]  # by full name; fields by number
+    messages: Mapping[str, Mapping[int, Field]]  # keyed by full name; fields by number
     canonical: bytes  # equal for equal schemas
 
 

@@ -22,7 +22,8 @@ class Permission(Enum):
 
     PRODUCE = "produce"
     CONSUME = "consume"
-    LOOKUP = "lookup"  # of a topic: its partitions and owner; of a namespace: its topics
+    # Look up the partitions and the owner of a topic, or the topics of a namespace.
+    LOOKUP = "lookup"
 
 
 class Grants(Protocol):

@@ -193,7 +193,7 @@ def shared_list(
 def _divided(frame: bytes) -> Shared:
     """The body in the whole frame of a command, which `framing.encode_command` made."""
     at = _SIZES.size
-    kind, at = read_varint(frame, at + 1)  # after the tag of the type
+    kind, at = read_varint(frame, at + 1)  # the bytes after the tag of the type
     _, at = read_varint(frame, at)  # the tag of the body
     size, at = read_varint(frame, at)
     assert at + size == len(frame), "not a frame of one command"

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from magnetar.broker.broker import Broker
 
-PREFIX: Final = "spark-sink/"  # of the property's name
+PREFIX: Final = "spark-sink/"  # the beginning of the property's name
 SINKS_MAX: Final = 20
 """Sinks of one topic that are remembered, at most 500 bytes of its record each. Beyond, the one
 whose last note is the oldest is forgotten: its next batch is checked by deduplication alone."""
 
-TOPICS_MAX: Final = 1_000  # of one request
+TOPICS_MAX: Final = 1_000  # the topics of one request
 SINK_BYTES_MAX: Final = 200
-TEXT_CHARACTERS_MAX: Final = 64  # of a query's id and of a digest
+TEXT_CHARACTERS_MAX: Final = 64  # the characters of a query's id, and of a digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Needs:
     """A permission, and the part of the command that names the resource."""
 
     permission: Permission
-    resource: Callable[[Any], Resource]  # of the command's body
+    resource: Callable[[Any], Resource]  # the resource that the command's body names
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,8 @@ COMMAND_UNIT_BYTES: Final = 1 << 10
 """A large command counts as one more for each unit of this size: all its bytes are parsed."""
 
 PROBE_TIMEOUT_S: Final = 5.0  # Pulsar's connectionLivenessCheckTimeoutMillis
-LAST_COMMAND_TIMEOUT_S: Final = 1.0  # for the client to take the command that says why it must go
+# The client's time to take the command that gives the reason of the close.
+LAST_COMMAND_TIMEOUT_S: Final = 1.0
 CLOSE_SLICE_S: Final = 0.005
 """A connection may have 50,000 consumers. To close one takes 0.5 ms of a Key_Shared subscription,
 and longer the more consumers there are."""
@@ -129,7 +130,8 @@ class Connection:
         self._answered = asyncio.Event()  # a request has ended
         self._paused = False  # not reading: a topic of this client has too many bytes under way
         self._draining = False  # not reading: too many bytes wait for this client
-        self._long: LongList | None = None  # what the next turns carry out; None: nothing
+        # The list whose pieces the next turns carry out; None: no list.
+        self._long: LongList | None = None
         self._turn: Turn | None = None  # None: it does not wait for the broker's publish budget
         self._tasks: asyncio.TaskGroup
 
@@ -171,7 +173,7 @@ class Connection:
                     await self._stream.close()
         finally:
             self._context.leave()
-            while self._context.close_one():  # only if this was cancelled
+            while self._context.close_one():  # work is left only if this task was cancelled
                 pass
             for command, code, count in self._refusals.repeated():
                 log.info(

@@ -65,9 +65,9 @@ class Context:
         self.broker = broker
         self.answers = answers  # answers that equal requests share
         self.session = session
-        self.producers: dict[int, Producer] = {}  # those that are open
+        self.producers: dict[int, Producer] = {}  # the open producers
         self.consumers: dict[int, ConsumerHandle] = {}
-        self.watchers: dict[int, Callable[[], None]] = {}  # each ends one
+        self.watchers: dict[int, Callable[[], None]] = {}  # the call that ends each watcher
         self.published: set[int] = set()  # producers that published in the frame being read
         self.over = False  # the connection ends: nothing more is opened or carried out
         self.put = outbox.put  # sends a message
@@ -78,7 +78,7 @@ class Context:
         self.lacking_room = asyncio.Event()  # some consumers were refused room
         self._refused_room: set[int] = set()
         self._deleted: dict[tuple[str, int], TopicName] = {}  # see `remember_deleted`
-        self._closing: deque[Callable[[], None]] = deque()  # what `close_one` does next
+        self._closing: deque[Callable[[], None]] = deque()  # the calls that `close_one` makes next
         self._outbox = outbox
         self._transport = transport
         self._peer = peer

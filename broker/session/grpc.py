@@ -165,7 +165,7 @@ async def _policies(broker: Broker, asked: pb.TopicPoliciesRequest) -> pb.TopicP
     if located.broker != broker.me:
         return pb.TopicPoliciesReply(owner_url=located.broker.grpc_url)
     reply = pb.TopicPoliciesReply()
-    with suppress(TopicNotFound):  # then the namespace's policies apply
+    with suppress(TopicNotFound):  # for an absent topic the namespace's policies apply
         topic = await broker.stored_topic(name, create=False)
         if topic.deduplication.wanted:
             # The topic may not have carried out the newest policy yet. Until it has, the next owner

@@ -60,7 +60,7 @@ class ConnectionLimits:
 
     def __init__(self, connections_max: int = 0, per_address_max: int = 0) -> None:
         self.connections = 0
-        self.ended = 0  # so far
+        self.ended = 0  # the number of ended connections so far
         self.refused = 0
         self._connections_max = connections_max
         self._per_address_max = per_address_max
@@ -99,7 +99,8 @@ class Handshakes:
     def __init__(self, places: int = HANDSHAKES_MAX, *, fair_s: float = HANDSHAKE_FAIR_S) -> None:
         self._places = asyncio.Semaphore(places)
         self._fair_s = fair_s
-        self._running: dict[object, tuple[float, Callable[[], None]]] = {}  # since, how to end it
+        # The start time, and the call that ends it.
+        self._running: dict[object, tuple[float, Callable[[], None]]] = {}
         self._waiting = 0
         self._timer: asyncio.TimerHandle | None = None  # None: no stream waits
 

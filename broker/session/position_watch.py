@@ -119,7 +119,7 @@ class _Watch:
         # By place in the request:
         self._changed: dict[int, None] = dict.fromkeys(range(len(self._topics)))
         self._looks: dict[int, asyncio.Task[None]] = {}
-        self._found: dict[int, pb.TopicPlan] = {}  # to be sent; not of an open topic
+        self._found: dict[int, pb.TopicPlan] = {}  # the plans to be sent; none of an open topic
         self._woken = asyncio.Event()
         self._ended = False
 

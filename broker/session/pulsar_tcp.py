@@ -54,11 +54,11 @@ class PulsarTcpStream(asyncio.Protocol):
         self._frame_bytes_max = frame_bytes_max
         self._limit = HANDSHAKE_BYTES_MAX  # until the client is connected
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport  # from `connection_made` on
+        self._transport: asyncio.Transport  # set from `connection_made` on
         self._closed: StreamClosed | None = None  # None: open
         self._lost = asyncio.Event()  # the connection is gone
         # Receiving.
-        self._data: bytes | bytearray = b""  # what no `receive` has returned yet
+        self._data: bytes | bytearray = b""  # the bytes that no `receive` has returned yet
         self._wanted = _TOTAL.size  # the size from which on `_data` may begin with a whole frame
         self._eof = False  # the peer sends no more data
         self._receiver: asyncio.Future[None] | None = None  # None: no task waits in `receive`
@@ -225,7 +225,8 @@ class PulsarServer:
         self._handle = handle
         self._frame_bytes_max = frame_bytes_max
         self._server: asyncio.Server | None = None
-        self._streams: dict[PulsarTcpStream, asyncio.Task[None]] = {}  # and its handler
+        # Each stream, and the task of its handler.
+        self._streams: dict[PulsarTcpStream, asyncio.Task[None]] = {}
 
     @property
     def connection_count(self) -> int:

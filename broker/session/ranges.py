@@ -36,8 +36,8 @@ class LedgerRange:
     ledger: int
     first: int
     last: int
-    first_index: int  # of the ledger's first message
-    bytes: int  # of stored entries; for the open ledger, of the entries that were sent to it
+    first_index: int  # the index of the ledger's first message
+    bytes: int  # the stored bytes; for the open ledger, the bytes that were sent to it
     sealed: bool  # it takes no more entries
 
 

@@ -34,8 +34,8 @@ PASSING: Final = frozenset(
 class Refusals:
     def __init__(self) -> None:
         # Both are bounded: by the commands of the protocol, and by its error codes.
-        self._in_row: dict[int, int] = {}  # by command
-        self._counts: Counter[tuple[int, int]] = Counter()  # by command and code
+        self._in_row: dict[int, int] = {}  # keyed by command
+        self._counts: Counter[tuple[int, int]] = Counter()  # keyed by command and code
 
     def on_refused(self, command: int, code: int) -> tuple[float, bool]:
         """A request of this type is refused. Returns after how many seconds to answer it, and

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 PROTOCOL_VERSION: Final = 21
-BROKER_METADATA_SINCE: Final = 18  # of Pulsar's protocol versions
+BROKER_METADATA_SINCE: Final = 18  # the Pulsar protocol version that introduced broker metadata
 KEEPALIVE_S: Final = (
     30.0  # Pulsar's keepAliveIntervalSeconds; a silent client is disconnected after two of them
 )
@@ -166,7 +166,7 @@ class Close:
     """End the connection; `reason` is for the log."""
 
     reason: str
-    last_command: bytes = b""  # to be sent first; b"": none
+    last_command: bytes = b""  # the command to send first; b"": none
 
 
 Action = Send | Decline | Carry | Start | Confirm | Close
@@ -189,13 +189,14 @@ class Session:
     began_at: float
     server_version: str
     max_message_bytes: int
-    rules: Mapping[int, Rule | Unsupported]  # for every type of command
+    rules: Mapping[int, Rule | Unsupported]  # the rule of every type of command
     authenticator: Authenticator
     phase: Phase = Phase.CONNECTING
-    protocol_version: int = 0  # of both sides; 0: CONNECT has not come
+    protocol_version: int = 0  # the lower version of both sides; 0: CONNECT has not come
     client_version: str = ""
-    supports_partial_producer: bool = False  # for statistics
-    wants_broker_metadata: bool = False  # in front of the entries that are delivered to it
+    supports_partial_producer: bool = False  # only statistics show it
+    # Whether delivered entries begin with the broker's metadata.
+    wants_broker_metadata: bool = False
     role: str = ""
     grants: Grants | None = None  # None: not connected
     producers: dict[int, ResourceState] = field(default_factory=dict)
@@ -320,7 +321,8 @@ class Session:
     # ---- the handshake ---------------------------------------------------------------------------
 
     def _handshake(self, command: Command) -> list[Action]:
-        if command.type == Type.PING:  # of another broker (ownership/liveness.py)
+        # Another broker sends PINGs without CONNECT (ownership/liveness.py).
+        if command.type == Type.PING:
             return [Send(reply.PONG)]
         rule = self.rules[command.type]
         if type(rule) is not Rule or rule.admission is not _HANDSHAKE[self.phase]:

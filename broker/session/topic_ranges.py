@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
     from magnetar.broker.log.chain import Chain
 
-TOPICS_MAX: Final = 1_000  # of one request
-NAMESPACES_MAX: Final = 100  # of one request
+TOPICS_MAX: Final = 1_000  # the topics of one request
+NAMESPACES_MAX: Final = 100  # the namespaces of one request
 FOUND_MAX: Final = 100_000  # topics of one answer: their names fit into a frame
 COPIES_MAX: Final = 1_000  # ledgers of one request: each costs a read of its metadata
 CONCURRENT_MAX: Final = 32  # topics of one request that are being opened
 HOLDS_MAX: Final = 10_000  # holds whose query a broker remembers; the least recently used one goes
-NAME_CHARACTERS_MAX: Final = 256  # of a subscription or a query
+NAME_CHARACTERS_MAX: Final = 256  # the characters of the name of a subscription or a query
 # How far the clock of a query may be ahead of the broker's. Without a limit, a query with a wrong
 # clock would fence all later ones.
 CLOCK_SKEW_MS_MAX: Final = 60_000
@@ -60,7 +60,7 @@ class TopicRanges:
             name = stored_name(text)
             try:
                 count = await broker.partitions_of(name, create=False)
-            except (TopicNotFound, ReservedName):  # of a partition: there are fewer
+            except (TopicNotFound, ReservedName):  # the topic has fewer partitions
                 reply.missing.append(text)
                 continue
             require_few("topics in the answer", len(reply.topics) + count, FOUND_MAX)

@@ -103,7 +103,8 @@ class _Watch:
         namespaces = dict.fromkeys(map(NamespaceName.parse, asked.namespaces))
         self._named = [_Named(broker, name, self._wake) for name in names]
         self._lists = [_List(namespace, self._change) for namespace in namespaces]
-        self._count: Counter[str] = Counter()  # of `_named` that a topic or partition belongs to
+        # The number of names in `_named` that a topic or partition belongs to.
+        self._count: Counter[str] = Counter()
         self._total = 0  # topics that exist
         # What the client does not know yet. It knows the topics in `_gone`, not those in `_added`.
         self._added: dict[str, None] = {}
@@ -204,7 +205,7 @@ class _Named:
         count = await self._count()
         if not count and self._unwatch_record is None:
             self._unwatch_record = self._broker.watch_record(self._name, self._note)
-            count = await self._count()  # of what happened before the watch
+            count = await self._count()  # the count includes the changes before the watch
         elif count and self._unwatch_record is not None:
             self._unwatch_record()
             self._unwatch_record = None
@@ -224,7 +225,7 @@ class _Named:
         """None: the topic does not exist."""
         try:
             return await self._broker.stored_partitions_of(self._name)
-        except (TopicNotFound, ReservedName):  # of a partition: there are fewer
+        except (TopicNotFound, ReservedName):  # the topic has fewer partitions
             return None
         except IsPartitioned as error:  # it was created while the metadata was read
             return error.partitions

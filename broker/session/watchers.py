@@ -48,7 +48,7 @@ class _Watcher:
         first = await texts_of(await matching(pattern, shown, broker.turns), broker.turns)
         first.sort()
         self._matched = dict.fromkeys(first)
-        asyncio.get_running_loop().call_soon(self._catch_up)  # after the answer
+        asyncio.get_running_loop().call_soon(self._catch_up)  # the catch-up follows the answer
         return first
 
     def end(self) -> None:
@@ -76,7 +76,7 @@ class _Watcher:
             for name in part_removed:
                 matched.pop(name, None)
             matched.update(dict.fromkeys(sorted(part_added)))
-            digest = hash_of(matched)  # of the list that the client has after this part
+            digest = hash_of(matched)  # the hash of the list that the client has after this part
             self._context.put_control(
                 reply.topic_update(self._watcher_id, part_added, part_removed, digest)
             )

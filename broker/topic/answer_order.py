@@ -33,7 +33,7 @@ class AnswerOrder:
     def __init__(self) -> None:
         self.waiting = 0  # entries that are decided, and wait for those before them
         self._appended = 0  # entries that the log took
-        self._known = 0  # of these, in the log
+        self._known = 0  # those of these entries that are known to be in the log
         self._queue: deque[_Waiting] = deque()
 
     @property

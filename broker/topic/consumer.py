@@ -56,7 +56,7 @@ class ConsumerHandle:
         self.events = events
         self.attached = True
         self.active: bool | None = (
-            None  # what its client was told; None: the type has no active one
+            None  # the state that its client was told; None: the type has no active consumer
         )
         self.epoch = request.consumer_epoch  # deliveries carry it; None: they carry none
         self.machine = Consumer(
@@ -70,8 +70,8 @@ class ConsumerHandle:
         )
         self._told_end = False
         self.activity = Activity()
-        self.acks = Meter(now)  # of messages
-        self._acked = 0  # those in `acks`
+        self.acks = Meter(now)  # the acknowledged messages
+        self._acked = 0  # the messages that `acks` has counted
         self._now_ms = now_ms
         self.meter = Meter(now)
         self.redelivered = Meter(now)

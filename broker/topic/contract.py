@@ -104,11 +104,13 @@ class SubscribeRequest:
     consumer_name: str = ""
     durable: bool = True
     initial_position: InitialPosition = InitialPosition.LATEST
-    start: Position | None = None  # of a non-durable one; None: as `initial_position` says
+    # The start of a non-durable subscription; None: as `initial_position` says.
+    start: Position | None = None
     start_rollback_s: int = 0  # a new subscription begins this long ago, by publish time; 0: off
     priority: int = 0  # lower is served first
     key_shared: KeySharedPolicy | None = None  # None: the client sent none
-    consumer_epoch: int | None = None  # of its last redelivery request; None: it sends no epochs
+    # The epoch of its last redelivery request; None: it sends no epochs.
+    consumer_epoch: int | None = None
     read_compacted: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     subscription_properties: Mapping[str, str] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class LastMessage:
     """The answer to GET_LAST_MESSAGE_ID."""
 
     position: Position  # EARLIEST: the topic is empty
-    batch_index: int  # of the last message; -1: the entry is not a batch
+    batch_index: int  # the index of the last message; -1: the entry is not a batch
     mark_delete: Position
     partition: int = -1  # as in the ids of delivered messages; -1: the topic is no partition
 

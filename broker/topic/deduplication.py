@@ -82,7 +82,7 @@ class Deduplication:
         self._policies = policies
         self._clock = clock
         self._config = config
-        self._entries = 0  # since the last snapshot
+        self._entries = 0  # the number of entries since the last snapshot
         self._bytes = 0
         self._noted_at = asyncio.get_running_loop().time()
         self._switching: asyncio.Lock | None = None  # None: no switch was needed yet

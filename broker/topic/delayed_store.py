@@ -335,7 +335,7 @@ class DelayedStore:
             return False
         for (run, name), payload in zip(batch, payloads, strict=True):
             self._size[appender.ledger] += len(payload)
-            if self._queue.pop(run, None) is not None:  # else it was dropped meanwhile
+            if self._queue.pop(run, None) is not None:  # otherwise the run was dropped meanwhile
                 self._stored[run] = _Stored(name, appender.ledger, len(payload))
                 self._live[appender.ledger] += len(payload)
         return True

@@ -50,7 +50,7 @@ class _ChunkedMessage:
 
     uuid: str
     passed: int  # the highest chunk that was let through
-    publish: Publish | None  # with that chunk; None: its outcome is known
+    publish: Publish | None  # the publish with that chunk; None: its outcome is known
     stored: int = -1  # the highest chunk that is stored
 
     @property
@@ -63,7 +63,7 @@ class _ChunkedMessage:
 class _Progress:
     """The entries of a producer that are in flight to the log."""
 
-    name_field: bytes  # of the producer, as in the metadata of its entries
+    name_field: bytes  # the encoded name of the producer, as in the metadata of its entries
     # What was let through, wholly or in part: its highest sequence id, and the publish.
     passed: deque[tuple[int, Publish]] = field(default_factory=deque)
     chunked: _ChunkedMessage | None = None
@@ -127,7 +127,7 @@ class DuplicatesStage:
                 elif progress is not None:
                     _on_chunk_stored(progress, view.chunk)
         else:
-            stored = max(stored, sends.sequence_ids[stop - 1])  # they rise
+            stored = max(stored, sends.sequence_ids[stop - 1])  # the sequence ids of a run rise
         sequences.put(name, stored, at, ms)
         if progress is not None:
             progress.prune()

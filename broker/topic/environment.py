@@ -42,9 +42,10 @@ class TopicEnvironment:
     message_bytes_max: int = MESSAGE_BYTES_MAX
     strict_delays: bool = False
     fixed_delay_look_ahead: int = 0  # see DelayPolicy
-    latency: LatencyHistogram | None = None  # how long publishes wait; None: of each topic
-    budget: PublishBudget | None = None  # of bytes held for producers; None: of each topic
+    latency: LatencyHistogram | None = None  # the wait of publishes; None: each topic has its own
+    # The bytes held for producers; None: each topic has its own.
+    budget: PublishBudget | None = None
     deduplication: DeduplicationConfig | None = None
     failover: FailoverRules = FAILOVER_DEFAULTS
     key_shared: KeySharedSettings | None = None
-    turns: Turns = field(default_factory=Turns)  # for long computations
+    turns: Turns = field(default_factory=Turns)  # the turns of long computations

@@ -35,12 +35,12 @@ class Snapshot:
     rate: str = ""  # the dispatch rate that a read waits for; "": none
     rate_wait_s: float = 0.0
     unconfirmed: int = 0  # entries that are published and not durable yet
-    log_trouble: str = ""  # why: which bookies failed
+    log_trouble: str = ""  # the reason: the bookies that failed
     budget_waiting: int = 0  # connections that wait before they may publish
     budget_used: int = 0  # bytes
     budget_max: int = 0
     metadata_session: str = ""  # its state, if it is not connected
-    quarantine: str = ""  # why the topic is refused; "": it is served
+    quarantine: str = ""  # the reason why the topic is refused; "": it is served
     quarantine_s: float = 0.0
 
 

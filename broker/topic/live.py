@@ -111,7 +111,7 @@ class NonPersistentTopic:
             ]
         )
         self._removed = (0, 0)  # delivered by subscriptions that are gone
-        self._dropped = 0  # by producers and subscriptions that are gone
+        self._dropped = 0  # messages dropped by producers and subscriptions that are gone
         self._idle_timer: asyncio.TimerHandle | None = None  # None: the topic is in use
         self._unfollow = policies.subscribe(self._apply_policies)
         self._apply_policies()

@@ -30,7 +30,7 @@ class Meter:
     __slots__ = ("_at", "_born", "_recent_bytes", "_recent_messages", "bytes", "messages")
 
     def __init__(self, now: float) -> None:
-        self.messages = 0  # in all
+        self.messages = 0  # the number of messages since the start
         self.bytes = 0
         self._born = now
         self._at = now

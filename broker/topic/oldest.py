@@ -23,8 +23,8 @@ class Oldest:
     """Times of one entry, in milliseconds."""
 
     position: Position
-    published_ms: int  # as the client says
-    appended_ms: int  # by the clock of the broker
+    published_ms: int  # the time that the client sent
+    appended_ms: int  # the time of the broker's clock
 
 
 class OldestUnacked:

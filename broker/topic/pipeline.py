@@ -159,8 +159,9 @@ class Held:
     """A publish on which a stage has yet to decide."""
 
     publish: Publish
-    stage: int = 0  # which one
-    until: Publish | Gate | None = None  # what is waited for; None: only its turn
+    stage: int = 0  # the index of the stage
+    # The publish or gate that it waits for; None: only its turn.
+    until: Publish | Gate | None = None
 
     @property
     def ready(self) -> bool:

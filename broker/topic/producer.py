@@ -51,7 +51,7 @@ AHEAD_LOOK_S: Final = 0.25
 
 
 class ProducerState(Enum):
-    WAITING = "waiting"  # for exclusive access; takes nothing yet
+    WAITING = "waiting"  # the producer waits for exclusive access; it takes nothing yet
     OPEN = "open"
     CLOSING = "closing"  # takes nothing more, still gives receipts
     CLOSED = "closed"
@@ -97,7 +97,7 @@ class ProducerHandle:
         self._exceeds_rate = exceeds_rate
         self._order = AnswerOrder()
         self._held: deque[Decided | Held] = deque()
-        self._held_bytes = 0  # as the budget of the broker counts them
+        self._held_bytes = 0  # the bytes that the broker's budget counts
         self._refused: set[type[Exception]] = set()  # kinds of errors that are in the log
         self._drained = asyncio.Event()
         self._released = asyncio.Event()
@@ -127,7 +127,7 @@ class ProducerHandle:
             self._held.append(Held(publish))
         else:
             self._decide(publish, 0, now)
-            if self._held:  # what it waits for may be known already
+            if self._held:  # the outcome that it waits for may be known already
                 self.resume(now)
         self._count_held()
 

@@ -97,8 +97,8 @@ class ProducerAdmission:
         spawn: Callable[[Coroutine[None, None, None]], object],
     ) -> None:
         self.connected: dict[str, ProducerHandle] = {}
-        self.waiting: dict[str, ProducerHandle] = {}  # in FIFO order
-        self.holding: dict[ProducerHandle, None] = {}  # those that hold publishes
+        self.waiting: dict[str, ProducerHandle] = {}  # the waiting producers in FIFO order
+        self.holding: dict[ProducerHandle, None] = {}  # the producers that hold publishes
         self._topic = topic
         self._log = topic_log
         self._pipeline = pipeline
@@ -287,7 +287,7 @@ class ProducerAdmission:
         if self.waiting and not self.connected:
             name, first = next(iter(self.waiting.items()))
             del self.waiting[name]
-            self.connected[name] = first  # from here on it is in the way of others
+            self.connected[name] = first  # the first producer blocks others from now on
             self._spawn(self._promote(first))
 
     async def _promote(self, handle: ProducerHandle) -> None:

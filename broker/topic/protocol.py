@@ -46,7 +46,7 @@ class Producer(Protocol):
     def events(self) -> ProducerEvents: ...
 
     @property
-    def is_waiting(self) -> bool: ...  # for exclusive access
+    def is_waiting(self) -> bool: ...  # whether it waits for exclusive access
 
     def publish(self, sends: SendRun, now: float) -> None:
         """Take what the client sent. The outcome comes by the events."""

@@ -97,7 +97,7 @@ class ReadLoop:
         skip: Callable[[LostRange], None],
     ) -> None:
         """`skip` acknowledges entries that are lost permanently."""
-        self.failure: LogError | None = None  # of the read that the loop tries again
+        self.failure: LogError | None = None  # the failure of the read that the loop tries again
         self._log = topic_log
         self._ahead = ReadAhead(topic_log, spawn)
         self._topic = topic

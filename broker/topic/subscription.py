@@ -191,7 +191,7 @@ class Subscription:
         self._failover = failover
         self._key_shared = key_shared or KeySharedSettings()
         self._joined = 0  # consumers so far; the join number of the next one
-        self._type = SubscriptionType.EXCLUSIVE  # of the dispatcher
+        self._type = SubscriptionType.EXCLUSIVE  # the type of the dispatcher
         self._dispatcher: Dispatcher | None = None  # None: no consumer since the start or a seek
         # The time when the timer is due, and its handle. uvloop returns a handle without a time for
         # a timer that is due within half a millisecond. None: the dispatcher needs no timer.
@@ -218,7 +218,7 @@ class Subscription:
         self.last_expire_ms = 0  # 0: never
         self._expired = Meter(now)
         self._now_ms = now_ms
-        self._activity = Activity()  # of the consumers that have left
+        self._activity = Activity()  # the activity of the consumers that have left
         self._mark = cursor.mark_delete
         self._mark_moved_ms = 0  # 0: not on this broker
         self._left_s = now  # when the last consumer left, or the topic was opened
@@ -671,7 +671,7 @@ class Subscription:
         rate, unconfirmed = reads.exhausted, self._log.pending_appends
         reasons = None if machine is None else tuple(machine.explain(self._loop.time()))
         if reasons is None or any(it.why is Why.NOTHING_TO_READ for it in reasons):
-            rate = None  # there is nothing to wait for
+            rate = None  # no delivery waits for the rate
         return Snapshot(
             self.state,
             reasons,

@@ -655,7 +655,7 @@ class PersistentTopic:
         self._require_open()
         if self.log.terminated is None:
             for handle in self.producers.values():
-                handle.stop_taking()  # their clients send again what comes from here on
+                handle.stop_taking()  # their clients send all later publishes again
             try:
                 await self.log.terminate()
             finally:
@@ -805,7 +805,7 @@ class PersistentTopic:
         if not force and (self.producers or consumers):
             raise TopicInUse(str(self.name), len(self.producers), len(consumers))
         producers = [client_key("producer", name) for name in self.producers]
-        self.state = TopicState.CLOSED  # what fails from now on is no failure of the topic
+        self.state = TopicState.CLOSED  # later failures are no failure of the topic
         self._disconnect(CloseReason.DELETED, CloseReason.DELETED)
         return frozenset((*producers, *consumers))
 

@@ -43,7 +43,7 @@ class Acknowledger:
         may request messages again."""
         self._owner = owner
         self._on_caught_up = on_caught_up
-        self._warned = False  # that too many are pending
+        self._warned = False  # whether the log warned that too many are pending
         self._topic = owner.topic
         self._tracker = tracker
         self._loop = asyncio.get_running_loop()

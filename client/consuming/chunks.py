@@ -38,7 +38,7 @@ class Assembled:
     """All chunks have arrived. `keys`: all entries of the message, the last chunk at the end."""
 
     keys: tuple[Key, ...]
-    first: Key  # of chunk 0
+    first: Key  # the key of chunk 0
     payload: bytes
 
 
@@ -57,7 +57,7 @@ class _Begun:
     """A message of which some chunks have arrived."""
 
     chunk: Chunk
-    keys: dict[Key, None] = field(default_factory=dict)  # in the order of their arrival
+    keys: dict[Key, None] = field(default_factory=dict)  # the keys in the order of their arrival
     last: Key | None = None  # the newest of them
     pieces: list[bytes] = field(default_factory=list)
     first: Key = (-1, -1)
@@ -77,7 +77,7 @@ class ChunkBuffer:
         self._messages_max = messages_max or 2**31
         self._expire_s = expire_s
         self._acknowledge_oldest = acknowledge_oldest
-        self._begun: dict[str, _Begun] = {}  # by uuid, the oldest first
+        self._begun: dict[str, _Begun] = {}  # keyed by uuid, the oldest first
         # uuid -> the latest arrival of a chunk, the earliest first
         self._heard_at: dict[str, float] = {}
         self._bytes = 0

@@ -53,7 +53,8 @@ class LetterSchemas:
         self._parts = parts
         self._decoder = decoder
         self._versions: dict[Key, bytes] = {}
-        self._generation = 0  # of the decoder: in the next one, numbers may be other schemas
+        # The decoder's generation: in the next one, numbers may be other schemas.
+        self._generation = 0
 
     async def first(self, original: Message) -> StoredSchema | None:
         """Return the schema with which to create the letters' producer. None: without one.

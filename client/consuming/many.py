@@ -46,9 +46,9 @@ log = get_logger(__name__)
 class ManyOptions:
     """Options of a consumer that matter only with several topics."""
 
-    total_messages_max: int = 50_000  # in its queue
+    total_messages_max: int = 50_000  # the limit of its queue
     regex_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
-    period_s: float = 60.0  # between two looks for new topics
+    period_s: float = 60.0  # the pause between two looks for new topics
 
 
 DEFAULT_MANY: Final = ManyOptions()
@@ -101,7 +101,7 @@ class ManySubscriber:
         self._parts = parts
         self._letters = letters
         self._paused = False
-        self._past = ConsumerStatistics()  # of topics that the consumer has left
+        self._past = ConsumerStatistics()  # the statistics of topics that the consumer has left
         self._children: dict[str, Subscriber] = {}
         self._wanted: set[str] = set()  # the topics that the source reports
         self._failed: dict[str, PulsarException] = {}  # wanted topics that could not be joined

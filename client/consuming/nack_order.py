@@ -26,7 +26,7 @@ class NackOrder:
     """The guarded keys. An instance is false if no key is guarded."""
 
     def __init__(self) -> None:
-        self._guards: dict[int, tuple[str, Place]] = {}  # by number
+        self._guards: dict[int, tuple[str, Place]] = {}  # keyed by number
         self._count = 0
 
     def __bool__(self) -> bool:

@@ -59,7 +59,7 @@ class RetrySubscriber:
         self._times_max = main.subscription.dead_letters.max_redeliver_count
         self._retry_letters = retry_letters
         self._dead_letters = dead_letters
-        self._letters_sent = ConsumerStatistics()  # only the counts of letters
+        self._letters_sent = ConsumerStatistics()  # has only the counts of letters
         self._parts = parts
 
     async def open(self) -> None:

@@ -68,7 +68,8 @@ class Steps(ThreadBridge[Step]):
     ) -> None:
         super().__init__(loop, self._carry_out)
         self._do = carry_out
-        self._yielding: deque[threading.Lock] = deque()  # of threads that let the loop run
+        # The locks of threads that let the loop run.
+        self._yielding: deque[threading.Lock] = deque()
 
     def on_taken(self, message: Message) -> bool:
         """The program took a message. Returns whether it is the first of another delivery than the

@@ -138,7 +138,8 @@ class Subscriber:
             times = subscription.dead_letters.max_redeliver_count
             self._dead_letters = DeadLetters(times, dead_letter_producer, self, parts)
         self._dead_letter_producer = dead_letter_producer
-        self._uncompressed_bytes_max = UNCOMPRESSED_BYTES_MAX  # of an entry; follows the broker's
+        # The limit of an entry; it follows the broker's limit.
+        self._uncompressed_bytes_max = UNCOMPRESSED_BYTES_MAX
         self._paused = False
         self.stats = ConsumerStatistics()
         self._start: Start | None = None  # None: the broker knows where to begin
@@ -146,11 +147,11 @@ class Subscriber:
             self._start = Start(subscription.start, subscription.inclusive)
         self._generation = (
             queue.generation
-        )  # of the queue; messages of an older generation do not count
+        )  # the generation of the queue; messages of an older generation do not count
         self._epoch = 0  # counts requests to redeliver everything; older deliveries are stale
         self._seek_turn = asyncio.Lock()  # held: a seek is in progress, its outcome unknown
         self._seeking = False  # the seek was sent; the broker has not closed the consumer yet
-        self._active: bool | None = None  # as the broker said; None: not attached, or not said
+        self._active: bool | None = None  # the broker's word; None: not attached, or not said
         # The last entry that the client dropped since the queue was cleared: the user gets nothing
         # of it.
         self._dropped: Key = (-1, -1)
@@ -211,7 +212,7 @@ class Subscriber:
     def on_taken(self, runs: Sequence[Run]) -> None:
         """Count messages that the user took out of the queue."""
         messages = size = 0
-        last: Delivery | None = None  # whose last message was taken
+        last: Delivery | None = None  # the delivery whose last message was taken
         now, unacked = self._loop.time(), self._unacked
         for delivery, first, end in runs:
             if delivery.generation != self._generation:
@@ -445,7 +446,7 @@ class Subscriber:
         place = self._start if taken is None else Start(taken, inclusive=False)
         last, done = await self.last_message_id()
         if len(self._queue):
-            return True  # they came before the answer
+            return True  # the messages came before the answer
         if last.entry_id() < 0:
             return False  # the topic is empty
         if _key_of(last) <= self._dropped:
@@ -543,7 +544,7 @@ class Subscriber:
         if self._task is not None:
             self._task.cancel()
         self._queue.fail(self._failure)
-        if self._connection is not None:  # so that the broker redelivers the messages to others
+        if self._connection is not None:  # the broker then redelivers the messages to others
             _let_go(self._connection, self._consumer_id)
         self._detach(error)
         self._acks.close(error)

@@ -55,7 +55,7 @@ class Subscription:
     key_reader: CryptoKeyReader | None = None  # None: encrypted entries cannot be decrypted
     crypto_failure: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL
     decoder: Decoder | None = None  # None: the values of messages are their payloads
-    presents_schema: bool = True  # whether the broker is told of the decoder's schema
+    presents_schema: bool = True  # whether the broker gets the decoder's schema
 
     @property
     def schema(self) -> Schema | None:

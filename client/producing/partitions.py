@@ -71,7 +71,7 @@ class PartitionedPublisher:
                 await self._opened([self._first_partition()])
             elif self._options.access_mode == ProducerAccessMode.Shared:
                 await self._opened(range(len(self._publishers)))
-            else:  # in order, so that two producers that wait do not block each other
+            else:  # take them in order, so that two waiting producers do not block each other
                 for index in range(len(self._publishers)):
                     await self._opened([index])
         except BaseException:

@@ -26,11 +26,11 @@ class PendingEntry:
     """One entry without a receipt. Only sending it and reporting its outcome change it; the report
     empties it."""
 
-    sequence_id: int  # of its first message
-    highest_sequence_id: int  # of its last message
+    sequence_id: int  # the id of its first message
+    highest_sequence_id: int  # the id of its last message
     is_batch: bool
     parts: list[bytes]  # the encoded entry; empty after the report
-    dones: list[Done]  # for each message, or one for all; empty after the report
+    dones: list[Done]  # one call for each message, or one for all; empty after the report
     messages: int
     message_bytes: int
     due_at: float | None  # None: no time limit
@@ -38,7 +38,7 @@ class PendingEntry:
     reserved: int = -1  # -1: as many as `messages`
     is_chunk: bool = False
     sent_at: float = 0.0
-    was_sent: bool = False  # on any connection: it may be stored
+    was_sent: bool = False  # sent on some connection: it may be stored
 
     def __post_init__(self) -> None:
         if self.reserved < 0:

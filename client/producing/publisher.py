@@ -122,7 +122,7 @@ class Publisher:
         self._connection: Connection | None = None  # None: not attached
         self._producer_id = 0
         self._was_attached = False
-        self._moved = False  # to another cluster, since the last attachment
+        self._moved = False  # whether it moved to another cluster since the last attachment
         self._message_bytes_max = MESSAGE_BYTES_MAX
         self._failure: PulsarException | None = None  # None: the publisher accepts messages
         self._over = asyncio.Event()
@@ -213,7 +213,7 @@ class Publisher:
         Raises the first error of the messages whose outcome was unknown when the call began, or of
         messages refused since the last flush.
         """
-        if self._early:  # they become entries with the first attachment
+        if self._early:  # early messages become entries with the first attachment
             await self._attachment.wait_first()
         self.seal()
         refused, self._refused = self._refused, None
@@ -429,7 +429,8 @@ class Publisher:
 
     def _send(self, messages: list[OutgoingMessage], dones: list[Done], message_bytes: int) -> None:
         """Encode messages as one entry, append it to the queue, and send it if attached."""
-        if self._over.is_set() and self._failure is not None:  # by an entry before it
+        # An earlier entry ended the publisher.
+        if self._over.is_set() and self._failure is not None:
             self._refuse(dones, message_bytes, self._failure, messages=len(messages))
             return
         self._number(messages)

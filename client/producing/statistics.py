@@ -20,8 +20,8 @@ class ProducerStatistics:
 
     messages_sent: int = 0  # handed to the connection or to its queue
     entries_sent: int = 0  # a batch is one entry; a large message has one for each chunk
-    bytes_sent: int = 0  # of these entries, compressed and encrypted, with their metadata
-    messages_stored: int = 0  # with a receipt
+    bytes_sent: int = 0  # the bytes of these entries, compressed and encrypted, with their metadata
+    messages_stored: int = 0  # the messages with a receipt
     messages_failed: int = 0
     pending_messages: int = 0  # sent, without an outcome so far
     # Since the last call of get_stats that was at least a second earlier.

@@ -38,7 +38,7 @@ class ThreadLimit:
         """
         reserved = False
         try:
-            with self._lock:  # to take it through the condition costs ten times as much
+            with self._lock:  # a lock through the condition costs ten times as much
                 if not self._waiting and self._limit.maybe_reserve(size):
                     reserved = True
                     return None

@@ -40,7 +40,7 @@ _EMPTY: Final = ("null", "record", "fixed")
 class _Type:
     kind: str
     parts: list[_Type] = field(default_factory=list)  # fields, branches, or one kind of items
-    size: int = 0  # of a fixed type
+    size: int = 0  # the size of a fixed type
     is_decimal: bool = False
 
 

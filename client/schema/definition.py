@@ -30,8 +30,8 @@ class Field:
     is not a union with null. `required_default`: the schema has the default.
     """
 
-    kind: ClassVar[str] = ""  # in Avro
-    kinds: ClassVar[tuple[type, ...]] = ()  # of values
+    kind: ClassVar[str] = ""  # the name of the type in Avro
+    kinds: ClassVar[tuple[type, ...]] = ()  # the Python types of values
 
     def __init__(
         self, default: Any = None, required: bool = False, required_default: bool = False

@@ -82,7 +82,7 @@ class Attachment:
         self._attached = asyncio.Event()  # set also when it failed or was closed
         self._failure: PulsarException | None = None  # None: neither failed nor closed
         self._patient = False  # the broker has queued it: the first attachment has no time limit
-        self._limit: asyncio.Timeout | None = None  # of the attempt under way
+        self._limit: asyncio.Timeout | None = None  # the limit of the attempt under way
         self.trouble: PulsarException | None = None  # the last failure, until the core clears it
 
     async def wait_first(self) -> None:

@@ -147,7 +147,8 @@ class Connection:
         """`is_proxied`: the stream leads to a proxy, which connects to `broker`. `others` None: no
         other broker is asked about a silent one."""
         self.broker = broker
-        self.max_message_bytes = MESSAGE_BYTES_MAX  # of a message, batch or chunk that is sent
+        # The limit of a message, batch or chunk that is sent.
+        self.max_message_bytes = MESSAGE_BYTES_MAX
         # of a received message, batch or chunk
         self.uncompressed_bytes_max = UNCOMPRESSED_BYTES_MAX
         self._frame_bytes_max = COMMAND_FRAME_BYTES_MAX
@@ -155,7 +156,8 @@ class Connection:
         self.orders_negative_acks = False  # the broker knows NEGATIVE_ACK
         self.error: PulsarException | None = None  # why the session ended; None: it is not ended
         self.server_version = ""  # the broker's own name; "": it has not answered yet
-        self.protocol_version = 0  # of both sides; 0: the broker has not answered yet
+        # The lower version of both sides; 0: the broker has not answered yet.
+        self.protocol_version = 0
         self.watches_topics = False  # the broker knows WATCH_TOPIC_LIST
         self._credentials = credentials or NoCredentials()
         self._group: asyncio.TaskGroup

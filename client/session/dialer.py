@@ -37,8 +37,8 @@ class GrpcDialer:
     def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
         """`credentials`: those of TLS; None: the streams are not encrypted."""
         self._credentials = credentials
-        self._channels: set[aio.Channel] = set()  # of the streams that were not closed
-        self._opened = False  # at least one stream
+        self._channels: set[aio.Channel] = set()  # the channels of streams that are not closed
+        self._opened = False  # whether at least one stream was opened
 
     def open(self, broker: str, _: Purpose) -> FrameStream:
         channel = open_channel(host_and_port(broker), self._credentials, own_connection=True)
@@ -77,7 +77,7 @@ class _StreamOfChannel:
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None
-        if channel is None:  # to close the channel now would break the goodbye of the other call
+        if channel is None:  # a close of the channel now would break the goodbye of the other call
             return
         try:
             await self._not_closed().close()

@@ -23,7 +23,7 @@ log = get_logger(__name__)
 class Purpose(Enum):
     """The purpose of a session. With one session each, deliveries do not delay receipts."""
 
-    PUBLISH = "publish"  # and lookups
+    PUBLISH = "publish"  # publishes and lookups
     CONSUME = "consume"
 
 

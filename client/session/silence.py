@@ -55,7 +55,7 @@ class Silence:
         self._ping_after_s = ping_after_s
         self._answer_s = ask_after_s - ping_after_s
         self._heard_at = now
-        self._pinged = False  # since the broker was last heard
+        self._pinged = False  # whether it sent a PING since the broker was last heard
         self._timer_at = now + ping_after_s
         self._again_s = ASK_AGAIN_S_FIRST
 

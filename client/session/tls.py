@@ -86,7 +86,7 @@ def _refuse_encrypted_key(path: str) -> None:
     """Raise InvalidConfiguration for a private key with a password. OpenSSL would ask for it on the
     terminal, and the program would hang."""
     key = _read("tls_private_key_file_path", path) or b""
-    if b"ENCRYPTED" in key:  # in the first line of PKCS 8, or in the header of the older form
+    if b"ENCRYPTED" in key:  # PKCS 8 has the word in the first line, the older form in the header
         raise InvalidConfiguration(
             f"tls_private_key_file_path: the key {path} is encrypted; give one without a password"
         )

@@ -25,7 +25,7 @@ class TopicWatch:
     def __init__(self, connection: Connection, watcher_id: int) -> None:
         self._connection = connection
         self._watcher_id = watcher_id
-        self._new: dict[str, None] = {}  # in the order of the announcements
+        self._new: dict[str, None] = {}  # new topics in the order of the announcements
         self._gone: dict[str, None] = {}
         self._changed = asyncio.Event()
         self._error: PulsarException | None = None  # why the watch ended; None: it has not

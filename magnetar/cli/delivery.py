@@ -18,7 +18,7 @@ from magnetar.cli.admin import (
 )
 from magnetar.cli.output import print_json, print_table
 
-PAGE_ENTRIES_MAX: Final = 100  # of one request; the broker refuses more
+PAGE_ENTRIES_MAX: Final = 100  # the entries of one request; the broker refuses more
 
 Subscription = Annotated[str, typer.Argument(help="name of the subscription")]
 

@@ -94,7 +94,7 @@ def _values_named() -> Iterator[None]:
 
 def _explained(error: typer.BadParameter) -> str:
     """The value that was given, then Pydantic's message without its standard phrases."""
-    from pydantic import ValidationError  # only here: the import takes a while
+    from pydantic import ValidationError  # a local import: it takes a while
 
     cause = error.__cause__
     if not isinstance(cause, ValidationError):

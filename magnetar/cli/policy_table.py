@@ -25,11 +25,11 @@ _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800
 class Flag:
     """One option of a `set-` command."""
 
-    key: str  # of the JSON body; "": the value is the body
+    key: str  # the key in the JSON body; "": the value is the body
     names: tuple[str, ...]
     text: str
     kind: Any = int
-    value: Callable[[Any], Any] = lambda given: given  # what is sent for what was given
+    value: Callable[[Any], Any] = lambda given: given  # the sent value of a given one
     default: Any = ...  # `...`: the option is required; None: the key is left out
 
 
@@ -44,7 +44,7 @@ class PolicyCommands:
     flags: tuple[Flag, ...] = ()
     topic_flags: tuple[Flag, ...] = ()  # (): the same
     topic_name: str = ""  # "": the same
-    parameter: str = ""  # of a topic's path that carries the value; "": the body does
+    parameter: str = ""  # the parameter of a topic's path that carries the value; "": the body does
 
 
 def size(text: str) -> int:

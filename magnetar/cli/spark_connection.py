@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Connection = dict[str, str]
 """The options `service.url` and `pulsar.client.*`."""
 
-PARAMETER: Final = "connection"  # of a command; the options take its place
+PARAMETER: Final = "connection"  # the parameter of a command; the options take its place
 
 
 def connects(command: Callable[..., None]) -> Callable[..., None]:

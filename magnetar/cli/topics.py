@@ -27,7 +27,7 @@ from magnetar.protos.errors import InvalidNamespaceName
 from magnetar.protos.names import DEFAULT_NAMESPACE, NamespaceName
 
 PEEK_MAX: Final = 1_000  # a request for each entry
-RANGES_PRINTED: Final = 5  # of each cursor; --json prints all
+RANGES_PRINTED: Final = 5  # the ranges of each cursor; --json prints all
 
 Namespace = Annotated[str, typer.Argument(help="as tenant/namespace")]
 Partitions = Annotated[int, typer.Option("--partitions", "-p", min=1, help="number of partitions")]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAMESPACE: Final = "public/exact"
 TOPIC: Final = f"persistent://{NAMESPACE}/delays-by-hour"
-TIME_ZONE: Final = "America/New_York"  # of the airports
+TIME_ZONE: Final = "America/New_York"  # the time zone of the airports
 BATCHES: Final = 3
 # A batch of the producer holds 1,000 flights of all carriers, by carrier: so much of the order is
 # lost. Three times that many flights are three days of the year, and more of a slice of it.

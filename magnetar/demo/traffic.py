@@ -79,7 +79,7 @@ class Traffic:
         self.acknowledged = 0  # flights, each counted once
         self.deliveries = 0  # acknowledged messages, redelivered ones included
         self.by_consumer = [0] * CONSUMERS
-        self.failure: BaseException | None = None  # of a thread. None: no thread failed
+        self.failure: BaseException | None = None  # the error of a thread. None: no thread failed
 
     @property
     def duplicates(self) -> int:

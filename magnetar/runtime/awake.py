@@ -20,7 +20,7 @@ class Awake:
     """`run` must be running."""
 
     def __init__(self) -> None:
-        self.stalled_s = 0.0  # in all
+        self.stalled_s = 0.0  # the sum of all stalls
 
     async def run(self) -> None:
         """Measure until cancelled."""

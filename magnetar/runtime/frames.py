@@ -309,7 +309,7 @@ class GroupSize:
 
     def __init__(self) -> None:
         self.items = GROUP_ITEMS_MIN
-        self._has_grown = False  # and no group of this size was full yet
+        self._has_grown = False  # False also means that no group of this size was full yet
         self._pause = 1  # groups, after the next short one
         self._pause_left = 0
 

@@ -81,7 +81,7 @@ class FullCollections:
     def __init__(self, blocks: int, made: int) -> None:
         """The process's blocks of memory after its start, and the garbage that it has made."""
         self._first_blocks = blocks
-        self._blocks = blocks  # after the last collection
+        self._blocks = blocks  # the count after the last collection
         self._made = made
 
     def reason(self, blocks: int, made: int) -> str:

@@ -104,7 +104,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
     ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
     ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
-    ("grpc.http2.bdp_probe", 0),  # otherwise the window grows
+    ("grpc.http2.bdp_probe", 0),  # a probe would grow the window
     ("grpc.so_reuseport", 0),  # otherwise a second server can listen on the same port
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # accept the clients' keep-alive
 ]
@@ -390,7 +390,7 @@ def encode_frame(parts: Sequence[Buffer]) -> bytes:
 def decode_frame(message: bytes) -> memoryview:
     """Return the frame inside a gRPC message, without a copy. Raises StreamClosed if malformed."""
     if not message:
-        return memoryview(message)  # how protobuf encodes an empty field
+        return memoryview(message)  # protobuf encodes an empty field like this
     size = 0
     for at in range(1, min(len(message), 6)):  # five bytes of length exceed any limit
         byte = message[at]

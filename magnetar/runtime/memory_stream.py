@@ -37,7 +37,7 @@ class MemoryStream:
             assert frame, "a frame is never empty"
             await self._outgoing.put(frame)
         except asyncio.CancelledError:
-            self.abort("cancelled by the peer")  # what a network would report
+            self.abort("cancelled by the peer")  # a network would report the same
             raise
         finally:
             self._sending = False

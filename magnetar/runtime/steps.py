@@ -50,7 +50,7 @@ class StepMeter:
 
     def __init__(self) -> None:
         self.kinds: dict[str, _Kind] = {}
-        self._cpu_s = 0.0  # as last read
+        self._cpu_s = 0.0  # the time at the last read
         self._read_at = float("-inf")  # wall time of that
 
     def begin(self) -> Began:
@@ -124,7 +124,7 @@ class _Figures:
     __slots__ = ("counts", "most", "total")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS_S) + 1)  # by bucket; the last one is unbounded
+        self.counts = [0] * (len(BOUNDS_S) + 1)  # indexed by bucket; the last one is unbounded
         self.total = 0.0
         self.most = 0.0
 

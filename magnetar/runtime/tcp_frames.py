@@ -73,7 +73,8 @@ on a handle that is closed, where asyncio raises an OSError."""
 
 _JOIN_PART_BYTES: Final = 4 << 10
 
-_FRAME_OVERHEAD_BYTES: Final = 256  # of a waiting frame in Python: its view and its place
+# The memory of a waiting frame in Python: its view and its place.
+_FRAME_OVERHEAD_BYTES: Final = 256
 _REASON_BYTES_MAX: Final = 1024
 _ACCEPT_BACKLOG: Final = 1024  # brokers that reconnect at the same moment
 _PORT_MAX: Final = 65_535
@@ -101,7 +102,7 @@ class TcpTimes:
     """How long the ends of a stream wait for each other."""
 
     connect_s: float = 5.0
-    close_s: float = 1.0  # for the peer to take what was sent and to close too
+    close_s: float = 1.0  # the peer's time to take the sent frames and to close too
     first_frame_s: float = 10.0  # a server ends a connection without a whole frame by then
     # A peer that vanished without a word (power cut, partition) is noticed after 12 to 16 s.
     beat_s: float = 4.0
@@ -129,7 +130,8 @@ class TcpFrameStream(asyncio.Protocol):
         self._end: tuple[str, bool] | None = None  # None: open
         self._lost = asyncio.Event()  # the connection is gone
         self._beat_timer: asyncio.TimerHandle | None = None
-        self._end_timer: asyncio.TimerHandle | None = None  # for the first frame, or for a close
+        # Ends the wait for the first frame, or a close.
+        self._end_timer: asyncio.TimerHandle | None = None
         # Receiving.
         self._frames: deque[memoryview] = deque()
         self._frames_bytes = 0
@@ -137,12 +139,12 @@ class TcpFrameStream(asyncio.Protocol):
         self._partial_wanted = 0  # its size when it is whole
         self._receiver: asyncio.Future[None] | None = None  # None: no task waits in `receive`
         self._reading_paused = False
-        self._heard = False  # since the last beat
+        self._heard = False  # whether bytes arrived since the last beat
         self._silent_beats = 0
         # Sending.
         self._sender: asyncio.Future[None] | None = None  # None: no task waits in `send`
         self._writing_paused = False
-        self._sent = False  # since the last beat
+        self._sent = False  # whether bytes were sent since the last beat
 
     # -- FrameStream -------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ class Cutter:
         self._next = first_sequence_id
         self._by_key = by_key
         self._open_bytes_max = open_bytes_max
-        self._open: dict[object, Entry] = {}  # by target, or by target and key
+        self._open: dict[object, Entry] = {}  # keyed by target, or by target and key
         self.open_bytes = 0
 
     def add(self, target: Target, message: OutgoingMessage, size: int, row: int) -> list[Entry]:

@@ -138,7 +138,7 @@ class Encoder:
         """`topic` None: the column __topic has it. `partition`: the task's number, for errors."""
         self._target = None if topic is None else Target(topic)
         self._partition = partition
-        self._targets: dict[str, Target] = {}  # by the text in the column
+        self._targets: dict[str, Target] = {}  # keyed by the text in the column
         self.rows = 0  # so far
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[Addressed]:

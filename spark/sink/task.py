@@ -83,7 +83,7 @@ class TaskWriter:
             by_key=options.batching is Batching.KEY,
             open_bytes_max=options.pending_bytes // 2,
         )
-        self._partitions: dict[str, list[Target]] = {}  # by topic; empty: it has none
+        self._partitions: dict[str, list[Target]] = {}  # keyed by topic; empty: it has none
         self._among: dict[Target, int] = {}  # of a partition: how many there are
         self._sends: dict[Target, _Send] = {}
         self._pending_bytes = 0  # without a receipt
@@ -92,7 +92,7 @@ class TaskWriter:
         self._failure: SparkError | None = None
         self._is_shut_down = False
         self.skipped = 0  # messages that an earlier attempt has stored
-        self.digests: dict[str, Digest] = {}  # by topic; with an identity only
+        self.digests: dict[str, Digest] = {}  # keyed by topic; with an identity only
 
     @property
     def rows(self) -> int:

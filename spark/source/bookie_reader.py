@@ -189,7 +189,7 @@ class _Bookies:
 
 # State of this process. Spark forks its workers before they load this module.
 
-_avoided_until_s: dict[str, float] = {}  # by address; as many as there are bookies
+_avoided_until_s: dict[str, float] = {}  # keyed by address; as many as there are bookies
 _starting = threading.Lock()
 _loops: list[asyncio.AbstractEventLoop] = []  # at most one
 

@@ -150,7 +150,7 @@ class Bounds:
     """Where to begin, or where to end, by topic."""
 
     default: Bound
-    topics: Mapping[str, Bound]  # by full name, that of a partition if the user named it
+    topics: Mapping[str, Bound]  # keyed by full name, that of a partition if the user named it
     text: str  # the option as given, for the checkpoint
 
     def of(self, topic: TopicName) -> Bound:

@@ -117,7 +117,7 @@ class Record:
     ) -> list[str]:
         found = []
         first: dict[int, float] = {}
-        newest: dict[int, int] = {}  # by key; by 0 if all messages have one order
+        newest: dict[int, int] = {}  # keyed by key; by 0 if all messages have one order
         for number, at in deliveries:
             if number in first:
                 alone = CONSUMERS[kind] == 1

@@ -51,8 +51,8 @@ class Result:
 
     kills: list[str] = field(default_factory=list)
     sent: int = 0
-    stored: dict[str, Counter[int]] = field(default_factory=dict)  # by topic
-    batches: dict[str, int] = field(default_factory=dict)  # by topic
+    stored: dict[str, Counter[int]] = field(default_factory=dict)  # keyed by topic
+    batches: dict[str, int] = field(default_factory=dict)  # keyed by topic
     failures: list[str] = field(default_factory=list)  # of drivers that were not killed
     seconds: float = 0.0
 

@@ -37,7 +37,7 @@ class Load:
         self._topics = [f"load-{number}" for number in range(topics)]
         self._lock = threading.Lock()
         self._acknowledged: dict[str, set[int]] = {topic: set() for topic in self._topics}
-        self._failed: Counter[str] = Counter()  # by result
+        self._failed: Counter[str] = Counter()  # keyed by result
         self._stop = threading.Event()
 
     def run(self) -> None:

@@ -55,7 +55,7 @@ class Replay:
         self.metadata = open_metadata(self.quorum, seats)
         self.writer = LedgerWriter(self.quorum, seats, limits=LIMITS, now=0.0)
         self.recoverers: dict[int, _Recoverer] = {}
-        self._sent: dict[tuple[int, int], writing.Parts] = {}  # by bookie, entry
+        self._sent: dict[tuple[int, int], writing.Parts] = {}  # keyed by bookie, entry
         self._acks: dict[tuple[int, int], None] = {}  # that the writer lacks yet
 
     def take(self, step: Step, after: State) -> None:
@@ -243,7 +243,7 @@ class _Recoverer:
         self.end: recovering.Close | None = None
         self._fences: set[int] = set()
         self._reads: dict[int, recovering.ReadRange] = {}
-        self._write_backs: dict[tuple[int, int], writing.Parts] = {}  # by bookie, entry
+        self._write_backs: dict[tuple[int, int], writing.Parts] = {}  # keyed by bookie, entry
         self._acks: dict[tuple[int, int], None] = {}
         self._spares_for: tuple[int, ...] = ()
         self._carry_out(self.machine.begin())

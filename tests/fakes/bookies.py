@@ -118,7 +118,7 @@ class FaultyStorage(MemoryStorage):
         super().__init__()
         self.syncs = 0
         self.batches: list[Sequence[Put]] = []
-        self.failing: dict[str, StorageFailed] = {}  # by operation: write, sync, read
+        self.failing: dict[str, StorageFailed] = {}  # keyed by operation: write, sync, read
 
     def write(self, puts: Sequence[Put]) -> None:
         self._maybe_fail("write")

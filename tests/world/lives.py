@@ -42,7 +42,7 @@ class Generation:
     receipted: dict[Message, Position] = field(default_factory=dict)  # -1:-1: a duplicate
     # messages with a receipt or a delivery
     seen: dict[Position, Message] = field(default_factory=dict)
-    sent_acks: dict[str, set[Position]] = field(default_factory=dict)  # by subscription
+    sent_acks: dict[str, set[Position]] = field(default_factory=dict)  # keyed by subscription
     answered: dict[str, set[Position]] = field(default_factory=dict)
     marks: dict[str, Position] = field(default_factory=dict)  # of cumulative acknowledgements
     answered_marks: dict[str, Position] = field(default_factory=dict)

@@ -108,7 +108,7 @@ class Director:
         self.producers = [KeyedProducer(self, f"p{number}") for number in range(2)]
         self.consumers: list[Consumer] = []
         self._joined = 0
-        self._begun: dict[str, int] = {}  # by broker: the number of the start
+        self._begun: dict[str, int] = {}  # keyed by broker: the number of the start
 
     def find(self) -> Serving | None:
         """The result of a lookup."""
@@ -282,7 +282,7 @@ class KeyedProducer(Producer):
         self._director = director
         self._world = director.world
         self._random = director.world.draw(f"producer {name}")
-        self._made: dict[int, list[OutgoingMessage]] = {}  # by number
+        self._made: dict[int, list[OutgoingMessage]] = {}  # keyed by number
 
     async def work(self, topic: PersistentTopic, broker: ClientNode) -> None:
         """Connect when the topic's broker is ready. Raises BrokerError."""

@@ -57,7 +57,7 @@ TOPIC: Final = TopicName.parse("acknowledged")
 class CursorFigure:
     acked: int
     persist_s: float
-    persist_cpu_s: float  # of the whole process, the bookie included
+    persist_cpu_s: float  # the CPU time of the whole process, the bookie included
     recover_s: float
     lost: int  # acknowledged, and unacknowledged after the recovery
     invented: int  # the opposite

@@ -41,8 +41,8 @@ TYPES: Final[dict[str, Callable[[Environment], Dispatcher]]] = {
     "Shared": Shared,
     "Key_Shared": KeyShared,
 }
-ENTRIES: Final = 50_000  # of one round; a ledger has as many
-LIST: Final = 100  # of one read
+ENTRIES: Final = 50_000  # the entries of one round; a ledger has as many
+LIST: Final = 100  # the entries of one read
 ROUNDS: Final = 7
 PENDING: Final = 1_000_000
 

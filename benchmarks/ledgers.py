@@ -57,7 +57,7 @@ WANTED = ("p50 <= 0.9", ">= 0.9", "", ">= 1.0")
 REFERENCE_PORT = 31_850
 READ_ENTRIES = {65_536: 4_096, 1024: 100_000}  # 268 MB and 102 MB
 CACHED_BYTES = 40_000_000  # somewhat less than a bookie's read cache
-READ_BYTES_MAX = 8 << 20  # of one read: a bookie's limit for one request
+READ_BYTES_MAX = 8 << 20  # the limit of one read: a bookie's limit for one request
 RECOVERED_ENTRIES = 50_000
 SLOW_ADD_S = 10.0
 SLOW_S = 25.0

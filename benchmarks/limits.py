@@ -19,7 +19,7 @@ from rocksdict import Options, Rdict, WriteBatch
 from benchmarks.reference import OPTIONS, START_TIMEOUT_S, serve
 
 PORT = 31_790
-SECONDS = 1.0  # of each measurement
+SECONDS = 1.0  # the length of each measurement
 GROUP_BYTES = 256 << 10
 
 

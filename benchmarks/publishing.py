@@ -42,7 +42,7 @@ ROUNDS: Final = 3
 @dataclass(frozen=True, slots=True)
 class Published:
     per_s: float
-    cpu_us: float  # of the server, for one message
+    cpu_us: float  # the CPU time of the server, for one message
 
 
 class Connection:

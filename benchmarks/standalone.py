@@ -22,7 +22,7 @@ class Standalone:
     """A running server."""
 
     url: str
-    started_s: float  # from the start of the process to its first healthy answer
+    started_s: float  # the time from the start of the process to its first healthy answer
     pid: int
 
     def idle(self) -> tuple[float, float]:

@@ -65,7 +65,7 @@ class Intake(Enum):
     """Which adds the bookie admits. It always admits fences."""
 
     ALL = "all"
-    REPAIRS = "repairs"  # only from recoverers and replicators: the disk is nearly full
+    REPAIRS = "repairs"  # the disk is nearly full: only recoverers and replicators may add
     NONE = "none"  # the remaining space is kept for fences and deletions
 
 

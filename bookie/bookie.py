@@ -159,7 +159,7 @@ class _Threads:
         for thread in (self.sync, self.read):
             thread.shutdown()
         with suppress(StorageFailed):
-            directory.storage.flush()  # then the next start has nothing to replay
+            directory.storage.flush()  # the next start then has nothing to replay
         with suppress(StorageFailed):
             directory.storage.interrupt()
         self.compaction.shutdown()

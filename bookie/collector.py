@@ -86,7 +86,7 @@ class CollectorConfig:
     """Times in seconds."""
 
     interval_s: float = 180.0
-    grace_s: float = 600.0  # between the two looks at a left-over copy
+    grace_s: float = 600.0  # the time between the two looks at a left-over copy
     tombstones_kept_s: float = 7 * 86_400.0
     looks_per_s: float = 200.0  # metadata lookups; each takes up to three requests
 

@@ -81,7 +81,7 @@ class LastConfirmed:
     no meaning. The same holds for an OK to a fence when the last entry cannot be read."""
 
     code: BookieCode
-    confirmed: int = -1  # from the envelope of the last stored entry; -1: none
+    confirmed: int = -1  # the number in the envelope of the last stored entry; -1: none
     last_entry: int = -1  # the last stored entry; -1: none
     length: int = 0  # payload bytes of entries 0..last_entry, from its envelope
 
@@ -113,7 +113,7 @@ class LastHeard:
     """When a bookie last heard a broker."""
 
     heard_s: float  # seconds since then
-    listening_s: float  # how long the bookie has certainly received everything sent to it
+    listening_s: float  # how long the bookie has certainly received every frame sent to it
 
     @property
     def silent_s(self) -> float:

@@ -132,7 +132,7 @@ class DiskMonitor:
         limits: DiskLimits,
     ) -> None:
         """`usage` is called on `thread`, as all disk calls are. It may raise OSError."""
-        self.usage = Usage(0, 0)  # as last seen; 0: not yet
+        self.usage = Usage(0, 0)  # the last measurement; 0: none yet
         self._usage = usage
         self._reserve = reserve
         self._thread = thread

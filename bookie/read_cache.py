@@ -44,7 +44,7 @@ class Run:
 
     first: int
     count: int
-    size: int  # of their envelopes
+    size: int  # the size of the envelopes
     parts: Sequence[Buffer]  # two for each entry (`encode_run`)
 
     @classmethod

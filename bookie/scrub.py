@@ -79,7 +79,7 @@ class Scrub:
         self._report = report
         self._on_sound = on_sound
         self._on_rot = on_rot
-        self._sound = True  # in this round so far
+        self._sound = True  # whether this round has found no damage so far
         self._bad: tuple[int, int] | None = None  # first and last entry not reported yet
         self._chance = chance
         self._read_thread = read_thread

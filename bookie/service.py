@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from magnetar.runtime.frames import Buffer, FrameStream
     from magnetar.runtime.thread import Worker
 
-    _Source = Callable[..., tuple[list[bytes], BookieCode]]  # on the read thread
+    _Source = Callable[..., tuple[list[bytes], BookieCode]]  # called on the read thread
     # The next entries of a read, and why the entry after them is missing; None: not known yet.
     _Answer = tuple[Run, BookieCode | None]
 
@@ -206,7 +206,8 @@ class BookieService:
                 finally:
                     sending.cancel()
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # only one: `outbox.run` raises no errors
+            # There is only one error: `outbox.run` raises none.
+            raise errors.exceptions[0] from None
         finally:
             del self._streams[stream]
 

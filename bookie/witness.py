@@ -32,7 +32,8 @@ class Witness:
 
     def __init__(self) -> None:
         self._heard: OrderedDict[tuple[str, str], float] = OrderedDict()
-        self._last_beat: float | None = None  # of any broker; None: none yet
+        # The time of the last beat of any broker; None: no beat yet.
+        self._last_beat: float | None = None
         self._listening_since = 0.0  # means nothing before the first beat
 
     def on_beat(self, broker: str, incarnation: str, now: float) -> None:

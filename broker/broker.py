@@ -139,7 +139,7 @@ ADMINISTRATOR: Final = Asking("", reconnects=False)
 class _Served:
     """A topic that is opening, open, or leaving."""
 
-    bundle: Bundle  # by which this broker owns it; the namespace may be divided again later
+    bundle: Bundle  # the bundle by which this broker owns it; a later division does not change it
     opened: asyncio.Future[ServedTopic]
     used_s: float = 0.0  # when it was last asked for, in the loop's time
     left: asyncio.Event | None = None  # set when it has been unloaded or deleted; None: it stays
@@ -204,7 +204,7 @@ class Broker:
         self.schemas = SchemaRegistry(store, clock)
         self.watched_lists = WatchedLists(store, self.catalog)
         self.changes = TopicChanges()
-        self.turns = Turns()  # for long computations
+        self.turns = Turns()  # the turns of long computations
         self.find_bookie = find_bookie
         self._non_persistent = non_persistent
         loop = asyncio.get_running_loop()
@@ -242,22 +242,22 @@ class Broker:
         self._loads = TopicLoads(loads_max=life.loads_max, timeout_s=life.load_timeout_s)
         self._topics: dict[TopicName, _Served] = {}
         self._deleting: dict[TopicName, asyncio.Task[Exception | None]] = {}
-        self._failed: set[TopicName] = set()  # to be closed
+        self._failed: set[TopicName] = set()  # the topics to be closed
         self._failing = asyncio.Event()
         self._deduplication = deduplication
         self._key_shared = key_shared
         self.publish_latency = LatencyHistogram()
         self.steps = StepMeter()
         self.awake = Awake()
-        self.publish_budget = publish_budget or PublishBudget()  # of all topics together
+        self.publish_budget = publish_budget or PublishBudget()  # the budget of all topics together
         self.publish_rate = PausingRate()
         self.publish_rate.set_rate(publish_rate, loop.time())
-        self.opened_topics = 0  # so far; one of them may have been created
+        self.opened_topics = 0  # the count so far; a topic may have been created by its opening
         self.quarantine = Quarantine()
         chores = (*chores, *self._chores_of_life(life))
         self._chores = Chores(chores, lambda: self.topics, self.failures)
         self._tasks: asyncio.TaskGroup
-        self._environment: TopicEnvironment  # of the persistent topics
+        self._environment: TopicEnvironment  # the environment of the persistent topics
 
     @property
     def me(self) -> BrokerRegistration:
@@ -363,7 +363,7 @@ class Broker:
             if served is None:
                 served = self._begin(name, bundle, asking)
             elif served.left is not None:
-                await served.left.wait()  # then it is loaded again
+                await served.left.wait()  # the topic is loaded again then
                 continue
             try:
                 topic = await asyncio.shield(served.opened)

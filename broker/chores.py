@@ -31,7 +31,7 @@ class Chore:
     """One kind of periodic work."""
 
     name: str
-    period_s: float  # from the end of a round to the beginning of the next
+    period_s: float  # the time from the end of a round to the beginning of the next
     visit: Callable[[Topic], Awaitable[None]]  # may raise operating errors
 
 

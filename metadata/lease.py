@@ -42,7 +42,8 @@ class Lease:
         self._replaces = replaces
         self._on_change = on_change
         self._offered = {value}  # all values that our node may have: one per `set_value`
-        self._session = 0  # in which our node was seen last; 0: none, or another has taken it
+        # The session in which our node was seen last; 0: none, or another has taken it.
+        self._session = 0
         self._holder: bytes | None = None
         self._told = False
         self._wake = asyncio.Event()

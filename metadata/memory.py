@@ -141,7 +141,7 @@ class MemoryStore:
         self._requests: deque[_Request] = deque()
         self._timers: set[asyncio.Handle] = set()  # one per queued request
         self._watches = Watches()
-        self._stale: Tree | None = None  # what a lagging follower shows; None: up to date
+        self._stale: Tree | None = None  # the tree that a lagging follower shows; None: up to date
         self._unseen: set[str] = set()  # touched since the follower began to lag
         self._shared.stores.append(self)
 

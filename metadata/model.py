@@ -219,7 +219,7 @@ class BrokerRegistration:
     """A running broker. Its node is ephemeral."""
 
     broker: BrokerId
-    incarnation: str  # of this start of the process
+    incarnation: str  # the incarnation of this start of the process
     grpc_url: str
     pulsar_url: str  # "": not served
     http_url: str  # "": not served
@@ -402,12 +402,12 @@ class TopicTombstone:
     """The record of a deleted topic. It stays while a broker may still believe that it owns the
     topic, or a client that it is connected to the topic."""
 
-    incarnation: str  # of the deleted topic
+    incarnation: str  # the incarnation of the deleted topic
     epoch: int  # the topic's last one; a new topic of the name begins above it
     deleted_ms: int
     brokers: Mapping[str, str] = field(default_factory=dict)  # registered then -> incarnation
-    clients: frozenset[str] = frozenset()  # that were connected then
-    version: int = 0  # of the topic's record when it was removed
+    clients: frozenset[str] = frozenset()  # the clients that were connected then
+    version: int = 0  # the version of the topic's record when it was removed
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -83,7 +83,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class BacklogQuota:
-    limit: int  # in the unit of the policy's name; UNLIMITED: no quota
+    limit: int  # a number in the unit of the policy's name; UNLIMITED: no quota
     action: BacklogAction
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
@@ -199,7 +199,7 @@ class Policies:
     subscription_types: frozenset[SubscriptionType] | None = None
     inactive_topic_deletion: InactiveTopicDeletion | None = None
     subscription_expiration_time_minutes: int | None = None  # 0: subscriptions do not expire
-    max_message_bytes: int | None = None  # of a payload; 0: as the broker allows
+    max_message_bytes: int | None = None  # the limit of a payload; 0: as the broker allows
     schema_compatibility: SchemaCompatibility | None = None
     schema_auto_update: bool | None = None  # clients may add versions of a schema
     schema_validation: bool | None = None  # producers of a topic with a schema need one

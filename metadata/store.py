@@ -138,7 +138,7 @@ async def update(
     else Unavailable. Contended after UPDATE_ATTEMPTS_MAX lost races.
     """
     pending = False  # a change of ours may have been applied, and nothing was read since
-    absent = False  # there was nothing to delete; that read may have been stale
+    absent = False  # the node did not exist; that read may have been stale
     lost_races = 0
     trouble = "the deadline passed"
     try:

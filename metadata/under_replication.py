@@ -42,11 +42,11 @@ class UnderReplication:
     """Raises InvalidRecord for invalid values. At most BAD_COPIES_MAX ranges: see `merged`."""
 
     created_ms: int  # when the ledger was first marked
-    lost: frozenset[Member] = frozenset()  # to be replaced
+    lost: frozenset[Member] = frozenset()  # the members to be replaced
     # Sorted by member and entry. The ranges of one member neither overlap nor touch.
     bad: tuple[BadCopy, ...] = ()
     narrow: bool = False  # the ledger was made with fewer copies than wanted
-    failure: str = ""  # why the last attempt to repair it failed; "": it did not
+    failure: str = ""  # the reason why the last attempt to repair it failed; "": it did not
     failed_ms: int = 0
     unknown: bytes = field(default=b"", compare=False, repr=False)
 

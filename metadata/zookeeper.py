@@ -212,7 +212,7 @@ class ZooKeeperStore:
         """A write, which a majority must accept. ZooKeeper's own `sync` asks the leader that the
         server knows, and a deposed leader answers for some seconds."""
         check_path(path)
-        with suppress(NoNodeError):  # which a majority has found, too
+        with suppress(NoNodeError):  # a majority has found that, too
             await self._request(path, lambda: self._client.set_async(self._root, b"", -1))
 
     def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
@@ -244,7 +244,7 @@ class ZooKeeperStore:
         self._watches.clear()
         self._arms.clear()
         stopped = self._in_thread(self._stop)
-        if self._session:  # else there is no session to end, and the thread ends alone
+        if self._session:  # otherwise no session needs an end, and the thread ends alone
             await asyncio.wait({stopped}, timeout=_CLOSE_S)
 
     # ---- requests ----
@@ -356,7 +356,7 @@ class ZooKeeperStore:
 
         answer.add_done_callback(forget)
 
-        def hear(result: Any) -> None:  # on a thread of kazoo's; may come twice
+        def hear(result: Any) -> None:  # called on a thread of kazoo; may be called twice
             error = result.exception
             if error is not None and not isinstance(error, KazooException):
                 error = OutcomeUnknown("", f"kazoo failed: {error!r}")
@@ -485,7 +485,7 @@ class _Arm:
             answer = store._send(partial(send, self._full, watch=self._hear))
             answer.add_done_callback(self._on_answer)
 
-    def _hear(self, _event: object) -> None:  # on a thread of kazoo's
+    def _hear(self, _event: object) -> None:  # called on a thread of kazoo
         self._store._hop(self.maybe_arm)
 
     def _on_answer(self, answer: asyncio.Future[Any]) -> None:

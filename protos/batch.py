@@ -98,7 +98,7 @@ def open_batch(data: bytes, at: int, count: int, *, sequence_id: int) -> Batch:
     ends: list[int] = []
     described: dict[int, ReceivedMessage] = {}
     size_at = _U32.unpack_from
-    end = at  # of the preceding message
+    end = at  # the end of the preceding message
     for index in range(count):
         try:
             start = end + 4 + size_at(data, end)[0]

@@ -47,7 +47,7 @@ class Chunk:
     uuid: str  # common to all chunks of the message
     index: int
     count: int
-    total_bytes: int  # of all chunks together
+    total_bytes: int  # the size of all chunks together
 
 
 @dataclass(slots=True)
@@ -60,10 +60,10 @@ class EntryView:
 
     # The parsed bytes, not a copy. They start at the checksum, or without one at the metadata size.
     data: bytes | memoryview
-    payload_bytes: int  # as sent
+    payload_bytes: int  # the size of the payload as sent
     producer_name: str
-    sequence_id: int  # of the first message
-    highest_sequence_id: int  # of the last message; sequence_id if the producer does not send it
+    sequence_id: int  # the id of the first message
+    highest_sequence_id: int  # the id of the last message; sequence_id if the producer sends none
     publish_time_ms: int
     num_messages: int
     is_batch: bool  # the layout of the payload; a batch may hold one message
@@ -150,7 +150,7 @@ class BrokerMetadata:
     """The metadata that the broker adds to an entry."""
 
     broker_timestamp_ms: int  # the broker's clock when the entry was appended
-    index: int  # of the entry's last message among all messages of the topic, from 0
+    index: int  # the index of the entry's last message among all messages of the topic, from 0
 
 
 def broker_metadata_prefix(*, broker_timestamp_ms: int, index: int) -> bytes:
@@ -231,7 +231,7 @@ class PlainMessage:
     producer_name: str
     sequence_id: int
     publish_time_ms: int
-    index: int | None  # of the message in its topic; None: the broker did not send it
+    index: int | None  # the index of the message in its topic; None: the broker did not send it
     payload: bytes
 
 
@@ -371,7 +371,7 @@ _COMPRESSIONS = tuple(Compression)
 PLAIN_METADATA_BYTES_MAX: Final = 180
 NO_CHECKSUM: Final = -1
 _SCHEMA_TAG = b"\x82\x01"
-_PLAIN_KEY_AT = 7  # after the publish time
+_PLAIN_KEY_AT = 7  # the place after the publish time
 _NOT_BASE64 = b"\x88\x01\x00"
 _CONTINUED = bytes(range(0x80, 0x100))  # bytes of a varint before its last one
 _PLAIN_SCHEMA_BYTES_MAX = 16  # Apache's Java client sends none or eight
@@ -540,7 +540,7 @@ def _plain_fields(metadata: bytes) -> tuple[str, int, int] | None:
     return None if shift > 63 else (producer_name, sequence_id, at + 1)
 
 
-@lru_cache(maxsize=1024)  # at most 130 bytes each
+@lru_cache(maxsize=1024)  # each name has at most 130 bytes
 def plain_name(field: bytes) -> str | None:
     """Parse the field of the producer's name, with a size of one byte. None: another field."""
     if field[0] != 0x0A or field[1] > 0x7F or len(field) != 2 + field[1]:
@@ -591,7 +591,7 @@ def plain_rest(fields: bytes) -> tuple[int, int] | None:
     return (time_ms, size) if at == len(fields) and size <= MESSAGE_BYTES_MAX else None
 
 
-@lru_cache(maxsize=256)  # as `plain_rest`
+@lru_cache(maxsize=256)  # sized as the cache of `plain_rest`
 def _plain_publish_time(fields: bytes) -> int:
     """Parse the publish time where nothing but the uncompressed size may follow. -1: it is not so.
 

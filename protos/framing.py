@@ -284,7 +284,7 @@ _TextFields = tuple[tuple[str, "_TextFields"], ...]  # a field, and the fields o
 
 
 class _Shape(NamedTuple):
-    field: str  # of BaseCommand
+    field: str  # the name of a field of BaseCommand
     text_fields: _TextFields
     carries_entry: bool
 

@@ -206,7 +206,7 @@ class ReceivedEntry:
     schema_version: bytes | None
     deliver_at_ms: int | None
     broker: BrokerMetadata | None  # None: the broker did not send it
-    metadata: pb.MessageMetadata  # for decode_messages
+    metadata: pb.MessageMetadata  # the metadata for decode_messages
     # The payload, still compressed, ends with these bytes. What is before it is not of interest.
     body: bytes
     payload_at: int = 0
@@ -406,7 +406,7 @@ def _single_metadata(message: OutgoingMessage) -> bytes:
 def _entry(metadata: pb.MessageMetadata, payload: bytes, header: EntryHeader) -> list[bytes]:
     if header.seal is not None:
         sealed = header.seal(payload)
-        del metadata.encryption_keys[:]  # of the chunk before
+        del metadata.encryption_keys[:]  # removes the keys of the chunk before
         for key in sealed.keys:
             metadata.encryption_keys.add(key=key.name, value=key.value)
         metadata.encryption_param = sealed.param

@@ -26,7 +26,7 @@ class ReceiptRun:
     ledger_id: int  # -1: the entry was not stored, since it was known already
     sequence_ids: list[int]
     entry_ids: list[int]
-    end: int  # where the frame after the last one begins
+    end: int  # the beginning of the frame after the last receipt
 
 
 def send_receipt_frames(

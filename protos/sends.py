@@ -39,11 +39,14 @@ class SendRun:
     sequence_ids: list[int] = field(default_factory=list)
     highest_sequence_ids: list[int] = field(default_factory=list)  # 0: not said
     entries: list[bytes] = field(default_factory=list)  # memory of their own
-    checksums: list[int] = field(default_factory=list)  # as stated; NO_CHECKSUM: not stated
-    views: dict[int, EntryView] = field(default_factory=dict)  # by place; plain entries have none
-    errors: dict[int, EntryError] = field(default_factory=dict)  # by place: what is wrong with it
-    end: int = 0  # where the frame after the last one begins
-    parsed_bytes: int = 0  # of the SENDs that are not plain
+    # The stated checksums; NO_CHECKSUM: not stated.
+    checksums: list[int] = field(default_factory=list)
+    # The views of entries, keyed by place. Plain entries have none.
+    views: dict[int, EntryView] = field(default_factory=dict)
+    # The errors of entries, keyed by place.
+    errors: dict[int, EntryError] = field(default_factory=dict)
+    end: int = 0  # the beginning of the frame after the last one
+    parsed_bytes: int = 0  # the size of the SENDs that are not plain
     # The fields of producer names in the metadata of plain entries; None: they were not noted.
     plain_names: set[bytes] | None = None
 

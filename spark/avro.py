@@ -41,8 +41,8 @@ from magnetar.protos.entry import read_varint
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ITEMS_MAX: Final = 1_000_000  # of one array or map: items may have no bytes
-DEPTH_MAX: Final = 64  # of nested types
+ITEMS_MAX: Final = 1_000_000  # the items of one array or map: items may have no bytes
+DEPTH_MAX: Final = 64  # the depth of nested types
 
 
 class InvalidAvroSchema(ValueError):

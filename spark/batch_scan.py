@@ -27,8 +27,8 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MESSAGES_MIN: Final = 256  # of one scan; below, the plain decoder is as fast
-FIELDS_MAX: Final = 16  # of one message's metadata, repeated ones counted
+MESSAGES_MIN: Final = 256  # the messages of one scan; for fewer, the plain decoder is as fast
+FIELDS_MAX: Final = 16  # the fields of one message's metadata, repeated ones counted
 VARINT_BYTES_MAX: Final = 10
 
 PROPERTIES, KEY, PAYLOAD_SIZE, EVENT_TIME, KEY_IS_BASE64, NULL_VALUE = 1, 2, 3, 5, 6, 9
@@ -45,7 +45,7 @@ class Scan:
     key_size: NDArray[np.int64]
     key_is_base64: NDArray[np.int64]  # 0 or 1
     event_time: NDArray[np.int64]  # 0: there is none
-    properties: NDArray[np.int64]  # their number
+    properties: NDArray[np.int64]  # the number of properties of each message
 
     def sliced(self, first: int, end: int) -> Scan:
         """The messages first..end-1."""

@@ -67,7 +67,7 @@ class Joined:
 @dataclass(slots=True)
 class _Begun:
     first: tuple[int, int]
-    pieces: list[bytes] = field(default_factory=list)  # from chunk 0 on, without a gap
+    pieces: list[bytes] = field(default_factory=list)  # the payloads from chunk 0 on, without a gap
     size: int = 0
 
 

@@ -86,7 +86,8 @@ class Rows:
         self._chunks = Chunks(earlier)
         self._publish_ms = publish_ms
         self.rows = 0
-        self.bytes = 0  # of the entries; with uncompressed payloads where the decoder opens them
+        # The size of the entries; with uncompressed payloads where the decoder opens them.
+        self.bytes = 0
 
     def add(
         self,
@@ -270,7 +271,7 @@ class Opened:
     metadata: Sequence[Metadata]
     values: Sequence[bytes]
     plain: bytes | memoryview = b""  # the uncompressed payload
-    scan: Scan | None = None  # in place of metadata and values, if the scan found the messages
+    scan: Scan | None = None  # replaces metadata and values if the scan found the messages
     skipped: int = 0  # messages of the entry before the first of `count`
     whole: int = 0  # messages of the entry; 0: `count`
     first_chunk: tuple[int, int] | None = None  # ledger, entry; None: it was not sent in chunks
@@ -328,7 +329,8 @@ def _plain(received: ReceivedEntry) -> bytes | memoryview:
     if received.compression is Compression.NONE:
         return memoryview(received.body)[received.payload_at :]  # a copy costs as much as the scan
     sent = received.payload
-    limit = max(UNCOMPRESSED_BYTES_MAX, UNCOMPRESSED_FACTOR * len(sent))  # of a chunked message
+    # The limit of a chunked message.
+    limit = max(UNCOMPRESSED_BYTES_MAX, UNCOMPRESSED_FACTOR * len(sent))
     return decompress(received.compression, sent, received.uncompressed_size, bytes_max=limit)
 
 
@@ -342,7 +344,7 @@ def _walk(payload: bytes, count: int) -> tuple[list[pb.SingleMessageMetadata], l
     values: list[bytes] = []
     size_at = _U32.unpack_from
     parse = pb.SingleMessageMetadata.FromString
-    end = 0  # of the preceding message
+    end = 0  # the end of the preceding message
     try:
         for _ in range(count):
             start = end + 4 + size_at(payload, end)[0]
@@ -490,7 +492,7 @@ class _EventTime:
     def check(self, opened: Opened) -> None:
         if opened.scan is not None:
             times = opened.scan.event_time
-            latest = times.view(np.uint64).max()  # as protobuf has it
+            latest = times.view(np.uint64).max()  # the times as protobuf has them
         else:
             given = [metadata.event_time for metadata in opened.metadata]
             latest = max(given)
@@ -672,7 +674,8 @@ def _partition_column(topic: TopicName) -> Column:
     return _Constant(pa.scalar(-1 if topic.partition is None else topic.partition, pa.int32()))
 
 
-SCHEMA_VERSION: Final = "__schemaVersion"  # for decoding; a DataFrame does not have it
+# A column only for decoding; a DataFrame does not have it.
+SCHEMA_VERSION: Final = "__schemaVersion"
 
 COLUMNS: Final[dict[str, Callable[[TopicName], Column]]] = {
     "value": _Value,

@@ -42,7 +42,7 @@ class Place:
 
     ledger: int
     entry: int  # the entry that holds the message; the one after the last entry if there is none
-    index: int  # of the message in its topic
+    index: int  # the index of the message in its topic
     bytes: int = 0  # read by the query so far, an estimate
 
     def to_json(self) -> list[int]:

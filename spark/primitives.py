@@ -43,7 +43,7 @@ class Primitive:
 
     spark: DataType
     stored: str  # numpy's name of the stored number
-    is_time: bool = False  # it is ms since 1970, and becomes a date or timestamp
+    is_time: bool = False  # the number is ms since 1970, and becomes a date or timestamp
 
 
 PRIMITIVES: Final = {

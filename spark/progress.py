@@ -60,7 +60,7 @@ class _Query:
     input_rows_per_s: float
     processed_rows_per_s: float
     batch_s: float
-    behind: tuple[dict[str, Behind], ...]  # keyed by source, in the order of the query's plan
+    behind: tuple[dict[str, Behind], ...]  # one for each source, in the order of the query's plan
 
 
 class ProgressMetrics(StreamingQueryListener, Collector):

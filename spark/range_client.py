@@ -41,7 +41,7 @@ FRAMES_AHEAD: Final = 2
 # after a takeover takes up to 3 s.
 SILENCE_S_MAX: Final = 10.0
 
-NO_LEDGERS: Final = (1 << 63) - 1  # in a TopicAsk: the answer lists no ledgers
+NO_LEDGERS: Final = (1 << 63) - 1  # in a TopicAsk: the answer must list no ledgers
 
 _SERVICE: Final = "/magnetar.broker.Broker/"
 _PLAN: Final = f"{_SERVICE}PlanRange"

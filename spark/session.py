@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 # Magnetar's jobs hold no data in the JVM: rows pass through, aggregates are small.
 DRIVER_MEMORY: Final = "1g"
-EXEC_S_MAX: Final = 5.0  # between fork and exec; milliseconds, unless the machine is overloaded
+# The time between fork and exec; milliseconds, unless the machine is overloaded.
+EXEC_S_MAX: Final = 5.0
 
 
 def spark_session(name: str, *, master: str = "local[*]", **settings: str) -> SparkSession:

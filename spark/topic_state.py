@@ -27,7 +27,7 @@ class Ledger:
     last: int
     first_index: int
     bytes: int
-    sealed: bool = False  # it takes no more entries
+    sealed: bool = False  # a sealed ledger takes no more entries
 
     def bytes_of(self, entries: int) -> int:
         return self.bytes * entries // (self.last + 1)
@@ -42,7 +42,7 @@ class TopicState:
 
     owner: str
     ledgers: tuple[Ledger, ...]
-    first_index: int  # of the first stored message; of the next message if there is none
+    first_index: int  # the index of the first stored message; of the next message if none is stored
     next_index: int
 
     @property

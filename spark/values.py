@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-ERROR_CHARACTERS_MAX: Final = 200  # of a bad record's reason
-JSON_ROWS_MAX: Final = 16_384  # of one call of the parser: prefixes are cached for this many
+ERROR_CHARACTERS_MAX: Final = 200  # the length of a bad record's reason
+# The rows of one call of the parser: prefixes are cached for this many.
+JSON_ROWS_MAX: Final = 16_384
 
 
 def decode_values(
@@ -102,7 +103,7 @@ def _lines(values: pa.Array) -> pa.Buffer:
 
 
 _NOTHING = pa.scalar(b"", pa.binary())
-_SPACE: Final = " \t\r\n"  # of JSON
+_SPACE: Final = " \t\r\n"  # the white space of JSON
 
 
 def _require_whole(texts: pa.Array) -> None:
@@ -120,7 +121,7 @@ def _require_whole(texts: pa.Array) -> None:
         if not _are_in_braces(ends, data):
             raise ValueError("JSON: the payload is not an object")
     if np.count_nonzero(data == _CLOSING) == len(texts):
-        return  # one closing brace each: the last byte
+        return  # one row has one closing brace: the last byte
     # Brackets in strings do not count. So remove the escapes first; then the quotes show where each
     # string begins and ends.
     if np.any(data == ord("\\")):

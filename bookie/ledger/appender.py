@@ -75,7 +75,7 @@ class LedgerAppender:
     ) -> None:
         """`on_busy`: call `tick` from now on, until it returns False."""
         self.ledger: LedgerId = metadata.ledger
-        self.metadata = metadata  # as this writer last stored it
+        self.metadata = metadata  # the metadata that this writer stored last
         self.failure: LedgerError | None = None  # None: open, or closed cleanly
         self.progress: Callable[[], None] = _nothing
         self._services = services
@@ -98,7 +98,7 @@ class LedgerAppender:
         self._spares_sought_at = float("-inf")
         self._rests_until = float("-inf")  # while nothing is kept, earlier ticks have nothing to do
         self._seats: dict[AddStream, int] = {}
-        self._streams: list[AddStream] = []  # by seat
+        self._streams: list[AddStream] = []  # one stream for each seat
         self._recorded = self._writer.ensemble  # durable: the holders of unconfirmed entries
         self._take_seats()
         self._carry_out(self._fail_seats_without_stream())

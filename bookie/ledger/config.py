@@ -37,7 +37,7 @@ class LedgerConfig:
     # After this time without an answer a second replica is asked too. Ten times the duration of a
     # read of a cold range, and far shorter than a pause that a consumer notices.
     speculative_read_s: float = 0.5
-    zone: str = ""  # of this process: reads prefer replicas in the zone; "": no preference
+    zone: str = ""  # the zone of this process: reads prefer replicas in the zone; "": no preference
     connect_timeout_s: float = 2.0
     metadata_timeout_s: float = 10.0
     # How long a bookie that lost its connection keeps its seat, while the others suffice to

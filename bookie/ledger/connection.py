@@ -66,8 +66,9 @@ class RemoteBookiePeer:
         self._member = member
         self._address = address
         self._channel: aio.Channel | None = None  # None: not used yet, or closed
-        self._writes: list[TcpFrameStream] = []  # and presences; some of which may have ended
-        self._reads: set[TcpFrameStream] = set()  # each serves a read
+        # Streams of adds and presences; some may have ended.
+        self._writes: list[TcpFrameStream] = []
+        self._reads: set[TcpFrameStream] = set()  # the streams that each serve a read
         self._idle_reads: list[TcpFrameStream] = []
         self._may_read = asyncio.Semaphore(READS_MAX)
 
@@ -204,7 +205,7 @@ class RemoteBookiePeer:
         self._idle_reads.clear()
         writes, self._writes = self._writes, []
         channel, self._channel = self._channel, None
-        async with asyncio.TaskGroup() as group:  # each ends within a second
+        async with asyncio.TaskGroup() as group:  # each stream ends within a second
             for stream in writes:
                 group.create_task(stream.close())
             if channel is not None:

@@ -279,7 +279,7 @@ class LedgerReader:
                     if code is not BookieCode.OK or damaged:
                         continue
                     following = request.first + len(entries)
-                    try:  # at once, while the next frame travels
+                    try:  # send at once, while the next frame travels
                         found, code = sound_prefix(request.ledger, following, [frame])
                         entries += found
                     except FrameDamaged:
@@ -360,7 +360,7 @@ class LedgerReader:
 @dataclass(frozen=True, slots=True)
 class _Refreshed:
     metadata: LedgerMetadata | None  # None: deleted, or not known
-    known: bool  # whether it could be read
+    known: bool  # False: the metadata could not be read
 
 
 def _run_from(first: int, found: Mapping[int, LedgerEntry]) -> Iterator[int]:

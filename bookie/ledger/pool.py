@@ -117,7 +117,7 @@ class PeerPool:
         return stream
 
     def _begin(self, stream: AddStream) -> None:
-        if self._group is not None:  # otherwise `run` starts it, or has ended
+        if self._group is not None:  # otherwise `run` starts the task, or has ended
             task = self._group.create_task(stream.run())
             task.add_done_callback(partial(self._on_end, stream))
 

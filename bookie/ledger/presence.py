@@ -57,7 +57,7 @@ class Presence:
         self._broker = broker
         self._incarnation = incarnation
         self._backoff = Backoff(RETRY_S_FIRST, RETRY_S_MAX, random)
-        self._attended: set[Member] = set()  # each has a task
+        self._attended: set[Member] = set()  # the members that have a task
 
     async def run(self) -> None:
         """Beat to all listed bookies until cancelled."""

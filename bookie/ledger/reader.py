@@ -117,8 +117,8 @@ class RangeRead:
     """
 
     def __init__(self, replicas: Sequence[Member], *, speculate_after_s: float) -> None:
-        self.answers: dict[Member, BookieCode] = {}  # of the replicas that failed
-        self.asking: dict[Member, None] = {}  # in the order of asking
+        self.answers: dict[Member, BookieCode] = {}  # the answers of the replicas that failed
+        self.asking: dict[Member, None] = {}  # the asked members, oldest question first
         self.done = False
         self._waiting = list(replicas)
         self._speculate_after_s = speculate_after_s

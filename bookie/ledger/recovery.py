@@ -129,7 +129,7 @@ Action = Fence | ReadRange | ReadLength | SendAdd | FindSpares | Close | Abort
 
 class RecoveryState(Enum):
     FENCING = "fencing"
-    READING = "reading"  # and writing back
+    READING = "reading"  # entries are read and written back
     MEASURING = "measuring"  # the end is known, but not its length
     DECIDED = "decided"  # Close was returned
     ABORTED = "aborted"
@@ -161,11 +161,12 @@ class LedgerRecovery:
         self._fence_answers: Seats = 0
         self._reads = [_SeatReads(0) for _ in self.asked]
         self._found: dict[int, tuple[bytes, int]] = {}  # envelope, length; from `next` on
-        self._found_bytes = 0  # of those envelopes
+        self._found_bytes = 0  # the size of those envelopes
         self._negatives: dict[int, Seats] = {}
-        self._answers: dict[int, Seats] = {}  # of any kind
+        self._answers: dict[int, Seats] = {}  # the seats that gave any answer
         self._trouble: dict[Member, BookieCode] = {}  # the last failed answer
-        self._length: int | None = None  # of the last entry written back; None: there is none
+        # The length of the last entry written back; None: no entry was.
+        self._length: int | None = None
         self._segments = [metadata.last_segment]  # the private continuation of the stored segments
         self._missed: list[Missed] = []
         self._writer: LedgerWriter | None = None  # None: still fencing

@@ -159,7 +159,7 @@ class LedgerWriter:
         assert segment_first <= confirmed + 1
         self.quorum = quorum
         self.ensemble = tuple(ensemble)
-        self.segment_first = segment_first  # of the segment that records `ensemble`
+        self.segment_first = segment_first  # the first entry of the segment that records `ensemble`
         self.state = WriterState.OPEN
         self.confirmed = confirmed
         self.appended = confirmed

@@ -74,7 +74,7 @@ class Findings:
 
     audits: int = 0
     audited_ms: int = 0  # end of the last complete audit
-    ledgers: int = 0  # in that audit
+    ledgers: int = 0  # the number of ledgers in that audit
     unreadable: int = 0  # ledgers in that audit with unreadable metadata
     recorded: int = 0  # under-replication records created or extended
     compared: int = 0  # ledgers
@@ -111,7 +111,7 @@ class Auditor:
         self._on_duty = asyncio.Event()  # elected, and repair is not paused
         self._off_duty = asyncio.Event()
         self._changed = asyncio.Event()  # bookies have come or gone
-        self._audited = asyncio.Event()  # at least one audit is complete
+        self._audited = asyncio.Event()  # set after the first complete audit
         self._election = Election(
             store, paths.AUDITOR, name.encode(), on_change=self._on_leadership
         )
@@ -259,7 +259,7 @@ class Auditor:
             each for each in members if self._lost_bookies.presence(each) is Presence.UNKNOWN
         }
         if unknown - self._unknown_members:
-            await self._look()  # they may be new
+            await self._look()  # the members may be new
             self._unknown_members |= unknown
         leaving = self._services.directory.decommissioned
         lost = {

@@ -122,7 +122,7 @@ class _Sending:
         self._ledger = ledger
         self._stream = stream
         self._silence_max_s = silence_max_s
-        self._sizes: dict[int, int] = {}  # of entries without an ack
+        self._sizes: dict[int, int] = {}  # the sizes of entries without an ack
         self._unanswered_bytes = 0
         self._failure: CopyFailed | None = None
         self._moved = asyncio.Event()

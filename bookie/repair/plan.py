@@ -25,7 +25,7 @@ class Move:
     """Copy the entries first..last that are striped to `seat` to another bookie, which then takes
     the seat of `lost`. An empty segment has `last` = `first - 1`."""
 
-    first: int  # also identifies the segment
+    first: int  # the first entry; it also identifies the segment
     last: int
     seat: int
     lost: Member

@@ -134,7 +134,7 @@ class Replicator:
         self._wake = asyncio.Event()
         self._pause = PauseWatch(store, on_change=self._wake.set)
         self._working: set[LedgerId] = set()
-        self._troubles: dict[LedgerId, _Trouble] = {}  # of ledgers with a record
+        self._troubles: dict[LedgerId, _Trouble] = {}  # the troubles of ledgers with a record
         self._tails: dict[LedgerId, _Tail] = {}  # likewise
 
     async def run(self) -> None:

@@ -69,12 +69,12 @@ class BookieState(StrEnum):
 class BookieRow:
     member: Member
     state: BookieState
-    address: str  # of its data port; "": not listed
+    address: str  # the address of its data port; "": not listed
     zone: str
     disk_total_bytes: int | None  # None: it did not answer
     disk_free_bytes: int | None
-    ledgers: int  # that name it
-    open_ledgers: int  # of these, in the segment that is being written
+    ledgers: int  # the number of ledgers whose metadata names it
+    open_ledgers: int  # those that name it in the segment that is being written
 
 
 @dataclass(frozen=True, slots=True)

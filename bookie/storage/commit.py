@@ -82,8 +82,8 @@ class GroupCommit:
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._failure: StorageFailed | None = None
-        self._held_since: float | None = None  # in loop time; None: the store keeps up
-        self._look_at = 0.0  # in loop time: from then on the store is asked again
+        self._held_since: float | None = None  # the begin in loop time; None: the store keeps up
+        self._look_at = 0.0  # the loop time from which the store is asked again
 
     @property
     def overloaded(self) -> bool:

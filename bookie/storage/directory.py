@@ -84,13 +84,13 @@ class DataDirectory:
     """An open data directory. The caller must `close` it."""
 
     path: Path
-    identity: Identity  # of this start
+    identity: Identity  # the identity of this start
     storage: RocksStorage
     watermark: WatermarkFile
     manifest: ManifestWatch
     formers: dict[str, RocksStorage | None]  # keyed by incarnation; None: the store cannot be read
     lock: int  # file descriptor
-    _cookie: BookieCookie  # as last written to the metadata
+    _cookie: BookieCookie  # the cookie that the metadata store holds
     _next: Identity | None = field(default=None, init=False)  # None: no epoch change is running
 
     async def count_up(
@@ -107,7 +107,7 @@ class DataDirectory:
                 self.identity,
                 boot_epoch=self._cookie.boot_epoch + 1,
                 start=_random_id(chance),
-                intents=(),  # those of the last epoch
+                intents=(),  # the intents of the last epoch
             )
         await thread.do(partial(write_identity, self.path, self._next))
         self._cookie = await _enter(self.path, metadata, self._next, self._cookie)

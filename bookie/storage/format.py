@@ -15,7 +15,7 @@ import google_crc32c
 
 IDENTITY_KEY: Final = b"I"
 ENTRY_KEY: Final = struct.Struct(">cqq")
-LEDGER_KEY: Final = struct.Struct(">cq")  # also for tombstones
+LEDGER_KEY: Final = struct.Struct(">cq")  # tombstones have the same key
 ID_MAX: Final = 2**63 - 1
 
 LEDGER_RECORD_VERSION: Final = 1
@@ -23,7 +23,7 @@ TOMBSTONE_VERSION: Final = 1
 IDENTITY_VERSION: Final = 1
 WATERMARK_VERSION: Final = 1
 
-WATERMARK_SLOT_BYTES: Final = 4096  # so that the two slots never share a sector or a page
+WATERMARK_SLOT_BYTES: Final = 4096  # the two slots never share a sector or a page
 WATERMARK_SLOTS: Final = 2
 
 _LEDGER_RECORD: Final = struct.Struct(">IBBQQ")  # crc, version, flags, master key, created
@@ -111,7 +111,7 @@ class LedgerRecord:
 
     master_key: int
     fenced: bool
-    created_ms: int  # by this bookie's wall clock; informative
+    created_ms: int  # the time of this bookie's wall clock; informative
     verified: bool = False  # the metadata once confirmed that this bookie takes its adds
 
     def fence(self) -> LedgerRecord:
@@ -142,7 +142,7 @@ def decode_ledger_record(value: bytes) -> LedgerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    deleted_ms: int  # by this bookie's wall clock
+    deleted_ms: int  # the time of this bookie's wall clock
     reclaimed: bool = False  # the ledger's space was reclaimed
 
 
@@ -164,7 +164,7 @@ def decode_tombstone(value: bytes) -> Tombstone:
 class ManifestState:
     """A past state of RocksDB's MANIFEST, its list of tables."""
 
-    number: int  # of the file
+    number: int  # the number of the file
     size_bytes: int  # the file had at least this size, all of it intact
     flushed: int  # every operation up to this one was in tables that the file names
 
@@ -275,7 +275,7 @@ class Identity:
     cluster: str
     incarnation: str  # 32 hex digits, made with the store
     former: str | None  # the incarnation that this one replaced. None: it is the bookie's first
-    boot_epoch: int  # of the last or the running start; continues the count of the former
+    boot_epoch: int  # the epoch of the last or the running start; continues the count of the former
     # The token of that start, 32 hex digits: it tells two copies of a directory apart. "": none.
     start: str
     state: DirectoryState

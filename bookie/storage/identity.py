@@ -81,7 +81,7 @@ class Wanted:
 
     bookie: str
     cluster: str
-    fresh_incarnation: str  # for a store that is made now
+    fresh_incarnation: str  # the incarnation of a store that is made now
     fresh_start: str
     new_incarnation: bool  # the operator states that the data of an empty directory is lost
 
@@ -91,7 +91,8 @@ class Start:
     """How to continue. The state of `identity` says what to do with the directory."""
 
     identity: Identity
-    rolled_back: DirectoryRolledBack | None = None  # why `identity` replaces another incarnation
+    # The reason why `identity` replaces another incarnation.
+    rolled_back: DirectoryRolledBack | None = None
 
 
 def plan_start(directory: Path, found: Found, cookie: BookieCookie | None, wanted: Wanted) -> Start:

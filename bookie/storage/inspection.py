@@ -45,7 +45,7 @@ class LedgerFacts:
     first: int = -1
     last: int = -1
     runs: int = 0  # ranges without a gap
-    bytes: int = 0  # of the readable envelopes
+    bytes: int = 0  # the size of the readable envelopes
     damaged: int = 0  # unreadable or, with `verify`, with a wrong checksum
     damaged_entries: list[int] = field(default_factory=list)  # the first NAMED_MAX
 
@@ -55,7 +55,7 @@ class StoreFacts:
     incarnation: str
     damage: list[str]  # empty: none was found
     opened: bool = False
-    sequence: int = 0  # of the last operation
+    sequence: int = 0  # the sequence number of the last operation
     watermark: Watermark | None = None  # None: missing or damaged
     ledgers: list[LedgerFacts] = field(default_factory=list)
     tombstones: int = 0  # remembered deletions of ledgers
@@ -65,7 +65,7 @@ class StoreFacts:
 class DirectoryFacts:
     path: str
     identity: Identity | None  # None: missing or damaged
-    damage: list[str]  # of the directory itself
+    damage: list[str]  # the damage of the directory itself
     store: StoreFacts
     formers: list[StoreFacts]
 

@@ -255,7 +255,8 @@ class RocksStorage:
         how.set_exclusive_manual_compaction(False)
         with _Door("compact"):
             self._store.flush(True)
-            self._store.compact_range(None, None, compact_opt=how)  # of keys: no value is read
+            # Compaction of keys: no value is read.
+            self._store.compact_range(None, None, compact_opt=how)
 
     def interrupt(self) -> None:
         """End a running `reclaim` with an error; only `close` may follow."""

@@ -79,7 +79,8 @@ def admin_app(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> 
         nonlocal resolved
         if not resolved:
             async with resolving:
-                await asyncio.to_thread(_resolve_routes, api)  # once; it takes a second of CPU
+                # A first resolution of the routes takes a second of CPU.
+                await asyncio.to_thread(_resolve_routes, api)
             resolved = True
         if scope["path"] == api.openapi_url and api.openapi_schema is None:
             await asyncio.to_thread(api.openapi)  # it takes a second, and is kept

@@ -96,6 +96,6 @@ def _position(text: str | None) -> Position:
 def _key(text: str, base64: bool) -> bytes:
     try:
         return b64decode(text, validate=True) if base64 else text.encode()
-    except ValueError:  # also UnicodeEncodeError, and what is not ASCII in base64
+    except ValueError:  # also UnicodeEncodeError, and base64 with a character that is not ASCII
         expected = "base64" if base64 else "text of Unicode characters"
         raise InvalidArgument("key", text, expected) from None

@@ -58,7 +58,7 @@ class WatchedLists:
         self._catalog = catalog
         self._watched: dict[NamespaceName, _Watched] = {}
         self._changed: dict[NamespaceName, None] = {}
-        self._late: dict[Listener, None] = {}  # to be called although nothing has changed
+        self._late: dict[Listener, None] = {}  # listeners to be called although nothing has changed
         self._wake = asyncio.Event()
 
     async def watch(self, namespace: NamespaceName, listener: Listener) -> Names:

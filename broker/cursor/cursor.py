@@ -154,7 +154,7 @@ class Cursor:
         for position in positions:
             if on_ack(position):
                 count += 1
-                if durable:  # as `_note_entry`, without a call for each entry
+                if durable:  # does the same as `_note_entry`, without a call for each entry
                     entries = acked.get(position.ledger)
                     if entries is None:
                         entries = acked[position.ledger] = array("I")
@@ -236,7 +236,7 @@ class Cursor:
             entries.append(position.entry)
 
     def _note_part(self, position: Position) -> None:
-        if self._state.is_acked(position):  # these were its last messages
+        if self._state.is_acked(position):  # the last messages of the entry are acknowledged now
             self._note_entry(position)
         elif self._journal is not None:
             self._partly[position] = None

@@ -128,8 +128,8 @@ class CursorJournal:
         self.newest_number = 0  # the last number given to a subscription
         self._live: dict[int, Journaled] = {}
         self._dirty: dict[int, None] = {}  # numbers of subscriptions with changes to write
-        self._receipts: list[Receipt] = []  # to be called after the next write
-        self._writing: list[Receipt] = []  # to be called after the write in flight
+        self._receipts: list[Receipt] = []  # called after the next write
+        self._writing: list[Receipt] = []  # called after the write in flight
         self._restarts: list[_Restart] = []
         self._ledger: CursorLedger | None = None  # None: no ledger is open for writing
         self._newest = max((*topic_log.owned_record.record.cursor_ledgers, LedgerId(-1)))
@@ -342,7 +342,7 @@ class CursorJournal:
                 if failure is None:
                     await self._record(ledger, begun_with)
                     return
-            except BaseException:  # also when cancelled: no other object has the appender
+            except BaseException:  # also a cancellation: no other object has the appender
                 ledger.appender.abandon()
                 raise
             await self._rolling.discard(ledger.appender)

@@ -68,7 +68,7 @@ class Sequences:
         self._state = state
         self._producers_max = producers_max
         self.durable_mark = state.through  # a recovery needs the entries after it
-        self._written = state.through  # by the last delta or snapshot
+        self._written = state.through  # written by the last delta or snapshot
         self._changed: set[str] = set()
 
     @property

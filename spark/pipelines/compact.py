@@ -42,7 +42,7 @@ KEPT: Final = ("value", "__key", "__eventTime", "__messageProperties")
 class Compacted:
     """The report of a compaction."""
 
-    messages: int  # of the topic
+    messages: int  # the number of the topic's messages
     without_key: int
     keys: int
     deleted: int  # keys whose newest message has no value

@@ -37,7 +37,7 @@ class Archived:
     """The report of one run."""
 
     new: int  # messages that this run archived
-    compared: list[Compared]  # by topic: all that is archived
+    compared: list[Compared]  # one result for each topic, over the whole archive
 
 
 def archive_new(

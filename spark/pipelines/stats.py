@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KEYS_SHOWN: Final = 20
-INTERVALS: Final = 60  # of time in the picture
+INTERVALS: Final = 60  # the number of time intervals in the picture
 COLUMNS: Final = "value binary, __key binary, __topic string, __publishTime timestamp"
 
 
@@ -32,7 +32,7 @@ class Counted:
     topic: str  # short name
     key: str | None  # None: no key, or all keys
     messages: int
-    bytes: int  # of payloads
+    bytes: int  # the size of the payloads
     first: datetime | None  # publish time, UTC
     last: datetime | None
 
@@ -42,8 +42,8 @@ class Statistics:
     """The report."""
 
     topics: list[Counted]
-    keys: list[Counted]  # those with the most messages, at most KEYS_SHOWN
-    keys_count: dict[str, int]  # how many keys each topic has
+    keys: list[Counted]  # the keys with the most messages, at most KEYS_SHOWN
+    keys_count: dict[str, int]  # the number of keys of each topic
     over_time: dict[str, list[tuple[float, int]]]  # by topic: begin of an interval (s), messages
 
 

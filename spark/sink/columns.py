@@ -139,7 +139,7 @@ class Encoder:
         self._target = None if topic is None else Target(topic)
         self._partition = partition
         self._targets: dict[str, Target] = {}  # keyed by the text in the column
-        self.rows = 0  # so far
+        self.rows = 0  # the number of rows so far
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[Addressed]:
         """Yield the messages of the next batch, in order. Raises RowRefused."""

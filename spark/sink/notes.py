@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from magnetar.spark.sink.identity import Identity
     from magnetar.spark.sink.options import WriteOptions
 
-REDIRECTS_MAX: Final = 4  # in one round; the next round begins after a delay
-TOPICS_MAX: Final = 1_000  # of one call
+REDIRECTS_MAX: Final = 4  # the redirects in one round; the next round begins after a delay
+TOPICS_MAX: Final = 1_000  # the topics of one call
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ SEND_TIMEOUT_MS: Final = 60_000
 PENDING_BYTES: Final = 32 << 20
 PENDING_BYTES_MIN: Final = 1 << 20
 PENDING_BYTES_MAX: Final = 1 << 30
-QUERY_NAME_BYTES_MAX: Final = 200  # as brokers note it
+QUERY_NAME_BYTES_MAX: Final = 200  # brokers have the same limit
 # A part of the producers' names.
 JOB_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -97,11 +97,11 @@ class WriteOptions:
     value_format: ValueFormat
     batching: Batching
     compression: CompressionType
-    pending_bytes: int  # of one task: rows that are gathered or have no receipt
+    pending_bytes: int  # the limit of one task: rows that are gathered or have no receipt
     send_timeout_s: float  # how long a task may continue without a receipt
-    job_id: str | None  # of a batch job with dedup; None: a new one for each job
+    job_id: str | None  # the id of a batch job with dedup; None: a new one for each job
     row_order: RowOrder = RowOrder.ARRIVAL
-    query_name: str = ""  # of a streaming query; empty: it has none
+    query_name: str = ""  # the name of a streaming query; empty: it has none
     access: Access = ANONYMOUS
 
     @property

@@ -18,7 +18,7 @@ from magnetar.spark.errors import InvalidOption
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-SORTED_BYTES_MAX: Final = 512 << 20  # of the rows of one task, which are in memory together
+SORTED_BYTES_MAX: Final = 512 << 20  # the rows of one task, which are in memory together
 BATCH_ROWS: Final = 10_000
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from magnetar.spark.access import Access
     from magnetar.spark.sink.options import WriteOptions
 
-REDIRECTS_MAX: Final = 4  # in one round; the next round begins after a delay
+REDIRECTS_MAX: Final = 4  # the redirects in one round; the next round begins after a delay
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Policies:
     """The policies of one topic."""
 
     deduplication: bool  # the owner drops messages that it has stored already
-    message_bytes_max: int  # of the payload of an entry; 0: as the broker allows
+    message_bytes_max: int  # the limit of the payload of an entry; 0: as the broker allows
     note: Note | None = None  # the last one of the sink; None: there is none
 
 

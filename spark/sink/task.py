@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 YIELD_ROWS: Final = 500  # rows between two turns of the loop: some milliseconds
-RETRY_DELAY_S: Final = 0.2  # between two attempts to reach a broker or to take a producer's name
+# The pause between two attempts to reach a broker or to take a producer's name.
+RETRY_DELAY_S: Final = 0.2
 UNLIMITED: Final = 1 << 62
 
 
@@ -83,8 +84,9 @@ class TaskWriter:
             by_key=options.batching is Batching.KEY,
             open_bytes_max=options.pending_bytes // 2,
         )
-        self._partitions: dict[str, list[Target]] = {}  # keyed by topic; empty: it has none
-        self._among: dict[Target, int] = {}  # of a partition: how many there are
+        # The partitions of a topic; empty: it has none.
+        self._partitions: dict[str, list[Target]] = {}
+        self._among: dict[Target, int] = {}  # for a partition: the number of its topic's partitions
         self._sends: dict[Target, _Send] = {}
         self._pending_bytes = 0  # without a receipt
         self._pending_messages = 0
@@ -92,7 +94,7 @@ class TaskWriter:
         self._failure: SparkError | None = None
         self._is_shut_down = False
         self.skipped = 0  # messages that an earlier attempt has stored
-        self.digests: dict[str, Digest] = {}  # keyed by topic; with an identity only
+        self.digests: dict[str, Digest] = {}  # the digest of each topic; only with an identity
 
     @property
     def rows(self) -> int:
@@ -147,7 +149,7 @@ class TaskWriter:
             try:
                 return await attempt()
             except PulsarException as error:
-                if self._failure is not None:  # it has shut the client down
+                if self._failure is not None:  # the failure has shut the client down
                     raise self._failure from None
                 if not (isinstance(error, ProducerBusy) or is_retriable(error)):
                     raise WriteRefused(topic, _reason(error)) from error
@@ -257,7 +259,8 @@ class TaskWriter:
                 ) from None
 
     def _shut_down(self) -> None:
-        if not self._is_shut_down:  # it fails the entries that are left, which leads here again
+        # The shutdown fails the remaining entries, which leads here again.
+        if not self._is_shut_down:
             self._is_shut_down = True
             self._client.shutdown()
 
@@ -274,7 +277,7 @@ class _Send:
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
         self.stored = -1  # the highest sequence id of an earlier attempt
-        self.bytes_max = 0  # of an entry; 0: as the broker announced
+        self.bytes_max = 0  # the limit of an entry; 0: as the broker announced
         self.is_whole = False  # the topic holds the whole batch already
 
 

@@ -71,7 +71,7 @@ class Written(WriterCommitMessage):
         self.rows = rows
         self.skipped = skipped  # number of these that an earlier attempt had stored
         self.writer = writer  # id of the query or of the job
-        self.digests = digests  # of its rows, by topic; empty: at least once
+        self.digests = digests  # the digest of the rows of each topic; empty: at least once
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -189,9 +189,9 @@ class _Bookies:
 
 # State of this process. Spark forks its workers before they load this module.
 
-_avoided_until_s: dict[str, float] = {}  # keyed by address; as many as there are bookies
+_avoided_until_s: dict[str, float] = {}  # keyed by address; has at most one item for each bookie
 _starting = threading.Lock()
-_loops: list[asyncio.AbstractEventLoop] = []  # at most one
+_loops: list[asyncio.AbstractEventLoop] = []  # has at most one loop
 
 
 def _begin(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:

@@ -85,12 +85,12 @@ class StreamDriver:
         )
         self._states: dict[str, TopicState | None] = {}
         self._from: dict[str, int] = {}  # topic -> the first ledger that its state has
-        self._pushed: Mapping[str, Known] = {}  # of which an owner pushes news now
-        self._polled = Clock(options.poll_interval_s)  # with success
+        self._pushed: Mapping[str, Known] = {}  # the states of topics whose owners push news now
+        self._polled = Clock(options.poll_interval_s)  # runs from the last successful poll
         self._tried = Clock(options.poll_interval_s)
         self._discovered = Clock(options.discovery_interval_s)
         self._frozen = False
-        self._batched = Clock(options.trigger_delay_s)  # when a batch was planned last
+        self._batched = Clock(options.trigger_delay_s)  # runs from the planning of the last batch
         self._query = now_ms, query
         self._held: dict[str, Place] = {}
         self._not_held: dict[str, Place] = {}  # refused permanently, as of a deleted topic

@@ -40,7 +40,7 @@ COLUMNS: Final[dict[str, tuple[type, ...]]] = {
     "__eventTime": (datetime,),
     "__key": (bytes, bytearray),
 }
-VALUES_MAX: Final = 10_000  # of one IN
+VALUES_MAX: Final = 10_000  # the values of one IN
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _COMPARE: Final[dict[type[Filter], Callable[[pa.Array, pa.Scalar], pa.Array]]] = {
     EqualTo: pc.equal,

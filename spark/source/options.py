@@ -66,7 +66,7 @@ DISCOVERY_INTERVAL_MS: Final = 5_000
 # Spark's Kafka source has the same default.
 MAX_TRIGGER_DELAY_S: Final = 15 * 60
 DURATION_S_MAX: Final = 366 * 86_400
-TOPICS_MAX: Final = 10_000  # of one option
+TOPICS_MAX: Final = 10_000  # the topics of one option
 PATTERN_CHARACTERS_MAX: Final = 1_024
 SUBSCRIPTION_CHARACTERS_MAX: Final = 256
 SCHEMA_CHARACTERS_MAX: Final = 1_000_000  # a Protobuf definition holds all that it imports
@@ -90,7 +90,7 @@ class ValueFormat(Enum):
     JSON = "json"
     AVRO = "avro"
     PROTOBUF = "protobuf"
-    AUTO = "auto"  # of the topic's schema, by the version of each message
+    AUTO = "auto"  # the format of the topic's schema, by the version of each message
     INT8 = "int8"
     INT16 = "int16"
     INT32 = "int32"
@@ -106,8 +106,8 @@ class ValueFormat(Enum):
 class KeyValueEncoding(Enum):
     """Where a message of a KeyValue schema has its key. Pulsar's own names."""
 
-    INLINE = "inline"  # in the payload, before the value
-    SEPARATED = "separated"  # it is the message's key
+    INLINE = "inline"  # the key is in the payload, before the value
+    SEPARATED = "separated"  # the key is the message's key
 
 
 class Mode(Enum):
@@ -185,23 +185,23 @@ class ReadOptions:
     tasks_max: int
     read_timeout_s: float  # how long a read may continue without progress
     value_format: ValueFormat = ValueFormat.BYTES
-    value_schema: str = ""  # of JSON, Avro and Protobuf
+    value_schema: str = ""  # the schema of JSON, Avro and Protobuf
     key_format: ValueFormat | None = None  # None: the payload is the value
     key_schema: str = ""
     key_value_encoding: KeyValueEncoding = KeyValueEncoding.INLINE
     mode: Mode = Mode.FAILFAST
-    dead_letter_topic: TopicName | None = None  # of mode dlq
+    dead_letter_topic: TopicName | None = None  # the topic of mode dlq
     subscription: str = ""  # empty: the query does not hold messages
-    reads_from_bookies: bool = True  # what is sealed
-    rows_max: int | None = None  # of one batch; None: no limit
+    reads_from_bookies: bool = True  # bookies serve the sealed part
+    rows_max: int | None = None  # the rows of one batch; None: no limit
     bytes_max: int | None = None
-    rows_min: int = 1  # of one batch, unless `trigger_delay_s` has passed
+    rows_min: int = 1  # the rows of one batch, unless `trigger_delay_s` has passed
     trigger_delay_s: float = MAX_TRIGGER_DELAY_S  # how long a batch waits for `rows_min`
-    waits_for_topics: bool = False  # that the user named and that do not exist yet
+    waits_for_topics: bool = False  # waits for named topics that do not exist yet
     poll_interval_s: float = POLL_INTERVAL_MS / 1_000
     discovery_interval_s: float = DISCOVERY_INTERVAL_MS / 1_000
     access: Access = ANONYMOUS
-    takes_filters: bool = False  # of a batch read
+    takes_filters: bool = False  # True: a batch read that takes filters
     pushed: Pushed | None = None  # the filters that Spark gave; None: it gave none
 
     @property

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from magnetar.spark.source.options import ReadOptions
 
 RECORD: Final = struct.Struct(">qqI")  # ledger, entry, bytes of the stored entry that follows
-REDIRECTS_MAX: Final = 4  # in one round; the next round begins after a delay
+REDIRECTS_MAX: Final = 4  # the redirects in one round; the next round begins after a delay
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ SCHEMA: Final = (
     .add("__key", BinaryType())
     .add("__topic", StringType())
     .add("__partition", IntegerType())  # -1: the topic is not a partition
-    .add("__messageId", BinaryType())  # as Apache's clients serialize it
+    .add("__messageId", BinaryType())  # in the form of Apache's clients
     .add("__index", LongType())  # number of the message in its topic, from 0, without gaps
     .add("__publishTime", TimestampType())
     .add("__eventTime", TimestampType())
@@ -39,7 +39,7 @@ SCHEMA: Final = (
 
 
 CORRUPT: Final = "__corrupt"  # the payload of a bad record, mode permissive
-ERROR: Final = "__error"  # what is wrong with it
+ERROR: Final = "__error"  # the reason why the record is corrupt
 
 
 def schema_of(options: ReadOptions, given: StructType | None = None) -> StructType:
@@ -62,7 +62,8 @@ def _value_type(options: ReadOptions, given: StructType | None) -> DataType:
     if options.value_format is ValueFormat.AUTO:
         if given is not None:
             return _given_type(given)
-        from magnetar.spark.source.topic_schemas import newest_type  # it asks a broker
+        # A local import: the module asks a broker.
+        from magnetar.spark.source.topic_schemas import newest_type
 
         return newest_type(options)
     return _type_of(options.value_format, options.value_schema, "valueSchema")
@@ -95,7 +96,8 @@ def _type_of(found: ValueFormat, schema: str, option: str) -> DataType:
                 return parse_protobuf_schema(schema).spark
     except ValueError as error:
         raise InvalidOption(option, str(error)) from None
-    from magnetar.spark.primitives import PRIMITIVES  # it loads numpy and pyarrow
+    # A local import: the module loads numpy and pyarrow.
+    from magnetar.spark.primitives import PRIMITIVES
 
     return PRIMITIVES[found.value].spark
 

@@ -31,7 +31,7 @@ class Task(InputPartition):
     ) -> None:
         super().__init__(None)
         self.number = number  # among the tasks of its batch
-        self.sealed = Sealed()  # what can be read from bookies; it changes no row
+        self.sealed = Sealed()  # the parts that bookies can serve; they change no row
         self.spans = spans
         self.owners = owners  # topic -> URL of the broker that owned it at planning time
         # topic -> index of the first message to read, and of the first one not to (None: no limit)

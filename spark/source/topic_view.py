@@ -61,7 +61,7 @@ class TopicView:
         self._options = options
         self._brokers = list(options.brokers)  # the one to ask first is in front
         self._owners: dict[str, str] = {}
-        self._missing: list[str] = []  # that do not exist, as the log says
+        self._missing: list[str] = []  # topics that do not exist, as the log says
         self.topics: tuple[str, ...] = ()  # full names; partitions instead of partitioned topics
 
     def discover(self, *, once: bool = False) -> None:
@@ -411,7 +411,7 @@ def _metadata_of(copies: pb.LedgerCopies, bookies: Sequence[pb.BookieData]) -> L
         write_quorum=copies.write_quorum,
         ack_quorum=copies.ack_quorum,
         segments=segments,
-        master_key=copies.read_key,  # what reads show
+        master_key=copies.read_key,  # the key that reads present
         creator_token=0,
         created_ms=0,
         last_entry=EntryId(copies.last_entry),

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 UNLIMITED_PER_S: Final = 10_000_000
 WINDOW: Final = 1_000  # messages without a receipt
-GRACE_S: Final = 60.0  # for the start and the end of Java
-INTERVAL_S: Final = 10  # between two lines of the report
+GRACE_S: Final = 60.0  # the allowance for the start and the end of Java
+INTERVAL_S: Final = 10  # the time between two lines of the report
 
 _RATE: Final = re.compile(r"Aggregated throughput stats --- +(\d+) records \w+ --- +([\d.]+) msg/s")
 _LATENCY: Final = re.compile(

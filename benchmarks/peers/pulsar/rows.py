@@ -26,7 +26,7 @@ ONE_AT_A_TIME: Final = 1_500
 BATCHED: Final = 200_000
 BACKLOG: Final = 500_000
 STEADY, STEADY_PER_S = 8_000, 1_000.0
-SETTLE_S: Final = 10.0  # after the start, and after a load
+SETTLE_S: Final = 10.0  # the pause after the start, and after a load
 
 
 @dataclass(frozen=True)

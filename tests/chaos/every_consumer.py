@@ -44,7 +44,7 @@ CONSUMERS: Final[Mapping[ConsumerType, int]] = {
 ORDERED: Final = (ConsumerType.Exclusive, ConsumerType.Failover)
 KEYS: Final = 16
 RATE: Final = 300.0  # messages a second
-QUIET_S: Final = 1.0  # of traffic before a kill
+QUIET_S: Final = 1.0  # the traffic before a kill
 SERVED_S: Final = 30.0  # if no broker serves the topic by then, the run fails
 SETTLED_S: Final = 3.0  # consumers are attached again, and have dropped their old messages
 DRAIN_S: Final = 60.0
@@ -73,13 +73,13 @@ class Record:
     KEYS."""
 
     sent: int = 0
-    outcomes: dict[int, str] = field(default_factory=dict)  # of sends, by number
+    outcomes: dict[int, str] = field(default_factory=dict)  # the outcomes of sends, keyed by number
     deliveries: dict[ConsumerType, list[tuple[int, float]]] = field(
         default_factory=lambda: {kind: [] for kind in CONSUMERS}
     )
     read: list[int] = field(default_factory=list)
     table: dict[str, int] = field(default_factory=dict)
-    changes: list[int] = field(default_factory=list)  # that the table view reported
+    changes: list[int] = field(default_factory=list)  # the changes that the table view reported
     kills: list[Kill] = field(default_factory=list)
     trouble: list[str] = field(default_factory=list)
 

@@ -39,7 +39,7 @@ class Kill:
     quiet_s: float
     bookie_before_s: float | None  # a bookie is killed this long before; None: no bookie
     restart_at_once: bool  # at once, not only when a broker serves the topic again
-    pick: int  # which member of the ensemble, counted around
+    pick: int  # the index of a member of the ensemble, counted around
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Pause:
     """The owner is stopped, after this time of undisturbed traffic, and continues later."""
 
     quiet_s: float
-    stopped_s: float  # after another broker serves the topic
+    stopped_s: float  # the time after another broker serves the topic
 
 
 def plan(random: Random, *, kills: int, pauses: int, bookie_first: bool) -> list[Kill | Pause]:

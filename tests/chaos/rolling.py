@@ -29,7 +29,7 @@ NAME: Final = "rolling"
 TOPIC: Final = f"persistent://public/default/{NAME}"
 PARTITIONS: Final = 3
 RATE: Final = 400.0  # messages a second
-PAUSE_S: Final = 0.5  # between two restarts
+PAUSE_S: Final = 0.5  # the pause between two restarts
 DRAIN_S: Final = 60.0
 READ_MS: Final = 30_000
 

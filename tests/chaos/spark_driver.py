@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SOURCE = "persistent://public/default/numbers"
 SINKS = ("plain", "shuffled")
-ROWS = "2000"  # of one batch, at most
+ROWS = "2000"  # the limit of one batch
 
 
 def frame_of(spark: SparkSession, url: str, sink: str) -> DataFrame:

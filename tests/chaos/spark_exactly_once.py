@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RATE: Final = 100.0  # numbers a second
-QUIET_S: Final = 4.0  # between two kills, at most; from the next batch on
+QUIET_S: Final = 4.0  # the longest time between two kills, from the next batch on
 KILL_WITHIN_S: Final = 1.5
-DOWN_S: Final = 3.0  # of a broker or a bookie, at most
-TWINS_S: Final = 10.0  # for which two drivers run
-WAIT_S: Final = 600.0  # for a batch, or for the end
+DOWN_S: Final = 3.0  # the longest absence of a broker or a bookie
+TWINS_S: Final = 10.0  # the time in which two drivers run
+WAIT_S: Final = 600.0  # the limit of the wait for a batch, or for the end
 KINDS: Final = {"worker": 8, "driver": 4, "broker": 4, "bookie": 3, "twin driver": 1}
 
 
@@ -53,7 +53,7 @@ class Result:
     sent: int = 0
     stored: dict[str, Counter[int]] = field(default_factory=dict)  # keyed by topic
     batches: dict[str, int] = field(default_factory=dict)  # keyed by topic
-    failures: list[str] = field(default_factory=list)  # of drivers that were not killed
+    failures: list[str] = field(default_factory=list)  # the errors of drivers that were not killed
     seconds: float = 0.0
 
     def lost(self, topic: str) -> list[int]:

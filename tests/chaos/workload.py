@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from magnetar.asyncio import Client, Consumer
 
-TURN_S: Final = 0.005  # between bursts of the producer
+TURN_S: Final = 0.005  # the pause between bursts of the producer
 WINDOW_MESSAGES: Final = 900  # under way at most; below the client's own limit of 1,000
 MESSAGE_BYTES: Final = 100
 # after this number a consumer closes and another one begins
@@ -51,7 +51,7 @@ class Producing:
         self.topic = topic
         self.ending = asyncio.Event()
         self.acknowledged = 0
-        self.last = Place(-1, -1)  # of the last that was acknowledged
+        self.last = Place(-1, -1)  # the place of the last acknowledged message
         self._messages_min = messages_min
         self._rate = rate
         self._under_way = 0

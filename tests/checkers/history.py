@@ -81,7 +81,8 @@ class Fault:
     at_ns: int
     bitten: bool
     effect: str = ""
-    outage_s: float | None = None  # of a kill of the owner: until a message was acknowledged again
+    # The time from a kill of the owner until a message is acknowledged again.
+    outage_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -91,7 +92,8 @@ class History:
     sends: list[Send] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
-    reads: list[list[Read]] = field(default_factory=list)  # each from the beginning to the end
+    # The messages of each read from the beginning to the end.
+    reads: list[list[Read]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     phases: list[tuple[str, int]] = field(default_factory=list)  # name, when it began
 

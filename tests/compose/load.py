@@ -33,7 +33,7 @@ READ_TIMEOUT_MS = 30_000
 class Load:
     def __init__(self, client: magnetar.Client, topics: int, per_second: float) -> None:
         self._client = client
-        self._interval_s = topics / per_second  # between two messages of one topic
+        self._interval_s = topics / per_second  # the time between two messages of one topic
         self._topics = [f"load-{number}" for number in range(topics)]
         self._lock = threading.Lock()
         self._acknowledged: dict[str, set[int]] = {topic: set() for topic in self._topics}

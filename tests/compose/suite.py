@@ -38,7 +38,7 @@ IMAGE: str = SERVICES["broker-1"]["image"]
 SERVICE_URL = "grpc://broker-1:6660,broker-2:6661"
 PROGRESS_S = 60.0  # a killed broker's topics are served again within about 2 s
 TOPICS, MESSAGES_PER_SECOND = 8, 200
-PROGRESS_MESSAGES = 100  # of one topic: 4 s
+PROGRESS_MESSAGES = 100  # the messages of one topic: 4 s
 
 # Kill the server process: the init process, which ends with it, is its parent.
 CRASH = """

@@ -298,9 +298,9 @@ async def test_closing_wakes_the_tasks_of_the_same_end(wire: Wire) -> None:
         with pytest.raises(StreamClosed):
             await stream.send([b"too late"])
 
-    async with wire(close_meanwhile) as stream:  # at the server's end
+    async with wire(close_meanwhile) as stream:  # the server's end
         assert (await receive_all(stream, [])).clean
-    async with wire(sink) as stream:  # at the client's end
+    async with wire(sink) as stream:  # the client's end
         await close_meanwhile(stream)
     assert [end.clean for end in ends] == [True] * 4
 

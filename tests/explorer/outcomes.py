@@ -19,8 +19,8 @@ class Recording(Protocol):
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
-        self.outcomes: set[Outcome] = set()  # with all facts of the state
-        self.ledgers: set[Outcome] = set()  # with the facts of the ledger only
+        self.outcomes: set[Outcome] = set()  # outcomes with all facts of the state
+        self.ledgers: set[Outcome] = set()  # outcomes with the facts of the ledger only
 
     def _check_end(self, state: State, who: int | None, last: int, told: int) -> None:
         super()._check_end(state, who, last, told)
@@ -56,7 +56,7 @@ class Comparison:
     """One case searched in three ways. A violation ends a search early: see `results`."""
 
     results: tuple[Result, Result, Result]
-    outcomes: int  # of the full search
+    outcomes: int  # the number of outcomes of the full search
     missing: int  # outcomes that the other searches lack
     added: int  # outcomes that only the other searches have
 

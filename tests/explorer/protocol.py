@@ -73,7 +73,7 @@ class Protocol:
         self.negatives = 1 if Bug.ONE_NEGATIVE_ENDS in self.bugs else self.absence
         self.judged = range(case.recoverers)  # recoverers whose reads and closes are checked
         # With E = Qw every member counts as sitting on seat 0.
-        self.holders = [  # by entry: the seats of its write set
+        self.holders = [  # for each entry: the seats of its write set
             frozenset(
                 {0}
                 if case.alike
@@ -224,7 +224,7 @@ class Protocol:
     def _claimed(self, state: State) -> State:
         claimed = state._replace(open=False)
         if Bug.CHANGE_OF_RECOVERER_RECORDED in self.bugs:
-            return claimed  # then the order in which recoverers begin matters
+            return claimed  # with this bug the order in which recoverers begin matters
         for who in range(self.case.recoverers):
             claimed = self._begun(claimed, who)
         return claimed

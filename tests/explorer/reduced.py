@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 CLOSER: Final = 0  # the recoverer whose reads and close are checked
 HELPER: Final = 1  # stands for all others
-ANYWHERE: Final = -2  # in place of a seat: the seat that the entry needs
+ANYWHERE: Final = -2  # replaces a seat: the seat that the entry needs
 
 
 class NotReducible(Exception):

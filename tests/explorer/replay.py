@@ -56,7 +56,7 @@ class Replay:
         self.writer = LedgerWriter(self.quorum, seats, limits=LIMITS, now=0.0)
         self.recoverers: dict[int, _Recoverer] = {}
         self._sent: dict[tuple[int, int], writing.Parts] = {}  # keyed by bookie, entry
-        self._acks: dict[tuple[int, int], None] = {}  # that the writer lacks yet
+        self._acks: dict[tuple[int, int], None] = {}  # the acks that the writer lacks yet
 
     def take(self, step: Step, after: State) -> None:
         """Raises Diverged."""
@@ -111,7 +111,7 @@ class Replay:
                 for who in range(self.case.recoverers):
                     self.recoverers[who] = _Recoverer(self)
             case ("crash", int(number)):
-                self.bookies[number].up = False  # and what it holds is durable
+                self.bookies[number].up = False  # the content of the bookie is durable
             case ("begin", int(who)):
                 self.recoverers[who] = _Recoverer(self)
             case (str(verb), int(who), *numbers):

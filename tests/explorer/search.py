@@ -24,7 +24,7 @@ class Result:
     states: int
     steps: int
     depth: int
-    seconds: float  # of CPU
+    seconds: float  # the CPU time
     violation: Violation | None  # None: there is none
     trace: tuple[Step, ...]  # the shortest run to the violation
 

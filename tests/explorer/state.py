@@ -8,8 +8,8 @@ from enum import Enum
 from functools import cache
 from typing import Final, NamedTuple
 
-NOWHERE: Final = -1  # in place of a seat: not a member
-NEVER: Final = 99  # in place of an entry: it did not change its ensemble
+NOWHERE: Final = -1  # replaces a seat: not a member
+NEVER: Final = 99  # replaces an entry: it did not change its ensemble
 
 
 class Bug(Enum):
@@ -62,19 +62,19 @@ class Attempt(NamedTuple):
     next: int = 0  # the first entry without a conclusion; while reading
     found: int = 0  # bit e: some bookie gave entry e, beyond `next`
     ended: bool = False  # `next` is proven absent
-    change: int = NEVER  # from this entry on its own ensemble holds
+    change: int = NEVER  # the first entry for which its own ensemble holds
 
 
 class State(NamedTuple):
-    open: bool  # else IN_RECOVERY
+    open: bool  # False: IN_RECOVERY
     recorded: bool  # False: the writer uses an ensemble that is not stored (a bug)
     appended: int  # the number of entries
     told: int  # the last entry that the writer has confirmed for certain
-    first: int  # of the last segment, as stored
-    carried: tuple[int, ...]  # by entry: what it calls confirmed
+    first: int  # the first entry of the last segment, as stored
+    carried: tuple[int, ...]  # for each entry: the "confirmed" that it carries
     seen: int  # the highest entry that was ever told to be confirmed by a bookie
-    changes: int  # how often the writer may still change its ensemble
-    crashes: int  # how many bookies may still crash
+    changes: int  # the number of ensemble changes that the writer may still make
+    crashes: int  # the number of bookies that may still crash
     attempts: tuple[Attempt, ...]
     bookies: tuple[Bookie, ...]
 
@@ -92,7 +92,7 @@ class Case:
     spares: int = 0
     recoverers: int = 2
     writer_changes: int = 0
-    recoverer_changes: int = 0  # of each; at most one
+    recoverer_changes: int = 0  # the ensemble changes of each recoverer; at most one
     crashes: int = 0
     read_ahead: bool = False  # recoverers read entries before they know about earlier ones
     fences_checked: bool = True  # False: only the outcome shows whether fences are missing

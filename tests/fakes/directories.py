@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COOKIE = paths.bookie_cookie(BookieId("b1"))
-ENTRIES = 20  # of ledger 1 in a directory that `fill` made
+ENTRIES = 20  # the entries of ledger 1 in a directory that `fill` made
 
 
 class DirectoryCluster:

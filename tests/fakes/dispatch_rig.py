@@ -122,8 +122,9 @@ class Member:
     machine: Consumer = field(init=False)
     writable: bool = True
     inbox: list[Position] = field(default_factory=list)  # delivered entries, in order
-    counts: list[int] = field(default_factory=list)  # their redelivery counts
-    active: list[bool] = field(default_factory=list)  # what the client was told, in order
+    counts: list[int] = field(default_factory=list)  # the redelivery counts of the entries
+    # The states that the client was told, in order.
+    active: list[bool] = field(default_factory=list)
 
 
 class DispatcherRig:
@@ -150,7 +151,7 @@ class DispatcherRig:
         self.log: list[StoredEntry] = []
         self.acks = PlainAcks(self.log)
         self.members: list[Member] = []
-        self.owner: dict[Position, Member] = {}  # of the pending entries (shared)
+        self.owner: dict[Position, Member] = {}  # the owners of the pending entries (shared)
         self.given_back: Counter[Position] = Counter()
         self.outstanding: Read | Replay | None = None
         self.joined = 0

@@ -68,7 +68,7 @@ class FakeBookie:
         self.member = Member(BookieId(name), f"{incarnation:032x}")
         self.ledgers: dict[int, StoredLedger] = {}
         self.up = True
-        self.entries_page = 1000  # of list_entries
+        self.entries_page = 1000  # the page size of list_entries
         self.opened = 0  # the number of write streams opened
         self.reads: list[ReadRequest] = []
         self.fences: list[LastConfirmedRequest] = []

@@ -102,7 +102,7 @@ class Steps:
 @dataclass(slots=True)
 class StoredLedger:
     metadata: LedgerMetadata
-    entries: list[bytes] = field(default_factory=list)  # what the bookies hold
+    entries: list[bytes] = field(default_factory=list)  # the entries that the bookies hold
     confirmed: int = -1
     fenced: bool = False
 
@@ -121,7 +121,8 @@ class SharedLedgers:
         self.deleted: list[int] = []
         self.appenders: list[FakeAppender] = []
         self.reads: list[tuple[int, int, int]] = []  # ledger, first, last; ranges read from bookies
-        self.unreadable: set[tuple[int, int]] = set()  # at present; perhaps readable later
+        # The unreadable entries at present; they may be readable later.
+        self.unreadable: set[tuple[int, int]] = set()
         self.lost: set[tuple[int, int]] = set()  # every bookie said that it does not have the entry
         self.bookies = True  # False: no ledger can be created, recovered or closed
         self.full_ensemble = True  # False: new ledgers are degraded

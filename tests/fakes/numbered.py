@@ -36,7 +36,8 @@ def numbered(name: str, *numbers: int | tuple[int, ...], producer_id: int = 1) -
     run.checksums += checksums_of(run.entries)
     if not run.views:
         encoded = name.encode()
-        run.plain_names = {b"\x0a" + bytes([len(encoded)]) + encoded}  # as `read_sends` notes it
+        # `read_sends` notes the name like this.
+        run.plain_names = {b"\x0a" + bytes([len(encoded)]) + encoded}
     return run
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.budget import PublishBudget
     from magnetar.metadata.policies import Rate
 
-PENDING_BYTES_MAX = 10_000  # of a topic, in these tests
+PENDING_BYTES_MAX = 10_000  # the limit of a topic in these tests
 FRAMES_MAX = 2  # the frames that a peer buffers when it does not read
 
 

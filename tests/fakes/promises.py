@@ -55,7 +55,7 @@ class Pair:
     client: Any
     topic: str
     admin: Callable[..., Any]
-    owner_url: Callable[[str], str]  # of a topic, for Pulsar's TCP protocol
+    owner_url: Callable[[str], str]  # the owner of a topic, for Pulsar's TCP protocol
 
     @property
     def is_ours(self) -> bool:
@@ -294,7 +294,7 @@ def a_queue_size_bounds_what_one_consumer_gets(pair: Pair) -> None:
     small = pair.subscribe(kind="Shared", receiver_queue_size=2)
     producer = pair.producer()
     producer.send(b"0")
-    (first,) = pair.take(small, 1)  # it has its permits
+    (first,) = pair.take(small, 1)  # the consumer has its permits
     other = pair.subscribe(kind="Shared")
     for number in range(1, 10):
         producer.send(b"%d" % number)
@@ -452,7 +452,7 @@ def unacknowledged_messages_come_again_after_the_ack_timeout(pair: Pair) -> None
     returning.negative_acknowledge(pair.take(returning, 1)[0])
     (again,) = pair.take(plain, 1)
     assert again.redelivery_count() == 1
-    assert time.monotonic() - began >= 9.0  # it is looked at every second
+    assert time.monotonic() - began >= 9.0  # the topic is checked every second
     plain.acknowledge(again)
     (last,) = pair.take(dying, 1)
     assert last.redelivery_count() == 1
@@ -658,7 +658,7 @@ def a_dead_letter_keeps_what_its_message_had(pair: Pair) -> None:
         assert properties["a"] == "1"
         assert properties["REAL_TOPIC"] == pair.topic
         assert "ORIGIN_MESSAGE_ID" in properties
-        if pair.module is magnetar:  # and Apache's Java client
+        if pair.module is magnetar:  # Apache's Java client does the same
             assert properties["ORIGIN_MESSAGE_ID"] == origin
             assert (letter.ordering_key(), letter.event_timestamp()) == ("o", 5)
             name = letter.producer_name()

@@ -40,8 +40,8 @@ class Service:
 
     pulsar_url: str
     grpc_url: str
-    brokers: list[RunningBroker] = field(default_factory=list)  # of this process
-    admin_urls: list[str] = field(default_factory=list)  # of a real cluster's brokers
+    brokers: list[RunningBroker] = field(default_factory=list)  # the brokers of this process
+    admin_urls: list[str] = field(default_factory=list)  # the URLs of a real cluster's brokers
     loop: asyncio.AbstractEventLoop | None = None
 
     @property

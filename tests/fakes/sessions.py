@@ -25,7 +25,7 @@ class FakeProducerSession:
         self.answers: list[tuple[int, Position | Exception]] = []
         self.batches: list[int] = []
         self.reason: CloseReason | None = None
-        self.is_ready = False  # after a wait for exclusive access
+        self.is_ready = False  # set after a wait for exclusive access
         self.refusal: Exception | None = None  # the error that ended the wait
 
     def ready(self, producer: ReadyProducer) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CALL_S = 60.0
 NEVER_S = 1e9
-TURNS = 3  # of the loop: timers that are due run in the first two
+TURNS = 3  # turns of the loop: timers that are due run in the first two
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):

@@ -87,7 +87,7 @@ class WireClient:
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self.wait_s = WAIT_S  # for one command
+        self.wait_s = WAIT_S  # the limit of one command
         self._numbers = itertools.count(1)
         self._decoder = framing.FrameDecoder()
         self._came: list[framing.Command] = []

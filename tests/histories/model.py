@@ -84,7 +84,7 @@ class Model(DispatcherRig):
         self.told: tuple[Member, int] | None = None
         self.delivered: set[Position] = set()
         self.loose: set[Position] = set()  # delivered while the order was not kept
-        self.astray: set[Position] = set()  # those of them not redelivered in order
+        self.astray: set[Position] = set()  # those of them that were not redelivered in order
         self.nacked: set[Position] = set()  # in order, and not acknowledged
         self.of_partition = rng.choice((None, 0, 1, 5)) if kind is Kind.FAILOVER else None
         # The share of the consumers that allow delivery out of order.

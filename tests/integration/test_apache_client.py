@@ -365,7 +365,7 @@ def test_messages_of_a_closed_shared_consumer_are_redelivered_with_a_count(
     one = leaving.subscribe(topic, "s", consumer_type=SHARED, initial_position=EARLIEST)
     messages = take(one, 10)
     left = list(range(10))
-    if how == "close":  # which sends what was acknowledged before
+    if how == "close":  # the close sends the earlier acknowledgements
         for message in messages[::2]:
             one.acknowledge(message)
         one.close()
@@ -523,7 +523,7 @@ def test_a_seek_to_a_time_delivers_from_that_time(client: pulsar.Client, topic: 
     producer = client.create_producer(topic)
     for number in range(6):
         producer.send(b"%d" % number)
-        wait_until_later()  # so that each has a time of its own
+        wait_until_later()  # each message gets a time of its own
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     messages = take(consumer, 6)
     for number in (3, 5, 0):

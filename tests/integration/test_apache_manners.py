@@ -211,7 +211,7 @@ def test_clients_that_are_dropped_unclosed_are_freed(service: Service) -> None:
         use_one(number)
     gc.collect()
     wait_for(lambda: not client_threads())
-    gc.collect()  # of what ended with the threads
+    gc.collect()  # collects the objects that ended with the threads
     wait_for(lambda: count_sockets() <= sockets)
 
 
@@ -224,6 +224,6 @@ def count_sockets() -> int:
     for one in Path("/proc/self/fd").iterdir():
         try:
             count += os.readlink(one).startswith("socket:")
-        except OSError:  # it was closed meanwhile
+        except OSError:  # the descriptor was closed meanwhile
             continue
     return count

@@ -155,7 +155,7 @@ async def test_a_client_that_ends_inside_a_frame_causes_no_error(
 async def test_a_frame_may_come_in_single_bytes(transport: str) -> None:
     async with worlds(transport, connected=False) as (client, _):
         for data in CONNECT, PING:
-            if transport == "grpc":  # whose frames are whole commands
+            if transport == "grpc":  # frames over gRPC are whole commands
                 await client.wire.send(data)
             else:
                 for number in range(len(data)):
@@ -291,7 +291,7 @@ async def test_an_unknown_listener_is_refused_at_once_and_costs_nothing_else(
         assert answer.response == pb.CommandLookupTopicResponse.Failed
         assert answer.error == pb.NotAllowedError
         assert "the broker do not have external listener" in answer.message
-        body.advertised_listener_name = ""  # as Apache's C++ client always says
+        body.advertised_listener_name = ""  # Apache's C++ client always sends this
         answer = await client.ask(body)
         assert answer.response == pb.CommandLookupTopicResponse.Connect
 

@@ -113,7 +113,7 @@ def test_no_client_notices_that_the_server_was_killed(
         server.start()
     sender.join()
     assert results == [magnetar.Result.Ok] * total
-    end = consumer.get_last_message_id()  # what was sent again may stand behind the last number
+    end = consumer.get_last_message_id()  # repeated messages may stand behind the last number
     while last < end:
         take_one()
     assert set(seen) == set(range(total))
@@ -219,7 +219,7 @@ def test_negatively_acknowledged_messages_are_redelivered(client: magnetar.Clien
     ahead = list(
         itertools.takewhile(lambda n: n != 1, (data(take(ordered, 1))[0] for _ in range(3)))
     )
-    assert ahead == [4, 5][: len(ahead)]  # they were there already when the broker was asked
+    assert ahead == [4, 5][: len(ahead)]  # these messages were there when the broker was asked
     assert data(take(ordered, 4)) == [2, 3, 4, 5]
     ordered.redeliver_unacknowledged_messages()
     assert data(take(ordered, 5)) == [1, 2, 3, 4, 5]

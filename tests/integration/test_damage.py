@@ -321,7 +321,7 @@ def test_every_field_of_every_file(
         for name, place in PLACES[pattern].items():
             for cut in (False, True) if cuts(pattern, name) else (False,):
                 if source is closed and pattern == "store/*.log":
-                    continue  # it is empty
+                    continue  # the file is empty
                 path = tmp_path / "damaged"
                 shutil.copytree(source, path)
                 file = file_of(path, pattern)

@@ -237,7 +237,7 @@ def test_compose_itself_accepts_the_file() -> None:
 
 def as_written(name: str, service: dict[str, Any], zookeeper: str, directory: Path) -> LocalProcess:
     """A service as it is written, but for its names, ports and folder, which are this machine's."""
-    ports: dict[str, str] = {}  # as written -> here
+    ports: dict[str, str] = {}  # the written port -> the port here
     variables: dict[str, str] = {}
     for key, value in service["environment"].items():
         if key.endswith("_PORT"):
@@ -300,8 +300,8 @@ def test_every_service_runs_as_written(running: dict[str, LocalProcess]) -> None
         running[name].stop()
         assert running[name].status == 0
         said = running[name].log.read_text()
-        if name != "autorecovery-1":  # it listens on loopback alone
-            assert "without TLS or authentication" in said  # they listen on every address
+        if name != "autorecovery-1":  # autorecovery listens on loopback alone
+            assert "without TLS or authentication" in said  # the others listen on every address
         assert "stopped by" not in said
 
 

@@ -81,7 +81,8 @@ def test_60_000_hashes_drain_within_5_mb(api: Api, server: StandaloneProcess) ->
     second = api.subscribe(topic, "KeyShared", "second", key_shared_policy=relaxed)
     second.close()  # what a join costs without draining is paid
     before = resident_bytes(server)
-    second = api.subscribe(topic, "KeyShared", "second")  # it wants the order: all hashes drain
+    # The consumer wants the order: all hashes drain.
+    second = api.subscribe(topic, "KeyShared", "second")
     grown = resident_bytes(server) - before
     print(f"{HASHES} hashes drain: the server has grown by {grown / 1e6:.1f} MB")
     assert grown < DRAINING_BYTES_MAX

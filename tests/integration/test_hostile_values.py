@@ -89,7 +89,7 @@ async def test_ack_set_longer_than_its_batch_is_refused(transport: str, kind: in
         assert answer.error == pb.NotAllowedError
         assert "40000 words; its batch of 2 messages has 1" in answer.message
         del message_id.ack_set[:]
-        message_id.ack_set.extend([-3])  # with bits that the batch does not have
+        message_id.ack_set.extend([-3])  # the set has bits that the batch does not have
         assert not (await ack(client, message_id, kind=kind)).HasField("error")
         async with wire_to(broker, transport) as other:
             await client.ask(pb.CommandCloseConsumer(consumer_id=1, request_id=0))

@@ -54,7 +54,7 @@ def test_order_per_key_over_joins_and_leaves(api: Api, topic: str) -> None:
     consumers = [api.subscribe(topic, "KeyShared", "c0")]
     sent: dict[str, int] = defaultdict(int)
     seen: dict[str, list[int]] = defaultdict(list)
-    at: dict[str, set[str]] = defaultdict(set)  # of this round
+    at: dict[str, set[str]] = defaultdict(set)  # the consumers of this round
 
     def publish(count: int) -> None:
         for number in range(count):
@@ -513,7 +513,7 @@ REMOVED_FIELDS = {
 def test_statistics_of_the_documentation_example(api: Api, topic: str) -> None:
     # Pulsar's documentation of draining hashes: c1 has two unacknowledged messages of each of five
     # hashes that c2 took over, on a ring with ten points for each consumer.
-    attempts = {"9": 5, "4": 9, "8": 6, "7": 6, "3": 9}  # by key
+    attempts = {"9": 5, "4": 9, "8": 6, "7": 6, "3": 9}  # the number of attempts of each key
     producer = api.client.create_producer(topic, batching_enabled=False)
     first = api.subscribe(topic, "KeyShared", "c1", receiver_queue_size=100)
     staying = {"0": 4, "1": 4, "2": 4, "5": 4, "6": 4}

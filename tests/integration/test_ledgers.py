@@ -109,7 +109,7 @@ class Workload:
 
     def __init__(self, appender: LedgerAppender) -> None:
         self.appender = appender
-        self.confirmed_at: list[float] = []  # by entry
+        self.confirmed_at: list[float] = []  # for each entry: the time of its confirmation
         self.stopped = False
         self._loop = asyncio.get_running_loop()
         appender.progress = self._progress
@@ -248,10 +248,10 @@ async def test_a_bookie_that_restarts_is_taken_back(bookies: list[BookieProcess]
         async with asyncio.TaskGroup() as group:
             group.create_task(work.run())
             await work.until_of_good(lambda: appender.confirmed > 200)
-            assert not appender.degraded, appender.metadata  # else it always would be
+            assert not appender.degraded, appender.metadata  # otherwise it would always be degraded
             three[0].kill()
             await work.until_of_good(lambda: appender.degraded)
-            await asyncio.to_thread(three[0].start)  # on another port
+            await asyncio.to_thread(three[0].start)  # the bookie starts on another port
             await register(store, three[0])
             await work.until_of_good(lambda: not appender.degraded)
             # Now another one may die.

@@ -133,7 +133,7 @@ def test_truncate_with_a_consumer_of_each_client(apache, ours, topic, command, a
     stats = admin("GET", topic, "internalStats")
     assert stats["ledgers"] == []
     assert {each["numberOfEntriesInBacklog"] for each in stats["cursors"].values()} == {0}
-    while True:  # what had been delivered before
+    while True:  # receives the messages that had been delivered before
         try:
             theirs.acknowledge(theirs.receive(500))
         except pulsar.Timeout:

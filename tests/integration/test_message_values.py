@@ -63,7 +63,7 @@ def topic() -> str:
 def test_apache_client_keeps_to_the_announced_size(apache: pulsar.Client, topic: str) -> None:
     consumer = apache.subscribe(topic, "s", initial_position=EARLIEST)
     producer = apache.create_producer(topic, batching_enabled=False)
-    near = bytes(LIMIT - 1024)  # it counts metadata, too
+    near = bytes(LIMIT - 1024)  # the limit counts metadata, too
     producer.send(near)
     with pytest.raises(pulsar.MessageTooBig):
         producer.send(bytes(LIMIT + 1))

@@ -105,7 +105,8 @@ def test_messages_of_an_idle_topic_arrive_without_a_poll(
     publish(service, topic, 2)
     wait_for(lambda: query.reached() == 3)
     name = TopicName.parse(topic)
-    service.call(owner(service, topic).broker.unload_topic(name))  # as a topic that is idle
+    # An idle topic is unloaded in the same way.
+    service.call(owner(service, topic).broker.unload_topic(name))
     publish(service, topic)
     wait_for(lambda: query.reached() == 4)
 
@@ -196,7 +197,8 @@ def test_topics_are_pushed_by_another_broker_after_a_death() -> None:
     with brokers_in_thread(2) as service:
         first, second = service.brokers
         service.call(second.broker.create_partitioned_topic(TopicName.parse(topic), 1, {}))
-        query = begin_with_topics_pushed(service, topic)  # by the first broker of the URL
+        # The first broker of the URL begins the query.
+        query = begin_with_topics_pushed(service, topic)
         service.call(die(first))
         wait_for(lambda: query.topics() is not None and not query.driver._topics.is_live)
         service.call(second.broker.catalog.partitioned.grow(TopicName.parse(topic), 3))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.real_loop]
 
 EARLIEST = magnetar.InitialPosition.Earliest
-SESSION_S = 10.0  # after which a dead bookie is no longer listed
+SESSION_S = 10.0  # the time after which a dead bookie is no longer listed
 
 
 @pytest.fixture(autouse=True)

@@ -549,7 +549,7 @@ def _last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if "SPARK" not in name}
-    environment["PYSPARK_DRIVER_PYTHON"] = sys.executable  # of spark-submit
+    environment["PYSPARK_DRIVER_PYTHON"] = sys.executable  # the Python of spark-submit's driver
     return subprocess.run(
         command, capture_output=True, text=True, timeout=200, env=environment, check=False
     )

@@ -756,7 +756,7 @@ def test_a_stream_opens_only_the_topics_that_have_new_messages(
 ) -> None:
     given = {"service.url": service.grpc_url, "topicsPattern": f"{short(topic)}-many-.*"}
     options = parse_options(given | {"pollIntervalMs": "1"}, streaming=True)
-    driver = StreamDriver(options, now_ms=1, query="q")  # from the latest messages on
+    driver = StreamDriver(options, now_ms=1, query="q")  # reads from the latest messages on
     at = driver.latest(driver.initial(), rows_max=None, bytes_max=None)
 
     def is_watched() -> bool:

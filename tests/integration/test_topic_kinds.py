@@ -172,7 +172,8 @@ def test_new_partitions_have_the_subscriptions_at_their_beginning(
     for number in range(20):
         producer.send(b"%d" % number, partition_key=str(number))
     producer.close()
-    consumer = client.subscribe(topic, "old")  # at the latest: only a new one would begin there
+    # `latest` is the default: only a new subscription would begin there.
+    consumer = client.subscribe(topic, "old")
     got = drain(consumer, 20)
     assert {message.message_id().partition() for message in got} >= {2, 3}
     consumer.close()

@@ -65,7 +65,7 @@ def test_a_new_user_can_follow_the_tutorial(tmp_path: Path) -> None:
                 continue
             for command in text.splitlines():
                 if command.startswith("magnetar standalone"):
-                    continue  # it runs already
+                    continue  # the server runs already
                 said.append(reader.run(command))
                 if "Lima 22" in command:
                     server.kill()

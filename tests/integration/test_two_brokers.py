@@ -150,7 +150,7 @@ def test_a_partitioned_topic_over_both_brokers_grows_and_is_deleted(
     cluster.admin("POST", f"{path}/partitions", 8, broker=0)
     parts = [f"{topic}-partition-{n}" for n in range(8)]
     assert {cluster.owner(part) for part in parts} == {0, 1}
-    grown = pulsar.Client(cluster.pulsar_url)  # it has not seen four partitions
+    grown = pulsar.Client(cluster.pulsar_url)  # this client has not seen four partitions
     publish(grown, topic, *(b"%d" % n for n in range(20, 60)))
     assert sum(len(stored(grown, part)) > 0 for part in parts) > 4
     grown.close()

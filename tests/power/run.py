@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 LEDGERS: Final = 3  # written at once
 AHEAD: Final = 100  # entries of each that are not confirmed yet
-LATE_ACKS_S: Final = 0.2  # for adds that are under way when the bookie ends
+LATE_ACKS_S: Final = 0.2  # the wait for adds that are under way when the bookie ends
 SIZES: Final = (0, 10, 1000, 4000, 5000, 40_000)  # some in tables, some in blob files
 DISK_MB: Final = 2048
 LYING: Final = Path(__file__).with_name("lying_bookie.py")

@@ -17,7 +17,7 @@ from siege.stuck import describe_on_signal
 from magnetar.protos import pulsar_pb2 as pb
 
 TRANSPORTS = ("pulsar", "grpc")
-PAUSE_S = 0.02  # between two messages
+PAUSE_S = 0.02  # the pause between two messages
 
 
 @dataclass

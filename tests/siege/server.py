@@ -43,8 +43,8 @@ class Measured:
         self.slowest: list[tuple[float, str]] = []
         self.began: float | None = None  # the running callback; None: none runs
         self.stack = ""  # the place inside a callback that takes long
-        self.collecting_s = 0.0  # in garbage collections during the callback
-        self.collection_s = 0.0  # of the longest one
+        self.collecting_s = 0.0  # the time of garbage collections during the callback
+        self.collection_s = 0.0  # the time of the longest collection
         self._collection_began = 0.0
 
     def on_collection(self, phase: str, _: object) -> None:

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from magnetar.metadata.store import Versioned
 
 SETTLE_S = 30.0  # within this time of the healing all bookies are registered again
-RECOVER_S = 90.0  # and every ledger can be closed and read
-REPAIR_S = 300.0  # and, where replicators run, all copies are restored
+RECOVER_S = 90.0  # within this time every ledger can be closed and read
+REPAIR_S = 300.0  # within this time replicators, if any, restore all copies
 PAUSE_S = 0.5
-LEVELS = 6  # of a ledger's path
+LEVELS = 6  # the levels of a ledger's path
 
 
 def quick_config(quorum: Quorum) -> LedgerConfig:
@@ -77,7 +77,7 @@ class World:
         self.later = LaterVersion(self)
         self.config = quick_config(quorum)
         self.on_client_restart: Callable[[ClientNode], None] = lambda client: None
-        self.scrubs = True  # for bookies that start from now on
+        self.scrubs = True  # whether bookies scrub that start from now on
         self.rotten: dict[tuple[LedgerId, int], None] = {}  # entries that have a bad copy
         self.healed = False  # a process that an earlier fault ends later starts again
         self._restarts: list[asyncio.Task[None]] = []

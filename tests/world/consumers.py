@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 CLIENT = ClientInfo("127.0.0.1:1", "world")
 SUBSCRIBE_S = 3.0
-NOTICE_S = 2.0  # at most: until a broker notices that a consumer has left
+NOTICE_S = 2.0  # the longest time until a broker notices that a consumer has left
 UNDER_WAY_MAX = 20  # entries on the line; beyond it, the connection is not writable
 
 
@@ -185,14 +185,15 @@ class Consumer:
         self.name = name
         self.willing = False
         self.gone = False  # permanently
-        self.leaves = False  # it gets no more entries, and acknowledges those that it has
+        # A leaving consumer gets no more entries, and acknowledges those that it has.
+        self.leaves = False
         self._director = director
         self._deliveries: Deliveries = director.deliveries
         self._world = director.world
         self._random = director.world.draw(f"consumer {name}")
         self._kind = director.deliveries.kind
         self._session: ConsumerSession | None = None
-        self._held: dict[Position, _Held] = {}  # in the order of arrival
+        self._held: dict[Position, _Held] = {}  # the held entries in the order of arrival
         # keys, until the broker knows them
         self._guards: dict[str | None, tuple[Position, int]] = {}
         self._guarded = 0

@@ -64,7 +64,7 @@ class Deliveries:
     world: World
     kind: SubscriptionType
     ordered_nacks: bool = False
-    relaxed_share: float = 0  # of the consumers that allow delivery out of order
+    relaxed_share: float = 0  # the share of consumers that allow delivery out of order
     receipts: dict[Position, int] = field(default_factory=dict)  # messages by entry
     sent: dict[Position, set[int]] = field(default_factory=dict)  # acknowledged by a consumer
     marks: list[Position] = field(default_factory=list)  # acknowledged cumulatively
@@ -143,7 +143,7 @@ class Reign:
     base: dict[Position, int] = field(default_factory=dict)  # counts when first seen
     first: set[Position] = field(default_factory=set)  # were delivered
     nacked: set[Position] = field(default_factory=set)
-    of: Dispatcher | None = None  # whose state the four are
+    of: Dispatcher | None = None  # the dispatcher whose state the four are
     views: dict[Position, EntryView] = field(default_factory=dict)
     by_key: dict[str | None, list[Position]] = field(default_factory=dict)
     indexed: dict[LedgerId, int] = field(default_factory=dict)  # entries in `by_key`

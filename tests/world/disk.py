@@ -60,7 +60,8 @@ class SimDisk:
         self.opens = True  # False: opening the store fails
         self.rotten = ""  # the incarnation that noted an unreadable table
         self.reclaiming = Marker()
-        self.formers: dict[str, DiskImage | None] = {}  # by incarnation; None: it does not open
+        # Keyed by incarnation; None: it does not open.
+        self.formers: dict[str, DiskImage | None] = {}
         self.on_durable: Callable[[int, int, bytes], None] = lambda *_: None
         self.on_delete: Callable[[int, bool], None] = lambda *_: None
         self.on_reopened: Callable[[DiskImage], None] = lambda _: None
@@ -280,7 +281,7 @@ class DiskImage(MemoryStorage):
         self.bytes = 0  # used: deleted and replaced values count until they are reclaimed
         self.rot = Rot()
         self._on_disk: dict[bytes, bytes] = {}
-        self._counted = 0  # how many batches of the log are in `_on_disk`
+        self._counted = 0  # the number of the log's batches that `_on_disk` has
 
     def on_disk(self) -> dict[bytes, bytes]:
         """The content after a power cut that removes all unsynced batches."""

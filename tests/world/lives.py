@@ -44,7 +44,8 @@ class Generation:
     seen: dict[Position, Message] = field(default_factory=dict)
     sent_acks: dict[str, set[Position]] = field(default_factory=dict)  # keyed by subscription
     answered: dict[str, set[Position]] = field(default_factory=dict)
-    marks: dict[str, Position] = field(default_factory=dict)  # of cumulative acknowledgements
+    # The marks of cumulative acknowledgements.
+    marks: dict[str, Position] = field(default_factory=dict)
     answered_marks: dict[str, Position] = field(default_factory=dict)
     delivered: dict[str, set[Message]] = field(default_factory=dict)
     trimmed: list[LedgerId] = field(default_factory=list)

@@ -61,7 +61,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._now_s = 0.0
         self._tasks_made = 0
         self._held: list[Any] = []  # task steps kept back for a later turn
-        self._frozen: list[Any] = []  # of paused hosts, in order
+        self._frozen: list[Any] = []  # the callbacks of paused hosts, in order
         self._some_host_paused = False
         self.set_task_factory(self._make_task)
         self.set_exception_handler(lambda _, context: self.stray.append(context))

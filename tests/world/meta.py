@@ -63,7 +63,7 @@ class Troubles:
     not_sent = 0.0
     request_lost = 0.0
     reply_lost = 0.0
-    names_lost = 0.0  # that a listing of ledgers lacks some
+    names_lost = 0.0  # the probability that a listing of ledgers lacks some
 
 
 class Ensemble:

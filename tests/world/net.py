@@ -42,11 +42,11 @@ class Weather:
     """The present faults of the network. Probabilities are per message."""
 
     delay_s: float = 0.0005  # mean of one way
-    spike: float = 0.0  # that a message takes `spike_s` on average instead
+    spike: float = 0.0  # the probability that a message takes `spike_s` on average instead
     spike_s: float = 0.2
-    duplicate: float = 0.0  # that a call is delivered twice
-    reset: float = 0.0  # that a frame breaks its connection
-    notice_s: float = 2.0  # at most: until an end gives up a connection that is cut
+    duplicate: float = 0.0  # the probability that a call is delivered twice
+    reset: float = 0.0  # the probability that a frame breaks its connection
+    notice_s: float = 2.0  # the longest time until an end gives up a connection that is cut
 
 
 class Host(Pausable):

@@ -149,7 +149,7 @@ class BookieNode(Process):
         self.admission: Admission | None = None
         self.registration: Registration | None = None
         self.reclaimer: Reclaimer | None = None
-        self.refused: StartRefused | None = None  # why it refuses to start on its disk
+        self.refused: StartRefused | None = None  # the reason why it refuses to start on its disk
         self.may_format_anew = False  # the operator's --new-incarnation
         self.retired = False  # decommissioned
         self.listed_by: int | None = None  # the session of its registration

@@ -46,7 +46,7 @@ class Life:
     """The oracle's knowledge of one ledger."""
 
     payloads: dict[int, bytes] = field(default_factory=dict)  # appended, by entry
-    confirmed: int = -1  # that its writer was told
+    confirmed: int = -1  # the last entry that its writer knows as confirmed
     failed: bool = False  # its writer was told that the ledger failed or is closed
     deleted: bool = False
     seen: dict[int, bytes] = field(default_factory=dict)  # entries that any process has read
@@ -66,7 +66,8 @@ class Oracle:
     def __init__(self, trace: Trace) -> None:
         self.lives: dict[LedgerId, Life] = {}
         self.first: Violation | None = None
-        self.stored_by: dict[Member, set[tuple[int, int]]] = {}  # that were ever durable
+        # The entries of each member that were ever durable.
+        self.stored_by: dict[Member, set[tuple[int, int]]] = {}
         self.reads = 0
         self.when_broken: Callable[[Violation], None] = lambda violation: None
         self.when_fenced: Callable[[Member, int], None] = lambda member, ledger: None

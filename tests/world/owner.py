@@ -69,7 +69,7 @@ CURSORS = CursorConfig(
     gather_s=0.02, tail_bytes_min=200, ledger_bytes_max=600, ledger_entries_max=5
 )
 """Cursor ledgers of five entries."""
-IN_FLIGHT_MAX = 6  # of one producer
+IN_FLIGHT_MAX = 6  # the entries of one producer in flight
 DRAIN_S = 90.0
 SWEEP_S = 1.5
 
@@ -83,7 +83,7 @@ class Clients:
     retention_s: int
     producers: list[Producer] = field(default_factory=list)
     consumers: list[Consumer] = field(default_factory=list)
-    epoch: int = 0  # of the last owner that they found
+    epoch: int = 0  # the epoch of the last owner that they found
 
     @classmethod
     def draw(cls, world: World) -> Clients:
@@ -197,7 +197,7 @@ class ConsumerSession(Session):
     def __init__(self, owner: ClientNode, incarnation: str, consumer: Consumer) -> None:
         super().__init__(owner, incarnation)
         self._consumer = consumer
-        self.got: dict[Position, None] = {}  # and not acknowledged yet
+        self.got: dict[Position, None] = {}  # the received positions that are not acknowledged yet
         self.last = EARLIEST
 
     @property

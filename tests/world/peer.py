@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PENDING_BYTES_MAX = 1 << 20  # of a bookie
+PENDING_BYTES_MAX = 1 << 20  # the limit of a bookie
 FRAME_BYTES = 300_000  # the frame size of an outbox with entries of 20 kB; less with smaller ones
 FENCED = (BookieCode.OK, BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER)
 

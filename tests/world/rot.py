@@ -21,8 +21,8 @@ VALUES = "Corruption: checksum mismatch in store/000013.blob"
 
 class Damage(Enum):
     UNREADABLE = "unreadable"  # reading it fails
-    FLIPPED = "flipped"  # it reads as other bytes
-    SWAPPED = "swapped"  # it reads as another sound entry, perhaps of another ledger
+    FLIPPED = "flipped"  # the entry reads as other bytes
+    SWAPPED = "swapped"  # the entry reads as another sound entry, perhaps of another ledger
 
 
 class Rot:
@@ -31,7 +31,7 @@ class Rot:
     def __init__(self) -> None:
         self.damaged: dict[bytes, Damage] = {}
         self.table = False
-        self.refuses = ""  # why the store takes no writes; "": it takes them
+        self.refuses = ""  # the reason why the store takes no writes; "": it takes them
         self._replaced: dict[bytes, tuple[Damage, int]] = {}  # the batch that met the damage
 
     def strike(self, key: bytes, damage: Damage) -> None:

@@ -30,7 +30,7 @@ QUORUMS = {
     "1/1/1": Quorum(1, 1, 1),
 }
 ALL = tuple(QUORUMS)
-DEADLINE_S = 600.0  # of virtual time, for the whole scenario
+DEADLINE_S = 600.0  # the virtual time of the whole scenario
 
 
 @dataclass(frozen=True)

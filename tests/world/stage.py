@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from magnetar.bookie.ledger.ledgers import Ledgers
     from magnetar.metadata.model import LedgerMetadata, Member
 
-PATIENCE_S = 60.0  # for changes that must happen by themselves
+PATIENCE_S = 60.0  # the time for changes that happen without a command
 
 
 class Stage:

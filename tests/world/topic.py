@@ -52,10 +52,10 @@ QUICK = LogConfig(
 """Ledgers of six entries."""
 
 CLOSE_S = 5.0
-READ_S = 90.0  # in which a new owner reads everything, after all faults are healed
+READ_S = 90.0  # the time in which a new owner reads everything, after all faults are healed
 SIZES = (10, 30, 300, 3_000)
 BURST = 8  # entries between two checks for room
-ENTRY_BYTES = 3_200  # of the largest message, with its envelope and metadata
+ENTRY_BYTES = 3_200  # the size of the largest message, with its envelope and metadata
 
 
 class ToldLedgers:
@@ -199,7 +199,7 @@ class Publisher:
                     logs.on_acknowledged(str(part.context), Position(part.ledger, part.first_entry))
 
         log.on_appended = on_appended
-        log.on_failed = lambda messages, error: None  # each of these is stored or not
+        log.on_failed = lambda messages, error: None  # each of these messages may be stored or not
         log.start(self._spawn)
         tending = self.client.host.spawn(_tend(log))
         try:

@@ -115,7 +115,7 @@ async def test_an_unreadable_blob_on_a_disk_is_found(tmp_path: Path) -> None:
     storage.close()
     (blobs,) = (tmp_path / "store").glob("*.blob")
     with open(blobs, "r+b") as file:
-        for at in (5, 12, 20, 25):  # of 30 values, one after the other
+        for at in (5, 12, 20, 25):  # places among 30 values, one after the other
             file.seek(at * blobs.stat().st_size // 30 + 25_000)
             file.write(b"?")
     storage = RocksStorage(tmp_path / "store", create=False)

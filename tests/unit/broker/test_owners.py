@@ -52,7 +52,7 @@ class Peer:
             "",
         )
         self.lost: list[Bundle] = []
-        self.connections = 0  # to its port
+        self.connections = 0  # the number of connections to its port
         self.is_silent = False  # its port accepts connections and answers nothing
         self.close_port: Callable[[], None]
         self.directory = BrokerDirectory(self.store)

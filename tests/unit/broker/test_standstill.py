@@ -37,7 +37,7 @@ class Records:
         self.asked = 0
         self.readable = asyncio.Event()
         self.readable.set()
-        self.failures = 0  # of the next reads
+        self.failures = 0  # the number of next reads that fail
 
     async def verify(self) -> None:
         self.asked += 1

@@ -26,12 +26,12 @@ from magnetar.client.options import (
 from magnetar.client.sync import Client
 
 DIFFERENT = {
-    "batching_enabled",  # on
+    "batching_enabled",  # ours is on
     "batching_max_publish_delay_ms",  # 1
-    "batch_index_ack_enabled",  # on
+    "batch_index_ack_enabled",  # ours is on
     "schema",  # None stands for bytes
-    "crypto_failure_action",  # of a reader: None stands for fail
-    "tls_validate_hostname",  # on
+    "crypto_failure_action",  # a reader's None stands for fail
+    "tls_validate_hostname",  # ours is on
 }
 OURS = {
     "priority_level",
@@ -45,7 +45,7 @@ OURS = {
     "decode_failure_action",
     "encryption_keys",
     "interceptors",
-    "stops_at_refusal",  # of Spark's sink
+    "stops_at_refusal",  # an option of Spark's sink
 }
 """The options that Apache's Python client does not have."""
 

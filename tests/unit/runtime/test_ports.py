@@ -23,7 +23,7 @@ def test_the_kernel_gives_none_of_them_to_a_connection() -> None:
     assert max(free_ports(20)) < int(first)
 
 
-@pytest.mark.parametrize("first", [0, 1])  # where the search begins
+@pytest.mark.parametrize("first", [0, 1])  # the beginning of the search
 def test_a_port_that_is_taken_is_passed_over(first: int) -> None:
     low, high = sorted(free_ports(2))
     search = partial(free_ports, among=range(low, high + 1, high - low), steps=count(first))

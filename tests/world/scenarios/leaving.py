@@ -166,7 +166,7 @@ async def _while_it_is_dead(leaving: Leaving, alone: Writer, stage: Stage, *, lo
     them up."""
     victim = leaving.bookie
     victim.crash()
-    stage.append()  # so that the writer looks for another
+    stage.append()  # the writer then looks for another bookie
     for _ in range(stage.random.randint(1, 2)):
         leaving.check_report(await leaving.attempt(), {alone.ledger})
     if lost:

@@ -88,7 +88,7 @@ async def ids(world: World) -> None:
         store = stage.clients[client].store
         assert store is not None
         for _ in range(4):
-            ids_of_process = LedgerIds(store)  # as after a restart
+            ids_of_process = LedgerIds(store)  # the same as after a restart
             try:
                 for _ in range(3):
                     deadline = world.loop.time() + 5.0
@@ -127,7 +127,7 @@ async def topic_rolls(world: World) -> None:
             victim.pause()
             stage.meanwhile(_go_on(stage, victim))
         elif kind == "is cut off":
-            alone = len(owners) == 1  # for so long that its ledger fails; then the broker continues
+            alone = len(owners) == 1  # cut off until its ledger fails; then the broker continues
             others = stage.some(list(world.bookies.values()), 9 if alone else 2)
             stage.cut_off([random.choice(owners)], others)
             await stage.lull(5.0 if alone else 0.3)

@@ -34,7 +34,7 @@ class Case:
 
     quorum: Quorum
     members: list[Member]
-    adds: list[writing.Parts]  # by entry
+    adds: list[writing.Parts]  # for each entry: the encoded add
     recoverers: int
 
 
@@ -44,8 +44,8 @@ class State:
 
     bookies: list[RigBookie]
     metadata: LedgerMetadata
-    stored: list[int]  # by seat: how many adds of its stream have arrived
-    accepted: list[set[int]]  # by seat: what it acked to the writer
+    stored: list[int]  # for each seat: the number of adds of its stream that have arrived
+    accepted: list[set[int]]  # for each seat: the entries that it acked to the writer
     recoveries: list[LedgerRecovery]
     requests: list[tuple[int, Any]]  # (recoverer, action) on its way to a bookie
 
@@ -274,7 +274,7 @@ def test_t15_walks_through_striped_ledgers(sizes: tuple[int, int, int]) -> None:
     for seed in range(600):
         random = Random(seed)
         case, state = beginning(quorum, 5, 3)
-        early_share = random.random() * 0.2  # how likely a recovery is to begin early
+        early_share = random.random() * 0.2  # the probability that a recovery begins early
         while choices := steps(case, state):
             recover = ("recover", 0)
             if state.metadata.state is LedgerState.CLOSED:

@@ -38,12 +38,13 @@ class Life:
         group: asyncio.TaskGroup,
     ) -> None:
         self.appenders: list[LedgerAppender] = []
-        self.confirmed: dict[LedgerId, int] = {}  # as told
+        # The confirmed entries as the appenders reported them.
+        self.confirmed: dict[LedgerId, int] = {}
         self._random = random
         self._nodes = nodes
         self._ledgers = ledgers
         self._others = others
-        self._faults = faults  # of changes of ledgers' metadata, the last one next
+        self._faults = faults  # faults of metadata changes of ledgers, the last one next
         self._group = group
         self._calm = False
 

@@ -82,7 +82,7 @@ def test_read_from_before_a_rewind_is_dropped() -> None:
     member = it.join()
     it.flow(member, 100)
     it.answer_read()
-    assert isinstance(it.outstanding, Read)  # of entries 5 to 7
+    assert isinstance(it.outstanding, Read)  # the read of entries 5 to 7
     it.redeliver(member)
     it.settle()
     entries = [position.entry for position in member.inbox]

@@ -236,7 +236,7 @@ def test_drain_with_held_entries_and_a_read_under_way_loses_none() -> None:
     it.flow(low, 6)
     high = it.join()
     if it.outstanding:
-        it.answer_read()  # of before the drain
+        it.answer_read()  # the read began before the drain
     for position in list(low.inbox):
         it.ack(low, position)
     take(it, high)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from magnetar.broker.dispatch.dispatcher import Dispatcher, Environment
 
-HISTORIES = 250  # of each type
+HISTORIES = 250  # the histories of each type
 HISTORIES_OF_A_BUG = 1_000  # the rarest of the bugs shows in one of 65
 
 KEPT = [(Kind.KEY_SHARED, 26_228)]

@@ -24,7 +24,7 @@ def test_entries_are_sent_in_the_order_of_their_arrival(
 ) -> None:
     """Runs of messages and batches, sent and confirmed in parts that do not fit the runs."""
     outstanding = Outstanding(next_index=100)
-    waiting: list[tuple[int, int, int]] = []  # of each entry: run, place, index
+    waiting: list[tuple[int, int, int]] = []  # for each entry: run, place, index
     flying: list[tuple[int, int, int]] = []
     runs = messages = entry = 0
     confirmed: list[tuple[int, int]] = []
@@ -67,7 +67,8 @@ def test_entries_are_sent_in_the_order_of_their_arrival(
             waiting, flying = flying + waiting, []
         assert (outstanding.queued, outstanding.in_flight) == (len(waiting), len(flying))
         if waiting:
-            expected = waiting[0][2]  # of its last message; the first one comes right after these
+            # The index of its last message; the first message comes right after these.
+            expected = waiting[0][2]
             assert expected - 4 < outstanding.first_queued_index <= expected
         outstanding.check(confirmed_index=confirmed_index)
     left = {run for run, _, _ in flying + waiting}

@@ -52,7 +52,7 @@ class Scripted:
         self.events: list[tuple[str, float]] = []
         self.joined: list[Consumer] = []
         self.refuses: ConsumerRefused | None = None
-        self.actions: list[Action] = []  # of the next event
+        self.actions: list[Action] = []  # the actions of the next event
         self.due: float | None = None  # the answer of `next_timer`
         self.later: float | None = None  # its answer after `on_timer`
 
@@ -143,7 +143,8 @@ class Shell:
     def __init__(self) -> None:
         self.subscription: Subscription
         self.made: list[Scripted] = []
-        self.refuses: ConsumerRefused | None = None  # of dispatchers that are made from now on
+        # The refusal of dispatchers that are made from now on.
+        self.refuses: ConsumerRefused | None = None
 
     def make(self, environment: Environment) -> Scripted:
         machine = Scripted(environment)

@@ -803,11 +803,11 @@ async def test_consumer_whose_acknowledgements_wait_requests_messages_when_they_
             "t", "s", initial_position=EARLIEST, receiver_queue_size=4
         )
         sent_max = ACK_GROUPS_IN_FLIGHT_MAX * ACK_IDS_MAX
-        for entry in range(sent_max + PENDING_IDS_MAX):  # of an earlier ledger
+        for entry in range(sent_max + PENDING_IDS_MAX):  # entries of an earlier ledger
             await consumer.acknowledge(MessageId(-1, 0, entry))
         await settle()
         await publish(client, 10)
-        got = data(await receive(consumer, 4))  # those that were requested before
+        got = data(await receive(consumer, 4))  # the messages that were requested before
         await expect_none(consumer)
         assert [it.getMessage() for it in caplog.records if "does not confirm" in it.getMessage()]
         broker.hold_acks = False

@@ -2,9 +2,9 @@
 
 One producer, and four consumers of a Shared or Key_Shared subscription, in one process with the
 client on asyncio: `python -m benchmarks.subscriptions`. Every receipt and every acknowledgement
-waits for fsync. Printed are the messages per second, the messages per entry that the consumers got,
-and the CPU of each message in the broker, in the bookies and in the client. The last column is what
-two cores could carry if they did nothing else.
+waits for fsync. The output has the messages per second, the messages per entry that the consumers
+got, and the CPU of each message in the broker, in the bookies and in the client. The last column is
+the rate that two cores could carry if they did nothing else.
 
 The reference (reference.py) publishes entries of the same size, and delivers nothing. The loads and
 the reference take turns.

@@ -1,10 +1,10 @@
 """Answers for a former incarnation of a bookie whose store was found damaged.
 
-The bookie returns an entry that is there and whose checksum holds: it is what was acknowledged.
-Everything else is unknown, and the answer is DAMAGED_STORE. A missing entry or ledger may have
-existed; a fence would not hold; adds belong to the present incarnation. A former incarnation with
-an unreadable store is answered like an incarnation that never existed: WRONG_INCARNATION, which
-also means "unknown".
+The bookie returns a stored entry whose checksum is right: it is the acknowledged entry. Everything
+else is unknown, and the answer is DAMAGED_STORE. A missing entry or ledger may have existed. A
+fence would not hold. Adds belong to the present incarnation. For a former incarnation with an
+unreadable store the bookie answers as for an incarnation that never existed: WRONG_INCARNATION,
+which also means "unknown".
 """
 
 from __future__ import annotations

@@ -142,9 +142,8 @@ class FirstAddCheck:
             return BookieCode.IO_ERROR if damaged else BookieCode.OVERLOADED
 
     async def _look(self, ledger: LedgerId) -> BookieCode:
-        """Reads after a sync, whatever the answer. A stale OK would be harmless only while the
-        fenced bookies keep the fence, and a bookie that deletes a left-over copy loses its fence.
-        """
+        """Always reads after a sync. A stale OK would be harmless only while the fenced bookies
+        keep the fence, and a bookie that deletes a left-over copy loses its fence."""
         await self._store.sync(paths.ledger(ledger))
         code = self._judge(await self._records.get(ledger))
         if code is not BookieCode.OK:

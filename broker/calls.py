@@ -19,8 +19,8 @@ async def call_each(
 ) -> list[Answer]:
     """The answers in the order of the items, with at most `at_once` calls in flight.
 
-    After a call has failed with an operating error, no further one begins. Raises the first such
-    error, once the calls in flight have ended.
+    After a call has failed with an operating error, no further call begins. Raises the first of
+    these errors, after the calls in flight have ended.
     """
     left = iter(enumerate(items))
     answers: dict[int, Answer] = {}

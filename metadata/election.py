@@ -1,8 +1,8 @@
 """Leader election: the candidate that holds the one ephemeral node leads.
 
-Each candidate tries to create the node; the others watch it. All of them wake when a leader goes,
-which is cheap for a few dozen candidates. A queue of sequential nodes would wake only one, but a
-lost reply may leave a node there whose candidate does not know it.
+Each candidate tries to create the node. The others watch the node. All of them wake when a leader
+ends, which is cheap for a few dozen candidates. A queue of sequential nodes would wake only one
+candidate. But after a lost reply the queue may hold a node that its candidate does not know.
 
 For a moment two processes may act as leader: one whose session the ensemble has expired and that
 does not know it yet, and its successor. So a leader stops when it loses its connection (`is_leader`

@@ -555,8 +555,9 @@ def plain_key(fields: bytes) -> tuple[bytes, str | None] | None:
     """Take the partition key (None: absent) out of the fields after the sequence id of plain
     metadata: the others repeat from one entry to the next, so `plain_rest` caches them.
 
-    The key has less than 128 bytes and comes after the publish time, which has six bytes (until the
-    year 2109). Apache's Java client also says that the key is not base64. None: the key is not so.
+    The key has less than 128 bytes and follows the publish time, which has six bytes (until the
+    year 2109). Apache's Java client also says that the key is not base64. None: the key has another
+    form.
     """
     if fields[_PLAIN_KEY_AT : _PLAIN_KEY_AT + 1] != b"\x32":
         return fields, None
@@ -593,9 +594,10 @@ def plain_rest(fields: bytes) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=256)  # sized as the cache of `plain_rest`
 def _plain_publish_time(fields: bytes) -> int:
-    """Parse the publish time where nothing but the uncompressed size may follow. -1: it is not so.
+    """Parse the publish time where only the uncompressed size may follow. -1: `fields` has another
+    form.
 
-    A schema version, which `plain_rest` skips, belongs to what a consumer gets.
+    `plain_rest` skips a schema version. This function does not: a consumer needs the version.
     """
     rest = plain_rest(fields)
     return -1 if rest is None or _SCHEMA_TAG in fields else rest[0]

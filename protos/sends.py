@@ -1,14 +1,14 @@
-"""Runs of SENDs: what one producer sends, as the broker takes it in.
+"""Runs of SENDs: the broker's form of the frames that one producer sends.
 
-A run is a series of consecutive SENDs of one producer, whatever their form; one SEND is a run of
-one. Nothing is refused here: the entry's checksum and what is wrong with the SEND (claims.py) go
-along in the run, and the stages of the topic decide.
+A run is a series of consecutive SENDs of one producer, in any form. One SEND is a run of one. This
+module refuses no SEND: the run carries the entry's checksum and the faults of the SEND (claims.py),
+and the stages of the topic decide.
 
 Most SENDs are *plain*: the command has a producer and a sequence id and at most `num_messages = 1`,
-and the entry is one message with a checksum whose metadata has only what clients write into each
-message (`plain_rest`), and perhaps a key (`plain_key`). Consecutive plain ones differ in little.
-Each is compared with what the one before leads to expect, in a sixth of the time that parsing
-takes. Every other SEND goes through `parse_command` and `parse_sent`.
+and the entry is one message with a checksum. Its metadata has only the fields that clients write
+into each message (`plain_rest`), and perhaps a key (`plain_key`). Consecutive plain SENDs differ
+little. Each is compared with the expected successor of the one before, in a sixth of the time that
+parsing takes. `parse_command` and `parse_sent` parse every other SEND.
 """
 
 import struct
@@ -78,7 +78,7 @@ RUN_PARSED_BYTES_MAX: Final = 128 << 10
 
 def read_sends(buffer: memoryview, at: int) -> SendRun | None:
     """The longest run of at most RUN_ENTRIES_MAX whose first frame begins, with its total size, at
-    `at`. None: what is there is no SEND as clients write it; `parse_command` says what it is."""
+    `at`. None: no SEND in the form of the clients begins there. `parse_command` then parses it."""
     run: SendRun | None = None
     size, parsed = len(buffer), 0
     while at < size and (run is None or len(run.entries) < RUN_ENTRIES_MAX):

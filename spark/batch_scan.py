@@ -4,8 +4,8 @@ A batch is a chain: `u32 size | SingleMessageMetadata | payload`, and only the m
 the next message begins. The scan guesses and then proves:
 
 1. A message can begin where three zero bytes and a size below 128 stand before a tag that
-   SingleMessageMetadata can begin with. All such places are found at once. Payloads that hold such
-   bytes give wrong places, which do no harm.
+   SingleMessageMetadata can begin with. The scan finds all these places in one step. Payloads with
+   the same bytes give wrong places, which do no harm.
 2. The metadata of all places is parsed at once, field by field.
 3. Place 0 is right. Each place names the next one by its sizes. The chain must have exactly as
    many messages as the batch, and end with it. So every place of the chain is proved.

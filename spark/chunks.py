@@ -1,8 +1,8 @@
 """Joins the chunks of large messages within a range of entries.
 
 A chunked message is a row of the range that holds its last chunk. A range can begin in the middle
-of a message: then the entries before the range are read, back to chunk 0. What such a search
-backwards finds is the rule, and the pieces that a range keeps in memory only save searches:
+of a message: then the entries before the range are read, back to chunk 0. The result of this
+backward search defines the message. The pieces that a range keeps in memory only save searches:
 
 1. Of each chunk, the newest entry before the last chunk counts. A producer without a receipt sends
    chunks again.
@@ -10,8 +10,8 @@ backwards finds is the rule, and the pieces that a range keeps in memory only sa
    the newer last chunk is a copy, and no row.
 3. If the topic begins before all chunks are found, the message was deleted in part: it is lost.
 
-So the rows of a range do not depend on how a topic is divided into ranges. A message whose last
-chunk is not stored is no row of any range.
+So the rows of a topic do not depend on its division into ranges. A message whose last chunk is not
+stored is no row of any range.
 
 Pure.
 """

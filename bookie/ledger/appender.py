@@ -207,7 +207,7 @@ class LedgerAppender:
     @property
     def degraded(self) -> bool:
         """Whether entries get too few copies, or may soon, or go to a bookie that is being drained
-        or decommissioned. The owner should roll to a new ledger once enough bookies are there.
+        or decommissioned. The owner should roll to a new ledger when enough bookies are available.
         """
         writer = self._writer
         draining = self._services.directory.draining

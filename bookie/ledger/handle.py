@@ -115,7 +115,7 @@ class LedgerReader:
 
     async def _read_stripes(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
         """Ask the fewest bookies that together hold the range, each once for its whole part. Return
-        the entries before the first one that is missing or damaged; the caller reads that one."""
+        the entries before the first missing or damaged entry, which the caller reads."""
         metadata, quorum = self.metadata, quorum_of(self.metadata)
         last = min(last, self._segment_end(metadata, first))
         last = min(last, first + max(round(bytes_max / self._entry_bytes), 1) - 1)

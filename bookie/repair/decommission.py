@@ -1,12 +1,13 @@
 """Drains bookies, and removes them permanently.
 
-A drained bookie continues to serve but gets no new ledgers; writers of open ledgers, also of idle
-topics, begin new ones at their next check if enough other bookies are there. A decommissioned
-bookie also gets under-replication records for its ledgers, so that replicators move them. It is the
-best source for the copies, so it stays up until it holds nothing. Ledgers that are being written
-depend on their writers: a writer leaves the bookie when it begins a new ledger, or at once when the
-bookie is stopped. At the end the bookie's cookie is removed. The cluster then has no bookie of that
-name, and its directory cannot return by mistake. Each step can be interrupted and repeated.
+A drained bookie continues to serve but gets no new ledgers. Writers of open ledgers, also of idle
+topics, begin new ledgers at their next check if enough other bookies are available. The ledgers of
+a decommissioned bookie also get under-replication records, so that replicators move them. The
+bookie is the best source for the copies, so it stays up until it holds no ledger. Ledgers that are
+being written depend on their writers: a writer leaves the bookie when it begins a new ledger, or at
+once when the bookie is stopped. At the end the bookie's cookie is removed. The cluster then has no
+bookie of that name, and its directory cannot return by mistake. Each step can be interrupted and
+repeated.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ A ledger whose last segment is being written belongs to its writer, and a runnin
 lost bookie itself. If nothing happens for a long time and a spare bookie exists, the replicator
 recovers the ledger: it fences and closes it.
 
-A ledger created with too few bookies is widened once it is closed. In such a ledger each bookie
-holds everything. One more bookie that holds everything changes nothing for readers, even with old
+A ledger that was created with too few bookies is widened after its close. Each of its bookies
+holds all entries. One more bookie with all entries changes nothing for readers, even with old
 metadata. A copy into a new ledger would change the positions of its messages.
 
 A failed repair is retried with growing pauses. The under-replication record holds the reason.

@@ -1,11 +1,11 @@
 """The stores of former incarnations: damaged stores, kept unchanged and opened read-only.
 
     former/<incarnation>/     store and watermark as they were found, moved there, never written to
-    views/<incarnation>/      links to the files of such a store, made again at each start
+    views/<incarnation>/      links to the files of one store, made again at each start
 
-An entry that such a store still has is valid: a checksum covers its content and its ids. A missing
-entry is unknown. So the store is opened with everything that can be read. Damaged records of the
-log are skipped, and missing tables matter only when they are read.
+An entry that the store still has is valid: a checksum covers its content and its ids. A missing
+entry is unknown. So the store is opened with all readable files. Damaged records of the log are
+skipped, and missing tables matter only when they are read.
 
 NOTE: while the store is open, RocksDB keeps the entries of its log in memory: up to eight
 memtables, 512 MiB. It has no other way to read a log without writing.

@@ -18,9 +18,9 @@ A copy of the directory is still recognised. It knows the tokens drawn before th
 token that the original drew later is unknown to the copy, which is refused. Both accept an earlier
 token, but only the first to enter the next epoch continues, because the other is then behind. A
 bookie serves only after its own token is in the cookie. So no entries were stored under a shared
-token whose process ended before that. One case goes unnoticed: a copy made after a token was drawn
-and before the end of the epoch that served under it. As the NOTE says, that was unnoticed without
-intents too.
+token whose process ended before that. One case is not noticed: a copy made after a token was drawn
+and before the end of the epoch that served under it. See the NOTE: this case was not noticed
+without intents either.
 
 NOTE: this does not notice an image that is taken and restored within one boot epoch. The watermark
 does not help, because it lies in the same image. Never restore the disk image of a bookie.

@@ -165,9 +165,9 @@ class Delays:
         """Remove up to `count` entries that are due from the index, the earliest first. Returns
         those that were read before, in ascending order of their positions.
 
-        The others leave the index and are not returned: the dispatcher has still to read them, and
-        would deliver them twice. They are due then. There are such entries after a failover, a seek
-        and a change of the type, when the index knows more than the dispatcher."""
+        The other due entries leave the index and are not returned: the dispatcher has still to read
+        them, and would deliver them twice. They exist after a failover, a seek and a change of the
+        type, when the index knows more entries than the dispatcher."""
         if not self.index:
             return []
         until_ms = self._until_ms(now)

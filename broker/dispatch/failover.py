@@ -3,15 +3,15 @@
 Theory of operation. `Candidates` chooses the active consumer (active.py). When a consumer joins or
 leaves, the choice may change. It also changes when a consumer announces that it will leave:
 
-    the active consumer left       the next one becomes active at once
-    the active consumer is there   it drains: it gets no more entries, and may acknowledge its own.
-                                   The next one becomes active when it has acknowledged everything,
-                                   when it asks for redelivery, or after `delay_s` (LEAVING_S if
-                                   it leaves).
+    the active consumer left     the next consumer becomes active at once
+    the active consumer stays    it drains: it gets no more entries, and may acknowledge its own.
+                                 The next consumer becomes active when the draining one has
+                                 acknowledged everything, when it asks for redelivery, or after
+                                 `delay_s` (LEAVING_S if it leaves).
 
 The next active consumer starts at the first unacknowledged entry. So a drain in time redelivers
-nothing. After `delay_s`, the next consumer gets entries that the former one may still process.
-Acknowledgements of the former one are accepted at any time.
+nothing. After `delay_s`, the next consumer gets entries that the former consumer may still process.
+The subscription accepts acknowledgements of the former consumer at any time.
 
 Every consumer is told whether it is active when it joins, and whenever that changes. A draining
 consumer is told at the end of its drain.

@@ -1,17 +1,18 @@
 """The negatively acknowledged entries of a Key_Shared subscription that keeps the order of keys.
 
-Theory of operation. A negatively acknowledged entry is redelivered after a delay. Without more, the
-later entries of its key are delivered meanwhile. A subscription may ask for more: from a negative
-acknowledgement on, the entries of the slot that are *later* than the earliest negatively
-acknowledged one are withheld. The earlier ones, and that one itself, may go: if everything else
-were withheld, an earlier entry that comes back from another consumer would wait without end.
+Theory of operation. A negatively acknowledged entry is redelivered after a delay. By default, the
+later entries of its key are delivered meanwhile. A subscription may ask for order: from a negative
+acknowledgement on, the dispatcher withholds the entries of the slot that are *later* than the
+earliest negatively acknowledged entry. It delivers this entry and earlier ones. If it withheld them
+too, an earlier entry that returns from another consumer would wait without end.
 
 Only an acknowledgement releases a slot. The redelivery does not, and neither does the end of the
 consumer: the entry is then still to be processed.
 
-The dispatcher keeps at most `KeySharedSettings.withheld_max` of them. A consumer whose negative
-acknowledgements would exceed the limit is disconnected instead. So all entries that it has wait,
-and are delivered again in the order of their slots: the limit costs redeliveries, not the order.
+The dispatcher keeps at most `KeySharedSettings.withheld_max` negatively acknowledged entries. A
+consumer whose negative acknowledgements would exceed the limit is disconnected instead. So all its
+entries wait, and are delivered again in the order of their slots: the limit costs redeliveries, not
+the order.
 
 Positions are stored as integers, which the garbage collector does not visit.
 

@@ -1,18 +1,19 @@
 """A topic's log: one sequence of entries over many ledgers, written by its one owner.
 
-Theory of operation. Appends come in runs, and go to the open ledger. When that ledger is full, old,
-degraded or failed, the log *retires* it: new appends queue while `_settle`, the only place that
-waits, closes it, creates the next ledger, lists that one in the topic's record, and sends the queue
-to it.
-So a roll is a short queue, not a pause. The log closes a ledger that failed before it does anything
-else. Then the end of that ledger is known: its entries are appended, and the rest goes into the
-next ledger, in the same order, neither lost nor twice. The record lists a ledger before the first
-entry is in it. When a ledger is fenced, the log reads the record. Another owner's epoch in the
-record ends the log; the outcome of the outstanding entries is then unknown.
+Theory of operation. The log adds runs of entries to the open ledger. When that ledger is full, old,
+degraded or failed, the log *retires* it: new appends queue while `_settle` closes it, creates the
+next ledger, lists the next ledger in the topic's record, and sends the queue to it. `_settle` is
+the only place that waits. So a roll is a short queue, not a pause.
+
+The log closes a failed ledger before it does anything else. Then the end of that ledger is known:
+its entries are appended. The log adds the rest to the next ledger, in the same order, neither lost
+nor twice. The record lists a ledger before the first entry is in it. When a ledger is fenced, the
+log reads the record. Another owner's epoch in the record ends the log. The outcome of the
+outstanding entries is then unknown.
 
 Ledgers at the head are dropped when the caller says so (`drop_through`), or if they are still
 `trimmable` when the record is written (`trim`). `_settle` first lists them in the topic's record as
-being deleted, then takes them out of the log. Then deletion.py deletes them.
+being deleted, then removes them from the log. Then deletion.py deletes them.
 
 `_settle` runs in a task that exists only while there is something to do. The broker calls `tend`
 from time to time: it looks at the age of the open ledger.

@@ -115,8 +115,8 @@ class TopicDeletions:
         await self.finish(name)
 
     async def finish(self, name: TopicName) -> None:
-        """Finish the deletion of a topic whose record says that it is deleted. Without such a
-        record nothing is done. Any broker may call this, also several at once."""
+        """Finish the deletion of a topic whose record says that it is deleted. With any other
+        record, or without one, do nothing. Any broker may call this, also several at once."""
         stored = await self._store.get(topic_path(name))
         if stored is None:
             return

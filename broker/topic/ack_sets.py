@@ -3,8 +3,9 @@
 An ack set of a batch of n messages has ceil(n / 64) words at most; bits beyond the batch have no
 meaning. The subscription notes the sizes of the batches that it reads, so the size of a batch that
 is delivered is known. A client may acknowledge a batch that it got from the topic's former owner.
-Its size is not known here, so the length of such a set and the words of all of them have limits of
-their own. Once the batch is read, its set is cut to the batch (`Cursor.limit_batch`).
+The size of this batch is not known here. So ack sets of unknown size have limits of their own: for
+the length of one set, and for the words of all of them. When the batch is read, its set is cut to
+the batch (`Cursor.limit_batch`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ UNKNOWN_WORDS_MAX: Final = 1_024
 batch at 1,000 messages by default."""
 
 UNKNOWN_WORDS_TOTAL_MAX: Final = 1 << 18
-"""The words of all such sets that are still in the cursor of a subscription: 2 MB. Enough for
-100,000 sets of two words, or 16,000 of 1,000 messages."""
+"""The words of all sets of unknown size that are still in the cursor of a subscription: 2 MB.
+Enough for 100,000 sets of two words, or 16,000 of 1,000 messages."""
 
 
 class AckSets:

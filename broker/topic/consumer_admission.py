@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from magnetar.metadata.policies import EffectivePolicies, SubscribeRate
 
 SUBSCRIBERS_MAX: Final = 10_000
-"""Consumers of one topic whose rate of subscribing is remembered: 2 MB, and only with such a
-policy. Beyond it the one that was seen longest ago is forgotten."""
+"""Consumers of one topic whose rate of subscribing is remembered: 2 MB, and only with a policy for
+this rate. Beyond it the topic forgets the consumer that was seen longest ago."""
 
 _Key = tuple[str, str, int]  # host of the client, name and id of the consumer
 
@@ -126,7 +126,7 @@ class ConsumerAdmission:
 
 
 def require_name(subscription: str) -> None:
-    """Raise NotAllowed for a name that is empty or blank. Administrators cannot name such a
-    subscription, so they could not delete it."""
+    """Raise NotAllowed for an empty or blank name. Administrators could not name the subscription,
+    so they could not delete it."""
     if not subscription or subscription.isspace():
         raise NotAllowed("a subscription", "it needs a name that is not blank")

@@ -1,9 +1,9 @@
 """A producer of a topic: takes publishes, answers each of them once, in the order of sending.
 
-A publish goes through the topic's stages, and what they let through goes into the log, all in the
-step in which it was read. Where a stage waits for the outcome of another publish, the rest of the
-run and all that the producer sends later is held until that is known; the session does not read on
-meanwhile (`wait_room`), so no more is held than the frame that was being read.
+A publish passes the topic's stages, and then the log appends it, all in the step in which it was
+read. If a stage waits for the outcome of another publish, the producer holds the rest of the run
+and all later publishes until the outcome is known. The session does not read on meanwhile
+(`wait_room`), so the producer holds no more than the frame that was being read.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Which producers a topic admits: names, access modes, the queue for exclusive access.
 
 A *connected* producer publishes. A *waiting* one asked for exclusive access (WaitForExclusive)
-while others were connected; when the last of these leaves, the first of the queue takes their
-place. The topic's epoch rises with each new exclusive producer and is durable before that producer
-learns of it, so that a former one that comes back is recognised and fenced.
+while other producers were connected. When the last of these leaves, the first of the queue takes
+their place. The topic's epoch rises with each new exclusive producer, and is durable before that
+producer learns of it. So a former producer that returns is recognised and fenced.
 
-A producer that is in the way of a new one is probed first: if its client does not answer, it is
-evicted and the new one comes in.
+A connected producer that blocks a new one is probed first. If its client does not answer, the
+producer is evicted and the new producer is admitted.
 """
 
 from __future__ import annotations

@@ -687,7 +687,7 @@ class PersistentTopic:
     @property
     def delivered_total(self) -> tuple[int, int]:
         """Messages and bytes delivered since the topic was opened here, also by subscriptions that
-        were deleted since: a counter that never goes down."""
+        were deleted since: a counter that never decreases."""
         meters = [subscription.delivered for subscription in self._subscriptions.values()]
         return (
             self._removed_messages + sum(meter.messages for meter in meters),

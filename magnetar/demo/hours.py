@@ -1,8 +1,9 @@
 """Departure delays by carrier and hour, as a stream: from the topic, through Spark, into a topic.
 
 The query groups flights by carrier and by hour of their event time. When the watermark has passed
-an hour, it writes each of its groups as one message in JSON. The sink writes exactly once: the
-topic is in a namespace with deduplication. The last hours stay open, as in every such query.
+an hour, the query writes each group of the hour as one message in JSON. The sink writes exactly
+once: the topic is in a namespace with deduplication. The last hours stay open, as in every query
+with a watermark.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ NAMESPACE: Final = "public/exact"
 TOPIC: Final = f"persistent://{NAMESPACE}/delays-by-hour"
 TIME_ZONE: Final = "America/New_York"  # the time zone of the airports
 BATCHES: Final = 3
-# A batch of the producer holds 1,000 flights of all carriers, by carrier: so much of the order is
-# lost. Three times that many flights are three days of the year, and more of a slice of it.
+# A batch of the producer holds 1,000 flights of all carriers, sorted by carrier: within a batch the
+# order of time is lost. Three times that many flights are three days of the year, and more days if
+# the demo takes only a part of the year's flights.
 WATERMARK_FLIGHTS: Final = 3_000
 YEAR_DAYS: Final = 365
 ADMIN_S: Final = 30.0

@@ -32,9 +32,9 @@ Buffer = bytes | bytearray | memoryview
 """A memoryview is of bytes (format "B"), so that its length is its size."""
 
 FRAME_BYTES_MAX = 256 << 10
-"""An outbox starts the next frame once one has reached this. A gRPC hop carries about 10,000
-frames/s whatever their size. At 256 KiB a frame's fixed cost (some 60 microseconds) is below the
-cost of copying its bytes, and a small item waits behind one for a millisecond or two at most."""
+"""An outbox starts the next frame when a frame has reached this size. A gRPC hop carries about
+10,000 frames/s of any size. At 256 KiB a frame's fixed cost (some 60 microseconds) is below the
+cost of copying its bytes, and a small item waits behind a frame for two milliseconds at most."""
 
 
 HOLD_S_MAX = 0.005
@@ -105,8 +105,9 @@ class Outbox:
     needs one sync and one answer for them. If an item was put before that answer, the next one is
     likely to come soon: from then on the outbox gathers a group of items (`GroupSize`) after the
     answer, too, until GATHER_S_MAX after the frame before. This ends when a wait brings no second
-    item. If one sender waits for each answer, there is never such an item, so it waits for nothing.
-    Several such senders may wait for each other's items, up to the same limit.
+    item. A single sender that waits for each answer never brings one, so the outbox does not gather
+    for it. If several senders wait for their answers, each may wait for the items of the others, up
+    to the same limit.
     Large items and control items are never held.
 
     `run` is called once and owns the stream's sending side. When it ends, the outbox drops what is
@@ -246,7 +247,7 @@ class Outbox:
         )
 
     def _begin_hold(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A frame goes out, and the next one waits for its answer."""
+        """A frame is sent, and the next frame waits for its answer."""
         if self._release is not None:
             if not self._answered:
                 return  # the answer to the frame before this one is still waited for
@@ -299,12 +300,12 @@ class Outbox:
 
 
 class GroupSize:
-    """How many items an outbox gathers for a frame: what comes in time, at most GROUP_ITEMS_MAX.
+    """The number of items that an outbox gathers for a frame, at most GROUP_ITEMS_MAX.
 
-    A full group makes the next one larger by an item. A wait that brings fewer makes the next group
-    as small as what came, and growth pauses for twice as many groups as the time before. So three
-    senders that each wait for the answer pay for a fourth item, which cannot come, once in
-    GROWTH_PAUSE_MAX groups.
+    A full group makes the next group larger by an item. A wait that brings fewer items makes the
+    next group as small as this one, and growth pauses for twice as many groups as the last time.
+    Take three senders that each wait for their answers: a fourth item cannot come. The outbox waits
+    for it only once in GROWTH_PAUSE_MAX groups.
     """
 
     def __init__(self) -> None:

@@ -57,7 +57,7 @@ class BaseApp:
     """Serves /, /health and /metrics itself, everything else through the application of `rest`.
 
     `rest` is called once, in a thread, at the first request for another path. Importing FastAPI
-    takes a third of a second and 30 MB; a server without such requests does not need it.
+    takes a third of a second and 30 MB. A server that gets no such request never imports it.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Memory that goes back to the system.
+"""The return of free memory to the system.
 
-glibc keeps what a process frees for its next allocations: after a burst of publishes a broker would
-keep hundreds of megabytes until it ends. `trim` gives free pages back. Other C libraries have no
-such call; there it does nothing.
+glibc keeps freed memory for the next allocations of the process: after a burst of publishes a
+broker would keep hundreds of megabytes until it ends. `trim` returns free pages. Other C libraries
+lack this call, and `trim` does nothing with them.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def run_process(
     `main` receives an event that SIGTERM or SIGINT sets. `main` then drains, within its own
     deadline, and returns. A second signal ends the process at once. A bug in a callback or in a
     transport's handler also ends the process at once, without clean-up: the state in memory may be
-    wrong, and the data on disk survives such an end. A bug that `survives` names is logged instead:
-    a broker has no data, and a client must not be able to end it.
+    wrong, and the data on disk survives this end. A bug that `survives` names is logged instead: a
+    broker has no data on disk, and a client must not be able to end it.
     """
     if not __debug__:
         sys.stderr.write(

@@ -1,16 +1,16 @@
 """StepMeter: how much CPU and time the steps of an event loop take.
 
-One step that computes for long stops all connections, timers and leases. uvloop has no
-`slow_callback_duration`, and asyncio's needs the debug mode. So the steps that handle what others
-send (a slice of a frame, a callback of a topic, a visit of a chore) are measured where they begin.
-CPU time is that of the loop's thread: a step that another process interrupts is not at fault, and
-the wall time beside it shows the interruption.
+A step with a long computation stops all connections, timers and leases. uvloop has no
+`slow_callback_duration`, and that of asyncio needs the debug mode. So this module measures the
+steps that handle input (a slice of a frame, a callback of a topic, a visit of a chore) from their
+beginning. The CPU time is that of the loop's thread. If another process interrupts a step, only
+the wall time grows.
 
-Reading the CPU time is a system call. A step cannot take more CPU than wall time, so the CPU time
-is read only around steps that take longer than SHORT_S: at most SHORT_S before their begin, and at
-their end. The CPU time of such a step is too long by at most SHORT_S, that of a shorter step is
-taken to be its wall time. So measuring a short step takes 1.9 us instead of 6.2 us (measured in CPU
-time, on a busy machine).
+Reading the CPU time is a system call. A step cannot take more CPU time than wall time. So the meter
+reads the CPU time only around steps that take longer than SHORT_S: at most SHORT_S before their
+begin, and at their end. The measured CPU time of a long step is too long by at most SHORT_S. The
+CPU time of a shorter step is taken to be its wall time. So measuring a short step takes 1.9 us
+instead of 6.2 us (measured in CPU time, on a busy machine).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Turns: long computations for clients take one slice at a time, in FIFO order.
 
 A computation that gives the loop a turn after each slice of 10 ms is harmless alone. A thousand of
-them are not: each has its slice in every turn of the loop, so that one turn takes ten seconds, and
-all clients wait for it. So a slice begins with `await turns.take()`, and there is at most one in a
-turn of the loop.
+them are harmful: each has a slice in every turn of the loop. One turn takes ten seconds, and all
+clients wait. So a slice begins with `await turns.take()`, and each turn of the loop has at most one
+slice.
 """
 
 from __future__ import annotations

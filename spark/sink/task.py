@@ -1,10 +1,10 @@
 """Publishes the rows of one task: a thin shell around Encoder and Cutter.
 
 All entries go through one asyncio client. At most `pendingBytes` are gathered or without a receipt.
-The task ends when every row has a receipt, or with the first error. Then the client is shut down at
-once and sends nothing more, and the broker stores nothing after an entry that it refused
-(`stops_at_refusal`). So what a topic holds of a task is always its first entries, without a gap,
-and a repeated task continues where the broker's sequence ids say that the former one ended.
+The task ends when every row has a receipt, or with the first error. After an error the client is
+shut down at once and sends nothing more. The broker stores nothing after an entry that it refused
+(`stops_at_refusal`). So a topic always holds the first entries of a task, without a gap. A repeated
+task continues at the place where the former one ended, by the broker's sequence ids.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The states of topics as their owners push them to Spark's driver.
 
-One thread for each stream receives the states; the driver's thread asks for them 100 times a
-second, and no call goes to a broker for that. A topic whose stream has ended, or is silent, is not
-in the answer: the driver then asks its owner, and `follow` begins a new stream.
+One thread for each stream receives the states. The driver's thread asks for them 100 times a
+second, without a call to a broker. A topic whose stream has ended, or is silent, is not in the
+answer. The driver then asks the topic's owner, and `follow` begins a new stream.
 
-A broker that refuses a stream, or does not know the call, is left alone for a while. Its topics are
-polled as long as that.
+After a broker refused a stream, or did not know the call, the driver polls the broker's topics for
+a while. Then it tries a stream again.
 """
 
 from __future__ import annotations

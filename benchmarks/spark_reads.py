@@ -2,9 +2,10 @@
 benchmarks.spark_reads).
 
 A local cluster (ZooKeeper, three bookies, a broker) stores messages of 100 bytes at 3/3/2 in one
-sealed ledger. Spark reads them in turns in both ways, and one process reads them without Spark.
-Then the driver of a streaming query over idle topics is asked for news 100 times a second, by polls
-and with pushes. Everything shares the machine, so the CPU seconds say more than the rates.
+sealed ledger. Spark reads them in both ways in turns, and one process reads them without Spark.
+Then the program asks the driver of a streaming query over idle topics for news 100 times a second,
+with polls and with pushes. All processes share the machine, so the CPU seconds say more than the
+rates.
 """
 
 from __future__ import annotations

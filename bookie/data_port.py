@@ -1,9 +1,9 @@
-"""The bookie's data port: adds and reads as frames over TCP, `BookieService` and values inside.
+"""The bookie's data port: converts frames over TCP to calls of `BookieService`, and back.
 
-A connection serves one purpose, which its first frame names: the adds of one client process, reads,
-one after the other, or the presence of a broker (witness.py). So acknowledgements never wait behind
-the entries of a read, and a client that gives up a read closes that connection and disturbs no
-other read. `handlers` in server.py has the calls over gRPC.
+A connection serves one purpose, which its first frame names: the adds of one client process, a
+series of reads, or the presence of a broker (witness.py). So acknowledgements never wait behind the
+entries of a read. A client that gives up a read closes the connection and disturbs no other read.
+`handlers` in server.py has the calls over gRPC.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from magnetar.runtime.frames import Buffer, FrameStream
 
 CONNECTIONS_MAX: Final = 1_000
-"""256 streams of adds (STREAMS_MAX), and some reads and a presence each of a few dozen brokers. A
-process may open 1,024 files where nothing else is configured, and RocksDB needs its own; raise the
-limit there."""
+"""256 streams of adds (STREAMS_MAX), and for each of a few dozen brokers some reads and a presence.
+By default a process may open 1,024 files, and RocksDB needs some of them. For more connections,
+raise the limit of the system, too."""
 
 
 def data_server(service: BookieService) -> FrameServer:

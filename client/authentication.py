@@ -52,7 +52,7 @@ class NoCredentials:
         return None
 
     def on_refused(self) -> None:
-        """There are no others."""
+        """The client has no other credentials."""
 
 
 class Authentication:
@@ -183,7 +183,7 @@ class _Token:
         return encoded
 
     def on_refused(self) -> None:
-        """Nothing is kept: the function is called each time."""
+        """The client caches nothing: it calls the function each time."""
 
 
 class _Basic:

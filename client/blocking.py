@@ -1,7 +1,7 @@
-"""Calls functions of the program that may wait: in threads for which nothing waits.
+"""Calls functions of the program that may block. The loop does not wait for their threads.
 
-A thread of the loop's own executor would keep the loop, and with it `Client.close` and the end of
-the program, waiting for a function that does not return.
+The loop waits for the threads of its own executor. A function that never returns would then block
+the end of the loop, `Client.close` and the end of the program.
 """
 
 from __future__ import annotations

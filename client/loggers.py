@@ -1,7 +1,7 @@
-"""`logger=` of a client: where the logs of the client go.
+"""The parameter `logger=` of a client: the destination of the client's logs.
 
 The client logs through Python's `logging`, below the logger `magnetar.client`. As in Apache's
-client, the choice applies to all clients of the process; the newest choice counts.
+client, the choice applies to all clients of the process. The newest choice is valid.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def install(logger: ClientLogger | None) -> None:
 
 
 class _Chosen(logging.Handler):
-    """The handler that a client installed; others belong to the program."""
+    """The handler that a client installed. Other handlers belong to the program."""
 
     def __init__(self, target: logging.Handler | logging.Logger) -> None:
         super().__init__()

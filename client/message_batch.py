@@ -11,14 +11,14 @@ from magnetar.protos.errors import EntryError
 
 
 class MessageBatch:
-    """Reads the messages of a batch: the payload of a message with ConsumerCryptoFailureAction
-    CONSUME, after the program has decrypted and decompressed it."""
+    """Reads the messages of a batch. The batch is the payload of a message that was received with
+    ConsumerCryptoFailureAction CONSUME, after the program has decrypted and decompressed it."""
 
     def __init__(self) -> None:
         self._message_id = MessageId()
 
     def with_message_id(self, msg_id: MessageId) -> Self:
-        """Set the id of the entry. The messages get it with their index in the batch."""
+        """Set the id of the entry. The ids of the messages add the index in the batch."""
         _expect("msg_id", msg_id, MessageId)
         self._message_id = msg_id
         return self

@@ -2,12 +2,13 @@
 
 The fields are the parameters of Apache's Python client, in its order and with its defaults. So
 calls need no change. Three defaults differ. Batching is on, with the limits of Apache's Java
-client. Batch index acknowledgement is on, because batching is on. With TLS, the name of the host is
-validated.
+client. Batch index acknowledgement is on, because batching is on. The host's name is validated if
+TLS is used.
 
-The client refuses a parameter of an unsupported feature by name and does not ignore it. The client
-accepts some parameters that have no effect here: those of I/O threads (there is one) and of client
-statistics. `hashing_scheme` is a parameter of Apache's Java and C++ clients.
+The client does not ignore a parameter of an unsupported feature: it raises an error that names the
+parameter. The client accepts some parameters that have no effect here: those of I/O threads (it has
+one such thread) and of client statistics. `hashing_scheme` is a parameter of Apache's Java and C++
+clients.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ class BatchingType(NamedEnum):
 
 
 class PartitionsRoutingMode(NamedEnum):
-    """Which partition a message without a key goes to. A key decides its message's partition.
+    """The choice of a partition for a message without a key. A key decides its message's partition.
 
-    UseSinglePartition: all go to one partition, which is chosen at random.
+    UseSinglePartition: all messages get one partition, which is chosen at random.
     RoundRobinDistribution: a partition gets a batch, then the next partition has its turn.
     CustomPartition: `message_router` decides for all messages, also for those with a key.
     """
@@ -78,8 +79,7 @@ class HashingScheme(NamedEnum):
     """How a producer computes the partition of a key; see `create_producer`.
 
     Producers that must agree on the partition of a key need the same scheme. JavaStringHash is the
-    default of Apache's Java client and of Magnetar. BoostHash is what Apache's Python and C++
-    clients use.
+    default of Apache's Java client and of Magnetar. Apache's Python and C++ clients use BoostHash.
     """
 
     Murmur3_32Hash = 0
@@ -155,12 +155,16 @@ class ConsumerKeySharedPolicy:
     """How a KeyShared consumer gets its keys. All consumers of a subscription use one mode.
 
     `sticky_ranges` are pairs of a first and a last hash, both included: the hash of a key is the
-    remainder of its Murmur3 hash by 65536. If all consumers of a subscription have
-    `allow_out_of_order_delivery`, a new one gets its keys at once, although messages of them are
-    unacknowledged at another consumer; as long as one does not have it, the order of keys is kept.
-    With `ordered_negative_acks` the later messages of a key wait until a negatively acknowledged
-    one is acknowledged; all consumers of a subscription agree on that. Only Magnetar's brokers know
-    it: with others `subscribe` raises OperationNotSupported. Raises InvalidConfiguration.
+    remainder of its Murmur3 hash by 65536.
+
+    If all consumers of a subscription have `allow_out_of_order_delivery`, a new consumer gets its
+    keys at once, although another consumer has unacknowledged messages of these keys. As long as
+    one consumer does not have this option, the order of keys is kept.
+
+    With `ordered_negative_acks`, a negatively acknowledged message holds back the later messages of
+    its key until it is acknowledged. All consumers of a subscription must agree on this option.
+    Only Magnetar's brokers know it: with other brokers `subscribe` raises OperationNotSupported.
+    Raises InvalidConfiguration.
     """
 
     def __init__(
@@ -197,7 +201,7 @@ class ConsumerKeySharedPolicy:
 
     @property
     def key_shared_mode(self) -> KeySharedMode:
-        """Return how keys are assigned."""
+        """Return the mode in which keys are assigned."""
         return self._policy.get_key_shared_mode()
 
     @property

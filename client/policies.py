@@ -11,13 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RECONSUME_TIMES_MAX: Final = 16
-"""How often a message may go through the retry topic without a dead-letter policy. Apache's
-default.
+"""The passes of a message through the retry topic without a dead-letter policy: Apache's default.
 """
 
 
 class RedeliveryBackoff(Protocol):
-    """How long a message waits before it is requested again."""
+    """The delays before a message is requested again."""
 
     def next(self, redelivery_count: int) -> int:
         """Return the delay in milliseconds. `redelivery_count`: earlier redeliveries, from 0."""
@@ -129,9 +128,9 @@ class ConsumerDeadLetterPolicy:
     - `retry_letter_topic`: None means `<topic>-<subscription>-RETRY`. Apache's Python client does
       not have this parameter; its Java client does.
     - `encryption_keys`: the names of the public keys with which the copies on both topics are
-      encrypted; the consumer's `crypto_key_reader` reads the keys. None leaves the copies in the
-      clear, as Pulsar does. In Apache's Java client, a customizer of the copies' producers sets
-      them.
+      encrypted. The consumer's `crypto_key_reader` reads the keys. With None the copies are not
+      encrypted, as in Pulsar. In Apache's Java client, a customizer of the copies' producers sets
+      the keys.
     """
 
     def __init__(

@@ -63,8 +63,8 @@ class LoopThread:
         # Over pulsar://, one message at a time takes a quarter less time with uvloop than with
         # asyncio's own loop, and a third less CPU; a backlog takes 6 % more CPU.
         self._new_loop = new_loop or uvloop.new_event_loop
-        # What the loop waits for before it ends. Connections that it leaves open over gRPC stay
-        # open for as long as the process runs. None: nothing.
+        # The work that the loop waits for before it ends. Connections that it leaves open over gRPC
+        # stay open as long as the process runs. None: no work.
         self.ending: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.is_forked = False  # this process is a fork: it does not have the thread
         self._bridges: weakref.WeakSet[ThreadBridge[Any]] = weakref.WeakSet()
@@ -218,7 +218,7 @@ class Life:
     """
 
     def __init__(self, thread: LoopThread, end: Callable[[], None]) -> None:
-        """`end` must not wait: it is called wherever the last object happens to be freed."""
+        """`end` must not wait: it may run in any thread that frees the last object."""
         self.thread = thread
         # Consumers and readers with a listener. The program need not hold them itself.
         self.listening: list[object] = []
@@ -252,7 +252,8 @@ class ThreadBridge(Generic[T]):
 
     def pass_on(self, item: T) -> BaseException | None:
         """As `put`, for a caller that must know whether the item was passed on. Raises if it was
-        not. Returns the interrupt that arrived after that; the caller raises it. None: none did."""
+        not. Returns an interrupt that arrived after that; the caller raises it. None: no
+        interrupt."""
         passed = False
         try:
             with self._lock:

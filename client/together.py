@@ -15,7 +15,7 @@ Answer = TypeVar("Answer")
 async def together(requests: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
     """Run all requests to their ends. Returns the answers in order, or raises the first error.
 
-    A cancellation cancels all.
+    A cancellation cancels all requests.
     """
     errors: list[Exception] = []
     answers: dict[int, Answer] = {}

@@ -34,7 +34,7 @@ BROKER_METADATA_BYTES_MAX: Final = 6 + 2 * (1 + 10)
 # A whole entry as a producer sends it.
 ENTRY_SENT_BYTES_MAX: Final = ENTRY_BYTES_MAX - BROKER_METADATA_BYTES_MAX
 # The limit for the metadata of an arriving entry and of its messages. 5 MB may hold
-# 2,500,000, which cost 250 ms. To count 10,000 takes up to 30 ms.
+# 2,500,000 fields, which cost 250 ms. A count of 10,000 fields takes up to 30 ms.
 METADATA_FIELDS_MAX: Final = 10_000
 # Below this size the fields are not counted: they are parsed within 10 ms.
 METADATA_COUNTED_BYTES: Final = 128 << 10
@@ -108,8 +108,8 @@ def parse_stored_entry(data: bytes | memoryview) -> EntryView:
 def parse_sent_entry(
     data: bytes, check: Callable[[pb.MessageMetadata, EntryView], None]
 ) -> EntryView:
-    """Like `parse_stored_entry`, for an entry that arrives. `check` sees all of its metadata, and
-    raises what is wrong with it; plain metadata has nothing to check."""
+    """Like `parse_stored_entry`, for an entry that arrives. `check` gets all of its metadata, and
+    raises an error if the metadata is wrong. Plain metadata needs no check."""
     head = _head(data)
     plain = _plain_view(data, head)
     if plain is not None:
@@ -129,7 +129,7 @@ def checksum_in(data: bytes) -> int:
 
 
 def checksums_of(entries: Iterable[bytes]) -> list[int]:
-    """The CRC32C of what follows the place of the checksum in each of these entries."""
+    """The CRC32C of the bytes after the checksum in each of these entries."""
     at = _PREFIX.size
     return [_crc32c(entry[at:]) for entry in entries]
 
@@ -216,7 +216,7 @@ def open_entry(data: memoryview) -> tuple[pb.MessageMetadata, bytes, int]:
     head = _head(data)
     magic, expected, _ = head
     begin = _PREFIX.size if magic == _MAGIC_CHECKSUM else 0
-    copy = bytes(data[begin:])  # the only one: the checksum accepts only bytes
+    copy = bytes(data[begin:])  # the only copy: the checksum accepts only bytes
     if begin and (actual := _crc32c(copy)) != expected:
         raise ChecksumMismatch(expected, actual)
     metadata, payload_at = _parse_metadata(data, head)
@@ -225,7 +225,7 @@ def open_entry(data: memoryview) -> tuple[pb.MessageMetadata, bytes, int]:
 
 @dataclass(slots=True)
 class PlainMessage:
-    """An entry with one message that has nothing but a payload. It is never changed; it is not
+    """An entry with one message that has only a payload. A value that is never changed. It is not
     frozen, for speed."""
 
     producer_name: str
@@ -276,7 +276,7 @@ def checked_text(text: str) -> str:
 
 
 def chunk_of(metadata: pb.MessageMetadata) -> Chunk | None:
-    """Return which chunk the entry is. None: it holds whole messages. Raises MalformedEntry."""
+    """Return the chunk that the entry holds. None: whole messages. Raises MalformedEntry."""
     count = metadata.num_chunks_from_msg
     if count in (0, 1):
         return None
@@ -321,8 +321,8 @@ def varint(number: int) -> bytes:
 
 
 def varints(numbers: Iterable[int]) -> list[bytes]:
-    """Encode numbers as `varint` does. For numbers that rise by one, such as sequence ids, it takes
-    a third of the time."""
+    """Encode numbers as `varint` does. Numbers that rise by one, like sequence ids, take a third of
+    the time."""
     encoded: list[bytes] = []
     high = b""
     known = 0  # the bits above the lowest seven for which `high` is valid
@@ -337,7 +337,7 @@ def varints(numbers: Iterable[int]) -> list[bytes]:
 
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """Return the number at `at`, and the place after it. Raises IndexError if the data end within
-    it, ValueError if it has more than 70 bits; the caller checks a number of 64."""
+    the number, and ValueError if it has more than 70 bits. The caller checks the limit of 64."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -620,7 +620,7 @@ def _plain_index(fields: bytes) -> int:
 def _plain_number(fields: bytes, tag: int, at: int, bytes_max: int) -> tuple[int, int]:
     """Parse a varint field of at most `bytes_max` bytes. Returns its number and the next offset.
 
-    If the field is another one, the offset is beyond the end.
+    If another field begins there, the returned offset is beyond the end.
     """
     number = 0
     if fields[at : at + 1] == bytes([tag]):

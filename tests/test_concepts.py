@@ -1,5 +1,6 @@
-"""Each feature of docs/concepts.md has tests, those of the client with both faces and with Apache's
-client, those of the broker over both transports: `concepts.toml` names them, and they exist."""
+"""Each feature of docs/concepts.md has tests, which `concepts.toml` names. Features of the client
+have tests with both of its interfaces and with Apache's client. Features of the broker have tests
+over both transports. All named tests exist."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ BROKER_SECTIONS = {
 }
 
 FACES = ("sync", "asyncio", "apache")
-SHARED = {  # keys whose tests run with several clients: with which
+SHARED = {  # the clients of each key whose tests run with several clients
     "promises": ("sync", "asyncio"),
     "uses": ("sync", "asyncio"),
     "clients": FACES,
@@ -49,18 +50,18 @@ SHARED = {  # keys whose tests run with several clients: with which
     "our_client": ("sync",),
     "commands": (),
 }
-FIXTURES = {  # what parametrises such a test
+FIXTURES = {  # the fixture that parametrises the tests of a key: its module and its name
     "clients": ("test_cluster_features.py", "api"),
     "clients_in_pairs": ("test_cluster_features.py", "request"),
     "waits": ("test_long_waits.py", "place"),
 }
 APACHE_OVER_TCP, OURS_OVER_GRPC = {"apache", "6650"}, {"ours", "grpc"}
-RUNS = {  # the names of the clients with which a test runs; it needs one of each set
+RUNS = {  # the names of clients: a test must run with one client of each set
     "both_clients": (APACHE_OVER_TCP, OURS_OVER_GRPC),
     "our_client": ({OURS_OVER_TCP}, OURS_OVER_GRPC),
     "commands": ({"pulsar"}, {"grpc"}),
 }
-NAMES = {  # what the constants of the test modules mean
+NAMES = {  # the values of the constants of the test modules
     "CLIENTS": CLIENTS,
     "OURS": OURS,
     "OURS_OVER_TCP": (OURS_OVER_TCP,),
@@ -72,7 +73,7 @@ KEYS = {*SHARED, *FACES, *UNIT, "apache_lacks"}
 
 
 def sections() -> dict[str, list[list[str]]]:
-    """The cells of each row of the page's tables, without their heads, by section."""
+    """The cells of each row of the page's tables, without the heads, keyed by section."""
     found: dict[str, list[list[str]]] = {}
     for part in PAGE.read_text().split("\n## ")[1:]:
         title, *lines = part.splitlines()
@@ -93,7 +94,7 @@ def module(path: str) -> ast.Module:
 
 @cache
 def functions(path: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """The functions of a test module, by name."""
+    """The functions of a test module, keyed by name."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return {one.name: one for one in module(path).body if isinstance(one, kinds)}
 
@@ -113,7 +114,7 @@ def named_clients(*nodes: ast.AST) -> set[str]:
 
 def clients_of(path: str, name: str) -> set[str]:
     """The clients and transports with which a test runs: those of its parameters and fixtures, and
-    those that it names itself."""
+    those in its body."""
     function = functions(path)[name]
     found = named_clients(function)
     fixtures = functions("integration/conftest.py") | functions(path)
@@ -198,7 +199,7 @@ def is_of_asyncio(path: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -
 
 
 def test_names_in_the_page_are_those_of_the_client_and_the_broker() -> None:
-    """In the column that says how a feature is used."""
+    """The check covers the column that says how a feature is used."""
     options = (ClientOptions, ProducerOptions, AsyncConsumerOptions, ReaderOptions)
     known = {name for one in options for name in one.__dataclass_fields__}
     public = [getattr(magnetar, name) for name in magnetar.__all__]
@@ -220,10 +221,10 @@ def test_names_in_the_page_are_those_of_the_client_and_the_broker() -> None:
 
 
 OTHER_WORDS = {
-    *("re", "compile", "async", "for", "in", "consumer"),  # of examples
+    *("re", "compile", "async", "for", "in", "consumer"),  # words of examples
     *("REAL_TOPIC", "ORIGIN_MESSAGE_ID", "RECONSUMETIMES", "DELAY_TIME"),  # properties of letters
-    "chunkedMessageRate",  # of a topic
-    *("activeConsumerName", "keyHashRangeArrays", "drainingHashes"),  # of subscriptions
+    "chunkedMessageRate",  # a statistic of a topic
+    *("activeConsumerName", "keyHashRangeArrays", "drainingHashes"),  # statistics of subscriptions
     *("drainingHashesCount", "drainingHashesUnackedMessages", "drainingHashesClearedTotal"),
     *("unackMsgs", "blockedAttempts"),
     *("magnetar", "subscriptions", "explain", "pending", "key"),  # commands

@@ -82,7 +82,7 @@ def test_links_between_documents_are_not_broken() -> None:
 
 
 def test_files_that_documents_name_exist() -> None:
-    """Such a name is a path in back quotes that begins with one of our folders."""
+    """A file name is a path in back quotes that begins with one of our folders."""
     folders = "|".join((*FOLDERS, "magnetar", "tests", "deploy", "benchmarks"))
     ours = re.compile(rf"`((?:{folders})/[\w./-]+\.\w+)`")
     missing = [

@@ -1,8 +1,8 @@
 """The steps to repair a ledger, from its metadata and its under-replication record. Pure.
 
-Only sealed segments are repaired: all segments of a closed ledger, and all but the last of any
-other. Their entries are confirmed and final. So copies can be made at any time, and a member can be
-replaced without its writer. The segment being written belongs to its writer.
+Only sealed segments are repaired: all segments of a closed ledger, and all but the last segment of
+any other ledger. Their entries are confirmed and final. So copies can be made at any time, and a
+member can be replaced without the ledger's writer. The segment being written belongs to its writer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Widen:
-    """Add one more bookie that holds everything."""
+    """Add one more bookie that holds all entries."""
 
     copies: int  # the present number of copies
 

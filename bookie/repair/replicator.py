@@ -1,8 +1,8 @@
 """Replicator: repairs ledgers with under-replication records, each under its lock, several at once.
 
 For each lost member of a sealed segment, placement chooses another bookie. The replicator copies
-the entries striped to the seat there, durably. Only then does the metadata name the new bookie
-(`replace_member`, if the lost member still sits there). The reads never disturb the ledger's
+the entries of the seat to this bookie, durably. Only then does the metadata name the new bookie
+(`replace_member`, if the lost member still has the seat). The reads never disturb the ledger's
 writer. The lost member may be alive, or another replicator may repair the same ledger. The worst
 result is an extra copy, which its bookie deletes later.
 
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# The replicator reads the records when the first one appears, when bookies come or go, and at this
-# interval: the store reports changes in a folder, but not below it. A read costs one request when
-# there are none.
+# The replicator reads the records when the first record appears, when bookies join or leave, and at
+# this interval: the store reports changes in a folder, but not below it. Without records a read
+# costs one request.
 POLL_S: Final = 5.0
 SAMPLE_MAX: Final = 10_000
 """A random sample of the ledgers with a record, so that replicators seldom choose the same ledger.
@@ -135,7 +135,7 @@ class Replicator:
         self._pause = PauseWatch(store, on_change=self._wake.set)
         self._working: set[LedgerId] = set()
         self._troubles: dict[LedgerId, _Trouble] = {}  # the troubles of ledgers with a record
-        self._tails: dict[LedgerId, _Tail] = {}  # likewise
+        self._tails: dict[LedgerId, _Tail] = {}  # the tails of ledgers with a record
 
     async def run(self) -> None:
         """Repair ledgers with records, until cancelled."""
@@ -165,7 +165,7 @@ class Replicator:
         paused."""
         sample: list[LedgerId] = []
         count = 0
-        gone = {*self._troubles, *self._tails}  # unless their records are found
+        gone = {*self._troubles, *self._tails}  # ledgers whose records are not found below
         try:
             async for ledger in self._under_replication.list():
                 count += 1
@@ -202,8 +202,8 @@ class Replicator:
     async def _repair(self, ledger: LedgerId, locked: Callable[[], bool]) -> None:
         """Do all possible steps for the ledger. Raises the errors of the metadata store.
 
-        Without the lock no further member is named in the metadata. A bookie that is not named yet
-        may have deleted its new copies, under the lock.
+        After the loss of the lock the replicator names no further member in the metadata. A bookie
+        that is not named yet may delete its new copies when it holds the lock.
         """
         record = await self._under_replication.get(ledger)
         if record is None:
@@ -304,7 +304,7 @@ class Replicator:
         ends = [part.first_entry - 1 for part in metadata.segments[1:]] + [metadata.last_entry]
         for segment, last in zip(metadata.segments, ends, strict=True):
             target = await self._target(metadata.ledger, quorum, segment, copies - 1)
-            # Each bookie holds everything, so any seat is right.
+            # Each bookie holds all entries, so any seat is right.
             await self._copy(metadata, 0, segment.first_entry, last, target)
             added.append(target)
         stored = await self._services.records.widen(
@@ -337,7 +337,7 @@ class Replicator:
     async def _maybe_recover(
         self, metadata: LedgerMetadata, plan: RepairPlan
     ) -> RepairError | LedgerError | None:
-        """None: the ledger was recovered and is closed. Otherwise the reason why not."""
+        """None: the ledger was recovered and is closed. Otherwise the reason of the failure."""
         ledger, tail = metadata.ledger, metadata.last_segment
         listed = self._services.directory.listed
         seen = self._tails.get(ledger)
@@ -388,8 +388,8 @@ class Replicator:
 
     def _on_bookies_changed(self) -> None:
         """A failed repair may succeed now. If it fails again, its pause starts from the first
-        value. Otherwise a repair that failed repeatedly while bookies came and went would wait for
-        minutes."""
+        value. Otherwise a repair that failed repeatedly while bookies joined and left would wait
+        for minutes."""
         for trouble in self._troubles.values():
             trouble.retry_at, trouble.pause_s = 0.0, RETRY_S_FIRST / 2
         self._wake.set()

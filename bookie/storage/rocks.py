@@ -273,7 +273,7 @@ class RocksStorage:
         return max(memtables / _MEMTABLES_HELD, files / _L0_HELD)
 
     def flush(self) -> None:
-        """Move everything that is only in the log to tables."""
+        """Move all data that is only in the log to tables."""
         with _Door("flush"):
             self._store.flush(True)
 
@@ -327,8 +327,7 @@ def _value(cursor: RdictIter) -> bytes:
 
 
 class _Door:
-    """Wraps a call of rocksdict. Not a generator, for speed: an add that travels alone passes four
-    of them."""
+    """Wraps a call of rocksdict. Not a generator, for speed: a single add passes four doors."""
 
     __slots__ = ("_operation",)
 

@@ -1,12 +1,13 @@
-"""Dispatch without storage: an entry goes to a consumer at once, or to none.
+"""Dispatch without storage: an entry is delivered to a consumer at once, or dropped.
 
 Theory of operation. The entries of a non-persistent topic come from its producers, not from a log.
-An entry goes to the next consumer that has permits and whose connection takes more. If there is
-none, the entry is dropped and counted. Nothing is kept, so nothing is acknowledged or redelivered.
+The next consumer with permits and a writable connection gets the entry. If there is no such
+consumer, the entry is dropped and counted. No entry is kept, so none is acknowledged or
+redelivered.
 
-An Exclusive subscription has one consumer; a Shared one takes them in turn. Of a Failover
-subscription only the active consumer gets entries. The active one changes at once: there is
-nothing to drain.
+An Exclusive subscription has one consumer. A Shared subscription delivers to its consumers in turn.
+Of a Failover subscription only the active consumer gets entries. The active consumer changes at
+once: it has no entries to drain.
 
 Invariants (`check`): an exclusive subscription has at most one consumer; no consumer has pending
 entries.
@@ -35,7 +36,7 @@ class Live:
         self._rotation = Rotation()
 
     def add_consumer(self, consumer: Consumer) -> list[Activate]:
-        """Returns what the consumers are told. Raises ConsumerRefused, before any change."""
+        """Returns the news for the consumers. Raises ConsumerRefused, before any change."""
         if self._exclusive and self._rotation:
             busy = ConsumerBusy(self._subscription, "its only consumer is connected")
             raise ConsumerRefused(busy, list(self._rotation))
@@ -43,7 +44,7 @@ class Live:
         return [Activate(consumer, True)] if self._exclusive else []
 
     def remove_consumer(self, consumer: Consumer) -> list[Activate]:
-        """Returns what the remaining consumers are told."""
+        """Returns the news for the remaining consumers."""
         self._rotation.remove(consumer)
         return []
 

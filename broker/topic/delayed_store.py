@@ -1,13 +1,13 @@
 """The delayed-delivery indexes of a topic in a ledger: dispatch/DELAYED_FORMAT.md.
 
 Theory of operation. An index seals its entries in runs. The store writes each run as a segment into
-the topic's delayed ledger, and counts what is still used of each ledger. It deletes the ledgers
-without live segments. When dead segments take more than live ones, it writes the live ones into a
-new ledger.
+the topic's delayed ledger, and counts the live segments of each ledger. It deletes the ledgers
+without live segments. When dead segments take more bytes than live segments, the store writes the
+live segments into a new ledger.
 
-What is stored is never wrong (delayed_segment.py), so nothing waits for the store: deliveries and
-acknowledgements continue while a segment is being written, and a segment that is lost costs reads
-of the log. A ledger that fails is replaced. Only the loss of the topic ends the store.
+A stored segment is never wrong (delayed_segment.py), so no other part waits for the store.
+Deliveries and acknowledgements continue while a segment is being written. A lost segment costs only
+reads of the log. A failed ledger is replaced. Only the loss of the topic ends the store.
 
 A topic without delayed messages has no delayed ledger and costs nothing.
 """
@@ -89,7 +89,8 @@ class _Stored:
 
 
 class DelayedStore:
-    """The stored index of one topic. `open` makes it; then start it. Close it before the log."""
+    """The stored indexes of one topic. Create it by `open`, then start it. Close it before the
+    log."""
 
     __slots__ = (
         "_appender",
@@ -115,16 +116,16 @@ class DelayedStore:
         self._log = topic_log
         self._config = config
         self._owned_record = topic_log.owned_record
-        self._made: Rolling | None = None  # None: it was not needed yet; it takes a kilobyte
+        self._made: Rolling | None = None  # None: not needed yet; a Rolling takes a kilobyte
         self._indexes: dict[str, DelayedIndex] = {}
         self._queue: dict[Run, str] = {}  # runs to be written, with their subscriptions
         self._stored: dict[Run, _Stored] = {}  # live segments
         listed = topic_log.owned_record.record.delayed_ledgers
         self._size = dict.fromkeys(listed, 0)  # bytes of all segments of each ledger
-        self._live = dict.fromkeys(listed, 0)  # those of the live segments
+        self._live = dict.fromkeys(listed, 0)  # bytes of the live segments of each ledger
         self._appender: Appender | None = None  # None: no ledger is open for writing
-        self._began_s = 0.0  # when it was opened
-        self._moving = False  # the live segments go into a new ledger
+        self._began_s = 0.0  # when that ledger was opened
+        self._moving = False  # the live segments are being written into a new ledger
         self._progress = Event()
         self._closing = False
         self._ended = False
@@ -137,8 +138,8 @@ class DelayedStore:
     async def open(
         cls, topic_log: Log, cursors: Cursors, config: DelayedStoreConfig = _DEFAULTS
     ) -> Self:
-        """Read what is stored of the durable subscriptions. Without the delayed ledgers the topic
-        opens, too. Raises LogFenced."""
+        """Read the stored segments of the durable subscriptions. If the delayed ledgers are
+        unreadable, the topic opens without them. Raises LogFenced."""
         store = cls(topic_log, config)
         if not store._live:
             return store
@@ -192,8 +193,8 @@ class DelayedStore:
         return self._indexes.get(subscription)
 
     def index_of(self, subscription: str) -> DelayedIndex:
-        """The index of a durable subscription, a new one if it has none yet. Its runs are
-        stored."""
+        """The index of a durable subscription, a new index if the subscription has none yet. The
+        store writes the runs of this index."""
         index = self._indexes.get(subscription)
         if index is None:
             index = self._indexes[subscription] = DelayedIndex(self._config.run_entries)
@@ -209,7 +210,7 @@ class DelayedStore:
             index.on_sealed = index.on_dropped = _ignore
 
     def start(self, spawn: Spawn) -> None:
-        """Write from now on, in tasks of `spawn`."""
+        """Begin to write, in tasks of `spawn`."""
         self._work.start(spawn)
 
     # ---- events ----------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ class DelayedStore:
 
     @property
     def _is_wasteful(self) -> bool:
-        """Whether dead segments take more than live ones."""
+        """Whether dead segments take more bytes than live segments."""
         live = self._live_bytes
         garbage = sum(self._size.values()) - live
         return garbage > max(live, self._config.garbage_bytes_min) or (
@@ -301,7 +302,7 @@ class DelayedStore:
                 await asyncio.sleep(next(delays))
 
     def _begin_move(self) -> None:
-        """Write the live segments again. Their ledgers are dead then."""
+        """Write the live segments again. Their old ledgers are dead then."""
         self._moving = False
         self._abandon_ledger()
         for run, stored in self._stored.items():
@@ -310,7 +311,7 @@ class DelayedStore:
         self._live = dict.fromkeys(self._live, 0)
 
     async def _write_some(self) -> bool:
-        """Write the first runs of the queue. Returns whether that was possible."""
+        """Write the first runs of the queue. Returns whether the write was possible."""
         appender = self._appender
         assert appender is not None
         batch = [(run, self._queue[run]) for run in list(self._queue)[:WRITE_SEGMENTS_MAX]]
@@ -343,7 +344,7 @@ class DelayedStore:
     async def _begin_ledger(self) -> None:
         """Raises LogFenced, LogDamaged, TopicFull."""
         newest = max((*self._live, self._log.chain.newest), default=-1)
-        # Each has failed before a segment was stored. They would gather while writes fail.
+        # These ledgers failed before a segment was stored. They would pile up while writes fail.
         unused = [it for it, size in self._size.items() if size == 0]
         appender = await self._rolling.create(newer_than=LedgerId(newest))
         ledger = appender.ledger
@@ -383,7 +384,8 @@ class DelayedStore:
     # ---- the end ---------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Store what is in no run yet, and close the ledger. Bound it by a timeout."""
+        """Store the entries that are in no run yet, and close the ledger. The caller sets a
+        timeout."""
         if self._ended:
             return
         for index in self._indexes.values():
@@ -405,7 +407,7 @@ class DelayedStore:
         self._end()
 
     def abandon(self) -> None:
-        """End at once: what is not written is read from the log by the next owner."""
+        """End at once. The next owner reads the entries that are not stored from the log."""
         self._work.cancel()
         self._end()
 

@@ -31,7 +31,7 @@ class StandaloneProcess:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Set settings in its environment, from the next start on."""
+        """The settings in the environment of the process, from the next start on."""
         return self._process.variables
 
     @variables.setter
@@ -72,7 +72,7 @@ class StandaloneProcess:
         self._process.launch()
 
     def start(self) -> None:
-        """Returns when it serves."""
+        """Start the process. Returns when it serves."""
         self.launch()
         self._process.wait_ready()
 
@@ -99,5 +99,5 @@ class StandaloneProcess:
         return self._process.wait()
 
     def end(self) -> None:
-        """Kill it if it runs."""
+        """Kill the process if it runs."""
         self._process.kill()

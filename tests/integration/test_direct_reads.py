@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.real_loop(240)]
 
 TOPIC = "persistent://public/default/direct"
 SEALED, TAIL = 4_000, 50  # messages
-VALUE_BYTES = 1_000  # so the sealed ledger has 4 MB, enough for three tasks of more than 1 MiB
+VALUE_BYTES = 1_000  # the sealed ledger has 4 MB, enough for three tasks of more than 1 MiB
 
 
 class Job:
@@ -50,7 +50,7 @@ class Job:
         return plan_frame(parse_options(self._given))
 
     def read(self, tasks: Sequence[Task], **given: str) -> list[tuple[int, bytes]]:
-        """Index and value of each row. `given`: other options than the plan's."""
+        """Index and value of each row. `given`: options that differ from the plan's."""
         options = parse_options(self._given | given)
         rows: list[tuple[int, bytes]] = []
         for task in tasks:
@@ -73,7 +73,7 @@ def publish(url: str, first: int, end: int) -> None:
 
 
 def unload(cluster: LocalCluster) -> None:
-    """Close the topic's ledger. A later message goes into another one."""
+    """Close the topic's ledger. A later message is stored in another ledger."""
     connection = HTTPConnection(urlsplit(cluster.admin_url).netloc, timeout=60)
     connection.request("PUT", "/admin/v2/persistent/public/default/direct/unload")
     assert connection.getresponse().status == HTTPStatus.NO_CONTENT
@@ -113,7 +113,7 @@ ALL = [(number, value(number)) for number in range(SEALED + TAIL)]
 def _read_in_every_way(cluster: LocalCluster) -> None:
     job = Job(cluster)
     tasks = job.plan()
-    # The open ledger, the tail of the topic, is in the last task and not with the bookies.
+    # The last task reads the open ledger, the tail of the topic, and not from the bookies.
     assert [len(task.sealed.ledgers) for task in tasks] == [1, 1, 1]
     assert len({span.ledger for task in tasks for span in task.spans}) == 2
     assert {len(task.sealed.addresses) for task in tasks} == {3}
@@ -129,7 +129,7 @@ def _read_in_every_way(cluster: LocalCluster) -> None:
     with pytest.raises(ReadStalled):
         job.read(tasks[-1:], **NO_BROKER)
 
-    # The option switches it off.
+    # The option switches reads from bookies off.
     plain = Job(cluster, readFromBookies="false")
     assert all(task.sealed == Sealed() for task in plain.plan())
     assert plain.read(plain.plan()) == ALL

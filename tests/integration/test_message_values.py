@@ -1,5 +1,5 @@
-"""Large, chunked, compressed and encrypted messages, and what the broker refuses, with Apache's
-client and ours. The server has a maximum message size of 1 MiB."""
+"""Large, chunked, compressed and encrypted messages, and the messages that the broker refuses, with
+Apache's client and ours. The server has a maximum message size of 1 MiB."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_our_client_keeps_to_the_announced_size(
 def test_messages_may_be_larger_before_compression(
     apache: pulsar.Client, topic: str, codec: str, batching: bool
 ) -> None:
-    """Apache's client compares what it sends with the announced size."""
+    """Apache's client compares the size of a message with the announced maximum."""
     consumer = apache.subscribe(topic, "s", initial_position=EARLIEST)
     producer = apache.create_producer(
         topic,
@@ -205,7 +205,7 @@ def test_encrypted_messages_are_stored_unchanged(
 def test_refused_message_fails_and_the_producer_continues(
     apache: pulsar.Client, topic: str, server: StandaloneProcess
 ) -> None:
-    """With another error, Apache's client would reconnect and send it again, without end."""
+    """With another error, Apache's client would reconnect and resend the message without end."""
     consumer = apache.subscribe(topic, "s", initial_position=EARLIEST)
     producer = apache.create_producer(topic)
     for _ in range(3):

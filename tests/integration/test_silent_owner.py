@@ -1,7 +1,7 @@
-"""An owner that is stopped by SIGSTOP, under load and without; real processes, three bookies.
+"""An owner that is stopped by SIGSTOP, with and without load. Real processes, three bookies.
 
-Another broker takes its topics over, our client continues there, and the stopped broker continues
-later with what it believed before.
+Another broker takes over the owner's topics, and our client continues there. Later the stopped
+broker continues with its old state.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def owner_of(cluster: LocalCluster, client: Client, topic: str, kind: str)
 
 @dataclass
 class Load:
-    """A producer and a consumer of one topic; when which receipt and delivery came."""
+    """A producer and a consumer of one topic, with the times of receipts and deliveries."""
 
     client: Client
     topic: str
@@ -106,18 +106,18 @@ class Load:
             await consumer.acknowledge(message)
 
     async def more(self, count: int = 2 * WINDOW) -> None:
-        """Wait for this number of further receipts and deliveries: more than were under way."""
+        """Wait for `count` further receipts and deliveries: more than were under way."""
         receipts, deliveries = len(self.receipts) + count, len(self.deliveries) + count
         await wait_until(
             lambda: len(self.receipts) >= receipts and len(self.deliveries) >= deliveries
         )
 
     def is_delivered(self) -> bool:
-        """Whether all that has a receipt was delivered."""
+        """Whether all messages with a receipt were delivered."""
         return set(self.receipts) <= set(self.deliveries)
 
     def longest_pause_s(self, since: int) -> float:
-        """Between two receipts, from the one with this number on."""
+        """The longest pause between two receipts, from the receipt `since` on."""
         times = self.receipt_times[since:]
         return max(late - early for early, late in itertools.pairwise(times))
 
@@ -214,7 +214,7 @@ async def test_a_continued_owner_confirms_nothing_and_gives_its_topics_up(tmp_pa
         assert len(closes) == 2
         assert {body.assignedBrokerServiceUrl for body in closes} <= {"", url_of(other, "pulsar")}
         async with magnetar.Client(cluster.pulsar_url) as client:
-            # The acknowledged ones are deleted, at once or later.
+            # The acknowledged messages are deleted, at once or later.
             assert {b"new"} <= set(await _stored(client, topic)) <= {*numbers, b"new"}
 
 
@@ -241,7 +241,7 @@ async def test_under_a_watchdog_apaches_client_continues_after_its_broker_was_st
             async with magnetar.Client(cluster.pulsar_url) as client:
                 await client.get_topic_partitions(topic)
                 owner = await owner_of(cluster, client, topic, "pulsar")
-            await asyncio.sleep(2.0)  # the watchdog has had its answers
+            await asyncio.sleep(2.0)  # the watchdog gets its first answers
             pid, began = owner.pid, now()
             owner.pause()
             await asyncio.to_thread(producer.send, b"after")

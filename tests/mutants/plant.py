@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Mutant:
     name: str
     breaks: str  # the rule that it breaks
-    # wrong functions, by the function replaced: "package.module:Class.function"
+    # The wrong functions, keyed by the replaced function: "package.module:Class.function".
     wrong: Mapping[str, Wrong]
     caught_by: frozenset[str]  # oracles of the world that may catch it
     scene: Scenario

@@ -61,7 +61,7 @@ def test_a_second_interrupt_ends_the_clean_up() -> None:
 
 
 def test_before_anything_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The work is told that it will not begin; a RuntimeWarning would be this test's failure."""
+    """The work learns that it will not begin. A RuntimeWarning would fail this test."""
     monkeypatch.setattr(asyncio, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_interruptible(asyncio.sleep(0))

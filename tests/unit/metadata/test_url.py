@@ -1,4 +1,4 @@
-"""Metadata URLs: what is read out of them, and what is refused by name."""
+"""Metadata URLs: the parsed values, and the refused URLs."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ BODIES = {field.number: field for field in pb.BaseCommand.DESCRIPTOR.fields if f
 
 
 def frame_of(command: bytes, entry: bytes = b"") -> bytes:
-    """The layout, written a second time."""
+    """A frame, built by the test's own code."""
     return struct.pack(">II", 4 + len(command) + len(entry), len(command)) + command + entry
 
 
@@ -252,7 +252,7 @@ def test_encoded_sends_equal_those_of_protobuf(
 
 @given(st.binary(max_size=40), st.sampled_from([6, 7, 9, 10, 11]), st.booleans())
 def test_hot_body_equals_the_general_parser(noise: bytes, number: int, honest: bool) -> None:
-    """Whatever the parser of hot commands accepts must mean the same to protobuf's parser."""
+    """If the parser of hot commands accepts a body, protobuf must read the same from it."""
     size = len(noise) if honest else 127
     command = bytes([8, number, number << 3 | 2, size]) + noise
     frame = memoryview(frame_of(command, b"entry"))[4:]

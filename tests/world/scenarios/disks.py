@@ -176,7 +176,7 @@ async def _fill_slowly(world: World) -> None:
 
 
 def _listed(world: World, bookie: BookieNode, *, read_only: bool) -> bool:
-    """Whether its registration says that it accepts ordinary adds (or that it does not)."""
+    """Whether the bookie's registration says that it accepts ordinary adds (or refuses them)."""
     stored = world.meta.tree.tree.get(paths.bookie_available(BookieId(bookie.name)))
     return stored is not None and decode_bookie_registration(stored.value).read_only is read_only
 
@@ -228,7 +228,7 @@ async def twice(world: World) -> None:
 
 @scenario("T39", "other bytes for used ids: each bookie refuses them and logs an alarm")
 async def conflicting(world: World) -> None:
-    """The copy of a process that wrote: it has the key, knows the ledger, and is some entries
+    """A copy of a writing process. The copy has the key, knows the ledger, and is some entries
     behind."""
     stage = await Stage.set(world)
     entries = world.random.randint(2, 8)

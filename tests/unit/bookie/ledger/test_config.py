@@ -1,4 +1,4 @@
-"""The configuration refuses what cannot work, by the field's name."""
+"""The configuration refuses impossible values, and names the field."""
 
 import pytest
 

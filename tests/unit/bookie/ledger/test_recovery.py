@@ -100,7 +100,7 @@ def ack(machine: LedgerRecovery, seat: int, *entries: int) -> list[Action]:
 
 
 def begun(size: int = 3, write: int = 3, ack: int = 2, *, confirmed: int = -1) -> LedgerRecovery:
-    """Fenced, and reading from `confirmed` + 1 on."""
+    """A recovery that has fenced and reads from `confirmed` + 1 on."""
     machine = recovery(size, write, ack)
     assert machine.begin() == [Fence(seat) for seat in range(size)]
     for seat in range(size):
@@ -403,7 +403,7 @@ def test_t52_unreadable_last_entry_aborts_rather_than_closing_with_a_wrong_lengt
 
 
 def test_t52_the_length_is_that_of_the_last_entry_not_of_the_fence_answers() -> None:
-    """A bookie may hold entries beyond a gap; what they carry is not the ledger's length."""
+    """A bookie may hold entries beyond a gap. They carry a length that is not the ledger's."""
     machine = begun()
     answer(machine, 0, *found(0), *missing(1))
     answer(machine, 1, *missing(0))
@@ -463,7 +463,7 @@ def test_t2_in_any_order_the_add_is_refused_or_included() -> None:
         writer.append()  # three adds under way
         actor = RecoveryActor(world)
         actor.begin()
-        deliver_all(world)  # in an order of the seed's
+        deliver_all(world)  # the seed chooses the order
         assert actor.result is not None
         world.check_closed()
 
@@ -575,8 +575,8 @@ QUORUMS = [(3, 3, 2), (2, 2, 2), (3, 2, 2), (5, 3, 2), (3, 3, 3), (1, 1, 1), (4,
 
 
 def crowded_world(seed: int) -> tuple[LedgerRig, WriterActor, list[RecoveryActor]]:
-    """A writer that changes its ensemble and closes, up to three recoverers that start any time and
-    die at any step, bookies that come and go, replies that are lost (T12, T15, T16, T17)."""
+    """A writer that changes its ensemble and closes, up to three recoverers that start at any time
+    and die at any step, bookies that die and return, lost replies (T12, T15, T16, T17)."""
     random = Random(seed)
     quorum = Quorum(*random.choice(QUORUMS))
     world = LedgerRig.build(

@@ -1,4 +1,4 @@
-"""Which bookies are declared lost, when, and when none is."""
+"""The bookies that are declared lost, the time of it, and the cases without a lost bookie."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def test_a_former_incarnation_is_lost_at_once_and_an_unknown_bookie_is_not() -> 
 def test_no_bookie_is_declared_lost_early_or_when_too_many_are_missing(
     looks: list[tuple[set[int], set[int], float]], at_once_max: int
 ) -> None:
-    """A stupid twin: since when each has been missing without a break, and not in a crowd."""
+    """A simple model: the time since which each bookie has been missing without a break, while not
+    too many others were missing."""
     lost_bookies, now, since = LostBookies(delay_s=300, at_once_max=at_once_max), 0.0, {}
     in_crowd = False
     for missing, leaving, pause in looks:

@@ -86,7 +86,7 @@ def test_the_plan_moves_exactly_the_sealed_copies_of_lost_members(
         for entry in run
     }
     assert moved == {(entry, member) for entry, member in copies if member in gone}
-    # Each seat of a lost member in a sealed segment changes hands, even where nothing was striped.
+    # Each seat of a lost member in a sealed segment gets a new member, even without entries.
     parts = metadata.segments if closed else metadata.segments[:-1]
     seats = {(part.first_entry, each) for part in parts for each in part.members if each in gone}
     assert {(step.first, step.lost) for step in plan.steps if isinstance(step, Move)} == seats
@@ -121,7 +121,7 @@ def test_bad_copies_are_rewritten_where_they_belong(
         for entry in range(begin, end + 1)
         if first <= entry <= first + count and belongs(entry)
     }
-    # A replaced member is not written to.
+    # No plan writes to a replaced member.
     gone = plan_repair(
         metadata, UnderReplication(1, bad=(bad,)), frozenset({member}), copies_wanted=3
     )

@@ -1,4 +1,4 @@
-"""Requests for lists of other brokers run together: a bounded number at once, with one deadline."""
+"""Requests for lists to other brokers: a bounded number runs at once, with one deadline."""
 
 from __future__ import annotations
 

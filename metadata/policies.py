@@ -40,7 +40,7 @@ class BacklogAction(StrEnum):
 
 
 class InactiveMode(StrEnum):
-    """When a topic without producers and consumers is inactive."""
+    """The rule by which a topic without producers and consumers is inactive."""
 
     NO_SUBSCRIPTIONS = "delete_when_no_subscriptions"
     SUBSCRIPTIONS_CAUGHT_UP = "delete_when_subscriptions_caught_up"
@@ -54,9 +54,9 @@ class SubscriptionType(StrEnum):
 
 
 class SchemaCompatibility(StrEnum):
-    """The rule between a new version of a schema and the newest one; with TRANSITIVE, between it
-    and all earlier ones. BACKWARD: consumers with the new version can read messages of the earlier
-    one. FORWARD: the reverse. FULL: both."""
+    """The rule between a new version of a schema and the newest earlier version. With TRANSITIVE,
+    the rule holds for all earlier versions. BACKWARD: consumers with the new version can read
+    messages of the earlier version. FORWARD: the reverse. FULL: both."""
 
     ALWAYS_INCOMPATIBLE = "ALWAYS_INCOMPATIBLE"
     ALWAYS_COMPATIBLE = "ALWAYS_COMPATIBLE"
@@ -70,8 +70,8 @@ class SchemaCompatibility(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long, and how many bytes of, fully acknowledged messages are kept. 0: none; UNLIMITED:
-    all."""
+    """The time and the number of bytes for which fully acknowledged messages are kept. 0: none are
+    kept. UNLIMITED: all are kept."""
 
     time_s: int
     size_bytes: int
@@ -186,7 +186,7 @@ class Policies:
     delayed_delivery: DelayedDelivery | None = None
     auto_topic_creation: AutoTopicCreation | None = None
     auto_subscription_creation: bool | None = None
-    producers_max: int | None = None  # this and the next five: 0: no limit
+    producers_max: int | None = None  # for this limit and the next five, 0 means no limit
     consumers_max: int | None = None
     consumers_per_subscription_max: int | None = None
     subscriptions_max: int | None = None
@@ -213,8 +213,8 @@ class Policies:
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicies:
-    """The policies in effect for one topic; see `Policies` for each. The values
-    here are the broker's defaults."""
+    """The policies in effect for one topic; see `Policies` for each. The values here are the
+    broker's defaults."""
 
     retention: Retention = Retention(0, 0)
     message_ttl_s: int = 0
@@ -258,7 +258,7 @@ def effective(
 
 
 def _set(policies: Policies) -> Mapping[str, Any]:
-    """The policies that this level sets, by name."""
+    """The policies that this level sets, keyed by name."""
     values = {name: getattr(policies, name) for name in _NAMES}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -290,7 +290,7 @@ class TenantRecord:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceRecord:
-    """How the namespace's topics are divided into bundles, and the policies that it sets."""
+    """The division of the namespace's topics into bundles, and the policies of the namespace."""
 
     bundles: NamespaceBundles = field(default_factory=NamespaceBundles)
     policies: Policies = field(default_factory=Policies)
@@ -299,8 +299,8 @@ class NamespaceRecord:
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicies:
-    """The policies that one topic sets; all partitions of a topic share them. A topic that sets
-    none has no such record."""
+    """The policies that one topic sets. All partitions of a topic share them. A topic that sets no
+    policy has no record of this kind."""
 
     policies: Policies = field(default_factory=Policies)
     unknown: bytes = field(default=b"", compare=False, repr=False)

@@ -1,7 +1,7 @@
-"""The sealed ledgers that a task reads from their bookies, as the plan knew them.
+"""The sealed ledgers that a task reads from their bookies, as the plan names them.
 
-A sealed ledger never changes; only its copies may move. So an executor needs no metadata store: if
-the copies have moved, or no bookie can be reached, it reads from the topic's owner.
+A sealed ledger never changes. Only its copies may move. So an executor needs no metadata store: if
+the copies have moved, or no bookie can be reached, the executor reads from the topic's owner.
 
 Pure.
 """
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from magnetar.spark.topic_state import TopicState
 
 DIRECT_BYTES_MIN: Final = 1 << 20
-"""A task that reads fewer bytes of a ledger reads them from the topic's owner: a connection to a
-bookie costs more than an answer of 1 MiB, which takes some milliseconds of the owner's CPU."""
+"""A task reads fewer bytes than this from the topic's owner: a connection to a bookie costs more
+than an answer of 1 MiB, which takes some milliseconds of the owner's CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Sealed:
     addresses: Mapping[Member, str] = field(default_factory=dict)
 
     def only(self, ledgers: Iterable[int]) -> Sealed:
-        """The known ones of these ledgers."""
+        """The given ledgers that are known here."""
         kept = {it: self.ledgers[it] for it in ledgers if it in self.ledgers}
         members = {
             member for it in kept.values() for segment in it.segments for member in segment.members
@@ -40,14 +40,14 @@ class Sealed:
         return Sealed(kept, addresses)
 
     def merged(self, other: Sealed) -> Sealed:
-        """The ledgers of both."""
+        """The ledgers of this object and of `other`."""
         return Sealed({**self.ledgers, **other.ledgers}, {**self.addresses, **other.addresses})
 
 
 def worth_reading_directly(
     tasks: Iterable[Iterable[Span]], states: Mapping[str, TopicState]
 ) -> dict[str, list[int]]:
-    """The sealed ledgers of which some task reads DIRECT_BYTES_MIN, by topic."""
+    """The sealed ledgers from which some task reads at least DIRECT_BYTES_MIN, keyed by topic."""
     sealed = {
         (topic, ledger.id)
         for topic, state in states.items()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class ChunkedSend:
     """Gathers the outcomes of the chunks of one message, and reports the message's outcome once.
 
-    The message is stored when all its chunks are. It fails with the first chunk that fails.
+    The message is stored when all its chunks are stored. It fails when a chunk fails.
     """
 
     def __init__(self, done: Done) -> None:
@@ -23,7 +23,7 @@ class ChunkedSend:
         self._first: MessageId | None = None  # None: no chunk is stored
 
     def add(self) -> Done:
-        """Return what to call with the outcome of one more chunk. Receipts come in order."""
+        """Return the callback for the outcome of one more chunk. Receipts come in order."""
         self._missing += 1
         return self._on_chunk
 

@@ -1,6 +1,7 @@
 """The columns of topics in Spark. All are nullable.
 
-`key` exists with the option keyFormat only: the key of a KeyValue schema, decoded."""
+The column `key` exists only with the option keyFormat. It holds the decoded key of a KeyValue
+schema."""
 
 from __future__ import annotations
 
@@ -45,8 +46,9 @@ ERROR: Final = "__error"  # the reason why the record is corrupt
 def schema_of(options: ReadOptions, given: StructType | None = None) -> StructType:
     """The columns of a read. Raises InvalidOption if valueSchema is not a schema.
 
-    With valueFormat auto, the type of `value` is that in `given`; None: it is the topic's, and
-    TopicNotFound, ReadRefused and ReadStalled may be raised, too.
+    With valueFormat auto, the type of `value` is that in `given`. If `given` is None, the type is
+    that of the topic's schema. Then the function may also raise TopicNotFound, ReadRefused and
+    ReadStalled.
     """
     schema = StructType().add("value", _value_type(options, given))
     if options.key_format is not None:
@@ -76,7 +78,7 @@ def _given_type(given: StructType) -> DataType:
     for name in (CORRUPT, ERROR):
         if name in given.names:
             raise InvalidSchema(name, "needs the column value, too, with valueFormat auto")
-    return BinaryType()  # no column has it
+    return BinaryType()  # the schema has no column `value`
 
 
 def _type_of(found: ValueFormat, schema: str, option: str) -> DataType:

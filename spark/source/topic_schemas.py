@@ -1,9 +1,9 @@
-"""The schemas of topics, for `valueFormat` `auto`: the newest one gives the type of the column, and
-each message is decoded with the version with which it was written.
+"""The schemas of topics, for `valueFormat` `auto`: the newest version gives the type of the column,
+and each message is decoded with the version with which it was written.
 
-Fields are matched by name, as the rules of Avro do: a field that a message lacks is null, and one
-that the column lacks is left out. The driver asks for the newest versions once, in `load()`. An
-executor asks for each version that it meets, once in its process.
+Fields are matched by name, as in the rules of Avro: a field that a message lacks is null, and a
+field that the column lacks is left out. The driver asks for the newest versions once, in `load()`.
+An executor process asks once for each version that it meets.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ TOPICS_MAX: Final = 1_000
 """Topics whose newest schemas `load()` asks for. Each is a call of some milliseconds."""
 
 VERSIONS_MAX: Final = 1_000
-"""Versions that a process keeps; beyond it, the oldest one is forgotten."""
+"""Versions that a process keeps. Beyond this number it forgets the oldest version."""
 
 ASKED_AT_ONCE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """How messages of one version of a schema are decoded."""
+    """The decoding of the messages of one version of a schema."""
 
     spark: DataType
     decoder: Callable[[pa.DataType], Decode | None]  # None: the bytes are the value
@@ -61,8 +61,8 @@ BYTES: Final = Writer(BinaryType(), lambda kind: None)
 
 
 def newest_type(options: ReadOptions) -> DataType:
-    """The type of the values of all topics. Raises InvalidOption if topics differ, or have a schema
-    that Spark cannot have; TopicNotFound, ReadRefused, ReadStalled."""
+    """The type of the values of all topics. Raises InvalidOption if topics differ, or if Spark has
+    no type for a schema. Raises TopicNotFound, ReadRefused and ReadStalled, too."""
     view = TopicView(options)
     view.discover()
     topics = sorted({str(TopicName.parse(it).base) for it in view.topics})
@@ -93,9 +93,9 @@ class Versions:
         self._decoders: dict[tuple[str, bytes], Decode | None] = {}
 
     def decoder(self, topic: str, version: bytes | None) -> Decode | None:
-        """The decoder of a version; None: the bytes are the value. A message without a version was
-        written without a schema. Raises ValueError if nothing can be decoded; ReadRefused,
-        ReadStalled."""
+        """The decoder of a version. None: the bytes are the value. A message without a version was
+        written without a schema. Raises ValueError if no decoder exists. Raises ReadRefused and
+        ReadStalled, too."""
         key = str(TopicName.parse(topic).base), version or b""
         if key not in self._decoders:
             self._decoders[key] = _guarded(_writer(self._options, *key), self._kind)
@@ -103,7 +103,7 @@ class Versions:
 
 
 def writer_of(info: SchemaInfo) -> Writer:
-    """How values of a schema are decoded. Raises ValueError for one that Spark cannot have."""
+    """The decoding of the values of a schema. Raises ValueError if Spark has no type for it."""
     kind = info.schema_type()
     match kind:
         case SchemaType.NONE | SchemaType.BYTES:
@@ -147,7 +147,7 @@ def _guarded(writer: Writer, kind: pa.DataType) -> Decode | None:
 
 # Mechanics. State of this process; Spark forks its workers before they load this module.
 
-_known: dict[tuple[object, ...], Writer | str] = {}  # str: why there is none
+_known: dict[tuple[object, ...], Writer | str] = {}  # str: the reason why it has no Writer
 _lock = threading.Lock()
 
 
@@ -182,8 +182,8 @@ def _found(options: ReadOptions, topic: str, version: bytes) -> Writer | str:
 
 
 def _asked(options: ReadOptions, wanted: Sequence[tuple[str, bytes]]) -> list[SchemaInfo | None]:
-    """Ask for versions; b"": the newest. None: there is none. Blocks. Raises ReadRefused,
-    ReadStalled."""
+    """Ask for versions (b"": the newest one). None: the version does not exist. Blocks. Raises
+    ReadRefused, ReadStalled."""
 
     async def ask() -> list[SchemaInfo | None]:
         timeout_s = max(1, int(options.read_timeout_s))

@@ -13,7 +13,7 @@ EXAMPLES_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A kind of violation that happened `count` times; the first ones are in `examples`."""
+    """A kind of violation that happened `count` times. `examples` has the first violations."""
 
     kind: str
     count: int

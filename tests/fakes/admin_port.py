@@ -1,4 +1,4 @@
-"""An admin port that answers what a test tells it, and a command line that asks it."""
+"""An admin port with answers that a test sets, and a command line that sends requests to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Broker:
-    """Returns the answers that a test set by path, and records the requests."""
+    """Returns the answers that a test set for each path, and records the requests."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"

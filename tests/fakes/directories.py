@@ -1,4 +1,4 @@
-"""Data directories of bookies, a cluster's metadata to start them against, and damage to them."""
+"""Data directories of bookies, the metadata of a cluster for their starts, and damage to them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ENTRIES = 20  # the entries of ledger 1 in a directory that `fill` made
 
 
 class DirectoryCluster:
-    """A cluster's metadata, and starts on directories against it."""
+    """A cluster's metadata, and starts of bookies on directories with this metadata."""
 
     def __init__(self, seed: int = 1) -> None:
         self.tree = MemoryTree()

@@ -1,4 +1,4 @@
-"""The sink and the pipelines on Spark, executors being processes, against a standalone server."""
+"""The sink and the pipelines on Spark with executor processes, against a standalone server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KEPT = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalProcess]:
-    """In the namespace public/exact, deduplication is on."""
+    """A standalone server. In the namespace public/exact, deduplication is on."""
     with standalone(tmp_path_factory.mktemp("standalone"), KEPT) as server:
         admin = f"http://127.0.0.1:{server.ports['http']}/admin/v2/namespaces/public/exact"
         httpx.put(admin, timeout=60).raise_for_status()
@@ -245,7 +245,7 @@ def files_of(spark: SparkSession, folder: Path, files: int, rows: int) -> DataFr
 def test_a_batch_that_is_repeated_is_stored_once(
     spark: SparkSession, url: str, exact: str, topic: str, tmp_path: Path
 ) -> None:
-    """The driver was killed after the batch and before Spark noted it."""
+    """The driver was killed after the batch and before Spark noted the batch."""
     frame = files_of(spark, tmp_path, 3, 1_500)
     options = {"deliveryGuarantee": "dedup", "name": "numbers"}
     start(frame, url, exact, tmp_path, **options).awaitTermination(120)

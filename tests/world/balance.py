@@ -1,8 +1,9 @@
-"""Brokers that own bundles and move them to each other. There are no topics: only the moves are
-played.
+"""Brokers that own bundles and move them to each other. The bundles have no topics: the world plays
+only the moves.
 
-Each broker beats to the bookies, follows the registrations, and runs the real rules for owners, for
-silent brokers and for balance, with short periods. Closing a bundle's topics takes some time.
+Each broker sends beats to the bookies, follows the registrations, and runs the real rules for
+owners, for silent brokers and for balance, with short periods. The close of a bundle takes some
+time, as if it had topics.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Balanced:
             await asyncio.Event().wait()
 
     async def _unload(self, random: Random, moved: dict[Bundle, float], bundle: Bundle) -> None:
-        """`moved`: when this run of the broker has moved a bundle."""
+        """`moved`: the times at which this run of the broker has moved each bundle."""
         world, now = self.client.world, asyncio.get_running_loop().time()
         world.trace.fault(self.client.name, "bundle moved to another broker", bundle)
         world.oracle.hold(
@@ -153,6 +154,6 @@ def records(asker: ClientNode) -> dict[Bundle, Ownership]:
 
 
 def counts(asker: ClientNode, names: Sequence[str]) -> list[int]:
-    """How many bundles each broker owns."""
+    """The number of bundles that each broker owns."""
     owned = [record.owner for record in records(asker).values()]
     return [owned.count(BrokerId(name)) for name in names]

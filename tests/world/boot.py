@@ -1,5 +1,5 @@
 """The start of a bookie on its simulated disk: the steps of `magnetar.bookie.storage.directory`,
-with the real rules (`plan_start`), each durable before the next."""
+with the real rules (`plan_start`). Each step is durable before the next one begins."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from magnetar.bookie.storage.format import Identity
     from magnetar.metadata.store import MetadataStore, Verdict
 
-RETRY_S = 0.2  # then the supervisor starts the process again
+RETRY_S = 0.2  # the pause before the supervisor starts the process again
 UPDATE_S = 3.0
 CLUSTER = "c1" * 16
 
 
 async def boot(node: BookieNode, store: MetadataStore, random: Random) -> Identity:
-    """The identity that the bookie serves under. Tries again while the metadata is out of reach, or
-    while a copy of the directory may be in use. Raises StartRefused."""
+    """The identity under which the bookie serves. Tries again while the metadata store cannot be
+    reached, or while a copy of the directory may be in use. Raises StartRefused."""
     while True:
         try:
             return await _enter(node, store, random)
@@ -104,7 +104,7 @@ async def _write_cookie(
         if stored == cookie:
             return KEEP
         if stored != known:
-            raise Contended(path, 1)  # what an earlier start had sent arrives now
+            raise Contended(path, 1)  # a write of an earlier start arrives now
         return encode_bookie_cookie(cookie)
 
     await update(store, path, change, deadline=node.world.loop.time() + UPDATE_S)

@@ -46,7 +46,7 @@ def answer_first(cluster: FakeBrokers) -> None:
 
 
 async def full(cluster: FakeBrokers, producer: Producer) -> asyncio.Task[MessageId]:
-    """Send a message after which the limit admits only small ones."""
+    """Send a message after which the limit admits only small messages."""
     cluster.topic(TOPIC).hold_receipts = True
     first = asyncio.get_running_loop().create_task(producer.send(bytes(500)))
     await settle()
@@ -69,7 +69,7 @@ async def test_small_message_does_not_overtake_a_waiting_large_one() -> None:
             assert sizes(cluster) == [500]
             answer_first(cluster)
             await first
-            group.create_task(producer.send(b""))  # in the turn in which the limit is released
+            group.create_task(producer.send(b""))  # sent in the turn that releases the limit
         assert sizes(cluster) == [500, 800, 5, 0]
 
 

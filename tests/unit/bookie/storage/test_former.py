@@ -133,7 +133,8 @@ async def test_an_older_image_starts_as_a_new_incarnation(
 async def test_an_image_from_the_time_of_formatting_starts_as_a_new_incarnation(
     cluster: DirectoryCluster, used: Path, tmp_path: Path, left: list[str]
 ) -> None:
-    """Formatting it to the end would make it the bookie that has served since, and empty."""
+    """If the formatting continued, this empty directory would take the identity of the bookie that
+    has served since."""
     former, image = identity_of(used), tmp_path / "image"
     (await cluster.start(used)).close()
     image.mkdir()
@@ -181,7 +182,7 @@ async def test_an_older_image_does_not_oust_the_bookie_itself(
 async def test_only_one_of_two_copies_that_start_at_once_runs(
     cluster: DirectoryCluster, used: Path, tmp_path: Path
 ) -> None:
-    """Both read the same cookie and mean to begin the same epoch."""
+    """Both starts read the same cookie and begin the same epoch."""
     shutil.copytree(used, tmp_path / "copy")
 
     async def start(path: Path, seed: int) -> DataDirectory | errors.StartRefused:
@@ -229,7 +230,7 @@ async def test_a_wiped_bookie_is_formatted_with_new_incarnation(
     directory.close()
     (
         await cluster.start(used, new_incarnation=True)
-    ).close()  # says nothing about a directory in use
+    ).close()  # the log does not mention a directory in use
     assert identity_of(used).incarnation == identity.incarnation
 
 
@@ -267,7 +268,7 @@ async def test_the_epoch_of_a_running_bookie_counts_up(
     assert again.identity.boot_epoch == 5
     assert again.identity.incarnation == directory.identity.incarnation
     again.close()
-    # Within one start, an image from before is known as such.
+    # Within one start, an earlier image is recognised as an earlier image.
     assert (
         await cluster.start(tmp_path / "image")
     ).identity.former == directory.identity.incarnation

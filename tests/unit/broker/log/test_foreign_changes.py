@@ -1,7 +1,7 @@
 """Another process changes the topic's record between a read and a write of its owner.
 
-Within the owner's epoch the write is made again on top of the foreign change; another epoch,
-another incarnation or a deleted record fences the topic. Both hold for every kind of write.
+Within the owner's epoch the owner repeats its write on top of the foreign change. Another epoch,
+another incarnation or a deleted record fences the topic. Both rules hold for every kind of write.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ def test_entries_due_within_a_tick_are_requested_together() -> None:
 
 
 def test_an_ack_timeout_with_backoff_adds_both() -> None:
-    """Pulsar's table for a timeout of 10 s and a backoff of 1 s to 60 s with the factor 2."""
+    """The delays are those of Pulsar for a timeout of 10 s, and a backoff of 1 s to 60 s with the
+    factor 2."""
     backoff = MultiplierRedeliveryBackoff(1000, 60_000, 2)
     delays: list[float | None] = []
     for count in range(8):

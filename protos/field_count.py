@@ -1,8 +1,8 @@
-"""How many fields an encoded message has, counted without parsing it.
+"""The number of fields of an encoded message, counted without parsing the message.
 
-protobuf needs up to 0.1 us for a field of two bytes and holds the interpreter meanwhile: 5 MB of
-such fields stop the event loop for 250 ms. So the fields of a large message are counted first, up
-to a limit.
+protobuf needs up to 0.1 us for a field of two bytes and holds the interpreter lock meanwhile: 5 MB
+of two-byte fields stop the event loop for 250 ms. So the fields of a large message are counted
+first, up to a limit.
 """
 
 from __future__ import annotations

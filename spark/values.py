@@ -4,14 +4,14 @@ A decoder converts a whole array or raises ValueError. `decode_values` halves an
 decoder refuses until the bad records are alone, so a few bad records cost little and never change
 their neighbours.
 
-JSON: each payload is wrapped as `{"i":<row>,"v":<payload>}` and one call parses all lines. A
-payload could close its wrapper and begin another one; then the rows are not 0, 1, 2, ..., and the
-call is refused. A payload could also add fields to its wrapper (`{"a":1},"x":2`): each payload must
-be `null` or one object that ends where the payload ends. If the only closing brace of a payload is
-its last byte, the object ends there; otherwise the decoder counts the brackets.
+JSON: each payload is wrapped as `{"i":<row>,"v":<payload>}`, and one call parses all lines. A
+payload could close its wrapper and begin another one. Then the rows are not 0, 1, 2, ..., and the
+decoder refuses the array. A payload could also add fields to its wrapper (`{"a":1},"x":2`). So each
+payload must be `null` or one object that ends where the payload ends. If the only closing brace of
+a payload is its last byte, the object ends there. Otherwise the decoder counts the brackets.
 
-Fields that the schema does not name are ignored; a missing field is null; a number is no string and
-a string no number.
+Fields that the schema does not name are ignored. A missing field is null. A number is not accepted
+for a string, nor a string for a number.
 
 Pure.
 """
@@ -122,8 +122,8 @@ def _require_whole(texts: pa.Array) -> None:
             raise ValueError("JSON: the payload is not an object")
     if np.count_nonzero(data == _CLOSING) == len(texts):
         return  # one row has one closing brace: the last byte
-    # Brackets in strings do not count. So remove the escapes first; then the quotes show where each
-    # string begins and ends.
+    # Brackets in strings do not count. So remove the escapes first. Then the quotes show the begin
+    # and the end of each string.
     if np.any(data == ord("\\")):
         for escape in ("\\\\", '\\"'):
             texts = pc.replace_substring(texts, escape, "__")
@@ -150,7 +150,7 @@ def _are_in_braces(ends: NDArray[np.int64], data: NDArray[np.uint8]) -> bool:
 
 
 def _bytes_of(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """The end of each text, and their bytes one after the other. There is no null."""
+    """The end of each text, and the bytes of all texts in a row. No text is null."""
     _, offsets, data = texts.buffers()
     bounds = np.frombuffer(offsets, dtype=np.int32)[texts.offset :][: len(texts) + 1]
     every = np.frombuffer(data or b"", dtype=np.uint8)[bounds[0] : bounds[-1]]

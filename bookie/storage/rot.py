@@ -1,12 +1,12 @@
 """Notes a table that RocksDB could not read, for the next start.
 
 RocksDB meets a damaged block of a table in a read, which fails for that entry, or in a compaction
-of the table. After a failed compaction it refuses every write, and the bookie ends. Without a note
-the bookie would start, compact and end again, without end. So the cause is noted, and the next
-start treats the store as damaged. A scrub that cannot list the ledgers because of a damaged block
-ends the bookie the same way (bookie/scrub.py). Values in blob files are a separate case. A
-compaction meets them only when space is reclaimed (bookie/reclaimer.py), and a scrub finds them one
-at a time.
+of the table. After a failed compaction RocksDB refuses every write, and the bookie ends. Without a
+note the bookie would start, compact and end repeatedly, without end. So the bookie notes the cause,
+and the next start treats the store as damaged. A scrub that cannot list the ledgers because of a
+damaged block also notes the cause and ends the bookie (bookie/scrub.py). Damaged values in blob
+files are a separate case. A compaction meets them only when space is reclaimed
+(bookie/reclaimer.py), and a scrub finds them one at a time.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def is_rot(error: StorageFailed) -> bool:
 
 
 def note_rot(path: Path, incarnation: str, error: StorageFailed) -> None:
-    """Note `error` for the next start, if it is rot. A failure to note it is logged: the next start
-    then ends the same way, and notes it."""
+    """Note `error` for the next start, if it is rot. A failed write of the note is logged. The next
+    start then ends with the same error, and notes it."""
     if not is_rot(error):
         return
     try:

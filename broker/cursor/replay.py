@@ -2,8 +2,8 @@
 
 The state of a subscription is its inline snapshot plus the records of its number in the cursor
 ledger. A number belongs to one subscription, and a reset gives the subscription a new number. So
-the records from before a reset, or of a deleted subscription with the same name, do not reach it.
-Records of a number without a subscription are replayed and ignored.
+records from before a reset, or of a deleted subscription with the same name, do not change the
+subscription. Records of a number without a subscription are replayed and ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CursorReplay:
 
     @property
     def newest_number(self) -> int:
-        """The highest number in the records. 0: there is none. New numbers are greater."""
+        """The highest number in the records. 0: no records. New numbers are greater."""
         return max((*self._states, *self._sequences), default=0)
 
     def on_entry(self, entry: bytes | memoryview) -> None:
@@ -43,7 +43,7 @@ class CursorReplay:
         return self._states[number]
 
     def redeliveries(self, number: int) -> dict[Position, int]:
-        """The redelivery counts of its unacknowledged entries."""
+        """The redelivery counts of the subscription's unacknowledged entries."""
         state = self._states[number]
         return {
             position: count
@@ -65,8 +65,8 @@ class CursorReplay:
             state = self._states[record.subscription] = AckState(self._chain, EARLIEST)
         match record:
             case records.Marked():
-                # Entry -1 means that there was no entry before it. Its ledger may have been empty
-                # and be deleted, and the log may continue in a ledger with a smaller number.
+                # Entry -1 means that no entry was before the position. The ledger may have been
+                # empty and deleted, and the log may continue in a ledger with a smaller number.
                 if record.mark.entry >= 0:
                     state.on_ack_cumulative(record.mark)
             case records.Entries():

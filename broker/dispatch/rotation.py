@@ -1,4 +1,4 @@
-"""Which consumer is next: round-robin among the available consumers of the best priority."""
+"""The choice of the next consumer: round-robin among the available consumers of the best priority."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Level:
 
     priority: int
     consumers: list[Consumer]
-    turn: int = 0  # index of the consumer that is next
+    turn: int = 0  # index of the next consumer
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """The errors of administrators' requests, and the HTTP status and the advice of each.
 
-The table at the end is the only one: a row gives the HTTP status of an error, and the advice that
-the command line prints after the reason. Statuses are those of Pulsar's admin API where it has the
-case.
+The table at the end is the only place for both: a row gives the HTTP status of an error, and the
+advice that the command line prints after the reason. If Pulsar's admin API has the case, the status
+is that of Pulsar.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ServedElsewhere(errors.BrokerError):
 
 
 class InvalidArgument(errors.BrokerError):
-    """A part of the request that cannot be; says what was expected."""
+    """A part of the request is invalid. The error says what was expected."""
 
     def __init__(self, name: str, found: object, expected: str) -> None:
         super().__init__(f"invalid {name} {_shown(found)}: expected {expected}")
@@ -41,7 +41,7 @@ class InvalidArgument(errors.BrokerError):
 
 
 class PartitionBusy(errors.BrokerError):
-    """The state of a partition does not allow what was asked of all partitions."""
+    """The state of a partition does not allow the requested change of all partitions."""
 
     def __init__(self, partition: str, reason: str) -> None:
         super().__init__(f"{partition}: {reason}")
@@ -49,7 +49,8 @@ class PartitionBusy(errors.BrokerError):
 
 
 class PartitionFailed(errors.BrokerError):
-    """One partition did not do what was asked of all partitions; the others may have done it."""
+    """The requested change of all partitions failed at one partition. The other partitions may
+    have made the change."""
 
     definite = False
 
@@ -59,7 +60,7 @@ class PartitionFailed(errors.BrokerError):
 
 
 class MessageNotFound(errors.BrokerError):
-    """The subscription has fewer unacknowledged entries than the position that was asked for."""
+    """The subscription has fewer unacknowledged entries than the requested position."""
 
     def __init__(self, subscription: str, number: int, backlog: int) -> None:
         super().__init__(
@@ -110,7 +111,7 @@ class NamespaceNotEmpty(errors.BrokerError):
 
 
 class ClusterNotFound(errors.BrokerError):
-    """A broker knows its own cluster alone."""
+    """The request names another cluster. A broker knows only its own cluster."""
 
     def __init__(self, cluster: str, known: str) -> None:
         super().__init__(f"cluster {_shown(cluster)} is unknown: this is cluster {known!r}")
@@ -118,7 +119,7 @@ class ClusterNotFound(errors.BrokerError):
 
 
 class BundleNotFound(errors.BrokerError):
-    """The namespace is not divided like that."""
+    """The namespace has no bundle with these bounds."""
 
     def __init__(self, namespace: str, bundle: str) -> None:
         super().__init__(f"namespace {namespace} has no bundle {_shown(bundle)}")
@@ -135,7 +136,7 @@ class NotForwarded(errors.BrokerError):
 
 
 class Protected(errors.BrokerError):
-    """Clients use it when they name no other: it always exists."""
+    """The tenant or namespace cannot be deleted: clients use it by default, so it always exists."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} cannot be deleted: topics without a namespace are in it")
@@ -156,7 +157,7 @@ _OF_ALL_PARTITIONS: Final = (
     " are for all partitions"
 )
 
-# The first row whose class fits decides; base classes come last.
+# The first row with the class of the error, or a base class of it, decides. Base classes come last.
 OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
     (ServedElsewhere, Outcome(307, "ask that broker")),
     (InvalidArgument, Outcome(400, "")),

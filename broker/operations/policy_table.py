@@ -1,10 +1,10 @@
-"""Which policies can be set, where, and in which form: a row for each.
+"""The policies that can be set, the places where they are set, and their forms: one row for each.
 
-A new policy needs its field in `metadata/policies.py` (and its codec), and a row here: the REST
-paths, their documentation, and validation follow from it. The verbs of the command line are rows of
-`cli/policy_table.py`.
+A new policy needs its field in `metadata/policies.py` (and its codec), and a row here. The REST
+paths, their documentation, and the validation follow from the row. The verbs of the command line
+are rows of `cli/policy_table.py`.
 
-Backlog quotas have a table of their own: Pulsar has two of them, by size and by age, on one path.
+Backlog quotas have a table of their own: Pulsar has two quotas, by size and by age, on one path.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """One policy. Paths are the last part of Pulsar's, after the namespace or the topic."""
+    """One policy. Paths are the last part of Pulsar's paths, after the namespace or the topic."""
 
     field: str  # the name of a field of `Policies`
     title: str  # the title in texts for people

@@ -46,7 +46,7 @@ Request = TypeVar("Request", bound=Message)
 
 
 class BrokerService:
-    """The handlers and the open sessions; a stop closes the sessions first."""
+    """The handlers of the calls, and the open sessions. A stop closes the sessions first."""
 
     def __init__(self) -> None:
         self._serving = asyncio.Event()
@@ -168,7 +168,7 @@ async def _policies(broker: Broker, asked: pb.TopicPoliciesRequest) -> pb.TopicP
     with suppress(TopicNotFound):  # for an absent topic the namespace's policies apply
         topic = await broker.stored_topic(name, create=False)
         if topic.deduplication.wanted:
-            # The topic may not have carried out the newest policy yet. Until it has, the next owner
+            # The topic may not have applied the newest policy yet. Before it has, the next owner
             # would not know the producers' sequence ids.
             await topic.deduplication.follow()
         note = note_of(topic.log.properties, asked.sink) if asked.sink else None

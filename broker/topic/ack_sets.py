@@ -1,8 +1,8 @@
 """Checks the ack sets that clients send, before a cursor stores them.
 
-An ack set of a batch of n messages has ceil(n / 64) words at most; bits beyond the batch have no
-meaning. The subscription notes the sizes of the batches that it reads, so the size of a batch that
-is delivered is known. A client may acknowledge a batch that it got from the topic's former owner.
+An ack set of a batch of n messages has ceil(n / 64) words at most. Bits beyond the batch have no
+meaning. The subscription notes the sizes of the batches that it reads, so the size of a delivered
+batch is known. A client may acknowledge a batch that it got from the topic's former owner.
 The size of this batch is not known here. So ack sets of unknown size have limits of their own: for
 the length of one set, and for the words of all of them. When the batch is read, its set is cut to
 the batch (`Cursor.limit_batch`).
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from magnetar.broker.log.position import Position
 
 SIZES_MAX: Final = 20_000
-"""Batches whose sizes a subscription remembers: the last ones that it read. About 200 bytes each,
+"""Batches whose sizes a subscription remembers: those that it read last. About 200 bytes each,
 4 MB. Pulsar's default of 1,000 messages in a receiver's queue is 1,000 batches at most."""
 
 UNKNOWN_WORDS_MAX: Final = 1_024
@@ -98,7 +98,7 @@ class AckSets:
             self._unknown_words += words - before
 
     def _forget_settled(self) -> None:
-        """Forget the sets that the cursor no longer has, or whose batch was read since."""
+        """Forget the sets that the cursor no longer has, and those whose batch was read since."""
         self._unknown = {
             position: words
             for position, words in self._unknown.items()

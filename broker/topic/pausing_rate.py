@@ -1,9 +1,10 @@
-"""A publish rate that the broker keeps by not reading: the excess waits at the clients.
+"""A publish rate that the broker enforces by pauses in its reads: the excess waits at the clients.
 
-What was read is published and counted, also beyond the rate, so that the buckets may go below zero.
-The connections that published do not read on until there are tokens again. The average is exact,
-except that a debt of more than DEBT_PERIODS_MAX is forgotten; a burst exceeds the rate by a frame
-of each connection. As in Pulsar, the other producers of such a connection wait as well.
+The messages that were read are published and counted, also beyond the rate. So the buckets may fall
+below zero. The broker does not read on from the publishing connections until tokens are available
+again. The average is exact, except that a debt of more than DEBT_PERIODS_MAX is forgotten. A burst
+exceeds the rate by a frame of each connection. As in Pulsar, the other producers of a paused
+connection wait as well.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ if TYPE_CHECKING:
     from magnetar.protos.sends import SendRun
 
 LOOK_S: Final = 1.0
-"""How often a connection that waits looks at the rate again: it may have changed."""
+"""The period in which a waiting connection checks the rate again, which may have changed."""
 
 DEBT_PERIODS_MAX: Final = 60
-"""A minute of a broker's rate. A compressed batch of 60 bytes may claim a million messages, and all
-producers of the broker wait for what one of them claims."""
+"""A minute of a broker's rate. A compressed batch of 60 bytes may claim a million messages. All
+producers of the broker would wait for the claims of one producer."""
 
 WAIT_S_MIN: Final = 0.001
 """The shortest sleep: rounding errors of a fraction of a token can leave a wait of almost 0 s."""
 
 
 class PausingRate:
-    """The publish rate of a non-persistent topic, or of all topics of a broker. It is also a stage
-    that lets everything through."""
+    """The publish rate of a non-persistent topic, or of all topics of a broker. As a stage of the
+    pipeline it accepts every publish."""
 
     __slots__ = ("_bytes", "_messages", "_rate")
 
@@ -51,7 +52,7 @@ class PausingRate:
         self._messages, self._bytes = buckets_of(rate, now)
 
     def take(self, sends: SendRun, now: float) -> None:
-        """This run is published."""
+        """Count this run, which is published."""
         messages, size = self._messages, self._bytes
         if messages is None or size is None:
             return
@@ -63,12 +64,12 @@ class PausingRate:
         size.limit_debt(DEBT_PERIODS_MAX)
 
     def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
-        """Counts. See pipeline.py."""
+        """Count the publish and accept it; see pipeline.py."""
         self.take(publish.sends, now)
         return ()
 
     def wait_s(self, now: float) -> float:
-        """How long connections that published must not read. 0: they may read on."""
+        """The time for which the publishing connections must not read. 0: they may read on."""
         messages, size = self._messages, self._bytes
         if messages is None or size is None:
             return 0.0

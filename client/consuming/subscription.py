@@ -79,7 +79,7 @@ class Subscription:
     def is_ordered(self) -> bool:
         """Return whether one consumer at a time gets all messages in order.
 
-        Then a redelivery starts over at the first unacknowledged message.
+        A redelivery of such a subscription starts again at the first unacknowledged message.
         """
         return self.type in (ConsumerType.Exclusive, ConsumerType.Failover)
 
@@ -89,7 +89,7 @@ def subscribe_command(
 ) -> pb.CommandSubscribe:
     """Return the SUBSCRIBE command for one attachment; the caller adds consumer id and epoch.
 
-    `protocol_version`: of the session.
+    `protocol_version`: the version that the session has negotiated.
     """
     properties = subscription.properties
     return pb.CommandSubscribe(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from magnetar.metadata.model import BrokerRegistration
 
-# What the other commands use without an address.
+# The addresses that the other commands use by default.
 LOCAL_SERVICE_URL: Final = "grpc://127.0.0.1:6660"
 LOCAL_ADMIN_URL: Final = "http://127.0.0.1:8080"
 
@@ -32,7 +32,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 async def serve(config: StandaloneConfig, stop: asyncio.Event) -> None:
-    """On a terminal, print what to try next when the server is ready."""
+    """Serve until `stop`. On a terminal, print commands to try next when the server is ready."""
     await run_standalone(config, stop, print_next if sys.stdout.isatty() else None)
 
 

@@ -24,11 +24,12 @@ class Policies:
 
     deduplication: bool  # the owner drops messages that it has stored already
     message_bytes_max: int  # the limit of the payload of an entry; 0: as the broker allows
-    note: Note | None = None  # the last one of the sink; None: there is none
+    note: Note | None = None  # the last note of the sink; None: no note
 
 
 def policies_of(options: WriteOptions, topic: str, sink: str = "") -> Policies:
-    """Ask the brokers in turn, until one answers. `sink`: whose last note is wanted; empty: none.
+    """Ask the brokers in turn, until one answers. `sink`: the sink whose last note is asked for;
+    empty: no note.
 
     Raises WriteRefused, WriteStalled.
     """

@@ -1,4 +1,4 @@
-"""Repairers over the bookies in memory of `ledger_bookies`: processes that restore copies there."""
+"""Repair processes that restore copies on the bookies in memory of `ledger_bookies`."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def lose(nodes: BookieCluster, bookie: FakeBookie) -> None:
 
 
 def held(nodes: BookieCluster, metadata: LedgerMetadata, member: Member) -> list[int]:
-    """The entries that a member has, each verified."""
+    """The entries that a member has. Verifies each of them."""
     bookie = nodes.bookie(member)
     stored = bookie.ledgers.get(metadata.ledger)
     if stored is None:

@@ -453,7 +453,7 @@ class Session:
 
 
 class Broker:
-    """One address."""
+    """A broker at one address."""
 
     def __init__(self, cluster: FakeBrokers, url: str) -> None:
         self.cluster = cluster
@@ -499,7 +499,7 @@ class FakeBrokers:
         self.topics: dict[str, Topic] = {}
         self.owners: dict[str, str] = {}
         self.partitions: dict[str, int] = {}
-        # By producer name, as with deduplication. The brokers drop no duplicates themselves.
+        # Keyed by producer name, as with deduplication. The brokers drop no duplicates themselves.
         self.last_sequence_ids: dict[str, int] = {}
         self.schemas: dict[str, list[pb.Schema]] = {}  # the versions of each topic
         self.sends: list[tuple[int, bytes]] = []  # every SEND that arrived

@@ -6,8 +6,8 @@ One standalone server, hostile programs over both transports, and an honest prod
 on each transport: three processes. Oracles:
 
     1. The server runs until the end, and stops cleanly.
-    2. No callback of its loop takes more than CPU_S_MAX of CPU, without garbage collections; no
-       garbage collection takes more.
+    2. No callback of its loop takes more than CPU_S_MAX of CPU, without garbage collections. No
+       garbage collection takes more either.
     3. Each honest message is delivered once and in order, within LATENCY_S_MAX.
     4. The server's memory stays below MEMORY_MB_MAX.
     5. The siege ends. STUCK_S without a command is a finding, which lists what all tasks wait for.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 Program = Callable[[Target, str, random.Random], Awaitable[None]]
 
 ALL: list[Program] = [*PROGRAMS, *FEATURES, *CALLS]
-AT_ONCE = 8  # hostile programs
+AT_ONCE = 8  # hostile programs that run at the same time
 STUCK_S = 30.0
 REPORT_S = 10.0  # the time between two lines of progress
 PROGRAM_S = 10.0  # a program that the broker does not read any more is ended
@@ -161,7 +161,7 @@ async def _line(process: asyncio.subprocess.Process) -> bytes:
 
 
 async def _attack(target: Target, rng: random.Random, commands: int) -> str:
-    """Run the siege. Returns what it waited for when it got stuck; "": it reached its end."""
+    """Run the siege. Returns the waits of all tasks if the siege is stuck; "": it reached its end."""
 
     deck: list[Program] = []
 

@@ -115,7 +115,7 @@ class Clients:
 
 
 class Session:
-    """One connection. The client listens to it while its broker runs and it is the newest one."""
+    """One connection. The client listens to its newest connection while the broker runs."""
 
     def __init__(self, owner: ClientNode, incarnation: str) -> None:
         self.incarnation = incarnation
@@ -467,7 +467,7 @@ class Owner:
 
 
 class Sweeper:
-    """Finishes deletions and deletes orphaned ledgers, whatever their age."""
+    """Finishes deletions and deletes orphaned ledgers of any age."""
 
     def __init__(self, client: ClientNode) -> None:
         self.client = client
@@ -539,7 +539,7 @@ async def _judge_ledgers(world: World, judge: ClientNode, topic: PersistentTopic
     """LEAK: the sweeper leaves no ledger that the topic does not list, and bookies collect all."""
     judge.clock.skew_ms = 700_000  # tombstones are old enough
     sweeper = Sweeper(judge)
-    for _ in range(2):  # a ledger that the first one cannot delete yet
+    for _ in range(2):  # the second sweep deletes ledgers that the first one must leave
         await sweeper.sweep()
     record = topic.log.owned_record.record
     listed = {part.ledger for part in record.ledgers}

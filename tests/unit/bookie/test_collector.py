@@ -1,4 +1,4 @@
-"""The collector among metadata that lies, is away, lags, or changes under its hands."""
+"""The collector with metadata that is wrong, unreachable, late, or changes during its work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CONFIG = CollectorConfig(interval_s=10, grace_s=60, tombstones_kept_s=1000, look
 
 
 class Metadata(MemoryStore):
-    """Can hide ledgers from listings, be away at a path, and tell when something is read."""
+    """A store that can hide ledgers from listings, fail at a path, and report reads."""
 
     def __init__(self, tree: MemoryTree) -> None:
         super().__init__(tree)
@@ -260,7 +260,7 @@ async def test_a_ledger_that_begins_during_the_round_stays() -> None:
         writer = await rig.bookie.connect()
 
         async def begin_another(path: str) -> None:
-            if path == paths.CLUSTER:  # the local listing is done, the other one is not
+            if path == paths.CLUSTER:  # the local listing is done, that of the store is not
                 rig.store.on_get = None
                 await rig.keep(5)
                 await writer.add(add(5, 0))

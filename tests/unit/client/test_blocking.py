@@ -1,4 +1,4 @@
-"""Functions of the program that do not return hold neither the client nor the program."""
+"""Functions of the program that do not return block neither the client nor the program's end."""
 
 from __future__ import annotations
 

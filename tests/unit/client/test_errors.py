@@ -21,7 +21,7 @@ CLASSES = [
     if isinstance(value, type) and issubclass(value, PulsarException)
 ]
 OWN = {errors.WrongType, errors.InterruptedByUser}
-"""More precise than Apache's error, from which they derive."""
+"""Our own errors: each derives from an error of Apache and is more precise."""
 
 
 def test_names_and_numbers_are_apaches() -> None:

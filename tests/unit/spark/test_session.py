@@ -1,4 +1,4 @@
-"""The settings that a process makes before it starts Spark."""
+"""The settings that a process changes before it starts Spark."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from magnetar.spark.session import environment_for, require_java
 if TYPE_CHECKING:
     from pathlib import Path
 
-# What PySpark does with `preexec_fn`, in a process that has used gRPC. Each fork is aborted with a
-# chance of a thirtieth unless gRPC was told to leave forks alone.
+# PySpark's use of `preexec_fn`, in a process that has used gRPC. Each fork is aborted with a
+# probability of 1/30 unless gRPC's fork support is off.
 FORKS = """
 import contextlib
 import subprocess
@@ -37,8 +37,8 @@ for _ in range(150):
     assert subprocess.run(["true"], preexec_fn=lambda: None).returncode == 0
 """
 
-# In a process of its own: `end_java` kills every Java process of its process, also one that Spark's
-# tests share.
+# The test runs in a process of its own: `end_java` kills every Java process of its process, also
+# the one that Spark's tests share.
 ENDS_A_CHILD = """
 import os
 import signal
@@ -74,7 +74,8 @@ def test_the_demo_can_fork() -> None:
 
 
 def test_a_child_that_is_ended_before_its_exec_does_not_become_java() -> None:
-    """Before that, its command line is that of its parent, and for a moment it is empty."""
+    """Before the exec, the child's command line is that of its parent, and for a moment it is
+    empty."""
     done = subprocess.run([sys.executable, "-c", ENDS_A_CHILD], check=False, timeout=60)
     assert done.returncode == 0
 

@@ -1,4 +1,4 @@
-"""The byte budget against a stupid twin that keeps every ledger's numbers."""
+"""The byte budget, compared with a simple model that keeps every ledger's numbers."""
 
 from random import Random
 

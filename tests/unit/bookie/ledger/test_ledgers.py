@@ -154,7 +154,7 @@ async def test_closed_and_abandoned_ledgers_take_nothing() -> None:
         await settle(1)
         with pytest.raises(LedgerClosed):
             append(appender)
-        assert (await closing).last_entry == 2  # in flight when close() was called
+        assert (await closing).last_entry == 2  # entry 2 was in flight when close() was called
         append(other)
         other.abandon()
         with pytest.raises(LedgerClosed):
@@ -177,7 +177,7 @@ async def test_ids_exceed_what_the_caller_has() -> None:
 
 async def test_a_new_ledger_takes_fewer_bookies_when_fewer_answer() -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
-        nodes.bookies[1].kill()  # and still listed
+        nodes.bookies[1].kill()  # the bookie is still listed
         appender = await create(ledgers)
         assert appender.metadata.ensemble_size == appender.metadata.write_quorum == 2
         assert appender.metadata.ack_quorum == 2
@@ -192,7 +192,7 @@ async def test_a_new_ledger_takes_fewer_bookies_when_fewer_answer() -> None:
 
 
 async def test_once_bookies_are_back_a_whole_ensemble_is_possible_again() -> None:
-    config = replace(QUICK, health_half_life_s=3600.0)  # time alone forgives nothing here
+    config = replace(QUICK, health_half_life_s=3600.0)  # the score does not fall during the test
     async with ledger_cluster(3, config) as (nodes, ledgers):
         victim = nodes.bookies[1]
         victim.kill()

@@ -1,7 +1,7 @@
-"""Lives of several writers in one process among bookies in every kind of trouble, by seed.
+"""Lives of several writers in one process among bookies with every kind of fault, chosen by seed.
 
-Afterwards every ledger has its confirmed entries. Each member that lacks a copy which the metadata
-expects was noted for repair, so no repair has to wait for a comparison of all replicas.
+Afterwards every ledger has its confirmed entries. The process has noted each member that lacks an
+expected copy for repair, so no repair has to wait for a comparison of all replicas.
 """
 
 import asyncio
@@ -120,7 +120,7 @@ class Life:
         await asyncio.sleep(self._random.choice([0.1, 5.0]))
 
     async def judge(self) -> int:
-        """How many entries there are."""
+        """Check all ledgers. Returns the number of their entries."""
         both, ends = (self._ledgers, self._others), list[LedgerMetadata]()
         for appender in self.appenders:
             metadata = await recovered(self._random.choice(both), appender.ledger)
@@ -130,8 +130,8 @@ class Life:
             assert found == [payload(entry) for entry in range(metadata.last_entry + 1)]
             assert metadata.length == sum(map(len, found))
             ends.append(metadata)
-            appender.abandon()  # it tells what it knows when it learns that its ledger has ended
-        await asyncio.sleep(2 * QUICK.add_timeout_s)  # so long late members are awaited
+            appender.abandon()  # it reports the missing copies when it learns that its ledger ended
+        await asyncio.sleep(2 * QUICK.add_timeout_s)  # the time for which late members are awaited
         notes = [note for each in both for note in each.bad_copies.drain()]
         noted = {
             (ledger, note.member, entry)

@@ -1,4 +1,4 @@
-"""Which ledgers are trimmed: retention by time and size, cursors, and the open ledger."""
+"""The choice of trimmed ledgers: retention by time and size, cursors, and the open ledger."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def through(
         (Position(3, 3), None),
         (Position(3, 4), Position(3, 4)),  # a cursor at the end of a ledger does not hold it
         (Position(5, -1), Position(3, 4)),
-        (Position(4, 7), Position(3, 4)),  # in a ledger that is not there any more
+        (Position(4, 7), Position(3, 4)),  # a cursor in a deleted ledger
         (Position(8, 0), Position(5, 4)),
         (Position(8, 1), Position(8, 1)),
         (Position(9, 5), Position(8, 1)),
@@ -97,7 +97,7 @@ def test_the_open_ledger_is_never_trimmed() -> None:
 def test_trimming_drops_a_prefix_that_is_not_needed(
     lengths: list[int], age_s: int, size: int, slowest: Position | None, opened: int
 ) -> None:
-    """Against the rule, ledger by ledger."""
+    """The result is compared with the rule, ledger by ledger."""
     ledgers = [
         TopicLedger(LedgerId(2 * at), at, entries=3, length=length, closed_ms=100_000 * (at + 1))
         for at, length in enumerate(lengths)

@@ -1,4 +1,4 @@
-"""Explanations, pending entries and keys over HTTP: pages, numbers, and requests that are wrong."""
+"""Explanations, pending entries and keys over HTTP: pages, numbers, and invalid requests."""
 
 from __future__ import annotations
 

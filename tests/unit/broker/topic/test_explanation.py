@@ -1,7 +1,7 @@
 """Every cause of a stopped delivery, alone and in pairs: `explain` names it with its numbers.
 
-Two consumers share the subscription. Causes of a consumer stop c1; c2 continues, so causes of the
-whole subscription can come on top.
+Two consumers share the subscription. A cause of one consumer stops c1. c2 continues, so a cause of
+the whole subscription can be added.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MESSAGES = 12
 
 @dataclass
 class Scene:
-    """`one` and `two` have what they could get of the messages."""
+    """A topic with the consumers `one` and `two`, which have received all deliverable messages."""
 
     world: ClusterState
     rig: TopicRig
@@ -102,7 +102,7 @@ class Scene:
 async def scene(
     kind: SubscriptionType, *causes: Why, key_shared: KeySharedSettings | None = None
 ) -> AsyncIterator[Scene]:
-    """A topic on which these causes can come."""
+    """A topic on which these causes can be arranged."""
     limits, policies, world = Limits(), SettablePolicies(), ClusterState()
     if Why.DISPATCH_RATE in causes:
         policies.set(subscription_dispatch_rate=Rate(5, 0, 1_000))
@@ -120,7 +120,7 @@ async def scene(
 
 
 async def arrange(it: Scene) -> None:
-    """Let the causes come, those that need reads first."""
+    """Arrange the causes, first those that need reads."""
     await it.rig.topic.ensure_subscription("s", EARLIEST)
     if Why.DELAYED in it.causes:
         await it.publish(OutgoingMessage(b"later", 0, deliver_at_ms=NOW_MS + 60_000))

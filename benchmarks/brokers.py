@@ -2,8 +2,8 @@
 
 Apache's client publishes to a topic of 64 partitions (`--partitions`) at a fixed rate and consumes
 it, through one broker and through two. The program prints the CPU time of each server process,
-divided by the number of all messages, and how many partitions each broker serves. CPU time says
-more than a rate on a machine where clients and servers share the cores.
+divided by the number of all messages, and the number of partitions that each broker serves. CPU
+time says more than a rate on a machine where clients and servers share the cores.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def load(url: str, kind: str, pids: dict[str, int]) -> dict[str, float]:
 
 
 def partitions_of(cluster: LocalCluster) -> dict[str, int]:
-    """How many partitions each broker serves."""
+    """The number of partitions that each broker serves."""
     found = {}
     for broker in cluster.of_role("broker"):
         text = httpx.get(f"http://127.0.0.1:{broker.ports['http']}/metrics", timeout=30.0).text

@@ -80,11 +80,11 @@ async def open_bookie(
     upkeep_config: UpkeepConfig = UPKEEP,
     die: Callable[[StorageFailed], None] = die,
 ) -> AsyncIterator[BookieService]:
-    """Run a bookie inside of the context. Raises StartRefused, or what the metadata store raises;
-    later WrongIncarnation when another process takes the bookie's name.
+    """Run a bookie inside of the context. Raises StartRefused, or the errors of the metadata store.
+    Raises WrongIncarnation later, when another process takes the bookie's name.
 
     `new_incarnation`: take a new incarnation on an empty directory. A new boot epoch begins every
-    `epoch_s` seconds. On leaving, the bookie syncs and acknowledges what was written, within
+    `epoch_s` seconds. On leaving, the bookie syncs and acknowledges the written entries, within
     `stop_grace_s`, and then closes the store.
     """
     release_if_short(data_dir, upkeep_config.disk)

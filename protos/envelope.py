@@ -10,7 +10,7 @@ big-endian.
                      confirmed  the writer's last confirmed entry when it sent this one, -1: none
                      length     payload bytes of the ledger's entries 0 to this one, inclusive
     add          u8 flags | u32 size of the envelope | u64 master key | envelope
-    ack          i64 ledger | i64 first entry | u32 how many entries | u8 code, of each of them
+    ack          i64 ledger | i64 first entry | u32 number of entries | u8 code of all entries
     read answer  i64 entry | u8 code | u32 size of the envelope (0 unless OK) | envelope
     hello        u8 version | 32 bytes incarnation | u16 size | the caller's name in UTF-8
     hello reply  u8 version | u8 code | 32 bytes incarnation | u64 boot epoch
@@ -110,7 +110,7 @@ class Purpose(IntEnum):
 class FrameDamaged(ValueError):
     """A frame's sizes do not add up, or it names an unknown code. The stream cannot continue.
 
-    Indefinite: the bookie may or may not have handled what was sent earlier on the stream.
+    Indefinite: the bookie may or may not have handled the earlier frames of the stream.
     """
 
     definite = False
@@ -165,7 +165,7 @@ class Hello(NamedTuple):
 
 
 class HelloReply(NamedTuple):
-    code: BookieCode  # OK, or why the stream ends
+    code: BookieCode  # OK, or the reason why the stream ends
     incarnation: str  # the bookie's own
     boot_epoch: int
 
@@ -186,7 +186,7 @@ def encode_adds(
     """Encode consecutive entries as adds: two parts each, the same for every bookie.
 
     `length`: payload bytes of the ledger before them. Each payload is copied once. `add_envelope`
-    returns what the bookie will store.
+    returns the bytes that the bookie will store.
     """
     adds: list[tuple[bytes, bytes]] = []
     pack_header, pack_add, crc32c = _HEADER.pack, _ADD_AND_CRC.pack, google_crc32c.value
@@ -312,9 +312,9 @@ def encode_run(first: int, envelopes: Sequence[bytes]) -> list[bytes]:
 
 
 def decode_run(frame: Buffer, *, ledger: int, first: int) -> tuple[list[bytes], BookieCode]:
-    """Return the verified envelopes of entries `first`, `first + 1`, … in a frame of read answers,
-    each a copy; and why there are no more. OK: the frame ends. CORRUPT: what follows is damaged, or
-    another entry. Otherwise the bookie's code.
+    """Return copies of the verified envelopes of entries `first`, `first + 1`, … in a frame of read
+    answers, and the reason of their end. OK: the frame ends. CORRUPT: the next envelope is damaged,
+    or of another entry. Any other code is the bookie's.
 
     Raises FrameDamaged. Does the work of `decode_read_answers` and `decode_envelope` in a third of
     the time.

@@ -73,7 +73,7 @@ class OutgoingMessage:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the message has nothing but a payload."""
+        """Whether the message has only a payload."""
         return not (
             self.properties
             or self.partition_key is not None
@@ -95,7 +95,7 @@ class SealedKey:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """An encrypted payload, and what a reader needs to decrypt it."""
+    """An encrypted payload, and the values that a reader needs to decrypt it."""
 
     keys: Sequence[SealedKey]
     param: bytes
@@ -207,13 +207,13 @@ class ReceivedEntry:
     deliver_at_ms: int | None
     broker: BrokerMetadata | None  # None: the broker did not send it
     metadata: pb.MessageMetadata  # the metadata for decode_messages
-    # The payload, still compressed, ends with these bytes. What is before it is not of interest.
+    # The payload, still compressed, is at the end of these bytes. The bytes before it are unused.
     body: bytes
     payload_at: int = 0
 
     @property
     def payload(self) -> bytes:
-        """The payload, still compressed: a copy, unless nothing is before it."""
+        """The payload, still compressed: a copy, unless it is all of the bytes."""
         return self.body[self.payload_at :]
 
     @property
@@ -277,7 +277,7 @@ def decode_messages(
 
 
 def open_messages(entry: ReceivedEntry, *, bytes_max: int = UNCOMPRESSED_BYTES_MAX) -> Batch:
-    """Return the messages of an entry that is a batch. They are decoded when they are asked for.
+    """Return the messages of an entry that is a batch. Each message is decoded on access.
 
     Raises the errors of `decode_messages`.
     """

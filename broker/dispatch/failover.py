@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 
 LEAVING_S: Final = 60.0
-"""How long an active consumer that leaves may acknowledge its entries. A client closes earlier."""
+"""The time in which a leaving active consumer may acknowledge its entries. A client closes earlier.
+"""
 
 
 class Failover(SingleActive):
@@ -81,7 +82,7 @@ class Failover(SingleActive):
         self, consumer: Consumer, positions: Sequence[Position] | None, now: float
     ) -> list[Action]:
         if consumer is self._active and self._drained_at is not None:
-            return self._switch(now)  # it has returned what it had
+            return self._switch(now)  # the draining consumer has returned its entries
         return super().on_redeliver(consumer, positions, now)
 
     def on_acked(
@@ -133,7 +134,7 @@ class Failover(SingleActive):
     # ---- the active consumer ---------------------------------------------------------------------
 
     def _choose(self, now: float) -> list[Action]:
-        """The consumers have changed: begin or end a drain if the choice has, too."""
+        """The consumers have changed: begin or end a drain if the choice has changed, too."""
         if not self._candidates:
             return []
         if self._candidates.chosen() is self._active:

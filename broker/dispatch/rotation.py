@@ -1,4 +1,4 @@
-"""The choice of the next consumer: round-robin among the available consumers of the best priority."""
+"""The choice of the next consumer: round-robin among available consumers of the best priority."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def get_schema(broker: Broker, name: TopicName, version: int | None = None) -> StoredSchema:
-    """A version; None: the newest. Raises NoSchema."""
+    """A version of the schema; None: the newest version. Raises NoSchema."""
     return _shown(await broker.schemas.get(name, version))
 
 
@@ -81,7 +81,7 @@ async def parsed_body(broker: Broker, body: SchemaBody) -> Schema:
 
 
 def _is_unicode(text: str) -> bool:
-    """False: it has half of a surrogate pair, which JSON can escape."""
+    """False: the text has half of a surrogate pair, which JSON can escape."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -90,7 +90,7 @@ def _is_unicode(text: str) -> bool:
 
 
 async def _compatibility(broker: Broker, name: TopicName) -> SchemaCompatibility:
-    """A schema may be there before its topic."""
+    """The compatibility rule of a topic. The topic need not exist: a schema may exist before it."""
     try:
         found = await get_policy(broker, name.base, "schema_compatibility", applied=True)
     except TopicNotFound:

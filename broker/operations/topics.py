@@ -1,7 +1,7 @@
-"""Administration of topics: list them, create, delete and look at one.
+"""Administration of topics: list topics; create, delete and look at a topic.
 
 Operations on one topic raise ServedElsewhere when another broker serves it, BundleUnavailable while
-it is between brokers, and what opening it raises.
+it is between brokers, and the errors of opening it.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ async def topic_stats(broker: Broker, name: TopicName) -> TopicStats:
 
 
 async def delete_non_persistent(broker: Broker, name: TopicName, *, force: bool) -> None:
-    """Close the topic: nothing of it is stored. Raises TopicNotFound; NonPersistentInUse unless
-    `force`."""
+    """Close the topic. A non-persistent topic has no stored data. Raises TopicNotFound;
+    NonPersistentInUse unless `force`."""
     await require_owner(broker, name)
     await broker.close_non_persistent(name, force=force)
 
@@ -117,15 +117,15 @@ async def internal_stats(broker: Broker, name: TopicName) -> InternalStats:
 
 
 async def terminate(broker: Broker, name: TopicName) -> TerminatedAt:
-    """Take no more messages, permanently. Returns the last one, -1:-1 if there is none. Raises
-    TopicNotFound."""
+    """Let the topic take no more messages, permanently. Returns the id of the last message; -1:-1:
+    the topic is empty. Raises TopicNotFound."""
     last = await (await open_topic(broker, name)).terminate()
     return TerminatedAt(ledger_id=last.ledger, entry_id=last.entry)
 
 
 async def truncate(broker: Broker, name: TopicName) -> None:
-    """Drop all messages published before this call, whatever retention says. Raises TopicNotFound,
-    SubscriptionFenced."""
+    """Drop all messages published before this call, also those that retention would keep. Raises
+    TopicNotFound, SubscriptionFenced."""
     await (await open_topic(broker, name)).truncate()
 
 

@@ -6,8 +6,8 @@ ACK and FLOW are handled in the reader task, a frame at a time, without another 
 
 Back-pressure: while a topic has too many bytes in flight to its bookies, the readers of the
 connections that publish to it wait. While all topics together have too many, the readers of all
-connections that publish wait. At most DELIVERY_BYTES_MAX wait here for a consumer; its subscription
-is called when there is room again.
+connections that publish wait. At most DELIVERY_BYTES_MAX wait here for a consumer. The connection
+calls the consumer's subscription when there is room again.
 
 An unexpected exception in any of this is a bug: the connection logs and counts it, and ends. The
 broker continues.
@@ -64,14 +64,15 @@ SLICE_COMMANDS: Final = 100
 task."""
 
 COMMAND_UNIT_BYTES: Final = 1 << 10
-"""A large command counts as one more for each unit of this size: all its bytes are parsed."""
+"""The unit of large commands: a command counts as one more for each unit of its size, because all
+its bytes are parsed."""
 
 PROBE_TIMEOUT_S: Final = 5.0  # Pulsar's connectionLivenessCheckTimeoutMillis
 # The client's time to take the command that gives the reason of the close.
 LAST_COMMAND_TIMEOUT_S: Final = 1.0
 CLOSE_SLICE_S: Final = 0.005
-"""A connection may have 50,000 consumers. To close one takes 0.5 ms of a Key_Shared subscription,
-and longer the more consumers there are."""
+"""A connection may have 50,000 consumers. The close of a consumer takes 0.5 ms of a Key_Shared
+subscription, and more if the subscription has more consumers."""
 
 SERVER_VERSION: Final = "Magnetar 0.1.0"
 MALFORMED: Final = -1  # stands for the type of a command that cannot be read
@@ -120,7 +121,7 @@ class Connection:
             answers=endpoint.answers,
         )
         self._refusals = Refusals()
-        self._declined = 0  # refused by the machine, and not answered yet
+        self._declined = 0  # requests that the machine refused and that are not answered yet
         self._transport = transport
         self._on_connected = on_connected
         self._admitted = False  # the transport knows that the client is connected
@@ -132,7 +133,7 @@ class Connection:
         self._draining = False  # not reading: too many bytes wait for this client
         # The list whose pieces the next turns carry out; None: no list.
         self._long: LongList | None = None
-        self._turn: Turn | None = None  # None: it does not wait for the broker's publish budget
+        self._turn: Turn | None = None  # None: no wait for the broker's publish budget
         self._tasks: asyncio.TaskGroup
 
     async def run(self) -> None:
@@ -196,7 +197,7 @@ class Connection:
     # ---- reading ---------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        """Ends when the stream has. Once the connection is over, frames are read and dropped."""
+        """Read until the stream ends. After the connection's end, frames are read and dropped."""
         context = self._context
         try:
             if self._transport is Transport.GRPC:
@@ -209,7 +210,7 @@ class Connection:
                 log.info("connection lost", peer=self._stream.peer, reason=end.reason)
 
     async def _shake_hands(self) -> None:
-        """Read until the client is connected, beside a bounded number of others."""
+        """Read until the client is connected. The number of concurrent handshakes is bounded."""
         session = self._session
         reason = f"the handshake took longer than {HANDSHAKE_FAIR_S:g} s while others waited"
         async with self._endpoint.handshakes.place(lambda: self._end(reason)):
@@ -217,8 +218,8 @@ class Connection:
                 await self._take(await self._stream.receive())
 
     async def _take(self, frame: memoryview) -> None:
-        """One transport frame: whole Pulsar frames, one after the other. It is carried out in
-        slices, and the loop has a turn between two of them. Dropped once the connection is over."""
+        """Carry out one transport frame, which has whole Pulsar frames, in slices. The loop has a
+        turn between two slices. After the connection's end the rest is dropped."""
         self._heard.set()
         context, session, steps = self._context, self._session, self._steps
         if context.over:
@@ -244,8 +245,8 @@ class Connection:
                 self._on_connected()
 
     def _take_slice(self, frame: memoryview, at: int) -> int:
-        """The commands from `at` on: up to a run of SENDs, a long list, or SLICE_COMMANDS. Returns
-        where the next one begins."""
+        """Carry out the commands from `at` on, up to a run of SENDs, a long list, or
+        SLICE_COMMANDS. Returns the begin of the next command."""
         now = asyncio.get_running_loop().time()
         context = self._context
         left = SLICE_COMMANDS
@@ -281,7 +282,7 @@ class Connection:
         return at
 
     async def _take_long(self, command: LongList) -> None:
-        """A list with very many message ids, a piece a turn."""
+        """Carry out a list with very many message ids: one piece in each turn."""
         self._long = None
         loop, steps = asyncio.get_running_loop(), self._steps
         parts = in_pieces(self._context, command)
@@ -329,7 +330,7 @@ class Connection:
                 self._outbox.put_control(reply.PING)  # fails if the connection is lost
 
     async def _wait_turn(self) -> None:
-        """Wait until the broker has memory for more of what producers send."""
+        """Wait until the broker has memory for more publishes."""
         budget = self._endpoint.broker.publish_budget
         turn = self._turn = budget.turn()
         if turn is None:
@@ -360,8 +361,8 @@ class Connection:
         return True
 
     def _refuse(self, error: CommandError) -> None:
-        """A command that did not parse is answered with an error if it is a request. Otherwise it
-        ends the connection."""
+        """Answer a command that did not parse with an error if it is a request. Otherwise end the
+        connection."""
         request_id = error.request_id if isinstance(error, MalformedCommand) else None
         if request_id is None or not self._session.connected:
             self._end(str(error))
@@ -397,7 +398,7 @@ class Connection:
                 self._end(reason, last_command)
 
     async def _answer(self, command: Command) -> None:
-        """A request in its own task, with exactly one answer."""
+        """Carry out a request in its own task, with exactly one answer."""
         task = asyncio.current_task()
         assert task is not None
         failure: Exception | None = None
@@ -442,7 +443,7 @@ class Connection:
         return await request.handler(self._context, body)
 
     def _note_refusal(self, command: Command, code: pb.ServerError.ValueType, reason: str) -> float:
-        """Log the first refusal of a kind. Returns after how many seconds to answer."""
+        """Log the first refusal of a kind. Returns the delay of the answer in seconds."""
         delay_s, is_first = self._refusals.on_refused(command.type, code)
         if is_first:
             log.info(
@@ -492,7 +493,7 @@ class Connection:
             self._tasks.create_task(self._guarded(self._close_rest))
 
     def _close_slice(self) -> bool:
-        """Returns whether there is something left to close."""
+        """Close a slice of the producers and consumers. Returns whether more are left."""
         began, until = self._steps.begin(), time.perf_counter() + CLOSE_SLICE_S
         while more := self._context.close_one():
             if time.perf_counter() >= until:
@@ -516,7 +517,7 @@ class Connection:
         if not self._standstill.sure:
             await self._standstill.wait_sure()
         await self._stream.send(parts)
-        if self._draining:  # each frame that the client takes is a sign of life: 4 KB/s are enough
+        if self._draining:  # each frame that the client takes shows that it lives: 4 KB/s suffice
             self._session.on_paused(asyncio.get_running_loop().time())
 
     async def _keep_alive(self) -> None:
@@ -544,8 +545,8 @@ class Connection:
                 context.offer_room()
 
     async def _probe(self) -> bool:
-        """Whether the client answers a PING. While its commands are not read, it counts as alive
-        as long as the connection is."""
+        """Whether the client answers a PING. While the broker does not read its commands, the
+        client counts as alive as long as the connection is open."""
         if self._context.over:
             return False
         self._heard.clear()

@@ -7,16 +7,17 @@ Theory of operation. A connection has three phases:
                     challenge    v    |    AUTH_RESPONSE
                                 (client)
 
-CONNECT and each AUTH_RESPONSE go to the authenticator, which accepts the client, challenges it, or
-refuses it. The handshake must be complete KEEPALIVE_S after the connection began. A PING is
-answered in every phase. Another command in a phase that does not admit it ends the connection.
+The machine passes CONNECT and each AUTH_RESPONSE to the authenticator, which accepts the client,
+challenges it, or refuses it. The handshake must be complete KEEPALIVE_S after the connection began.
+A PING is answered in every phase. Another command in a phase that does not admit it ends the
+connection.
 
-Once the client is connected, the machine answers a command itself, or it admits the command: a
-*request*, which the shell answers exactly once and which may wait for metadata or bookies, or a
-*notice*, which the shell carries out at once. SENDs are admitted in runs (`on_sends`). The rules
-say for each type of command when it is admitted. The machine keeps what must be remembered between
-commands: the states of producer and consumer ids, the number of requests under way, and when the
-client was last heard.
+After the handshake the machine answers a command itself, or admits it. An admitted command is a
+*request* or a *notice*. The shell answers a request exactly once, and may wait for metadata or
+bookies. The shell carries out a notice at once. SENDs are admitted in runs (`on_sends`). The rules
+say for each type of command when it is admitted. Between commands the machine keeps the states of
+producer and consumer ids, the number of requests under way, and the time when the client was last
+heard.
 
 Both transports use this machine: gRPC frames and Pulsar's TCP framing carry the same bytes.
 
@@ -72,8 +73,8 @@ CONSUMERS_MAX: Final = 50_000
 than either. A client that needs more opens another connection."""
 
 CLOSED_PRODUCERS_MAX: Final = PRODUCERS_MAX
-"""Remembered, so that SENDs under way to them are recognised: the broker may unload all producers
-at once. 8 MB for a connection that reaches this."""
+"""Closed producers that are remembered, so that SENDs under way to them are recognised: the broker
+may unload all producers at once. 8 MB for a connection that reaches this number."""
 
 Type = pb.BaseCommand.Type
 
@@ -81,7 +82,7 @@ Type = pb.BaseCommand.Type
 class Phase(Enum):
     """The phase of a connection."""
 
-    CONNECTING = "connecting"  # CONNECT has not come
+    CONNECTING = "connecting"  # CONNECT has not arrived
     AUTHENTICATING = "authenticating"  # a challenge is not answered yet
     CONNECTED = "connected"
 
@@ -91,7 +92,7 @@ class ResourceState(Enum):
 
     OPENING = "opening"
     OPEN = "open"
-    CLOSING = "closing"  # the client closed it, and that is not complete
+    CLOSING = "closing"  # the client closes the id, and the close is not complete
 
 
 class Admission(Enum):
@@ -176,7 +177,7 @@ class Sends(Enum):
     """The action for the shell on a run of SENDs."""
 
     PUBLISH = "publish"
-    DROP = "drop"  # the producer was closed while they were under way
+    DROP = "drop"  # the producer was closed while the SENDs were under way
 
 
 @dataclass(slots=True)
@@ -216,7 +217,7 @@ class Session:
     # ---- commands --------------------------------------------------------------------------------
 
     def on_command(self, command: Command, now: float) -> list[Action]:
-        """A command that parsed; SENDs go to `on_sends`."""
+        """A command that parsed. `on_sends` takes SENDs."""
         self.heard_at, self.pinged = now, False
         if self.phase is not Phase.CONNECTED:
             return self._handshake(command)
@@ -227,11 +228,11 @@ class Session:
         if rule.request:
             return self._request(command, rule.admission)
         if rule.admission is Admission.OPEN_CONSUMER:
-            # The broker drops what comes for a closed consumer, as Pulsar does: its entries were or
-            # will be dispatched again.
+            # The broker drops commands for a closed consumer, as Pulsar does: the entries of the
+            # consumer were or will be dispatched again.
             if self.consumers.get(_id(command, "consumer_id")) is ResourceState.OPEN:
                 return [Carry(command)]
-            is_answered = command.type == Type.NEGATIVE_ACK  # the client waits for it
+            is_answered = command.type == Type.NEGATIVE_ACK  # the client waits for the answer
             return [_not_open(command)] if is_answered else []
         return self._answer(command, rule.admission)
 
@@ -267,7 +268,7 @@ class Session:
         return [Send(reply.PING)]
 
     def on_stalled(self, lost_s: float, now: float) -> None:
-        """The broker itself did not run for `lost_s`: what the client said waits to be read."""
+        """The broker itself did not run for `lost_s`: commands of the client wait to be read."""
         self.heard_at = min(now, self.heard_at + lost_s)
         self.began_at = min(now, self.began_at + lost_s)
 
@@ -278,7 +279,7 @@ class Session:
     # ---- what the shell has done -----------------------------------------------------------------
 
     def on_request_ended(self, command: Command, *, failed: bool) -> None:
-        """A `Start` was carried out and answered. If it failed, what it was to open is not open."""
+        """A `Start` was carried out and answered. `failed`: it opened no producer or consumer."""
         assert self.requests > 0, "a request ended twice"
         self.requests -= 1
         if failed:
@@ -404,7 +405,7 @@ class Session:
     def _open_producer(self, command: Command) -> Action:
         producer_id = _id(command, "producer_id")
         state = self.producers.get(producer_id)
-        if state is ResourceState.OPEN:  # it missed the answer; the Go client asks again
+        if state is ResourceState.OPEN:  # the client missed the answer; the Go client asks again
             return Confirm(command)
         if state is not None:
             return _not_ready(command, f"producer {producer_id}", state)
@@ -435,7 +436,7 @@ class Session:
             states[resource_id] = ResourceState.CLOSING
         if state is ResourceState.OPEN:
             return Start(command)
-        # Not open, or closing already: a close is idempotent.
+        # The id is not open, or is being closed already: a close is idempotent.
         return Send(reply.success(_id(command, "request_id")))
 
     def _opened(self, states: dict[int, ResourceState], resource_id: int) -> bool:

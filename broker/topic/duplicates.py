@@ -1,19 +1,19 @@
 """The stage that recognises duplicates: entries that the topic holds already.
 
 Theory of operation. A producer's sequence ids rise. The *stored* sequence id of a producer is that
-of its last durable entry; `Sequences` has it. An entry is a duplicate if its last sequence id is
-stored. It is no duplicate if its first sequence id is higher than all that were let through.
+of its last durable entry. `Sequences` has it. An entry is a duplicate if its last sequence id is at
+most the stored one. It is no duplicate if its first sequence id is higher than all that passed.
 
-Between these, the entry repeats one that was let through and whose outcome is unknown: a client has
-reconnected and sends again what has no receipt. The stage waits for that outcome and then decides:
-the first one is stored, and this one is a duplicate; or the first one was dropped, and this one is
-appended. A batch of which a part is stored is refused: the broker does not cut batches.
+Between these two cases, the entry repeats an entry that has passed and whose outcome is unknown: a
+client has reconnected and resends the entries without a receipt. The stage waits for that outcome
+and then decides. If the earlier entry is stored, this entry is a duplicate. If the earlier entry
+was dropped, this entry is appended. The stage refuses a batch of which a part is stored: the broker
+does not cut batches.
 
 The chunks of a large message share one sequence id, which is stored with the last chunk. Until
-then a chunk is told from another by the message's uuid and the number of the chunk.
+then the stage distinguishes chunks by the message's uuid and the number of the chunk.
 
-The stage must be the last one, because it counts every entry that it lets through as in flight to
-the log.
+The stage must be the last one, because it counts every entry that passes as in flight to the log.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from magnetar.protos.sends import SendRun
 
 CHUNKED_IDLE_MAX: Final = 1_000
-"""Producers of a topic without anything in flight whose unfinished chunked messages are remembered:
-1 MB. Beyond it the producers that came first are forgotten, as after a takeover of the topic: if
-one of them sends its chunks again, they are stored again."""
+"""Producers of a topic that have no publish in flight and whose unfinished chunked messages are
+remembered: 1 MB. Beyond this number the producers that came first are forgotten, as after a
+takeover of the topic. If a forgotten producer sends its chunks again, they are stored again."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _ChunkedMessage:
     """The message of which a producer has sent chunks, and not yet the last one."""
 
     uuid: str
-    passed: int  # the highest chunk that was let through
+    passed: int  # the highest chunk that has passed
     publish: Publish | None  # the publish with that chunk; None: its outcome is known
     stored: int = -1  # the highest chunk that is stored
 
@@ -64,7 +64,7 @@ class _Progress:
     """The entries of a producer that are in flight to the log."""
 
     name_field: bytes  # the encoded name of the producer, as in the metadata of its entries
-    # What was let through, wholly or in part: its highest sequence id, and the publish.
+    # The publishes that have passed, wholly or in part, each with its highest sequence id.
     passed: deque[tuple[int, Publish]] = field(default_factory=deque)
     chunked: _ChunkedMessage | None = None
 
@@ -81,7 +81,7 @@ class _Progress:
 
 
 class DuplicatesStage:
-    """`sequences` None: deduplication is off, and everything is let through."""
+    """`sequences` None: deduplication is off, and every publish passes."""
 
     __slots__ = (
         "_progress",
@@ -133,8 +133,8 @@ class DuplicatesStage:
             progress.prune()
 
     def forget_idle(self) -> None:
-        """Drop the progress of producers that have nothing in flight. Of those that have not sent
-        the last chunk of a message, CHUNKED_IDLE_MAX are kept."""
+        """Drop the progress of producers that have no publish in flight. Of the producers that have
+        not sent the last chunk of a message, CHUNKED_IDLE_MAX are kept."""
         chunked: list[str] = []
         for name, progress in list(self._progress.items()):
             progress.prune()
@@ -160,7 +160,7 @@ class _Decision:
         self._progress = progress
         self._stored = stored
         self._through = through
-        self._appended = False  # something of this publish was let through
+        self._appended = False  # a part of this publish has passed
         self._answers: list[Answer] = []
 
     def answers(self) -> list[Answer]:
@@ -223,7 +223,7 @@ class _Decision:
         return Wait(None if self._appended else self._progress.passed[-1][1])
 
     def _add(self, answer: Answer) -> None:
-        """Answers of one kind are given as one."""
+        """Add an answer. Consecutive answers of one kind become one answer."""
         last = self._answers[-1] if self._answers else None
         if isinstance(answer, Append):
             self._appended = True

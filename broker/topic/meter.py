@@ -7,7 +7,7 @@ from math import exp
 from typing import Final
 
 RATE_WINDOW_S: Final = 10.0
-"""An event this long ago counts 1/e of one that happens now."""
+"""An event this long ago counts 1/e of an event that happens now."""
 
 CLIENTS_PER_TURN: Final = 100
 """Producers or consumers that are described in one turn of the loop, at 20 us each."""
@@ -15,16 +15,16 @@ CLIENTS_PER_TURN: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second."""
+    """Rates per second."""
 
     messages: float
     bytes: float
 
 
 class Meter:
-    """Counts, and forgets exponentially. `now` is the loop's time in seconds.
+    """Totals, and rates that decay exponentially. `now` is the loop's time in seconds.
 
-    Fed once per batch, not per message; nothing runs when nothing happens.
+    The caller adds whole batches, not single messages. No timer runs: an idle meter costs no CPU.
     """
 
     __slots__ = ("_at", "_born", "_recent_bytes", "_recent_messages", "bytes", "messages")

@@ -1,14 +1,14 @@
 """The stages between a session and the log: each may refuse or delay a publish.
 
 Theory of operation. A publish is a run of entries of one producer. Each stage in turn decides on
-it: append, and then the next stage decides; or an answer that ends it here (duplicate, refuse); or
-wait for the outcome of another publish. A stage may answer differently for parts of the run. The
-run is split there, and the later stages see only the parts that are left.
+the publish. "Append": the next stage decides. "Duplicate" or "refuse": the publish ends here.
+"Wait": the stage needs the outcome of another publish. A stage may answer differently for parts of
+the run. Then the run is split, and the later stages see only the remaining parts.
 
-If a stage answers "wait", the rest of the run is held, and with it everything that its producer
-sends later. When the outcome is known, the same stage decides on the rest again. The earlier stages
-do not see it again. So every stage sees the entries of a producer in send
-order, and sees an entry again until it has decided on it.
+If a stage answers "wait", the rest of the run is held, and so are all later publishes of its
+producer. When the outcome is known, the same stage decides on the rest again. The earlier stages do
+not see the rest again. So every stage sees the entries of a producer in send order, and sees an
+entry again until it has decided on the entry.
 
 Stages are machines: they do no I/O, and time is passed in.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 CLOCK_SKEW_MS_MAX: Final = 60_000
-"""How far the clock of a client may be ahead of the broker's when a delay is measured."""
+"""The time by which a client's clock may be ahead of the broker's when a delay is measured."""
 
 
 class Publisher(Protocol):
@@ -84,7 +84,7 @@ class Publish:
         return Publish(self.publisher, self.sends.part(start, stop), stop - start, self)
 
     def is_in(self, other: Publish) -> bool:
-        """Whether it is this other one, or a part of it."""
+        """Whether this publish is `other`, or a part of it."""
         publish: Publish | None = self
         while publish is not None and publish is not other:
             publish = publish.whole
@@ -101,7 +101,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """This stage lets the next entries pass."""
+    """This stage accepts the next entries."""
 
     count: int
 
@@ -136,7 +136,7 @@ class Wait:
     """The stage decides on the rest of the run again when the outcome of a publish is known, or
     when a gate is open."""
 
-    # A publish that the same stage let through; None: the part of this run before the wait.
+    # A publish that the same stage accepted; None: the part of this run before the wait.
     until: Publish | Gate | None
 
 
@@ -165,7 +165,7 @@ class Held:
 
     @property
     def ready(self) -> bool:
-        """Whether the stage can decide on it, if it is the first of its producer that is held."""
+        """Whether the stage can decide now, if this is the first held publish of its producer."""
         return self.until is None or self.until.known
 
 
@@ -193,7 +193,7 @@ class Pipeline:
     ) -> list[Decided | Held]:
         found: list[Decided | Held] = []
         at = 0
-        before: Publish | None = None  # the last part that this stage let through
+        before: Publish | None = None  # the last part that this stage accepted
         is_held = False
         for answer in answers:
             if isinstance(answer, Wait):
@@ -221,8 +221,8 @@ class Pipeline:
 
 
 class SizeStage:
-    """Refuses entries that are larger than what the broker announced at CONNECT, and those that a
-    consumer would have to expand to more than UNCOMPRESSED_FACTOR times that.
+    """Refuses entries that are larger than the size that the broker announced at CONNECT, and those
+    that a consumer would have to expand to more than UNCOMPRESSED_FACTOR times that size.
 
     Apache's clients compare the payload after compression with the announced size, so a message, or
     a batch, may be larger before compression.
@@ -338,7 +338,7 @@ class AccessModeStage:
 
 
 def refusing(publish: Publish, refused: Mapping[int, Exception]) -> Sequence[Answer]:
-    """Refuse the entries at these places, and append the others. (): there are none."""
+    """Refuse the entries at these places, and append the others. (): no entry is refused."""
     if not refused:
         return ()
     answers: list[Answer] = []

@@ -636,9 +636,9 @@ class PersistentTopic:
             self.trimmer.trim()
 
     async def truncate(self) -> None:
-        """Drop every message published before this call, acknowledged or not, whatever retention
-        says. Consumers are disconnected and come back. Raises TopicClosing, SubscriptionFenced,
-        LogError."""
+        """Drop every message published before this call, acknowledged or not, also if retention
+        would keep it. Consumers are disconnected and reconnect. Raises TopicClosing,
+        SubscriptionFenced, LogError."""
         self._require_open()
         through = await self.log.roll()
         target = self.log.chain.next_position(through)

@@ -1,15 +1,17 @@
 """Joins the chunks of large messages.
 
-Theory of operation. A producer sends the chunks of a message in order; chunks of other producers
+Theory of operation. A producer sends the chunks of a message in order. Chunks of other producers
 may lie between them. The buffer keeps the pieces of each begun message by its uuid. The last chunk
-completes it. A redelivery begins again with chunk 0. A producer that lost a receipt sends chunks
-again, as new entries: their keys are remembered, and are acknowledged with the message.
+completes the message. A redelivery begins again with chunk 0. A producer that lost a receipt sends
+chunks again, as new entries. The buffer remembers the keys of these entries, which are acknowledged
+with the message.
 
-A chunk whose predecessor is missing makes its message *broken*: the pieces are dropped, the keys
-are kept. A message is given up if no chunk of it arrived for `expire_s`, and its chunks are
-acknowledged; otherwise they would be redelivered without end. Each chunk that arrives begins the
-time again: a large message of a slow producer is not given up while it arrives. Beyond the limit of
-begun messages, the oldest is given up: acknowledged or redelivered later, as the user chose.
+A chunk whose predecessor is missing makes its message *broken*: the buffer drops the pieces and
+keeps the keys. A message is given up if none of its chunks arrived for `expire_s`. Its chunks are
+then acknowledged, because they would otherwise be redelivered without end. Each arriving chunk
+restarts this time, so a large message of a slow producer is not given up while it arrives. Beyond
+the limit of begun messages, the oldest message is given up: its chunks are acknowledged or
+redelivered later, as the user chose.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ if TYPE_CHECKING:
     from magnetar.protos.entry import Chunk
 
 CHUNKED_BYTES_MAX: Final = 256 << 20
-"""Bytes of incomplete messages of one consumer. Beyond this limit, the oldest is given up, unless
-it is the only one: a single message may be larger."""
+"""Bytes of incomplete messages of one consumer. Beyond this limit, the oldest message is given up,
+unless it is the only one: a single message may be larger."""
 
 CHUNKED_MESSAGE_BYTES_MAX: Final = 1 << 30
-"""Bytes of one chunked message before decompression. A larger one is given up at its first chunk.
-"""
+"""Bytes of one chunked message before decompression. The consumer gives up a larger message at its
+first chunk."""
 
 CHUNKS_MAX: Final = 100_000
 """Entries of one chunked message, including those that its producer sent twice."""
@@ -58,7 +60,7 @@ class _Begun:
 
     chunk: Chunk
     keys: dict[Key, None] = field(default_factory=dict)  # the keys in the order of their arrival
-    last: Key | None = None  # the newest of them
+    last: Key | None = None  # the newest of the keys
     pieces: list[bytes] = field(default_factory=list)
     first: Key = (-1, -1)
     size: int = 0
@@ -68,7 +70,8 @@ class _Begun:
 class ChunkBuffer:
     """A machine: chunks in; assembled and given-up messages out.
 
-    1. The begun messages are within the limits of number and bytes; one may exceed the bytes.
+    1. The begun messages are within the limits of number and bytes. A single message may exceed
+       the limit of bytes.
     2. A broken message holds no pieces.
     """
 
@@ -108,12 +111,12 @@ class ChunkBuffer:
         if len(begun.keys) >= CHUNKS_MAX:
             return [self._give_up(chunk.uuid, "it has too many chunks", acknowledge=True, last=key)]
         if key == begun.last or (chunk.index and key in begun.keys):
-            return []  # delivered twice: it is in its place already
+            return []  # the chunk was delivered twice: the first one is in its place
         if chunk.index == 0:
             self._restart(begun, key, chunk)
         is_in_place = not begun.is_broken and chunk.index >= len(begun.pieces)
         if is_in_place or key not in begun.keys:
-            begun.keys.pop(key, None)  # the newest is at the end
+            begun.keys.pop(key, None)  # the newest key must be at the end
             begun.keys[key] = None
             begun.last = key
         if not is_in_place:
@@ -134,7 +137,7 @@ class ChunkBuffer:
         return [Assembled(tuple(begun.keys), begun.first, b"".join(begun.pieces))]
 
     def expire(self, now: float) -> list[GivenUp]:
-        """Give up the messages that are incomplete for too long."""
+        """Give up the messages that have been incomplete for longer than `expire_s`."""
         if not self._expire_s:
             return []
         late = [uuid for uuid, at in self._heard_at.items() if at + self._expire_s <= now]
@@ -142,7 +145,7 @@ class ChunkBuffer:
         return [self._give_up(uuid, reason, acknowledge=True) for uuid in late]
 
     def timer_at(self) -> float | None:
-        """Return when the oldest message expires. None: none does."""
+        """Return when the oldest message expires. None: no message does."""
         if not self._heard_at or not self._expire_s:
             return None
         return next(iter(self._heard_at.values())) + self._expire_s
@@ -162,7 +165,7 @@ class ChunkBuffer:
         assert not any(begun.pieces for begun in self._begun.values() if begun.is_broken)
 
     def _restart(self, begun: _Begun, key: Key, chunk: Chunk) -> None:
-        """Begin a message again at chunk 0: redelivered, or sent again by its producer."""
+        """Begin a message again at chunk 0, which was redelivered, or resent by its producer."""
         self._break(begun)
         if key == begun.first:
             begun.keys.clear()  # redelivered: the other chunks follow

@@ -1,7 +1,8 @@
-"""The schema of a retry letter or dead letter: that with which its original was written.
+"""The schema of a retry letter or dead letter: the schema with which its original was written.
 
-As with Apache's Java client, a consumer that has a schema hands the schema of each message on to
-its letters. The definition is registered on the letters' topic, where it can have another number.
+As with Apache's Java client, a consumer with a schema passes the schema of each message on to its
+letters. The client registers the definition on the letters' topic, where its version can have
+another number.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from magnetar.protos import pulsar_pb2 as pb
 
 VERSIONS_MAX: Final = 1_000
-"""Schema versions of the originals of one consumer; beyond it the client forgets the oldest one,
-and asks for it again."""
+"""Schema versions of the originals of one consumer. Beyond this number the client forgets the
+oldest version, and asks for it again when it is needed."""
 
 log = get_logger(__name__)
 
@@ -53,7 +54,7 @@ class LetterSchemas:
         self._parts = parts
         self._decoder = decoder
         self._versions: dict[Key, bytes] = {}
-        # The decoder's generation: in the next one, numbers may be other schemas.
+        # The decoder's generation. In the next generation, a number may mean another schema.
         self._generation = 0
 
     async def first(self, original: Message) -> StoredSchema | None:
@@ -93,7 +94,7 @@ class LetterSchemas:
         self._versions.clear()
 
     async def _definition(self, key: Key) -> pb.Schema | None:
-        """Return the definition of a version. None: the broker says that there is none."""
+        """Return the definition of a version. None: the broker says that it does not exist."""
         topic, version = key
         try:
             return await asking(
@@ -109,8 +110,8 @@ class LetterSchemas:
             return None
 
     def _key_of(self, original: Message) -> Key | None:
-        """None: the letter needs no schema. The consumer or the original has none that can be
-        known."""
+        """None: the letter needs no schema, because the consumer or the original has no known
+        schema."""
         delivery = original.delivery
         if self._decoder is None or len(delivery.schema_version) != VERSION_BYTES:
             return None

@@ -99,7 +99,7 @@ class Schema:
         self._schema_info = SchemaInfo(schema_type, schema_name, text)
 
     def encode(self, obj: Any) -> bytes:
-        """Return the payload of a value. Raises TypeError or ValueError for a wrong one."""
+        """Return the payload of a value. Raises TypeError or ValueError for a wrong value."""
         raise NotImplementedError
 
     def decode(self, data: bytes) -> Any:
@@ -112,7 +112,7 @@ class Schema:
 
     def decoder_of(self, writer: SchemaInfo) -> Callable[[bytes], Any] | None:
         """Return the function that decodes payloads of another version of the schema;
-        None: `decode` reads all versions. Raises ValueError if there is no such function."""
+        None: `decode` reads all versions. Raises ValueError if the version cannot be decoded."""
         return None
 
     def message_decoder_of(self, writer: SchemaInfo) -> Callable[[Any], Any] | None:
@@ -137,7 +137,8 @@ class Schema:
         return self._schema_info
 
     def attach_client(self, client: object) -> None:
-        """Do nothing: consumers fetch the versions that they need. Apache's client needs it."""
+        """Do nothing: consumers fetch the versions that they need. Apache's client needs this
+        method."""
 
     def _validate_object_type(self, obj: Any) -> None:
         if not isinstance(obj, self._record_cls):
@@ -183,8 +184,8 @@ class JsonSchema(Schema):
     """JSON of a Record class, a dataclass or a Pydantic model, which the broker knows by its Avro
     schema.
 
-    `decode` ignores keys that the class does not have, and uses the defaults of fields that are
-    missing. Raises TypeError for a class or a field without an Avro type.
+    `decode` ignores keys that the class does not have, and uses the defaults of missing fields.
+    Raises TypeError for a class or a field without an Avro type.
     """
 
     def __init__(self, record_cls: Any) -> None:

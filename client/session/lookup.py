@@ -35,13 +35,14 @@ has 5 s. A broker that takes over the topics of a dead broker needs less."""
 
 
 OTHERS_MAX: Final = 3
-"""At most this many brokers are asked about a silent one."""
+"""At most this many brokers are asked about a silent broker."""
 
 OTHERS_PAUSE_S: Final = 0.3
-"""Seconds from one such question to the next, which is asked only while no broker has answered."""
+"""Seconds between two questions about a silent broker. The next question is asked only while no
+broker has answered."""
 
 OPINION_S: Final = 5.0
-"""Seconds within which one of these brokers must answer. A broker needs up to 3 s to find out
+"""Seconds within which one of the asked brokers must answer. A broker needs up to 3 s to find out
 whether a silent owner is alive."""
 
 
@@ -69,9 +70,10 @@ class Lookup:
         listener_name: str | None = None,
     ) -> None:
         """`timeout_s`: the time limit of an operation, which includes its lookups. `silence_s`:
-        with several addresses, a broker that does not accept a session within it is passed over.
+        with several addresses, the time in which a broker must accept a session; the lookup passes
+        over a slower broker.
 
-        `listener_name`: which of the brokers' advertised addresses to use; None: the default one.
+        `listener_name`: the name of the advertised address to use; None: the default address.
         """
         self._listener_name = listener_name
         self._brokers = parse_service_url(service_url)
@@ -196,7 +198,8 @@ class Lookup:
         raise LookupError(f"no owner after {REDIRECTS_MAX} redirects", topic=topic)
 
     async def partitions(self, topic: str, *, creates: bool = True) -> int:
-        """Return the number of the topic's partitions. 0: not partitioned, or no such topic yet.
+        """Return the number of the topic's partitions. 0: the topic is not partitioned, or does not
+        exist yet.
 
         `creates`: whether the broker may create the topic if its policies allow it.
 
@@ -259,12 +262,12 @@ class Lookup:
         except TimeoutError:
             reason = f"the broker did not answer within {self._question_s:g} s"
             raise ConnectError(reason, broker=connection.broker) from None
-        if cluster != self.cluster:  # it may name a broker of the former cluster
+        if cluster != self.cluster:  # the answer may name a broker of the former cluster
             raise ConnectError("the client moved to another cluster", broker=connection.broker)
         return found
 
     async def any_broker(self, purpose: Purpose = Purpose.PUBLISH) -> Connection:
-        """Return a session with the first broker of the service URL, in turn, that accepts one.
+        """Try the brokers of the service URL in turn. Return a session with the first that accepts.
 
         Raises ConnectError if no broker is reachable.
         """
@@ -292,7 +295,7 @@ class Lookup:
             raise ConnectError(reason, broker=broker) from None
 
     def _in_turn(self) -> list[str]:
-        """The brokers of the service URL, beginning with the one that is next."""
+        """The brokers of the service URL, beginning with the next one to ask."""
         return [*self._brokers[self._first :], *self._brokers[: self._first]]
 
     def _turn_to_next(self) -> None:

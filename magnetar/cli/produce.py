@@ -16,7 +16,7 @@ from magnetar.cli.lines import STDIN, LineSource
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-# Pending messages: one full batch, and one that is being filled.
+# Pending messages: those of one full batch, and of one that is being filled.
 IN_FLIGHT_MAX: Final = 2000
 
 

@@ -25,7 +25,7 @@ class Delays:
 
     @property
     def mean(self) -> float | None:
-        """None: none of its flights departed."""
+        """The mean delay in minutes. None: none of the carrier's flights departed."""
         return self.minutes / self.departed if self.departed else None
 
 

@@ -5,17 +5,17 @@ data = 1; }`), so any gRPC stack can speak it. This module writes it with one jo
 slice. Protobuf would make an object per frame and copy it twice.
 
 How a stream ends. The client says goodbye with an empty frame and half-closes. The server's handler
-returns, and the call ends with status OK. Every other end is unclean: gRPC does not let the server
-tell a half-close from a lost client in time, so the goodbye does.
+returns, and the call ends with status OK. Every other end is unclean. The goodbye is needed because
+gRPC does not let the server distinguish a half-close from a lost client in time.
 
 The greeting. gRPC gives a server a message only when it is whole, and has one limit for the
-messages of all calls. So a server that must not gather a large message of a client that it does not
-know lets the client's first frame travel with the metadata of the call (GREETING_KEY). gRPC bounds
-these, and the server has them before it reads a message. Other calls may have a greeting, too.
+messages of all calls. A server must not buffer a large message of an unknown client. So the
+client's first frame can travel with the metadata of the call (GREETING_KEY). gRPC bounds the
+metadata, and the server has it before it reads a message. Other calls may have a greeting, too.
 
 How grpc.aio treats cancellation. Cancelling a read or a write cancels the whole call. A call that
 is cancelled here, also by closing its channel, raises CancelledError in a reader whose task was not
-cancelled. `_cancelled_by_call` tells the two apart.
+cancelled. `_cancelled_by_call` distinguishes this case from a cancelled task.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ GREETING_KEY = "greeting-bin"
 GREETING_BYTES_MAX = 64 << 10
 
 _METADATA_BYTES_MAX = GREETING_BYTES_MAX * 4 // 3 + (8 << 10)
-"""The greeting in base64, and what gRPC itself and proxies add: 8 KiB is gRPC's usual limit."""
+"""The greeting in base64, and the metadata of gRPC itself and of proxies: 8 KiB is gRPC's usual
+limit."""
 
 STREAM_WINDOW_BYTES = 512 << 10
 """The bytes that gRPC buffers of a stream that the server does not read. Over a round trip of 50 ms
@@ -134,7 +135,7 @@ def open_frame_stream(
 
 
 class AcceptedStream(FrameStream, Protocol):
-    """A stream as the server has it."""
+    """The server's end of a stream."""
 
     greeting: bytes
     """The first frame that `receive` returns, if it is the greeting; b"": there is none."""
@@ -205,7 +206,7 @@ def unary_handler(handler: Callable[[bytes], Awaitable[bytes]]) -> MethodHandler
 
 
 class RequestGate(Protocol):
-    """Bounds what requests cost before their handlers have them."""
+    """Bounds the memory of requests before their handlers have them."""
 
     def hold(self, read: Callable[[], Awaitable[bytes]]) -> AbstractAsyncContextManager[bytes]:
         """Read a request, and count it while inside."""
@@ -219,8 +220,8 @@ It raises an operating error to refuse the call before its request is read."""
 def gated_unary_handler(
     handler: Callable[[T, bytes], Awaitable[bytes]], gate: RequestGate, admit: Admit[T]
 ) -> MethodHandler:
-    """Like `unary_handler`, for clients that are not trusted. On the wire it is the same call; gRPC
-    gathers a request's bytes, beyond a first window, when the gate lets it be read."""
+    """Like `unary_handler`, for clients that are not trusted. On the wire it is the same call. gRPC
+    buffers the bytes of a request beyond a first window only when the gate permits the read."""
 
     async def answer(context: Context) -> bytes:
         client = await admit(_greeting_of(context))
@@ -264,7 +265,7 @@ def gated_push_handler(
     """One request, answered by messages for as long as the handler sends them. Handles errors like
     `frame_stream_handler`, and cancels the handler when the client leaves.
 
-    The gate counts the request until it is read. The handler bounds what it keeps of it.
+    The gate counts the request until it is read. The handler bounds the part that it keeps.
     """
 
     async def push(context: Context) -> None:
@@ -413,7 +414,7 @@ class _ServerStream:
     def __init__(self, context: Context) -> None:
         self.peer = context.peer()
         self.greeting = _greeting_of(context)
-        self._greets = bool(self.greeting)  # it was not received yet
+        self._greets = bool(self.greeting)  # True: `receive` has not returned the greeting yet
         self._context = context
         self._end: tuple[str, bool] | None = None  # None: open
         self._sender: asyncio.Task[Any] | None = None  # the task inside `send`
@@ -475,10 +476,10 @@ class _ServerStream:
             self._closed_here = True
             for task in (self._sender, self._receiver):
                 if task is not None:
-                    task.cancel()  # `_broken_off` takes it back
+                    task.cancel()  # `_broken_off` takes the cancellation back
 
     def end(self, reason: str, *, clean: bool) -> None:
-        """The first end counts."""
+        """Note the end of the stream. Only the first end is valid."""
         if self._end is None:
             self._end = reason, clean
 
@@ -511,7 +512,7 @@ class _GreetingStream:
         self.peer = peer
         self._begin = begin
         self._stream: _ClientStream | None = None  # None: the call has not begun
-        self._moved = asyncio.Event()  # it has begun, or was closed before
+        self._moved = asyncio.Event()  # the call has begun, or the stream was closed before
         self._end: tuple[str, bool] | None = None  # None: open
 
     async def send(self, parts: Sequence[Buffer]) -> None:
@@ -636,7 +637,7 @@ class _ClientStream:
             async with asyncio.timeout(self._close_s):
                 await self._say_goodbye()
         except (TimeoutError, StreamClosed):
-            pass  # broken instead: the finally
+            pass  # the `finally` breaks the stream
         except asyncio.CancelledError:
             if _this_task().cancelling() > cancels:
                 raise
@@ -680,7 +681,7 @@ def _this_task() -> asyncio.Task[Any]:
 
 
 def _cancelled_by_call() -> bool:
-    """Whether a CancelledError just caught came from the gRPC call and not to this task."""
+    """Whether the gRPC call raised the CancelledError just caught: this task was not cancelled."""
     return _this_task().cancelling() == 0
 
 
@@ -694,8 +695,9 @@ def shorten(details: str) -> str:
 
 
 def _failure_of(context: Context, error: Exception) -> tuple[grpc.StatusCode, str]:
-    """The transport's edge: log a handler's failure and let a bug out. Returns how to end the call,
-    with `context.abort`, which the caller calls when it has left the `except`, without the request.
+    """The transport's edge: log a handler's failure and report a bug to the loop. Returns the
+    arguments for `context.abort`. The caller calls it after its `except` block, without a reference
+    to the request.
 
     NOTE: grpc.aio keeps what `abort` raises together with the call, in a cycle. Its traceback and
     the error that was being handled would keep the request of a refused call until the garbage

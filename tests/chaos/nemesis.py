@@ -1,5 +1,5 @@
-"""The nemesis: kills the broker that owns the topic, stops it for a while, and kills a bookie that
-its open ledger is on.
+"""The nemesis: kills the broker that owns the topic, stops it for a while, and kills a bookie of
+the topic's open ledger.
 
 A seed decides the faults before the run begins. The nemesis finds each target by a lookup when it
 acts, and records each fault with the observed effect.
@@ -70,7 +70,7 @@ def plan(random: Random, *, kills: int, pauses: int, bookie_first: bool) -> list
 
 
 class Nemesis:
-    """Carries a plan out against a cluster, while `producing` runs."""
+    """Executes a plan against a cluster, while `producing` runs."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Nemesis:
         self._producing = producing
         self._history = history
         self._topic = TopicName.parse(producing.topic)
-        self._dead: list[str] = []  # bookies
+        self._dead: list[str] = []  # the killed bookies
 
     async def run(self, faults: list[Kill | Pause]) -> None:
         """Raises TimeoutError when the topic is not served again after a fault."""

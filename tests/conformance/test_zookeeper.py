@@ -61,7 +61,7 @@ async def connected(
 
 
 async def wait_applied(witness: ZooKeeperStore, path: str, expected: Versioned) -> None:
-    """Wait until this server has the change. It may have reached other servers before."""
+    """Wait until this server has the change, which other servers may have earlier."""
     applied = asyncio.Event()
     unwatch = witness.watch(path, applied.set)
     async with asyncio.timeout(30):
@@ -510,7 +510,7 @@ async def test_a_read_after_sync_is_fresh_on_a_follower_that_lags(tmp_path: Path
             await reader.sync("/a")
             for round_number in range(2):
                 follower.pause()
-                first = round_number * 30  # soon, before the leader drops the follower
+                first = round_number * 30  # write soon, before the leader drops the follower
                 for number in range(first, first + 30):
                     await writer.put("/a", str(number + 1).encode(), expected=number)
                 # Both requests reach the follower before the changes that it missed.
@@ -524,7 +524,7 @@ async def test_a_read_after_sync_is_fresh_on_a_follower_that_lags(tmp_path: Path
 
 
 async def _write(store: ZooKeeperStore, numbers: range) -> None:
-    """Check that each number is there once and in order, whatever was lost."""
+    """Write the numbers. Each number must be stored once and in order, also after lost replies."""
     for number in numbers:
 
         def change(stored: bytes | None, number: int = number) -> bytes | Verdict:

@@ -18,7 +18,7 @@ QUICK: Final = (
     Case(sizes=(3, 3, 2), entries=2, spares=1, writer_changes=1, recoverer_changes=1, crashes=1),
     Case(sizes=(2, 2, 2), entries=3),
 )
-"""Some seconds."""
+"""These cases take some seconds."""
 
 THOROUGH: Final = (
     Case(sizes=(4, 3, 2), entries=2, spares=1, writer_changes=1, recoverer_changes=1, crashes=1),
@@ -53,8 +53,8 @@ class Planted:
     invariant: str  # the invariant that must be violated
 
     def caught_by(self, result: Result) -> bool:
-        """With the reductions, an entry that would be acknowledged after the close was acknowledged
-        before."""
+        """Whether the result shows the violation. With the reductions, an entry that would be
+        acknowledged after the close is acknowledged before it."""
         earlier = result.reduced and self.invariant == _BEYOND
         invariant = "acked entries are readable" if earlier else self.invariant
         return result.violation is not None and result.violation.invariant == invariant

@@ -1,4 +1,4 @@
-"""A client among brokers in memory, on a loop whose clock jumps."""
+"""A client and brokers in memory, on a loop with a virtual clock."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def subscription(cluster: FakeBrokers) -> Subscription:
 
 
 async def publish(client: Client, count: int, *, batch: int = 1) -> Producer:
-    """Messages 0, 1, 2, ... in entries of `batch` messages."""
+    """Publish the messages 0, 1, 2, ... in entries of `batch` messages."""
     producer = await client.create_producer("t", batching_max_messages=batch)
     for number in range(count):
         producer.send_async(b"%d" % number, None)

@@ -42,7 +42,7 @@ def environment(server: StandaloneProcess) -> dict[str, str]:
 
 
 def run(program: str, environment: dict[str, str]) -> list[str]:
-    """The lines that it prints."""
+    """The lines that the program prints."""
     done = subprocess.run(
         [sys.executable, EXAMPLES / program],
         env=environment,
@@ -77,7 +77,7 @@ def test_web_service_stores_an_order_before_it_answers(
             consumer = client.subscribe(
                 "orders", "test", initial_position=magnetar.InitialPosition.Earliest
             )
-            transport = httpx.HTTPTransport(retries=8)  # while the service starts
+            transport = httpx.HTTPTransport(retries=8)  # retries while the service starts
             with httpx.Client(transport=transport, timeout=30) as http:
                 answer = http.post(f"http://127.0.0.1:{port}/orders", json=order)
                 assert answer.status_code == 201

@@ -161,7 +161,7 @@ async def _line(process: asyncio.subprocess.Process) -> bytes:
 
 
 async def _attack(target: Target, rng: random.Random, commands: int) -> str:
-    """Run the siege. Returns the waits of all tasks if the siege is stuck; "": it reached its end."""
+    """Run the siege. Returns the waits of all tasks if it is stuck; "": it reached its end."""
 
     deck: list[Program] = []
 

@@ -1,6 +1,6 @@
-"""Whole clusters in one process, by seed: a range of them, and every seed that ever failed.
+"""Whole clusters in one process, by seed: a range of seeds, and every seed that ever failed.
 
-`make sim SIM_FIRST=1000 SIM_SEEDS=500` plays more; SEEDS.md says what was played.
+`make sim SIM_FIRST=1000 SIM_SEEDS=500` plays further seeds. SEEDS.md lists the seeds played so far.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 FIRST, SEEDS = 0, 300  # 90 s of one core
 
-# Scenarios with a fault that no other scenario has and that less than half of their seeds meet. Of
-# the 300 seeds each scenario has three or four, so these two are played with further seeds.
+# Scenarios with a fault that no other scenario has and that less than half of their seeds meet. A
+# scenario has only three or four of the 300 seeds, so these two are played with further seeds.
 FURTHER = {"ordered nacks": 6, "scrub": 24}
 
-# What a run of this length must have met.
+# The events that a run of this length must have met.
 FAULTS = (
     "add refused by a nearly full disk",
     "bundle moved to another broker",
@@ -80,8 +80,8 @@ FAULTS = (
     "wrong metadata shown",
 )
 
-# What subscriptions must have met in a run of this length, and how often at least: a third of what
-# they had met when this was written.
+# The events that subscriptions must have met in a run of this length, with the least numbers: a
+# third of the numbers when this was written.
 SUBSCRIPTIONS = {
     "batch acknowledged in part": 27,
     "consumer crashed": 4,
@@ -103,7 +103,7 @@ SUBSCRIPTIONS = {
 
 
 def kept() -> list[tuple[str, int]]:
-    """Scenario and seed, one a line; what follows a # is why it failed once."""
+    """Scenario and seed of each line. The text after a # is the reason of the former failure."""
     lines = (HERE / "kept_seeds.txt").read_text().splitlines()
     facts = [line.partition("#")[0].rstrip().rpartition(" ") for line in lines]
     return [(name.rstrip(), int(seed)) for name, _, seed in facts if name]
@@ -148,7 +148,7 @@ def test_subscriptions_met_each_event_often_enough(played: list[Outcome]) -> Non
 
 @pytest.mark.timeout(600)
 def test_the_worlds_are_alive(played: list[Outcome]) -> None:
-    """A world in which nothing is ever confirmed violates nothing either."""
+    """A world that confirms no entry would violate no rule either."""
     clusters = [outcome for outcome in played if outcome.scenario == MAIN]
     assert sum(outcome.confirmed for outcome in clusters) > 50 * len(clusters)
     assert sum(outcome.reads for outcome in clusters) > 50 * len(clusters)

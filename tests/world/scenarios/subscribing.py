@@ -1,5 +1,5 @@
-"""Subscriptions over failovers: one scenario for each type, one for ordered negative acks, and one
-for consumers that allow delivery out of order."""
+"""Subscriptions over failovers of brokers: one scenario for each type, one for ordered negative
+acks, and one for consumers that allow delivery out of order."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def _play(
 
 
 def _let_consumers(stage: Stage, director: Director) -> None:
-    """A consumer acts, or an administrator does."""
+    """Let a consumer or an administrator act."""
     random, world = stage.random, stage.world
     present = [it for it in director.consumers if not it.gone]
     kind = random.choice(
@@ -176,7 +176,7 @@ async def _heal(stage: Stage, director: Director) -> None:
 
 
 async def _end(stage: Stage, director: Director) -> None:
-    """Heal, let willing consumers take everything, and check the ledgers."""
+    """Heal all faults, let willing consumers take all entries, and check the ledgers."""
     await stage.quiet()
     for broker in stage.clients:
         await broker.restart()

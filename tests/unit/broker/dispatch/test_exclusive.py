@@ -58,7 +58,7 @@ def test_read_size_follows_permits() -> None:
     for _ in range(200):
         it.append(10, batch=True)
     member = it.join()
-    for _ in range(30):  # learns how large batches are
+    for _ in range(30):  # the dispatcher learns the size of batches
         it.flow(member, 10)
         it.settle()
     it.flow(member, 30)

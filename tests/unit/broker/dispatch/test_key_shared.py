@@ -67,8 +67,8 @@ class World(DispatcherRig):
     def handover(
         self, first: KeySharedPolicy | None = None, second: KeySharedPolicy | None = None
     ) -> tuple[Member, Member, str]:
-        """The consumers `first` and `second`, with these policies, and a key: the first one has an
-        entry of it, and it moved to the second one, which joined later."""
+        """The consumers `first` and `second`, with these policies, and a key. The first consumer
+        has an entry of the key. The key moved to the second consumer, which joined later."""
         old = self.join(name="first", policy=first)
         self.flow(old, 100)
         [key] = self.moving_keys(old, "second", 1)
@@ -341,7 +341,7 @@ def test_entries_of_a_departed_consumer_return_in_parts() -> None:
     it.append(key="key-34")
     it.settle()
     assert Position(0, 35) not in second.inbox, "an earlier entry of its key is to come"
-    it.acks.acknowledge(Position(0, 33))  # late
+    it.acks.acknowledge(Position(0, 33))  # a late acknowledgement
     it.carry_out(it.machine.on_acked(second.machine, [Position(0, 33)], it.tick()))
     it.fire_timer()
     it.settle()

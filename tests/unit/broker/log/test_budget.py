@@ -77,6 +77,6 @@ async def test_bytes_kept_for_a_slow_bookie_count_and_are_looked_at() -> None:
     assert turn is not None
     await asyncio.sleep(10 * LOOK_S)
     assert not turn.done()
-    kept = 0  # nothing tells the budget
+    kept = 0  # the budget does not know this number
     await asyncio.sleep(2 * LOOK_S)
     assert turn.done()

@@ -1,4 +1,4 @@
-"""Chain against a twin that is a plain list of every position."""
+"""The chain, compared with a model that is a plain list of every position."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_answer_agrees_with_the_list_of_entries(
     if following:
         assert chain.next_position(one) == following[0]
     else:
-        # Beyond the last entry: not an entry, and later reads from there miss nothing.
+        # A position beyond the last entry is no entry, and later reads from there miss no entry.
         beyond = chain.next_position(one)
         assert not chain.is_entry(beyond)
         assert not entries or beyond > entries[-1]

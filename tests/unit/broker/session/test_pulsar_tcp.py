@@ -1,4 +1,4 @@
-"""Pulsar's TCP transport: frames whatever the pieces, and ends that do not depend on the peer."""
+"""Pulsar's TCP transport: frames from pieces of any size, and ends without help of the peer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_frames_are_whole_whatever_the_pieces() -> None:
         while len(got) < len(sent):
             received = await stream.receive()
             at = 0
-            while at < len(received):  # it holds whole frames and nothing else
+            while at < len(received):  # `received` holds only whole frames
                 at += 4 + struct.unpack_from(">I", received, at)[0]
             assert at == len(received)
             got.extend(received)
@@ -153,7 +153,7 @@ async def test_how_a_stream_ended_is_known(last: bytes, clean: bool, reason: str
 
 
 async def test_a_peer_that_does_not_read_cannot_keep_its_connection() -> None:
-    """Neither against a close nor against a stop of the server, however many there are."""
+    """A close and a stop of the server end the connection, also with many such peers."""
 
     waiting: list[FrameStream] = []
     ended: list[StreamClosed] = []
@@ -197,7 +197,7 @@ async def test_a_peer_that_disconnects_at_once_ends_its_session_cleanly() -> Non
     async with serving(read) as (_, port):
         for _ in range(20):
             client = socket.create_connection(("127.0.0.1", port))
-            # A close that resets the connection instead of ending it.
+            # This close resets the connection instead of ending it.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
         await wait_until(lambda: len(seen) == 20)

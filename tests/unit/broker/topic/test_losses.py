@@ -1,5 +1,5 @@
-"""Reads that meet entries which no bookie has any more: skipped if the broker is told to, and only
-if the loss is certain."""
+"""Reads of entries that no bookie has any more. The broker skips them if a setting says so, and
+only if the loss is certain."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_an_entry_that_may_be_readable_later_is_never_skipped() -> None:
 
 
 async def test_a_stale_owner_skips_nothing() -> None:
-    """The next owner has deleted the ledger: for the topic that is no loss."""
+    """The next owner has deleted the ledger, which is no loss for the topic."""
     world = ClusterState()
     async with opened_topic(world, config=SKIPPING, cache_bytes=NO_CACHE, policies=keeping()) as it:
         positions = await it.publish(*TEXTS)

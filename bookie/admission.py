@@ -9,9 +9,9 @@ durable in the same order.
 A bookie admits the first ordinary add of a ledger only after the metadata confirmed that this
 bookie belongs to the ledger. Otherwise an outdated writer could bring back a deleted ledger, or
 write to a bookie that did not see a fence. The check needs an await, so this module does not make
-it. `Admitted.unverified` returns such adds to the caller, and the caller offers them again later. A
+it. `Admitted.unverified` returns unchecked adds to the caller, which offers them again later. A
 fence may be admitted in between. Adds of recoverers and replicators need no check, and they do not
-count as one.
+replace the check.
 
 For each ledger the memory holds its record and the highest stored entry id. A higher id cannot be a
 duplicate, so the store is read only for ids up to it. The states are a cache of the store with a
@@ -57,12 +57,13 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# About 400 bytes each: 40 MB. A ledger that is not cached costs two lookups at its next write.
+# A state takes about 400 bytes: 40 MB in all. A ledger that is not cached costs two lookups at its
+# next write.
 LEDGERS_CACHED_MAX: Final = 100_000
 
 
 class Intake(Enum):
-    """Which adds the bookie admits. It always admits fences."""
+    """The kinds of adds that the bookie admits. It always admits fences."""
 
     ALL = "all"
     REPAIRS = "repairs"  # the disk is nearly full: only recoverers and replicators may add
@@ -75,7 +76,7 @@ class LedgerAdmission:
 
     record: LedgerRecord | None  # None: the store has no record of the ledger
     highest: int  # the highest stored entry id; -1: no entry is stored
-    fence_durable: bool = False  # False: also when it is unknown
+    fence_durable: bool = False  # False: not durable, or not known
     deleted: bool = False  # the store has a tombstone, and so no record
     alarmed: bool = False  # a conflict was logged: one line per ledger, not one per add
 
@@ -84,9 +85,9 @@ class LedgerAdmission:
 class Admitted:
     """The acks for one frame of adds."""
 
-    stored: list[bytes]  # send once everything written so far is durable
-    refused: list[bytes]  # send at once; one entry each
-    unverified: list[Add] = field(default_factory=list)  # neither: check the metadata first
+    stored: list[bytes]  # acks to send when all writes so far are durable
+    refused: list[bytes]  # acks to send at once, each for one entry
+    unverified: list[Add] = field(default_factory=list)  # adds whose metadata must be checked first
     entries_stored: int = 0
 
 
@@ -112,7 +113,7 @@ _NOTHING: Final = _Stretch(LedgerAdmission(None, -1), -1, -1, -1, -1)
 
 
 def refusal(add: Add, state: LedgerAdmission, intake: Intake) -> BookieCode | None:
-    """Why `add` must not be stored, by the state known here. None: it may be stored."""
+    """The reason why `add` must not be stored, by the state known here. None: it may be stored."""
     record = state.record
     if record is None:
         if state.deleted:
@@ -179,8 +180,8 @@ class Admission:
         among them. Raises StorageFailed when a write failed; the outcome of all adds is then
         unknown.
 
-        Most adds are ordinary, and each continues the ledger of the previous add. Whatever admits
-        the first of them admits the others, so they form a `_Stretch` and share one ack.
+        Most adds are ordinary, and each continues the ledger of the previous add. If the first of
+        them is admitted, the others are admitted, too. So they form a `_Stretch` and share one ack.
         """
         admitted = Admitted([], [])
         puts: list[Put] = []
@@ -241,8 +242,8 @@ class Admission:
         self._tell_removed(ledger)
 
     def _admit_one(self, add: Add, puts: list[Put], *, verified: bool) -> BookieCode | None:
-        """Append to `puts` what the add must write, or return the reason for the refusal. None:
-        check the metadata first."""
+        """Append the writes of the add to `puts`, or return the reason for the refusal. None: the
+        caller must check the metadata first."""
         state = self._states.get(add.ledger)
         if state is None:
             self._write_out(puts)  # the store must show every earlier decision
@@ -286,9 +287,9 @@ class Admission:
         except (StorageFailed, EnvelopeDamaged) as error:
             log.error("entry unreadable", ledger=add.ledger, entry=add.entry, error=str(error))
             # Replace an unreadable entry by the copy of a replicator or recoverer, which read a
-            # sound copy from other bookies. It is the same entry: a ledger has one writer, and an
-            # envelope names its id. If the bookie refused, a ledger without a spare bookie could
-            # never be recovered.
+            # sound copy from other bookies. The copy is the same entry: a ledger has one writer,
+            # and an envelope names its id. If the bookie refused the copy, a ledger without a spare
+            # bookie could never be recovered.
             if not add.flags & (COPY | RECOVERY):
                 return BookieCode.IO_ERROR
             self._tell_removed(add.ledger)
@@ -319,8 +320,8 @@ class Admission:
         return state
 
     def _highest(self, ledger: int) -> int:
-        """Damage at a ledger's end must not prevent its repair. ID_MAX makes the bookie look every
-        id up in the store."""
+        """The highest stored entry id; ID_MAX: the end of the ledger is damaged. Damage must not
+        prevent the repair of the ledger. With ID_MAX the bookie looks every id up in the store."""
         try:
             last = self._storage.last_entry(ledger)
         except StorageFailed as error:

@@ -74,8 +74,8 @@ class BrokerSettings(PolicySettings):
         default=False,
         description="never deliver a delayed message early, but up to a tick late instead",
     )
-    # Pulsar's default is 50,000. Off here: an undelayed message would wait for the delayed ones,
-    # and an entry of the index takes 19 bytes.
+    # Pulsar's default is 50,000. Off here, because an undelayed message would wait for the delayed
+    # messages, and an entry of the index takes only 19 bytes.
     delayed_delivery_fixed_delay_detection_lookahead: int = Field(
         default=0,
         ge=0,
@@ -273,12 +273,12 @@ class BrokerSettings(PolicySettings):
 
     @property
     def shared(self) -> dict[str, Any]:
-        """The values of the settings of this class, by name."""
+        """The values of the settings of this class, keyed by name."""
         return {name: getattr(self, name) for name in BrokerSettings.model_fields}
 
     @property
     def shown(self) -> dict[str, str]:
-        """The values of all settings by Pulsar's names, for administrators."""
+        """The values of all settings, keyed by Pulsar's names, for administrators."""
         values = self.model_dump(mode="json")
         return {to_camel(name): _text(value) for name, value in values.items()}
 

@@ -1,8 +1,9 @@
 """Decodes messages with the versions of the schema with which they were written.
 
-A consumer has one decoder. It fetches each version once after an attachment, and keeps a bounded
-number of them. The asyncio client fetches before `receive` returns the message, so that `value()`
-never waits. The synchronous client fetches when `value()` is called.
+A consumer has one decoder. The decoder fetches each version once after an attachment, and keeps a
+bounded number of versions. In the asyncio client it fetches a version before `receive` returns the
+message, so that `value()` never waits. In the synchronous client it fetches when the program calls
+`value()`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from magnetar.client.schema.schema import Schema, SchemaInfo
 
 VERSIONS_MAX: Final = 1_000
-"""Schema versions of all topics of a consumer; beyond it the decoder forgets the oldest one."""
+"""Schema versions of all topics of a consumer. Beyond this number the decoder forgets the oldest
+version."""
 
 PARSED_AT_ONCE_MAX: Final = 8 << 10
 """Characters of a definition that is parsed on the client's loop. An Avro definition of this size
@@ -35,7 +37,7 @@ Key = tuple[str, bytes]
 
 class Decoder:
     """`fetch(topic, version)` asks a broker. `wait` runs a coroutine on the client's loop and waits
-    for it, in the user's thread; None: the client is asyncio's."""
+    for it, in the user's thread. None: this is the asyncio client."""
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class Decoder:
         )
 
     async def prepare(self, message: Message) -> None:
-        """Fetch the version of a message. Log a temporary failure; `decode` then raises."""
+        """Fetch the version of a message. Log a temporary failure: `decode` raises it later."""
         key = _topic_of(message), message.delivery.schema_version
         async with self._turn:
             if self.knows(message):
@@ -88,7 +90,7 @@ class Decoder:
 
     def decode(self, message: Message) -> Any:
         """The value of a message. Raises InvalidMessage if its version is unknown or does not fit
-        the schema, what the schema's `decode` raises, and the errors of the broker."""
+        the schema, the errors of the schema's `decode`, and the errors of the broker."""
         if message.has_null_value() and not self.schema.reads_keys:
             return None
         version = message.delivery.schema_version
@@ -117,8 +119,8 @@ class Decoder:
         return await asyncio.to_thread(self.schema.message_decoder_of, writer)
 
     def forget(self, topic: str | None = None) -> None:
-        """Forget the versions of a deleted topic, or all: a new topic of its name, or another
-        cluster, gives the same numbers to other schemas."""
+        """Forget the versions of a deleted topic, or of all topics. A new topic of the same name,
+        or another cluster, gives the same numbers to other schemas."""
         for versions in (self._known, self._former):
             for key in list(versions) if topic is None else _versions_of(topic, versions):
                 del versions[key]
@@ -149,7 +151,7 @@ def _keep(
 
 
 def _topic_of(message: Message) -> str:
-    """Partitions share their versions."""
+    """The topic that has the versions: partitions share those of their partitioned topic."""
     topic = message.delivery.topic
     if message.delivery.partition >= 0:
         return topic.rpartition("-partition-")[0]

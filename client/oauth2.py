@@ -1,5 +1,5 @@
-"""Gets access tokens from an OAuth 2.0 server: the grant of a client's own credentials (RFC 6749,
-section 4.4). The server's metadata (OpenID Connect Discovery) names the address of tokens."""
+"""Gets access tokens from an OAuth 2.0 server with the client credentials grant (RFC 6749, section
+4.4). The server's metadata (OpenID Connect Discovery) names the token endpoint."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ REQUEST_S: Final = 10.0
 """Seconds that one request to the server may take."""
 
 EARLY_S: Final = 10.0
-"""A token is not used in its last seconds: it must still be valid when the broker reads it."""
+"""A token is not used in its last seconds. It must still be valid when the broker reads it."""
 
 LIFETIME_S_MAX: Final = 24 * 3600.0
-"""How long a token is kept at most, whatever the server says."""
+"""The longest time for which a token is kept, even if the server permits more."""
 
 FRESH_S: Final = 60.0
-"""A token of this age is not replaced because a broker refuses it: the next one would be refused,
-too, and each reconnection would ask the server."""
+"""If a broker refuses a younger token, the client does not get another one: the broker would refuse
+that, too, and each reconnection would ask the server."""
 
 TOKEN_BYTES_MAX: Final = 64 << 10
-"""The largest token or file with a token. CONNECT must fit into what a broker reads before it knows
-the client; tokens have some hundred bytes."""
+"""The largest token or file with a token. CONNECT must fit into the bytes that a broker reads
+before it knows the client. Tokens have some hundred bytes."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Oauth2Tokens:
         return self._token
 
     def on_refused(self) -> None:
-        """A broker refused the token: get another one, unless this one is fresh."""
+        """A broker refused the token: get another token, unless this one is fresh."""
         if time.monotonic() >= self._fetched_at + FRESH_S:
             self._valid_until = 0.0
 
@@ -119,7 +119,7 @@ def _content(private_key: str) -> bytes:
         if not head.endswith(";base64"):
             raise ValueError("private_key: expected data:application/json;base64,…")
         return base64.b64decode(content, validate=True)
-    if private_key.lstrip().startswith("{"):  # an error must not show it as a path
+    if private_key.lstrip().startswith("{"):  # an error must not show the key as a path
         raise ValueError("private_key: expected a path or a URL, not the JSON object itself")
     path = private_key.removeprefix("file:")
     path = unquote(path.removeprefix("//")) if path != private_key else path

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
-    """Put a plain function in place of an async one; pytest calls it with the test's arguments."""
+    """Replace an async test function by a plain one. pytest calls it with the test's arguments."""
     test = pyfuncitem.obj
     given = getattr(test, "hypothesis", None)  # Hypothesis calls the test once for each example
     if given is not None and inspect.iscoroutinefunction(given.inner_test):

@@ -39,7 +39,7 @@ class ByteBudget:
         return self.retained >= self._retained_bytes_max
 
     def lags(self, stream: AddStream) -> bool:
-        """Whether the entries kept only for this bookie exceed the limit."""
+        """Whether the entries that are kept only for this bookie exceed the limit."""
         return self._lag.get(stream, 0) > self._lag_bytes_max
 
     def account(

@@ -58,7 +58,7 @@ class Ensembles:
 
     async def found(self, quorum: Quorum | None = None) -> tuple[Quorum, tuple[Member, ...]]:
         """The ensemble of a new ledger, with fewer seats when fewer bookies answer. `quorum` None:
-        the configured one. Raises NotEnoughBookies."""
+        the configured quorum. Raises NotEnoughBookies."""
         wanted = quorum or self._config.quorum
         is_configured = quorum is None or quorum == self._config.quorum
         least = self._config.write_quorum_min if is_configured else wanted.ack_quorum
@@ -111,7 +111,7 @@ class Ensembles:
         return "" if registration is None else registration.zone
 
     async def _refused(self, members: Iterable[Member]) -> set[Member]:
-        """Connect to all of them concurrently; returns the members that cannot be reached."""
+        """Connect to all members concurrently. Returns the members that cannot be reached."""
         streams = [self._pool.adds(member) for member in members]
         async with asyncio.TaskGroup() as group:
             attempts = {

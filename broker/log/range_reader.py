@@ -1,4 +1,4 @@
-"""Reads a log from the cache, else in ranges from the bookies. Searches it by time and index."""
+"""Reads a log from the cache, or in ranges from the bookies. Searches the log by time and index."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class LogReader:
         """Read entries from `first` on, across ledgers, up to the last confirmed one; [] at the
         end.
 
-        One entry is returned however large it is. A failure after some entries returns these; the
-        next call raises it. Raises ReadFailed.
+        At least one entry is returned, of any size. If the read fails after some entries, the call
+        returns these entries, and the next call raises the failure. Raises ReadFailed.
         """
         assert entries_max > 0, entries_max
         found: list[StoredEntry] = []
@@ -84,9 +84,9 @@ class LogReader:
         return found
 
     async def search(self, is_past: Callable[[StoredEntry], bool]) -> Position:
-        """The first entry for which `is_past` is true, or the place after the last one. If it is
-        true for an entry, it must be true for all later ones. Reads log2(entries) entries. Raises
-        ReadFailed."""
+        """The first entry for which `is_past` is true, or the place after the last entry. If
+        `is_past` is true for an entry, it must be true for all later entries. Reads log2(entries)
+        entries. Raises ReadFailed."""
         head = self._chain.dropped
         low, high = 1, self._chain.entry_count + 1
         while low < high:
@@ -153,7 +153,7 @@ class LogReader:
         metadata = await self._ledgers.metadata(ledger)
         if metadata is None:
             raise LedgerNotFound(ledger)
-        if metadata.state is not LedgerState.CLOSED:  # its next owner is recovering it
+        if metadata.state is not LedgerState.CLOSED:  # the topic's next owner is recovering it
             raise RecoveryIncomplete(ledger, metadata.state.name)
         reader = self._ledgers.reader(metadata)
         self.keep(ledger, reader)

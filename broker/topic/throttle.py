@@ -1,14 +1,15 @@
 """The publish rate of a topic: token buckets of messages and bytes in front of the log.
 
-A publish is let through while there are tokens, and takes as many as it has messages and bytes. So
-the buckets may go below zero, and the average is exact. Without tokens, the producer's publishes
+A publish passes while tokens are available, and takes one token for each message and each byte. So
+the buckets may fall below zero, and the average is exact. Without tokens, the producer's publishes
 are held behind a gate, which opens when the buckets are above zero again. Other producers on the
-same connection continue until the held one has gathered HELD_BYTES_MAX (producer.py). From then on
-the broker does not read from the connection: the client would send without end.
+same connection continue until the held producer has gathered HELD_BYTES_MAX (producer.py). From
+then on the broker does not read from the connection, because the client would send without end.
 
-While the producers of the broker hold too much in all, publishes are let through also without
-tokens. Then their connections are not read until the gate opens (`wait_room` of the producer). The
-average stays exact, and what waits for a slow rate takes no memory from the other topics.
+While all producers of the broker together hold too many bytes, publishes pass also without tokens.
+Then the broker does not read from their connections until the gate opens (`wait_room` of the
+producer). The average stays exact, and waiting publishes of a slow rate take no memory from the
+other topics.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Bucket:
-    """Tokens that come at a steady rate, at most those of one period."""
+    """Tokens that arrive at a steady rate, at most those of one period."""
 
     def __init__(self, tokens_max: int, period_s: float, now: float) -> None:
         self.tokens_max = tokens_max  # 0: no limit
@@ -52,14 +53,14 @@ class Bucket:
         self._tokens = max(self._tokens, -float(periods_max * self.tokens_max))
 
     def wait_s(self) -> float:
-        """How long until there are tokens, counted from the last `has_tokens`."""
+        """The time until tokens are available, counted from the last `has_tokens`."""
         if not self.tokens_max or self._tokens > 0:
             return 0.0
         return (1.0 - self._tokens) * self.period_s / self.tokens_max
 
 
 def buckets_of(rate: Rate, now: float) -> tuple[Bucket | None, Bucket | None]:
-    """The buckets of messages and of bytes. None: there is no limit for either."""
+    """The buckets of messages and of bytes. None: no limit."""
     if not (rate.messages_max or rate.bytes_max):
         return None, None
     return (
@@ -69,13 +70,13 @@ def buckets_of(rate: Rate, now: float) -> tuple[Bucket | None, Bucket | None]:
 
 
 class RateStage:
-    """Holds publishes while the rate is exceeded. `wake_at` is called with the time at which `open`
-    is to be called; nothing is called while the rate is kept."""
+    """Holds publishes while the rate is exceeded. `wake_at` is called with the time for the call of
+    `open`. It is not called while the rate is not exceeded."""
 
     __slots__ = ("_budget", "_bytes", "_gate", "_messages", "_rate", "_wake_at")
 
     def __init__(self, wake_at: Callable[[float], None], budget: PublishBudget) -> None:
-        """`budget` says whether the broker has memory for one more publish that waits."""
+        """`budget` says whether the broker has memory for one more held publish."""
         self._wake_at = wake_at
         self._budget = budget
         self._rate: Rate | None = None
@@ -108,11 +109,11 @@ class RateStage:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether publishes wait, or would if there was memory for them."""
+        """Whether publishes are held, or would be held if the broker had memory for them."""
         return self._gate is not None
 
     def open(self) -> None:
-        """Decide again on the held publishes. The caller resumes it."""
+        """Open the gate. The caller then resumes the producers with held publishes."""
         if self._gate is not None:
             self._gate.known = True
             self._gate = None

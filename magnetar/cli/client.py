@@ -81,7 +81,7 @@ async def require_reachable(service_url: str) -> None:
 
 
 async def _probe(address: str) -> str | None:
-    """Return why no connection to this address is possible. None: a server listens."""
+    """Return the reason why no connection to this address is possible. None: a server listens."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(PROBE_S):

@@ -33,8 +33,8 @@ class Tracker(Protocol):
 
 
 class TaskCount:
-    """How many tasks of all stages that were seen so far are done. The total grows as Spark plans
-    further stages."""
+    """The numbers of completed tasks and of all tasks in the stages seen so far. The total grows as
+    Spark plans further stages."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker

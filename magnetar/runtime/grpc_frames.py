@@ -699,9 +699,9 @@ def _failure_of(context: Context, error: Exception) -> tuple[grpc.StatusCode, st
     arguments for `context.abort`. The caller calls it after its `except` block, without a reference
     to the request.
 
-    NOTE: grpc.aio keeps what `abort` raises together with the call, in a cycle. Its traceback and
-    the error that was being handled would keep the request of a refused call until the garbage
-    collector comes: 1 GB after 500 calls.
+    NOTE: grpc.aio keeps the exception of `abort` together with the call, in a cycle. The traceback
+    and the handled error would keep the request of a refused call until the next garbage
+    collection: 1 GB after 500 calls.
     """
     if is_bug(error):
         asyncio.get_running_loop().call_exception_handler(

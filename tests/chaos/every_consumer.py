@@ -46,7 +46,7 @@ KEYS: Final = 16
 RATE: Final = 300.0  # messages a second
 QUIET_S: Final = 1.0  # the traffic before a kill
 SERVED_S: Final = 30.0  # if no broker serves the topic by then, the run fails
-SETTLED_S: Final = 3.0  # consumers are attached again, and have dropped their old messages
+SETTLED_S: Final = 3.0  # by then consumers are attached again and have dropped their old messages
 DRAIN_S: Final = 60.0
 POLL_S: Final = 0.02
 WINDOW_MESSAGES: Final = 500  # under way at most; below the client's own limit of 1,000
@@ -117,7 +117,7 @@ class Record:
     ) -> list[str]:
         found = []
         first: dict[int, float] = {}
-        newest: dict[int, int] = {}  # keyed by key; by 0 if all messages have one order
+        newest: dict[int, int] = {}  # for each message key; for 0 if all messages have one order
         for number, at in deliveries:
             if number in first:
                 alone = CONSUMERS[kind] == 1
@@ -159,7 +159,7 @@ class Program:
     def __init__(self, client: Client, record: Record) -> None:
         self._client = client
         self._record = record
-        self._ending = asyncio.Event()  # nothing more is sent
+        self._ending = asyncio.Event()  # set: the program sends no more messages
         self._over = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -230,7 +230,7 @@ class Program:
             producer.send_async(b"%d" % number, note, partition_key=f"key-{number % KEYS}")
             while len(record.outcomes) < record.sent - WINDOW_MESSAGES:
                 await asyncio.sleep(POLL_S)
-                begun = self._loop.time() - record.sent / RATE  # no burst after a delay
+                begun = self._loop.time() - record.sent / RATE  # this avoids a burst after a delay
             await asyncio.sleep(max(0.0, begun + record.sent / RATE - self._loop.time()))
         await producer.close()
 

@@ -1,6 +1,7 @@
 """Play random histories of every subscription type: `make histories HISTORIES=200000`.
 
-Each type gets the same number. A failure prints the type, the seed and the command that repeats it.
+Each type gets the same number of histories. A failure prints the type, the seed and the command
+that repeats it.
 """
 
 from __future__ import annotations

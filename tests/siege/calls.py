@@ -31,12 +31,13 @@ ENDED = (*GONE, aio.AioRpcError, asyncio.InvalidStateError, aio.UsageError)
 """The allowed errors of a call: the broker refuses it or has ended it."""
 
 FIELDS = [b"\x0a\x00", b"\x22\x00", b"\x08\x01", b"\x0b", b"\x0a\x04\x0a\x02a/"]
-"""Repeated up to the limit of a request: topics without names, a number, groups, short names."""
+"""The fields that a program repeats up to the limit of a request: topics without names, a number,
+groups, short names."""
 
 
 @asynccontextmanager
 async def channel_to(target: Target) -> AsyncIterator[aio.Channel]:
-    """A connection of its own."""
+    """A channel with a connection of its own."""
     options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
     async with aio.insecure_channel(urlsplit(target.urls["grpc"]).netloc, options=options) as made:
         yield made
@@ -102,7 +103,7 @@ def request_of(rng: random.Random) -> tuple[str, bytes]:
     method, make = rng.choice(requests)
     data = make().SerializeToString()
     match rng.randrange(4):
-        case 0:  # damaged
+        case 0:  # a damaged request
             damaged = bytearray(data or b"\x00")
             damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
             data = bytes(damaged)
@@ -147,7 +148,7 @@ async def calls(target: Target, _transport: str, rng: random.Random) -> None:
 
 
 async def deaf_calls(target: Target, _transport: str, rng: random.Random) -> None:
-    """Many calls at once that never read their answers, and end at any time."""
+    """Many concurrent calls that never read their answers, and end at any time."""
     async with channel_to(target) as channel:
         begun = []
         for _ in range(rng.choice([5, 150])):

@@ -1,10 +1,11 @@
 """The network between hosts: it delays messages, holds them at cuts, and loses connections.
 
-A connection is ordered, as TCP is; messages of different connections overtake each other. A cut has
-one direction. Messages sent into it wait and arrive after the cut is healed, unless an end gave the
-connection up meanwhile. Each end notices a dead connection by itself, at a time of its own. Calls
-(everything but the write streams) are a single message in each direction. A request may be
-delivered twice, as by a retrying proxy; the second answer is dropped.
+A connection keeps the order of its messages, as TCP does. Messages of different connections can
+overtake each other. A cut has one direction. Messages in this direction wait until the cut is
+healed, unless an end has given up the connection meanwhile. Each end notices a dead connection
+independently, at a time of its own. Calls (all traffic but the write streams) are a single message
+in each direction. A request may be delivered twice, as by a retrying proxy. Then the second answer
+is dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FRAMES_MAX = 16  # under way and not yet received, for each direction of a stream
+FRAMES_MAX = 16  # frames under way and not yet received, for each direction of a stream
 
 
 class Unreachable(Exception):
@@ -41,7 +42,7 @@ class Unreachable(Exception):
 class Weather:
     """The present faults of the network. Probabilities are per message."""
 
-    delay_s: float = 0.0005  # mean of one way
+    delay_s: float = 0.0005  # the mean delay of one way
     spike: float = 0.0  # the probability that a message takes `spike_s` on average instead
     spike_s: float = 0.2
     duplicate: float = 0.0  # the probability that a call is delivered twice
@@ -63,7 +64,7 @@ class Host(Pausable):
         self.alive = False
         self.paused = False
         self.ends: dict[SimStream, None] = {}  # its ends of connections
-        self.calls: dict[asyncio.Future[Any], Host] = {}  # being served here, and for whom
+        self.calls: dict[asyncio.Future[Any], Host] = {}  # calls served here, and their callers
         self._loop = loop
         self._context = copy_context()
         self._context.run(RUNNING.set, self)
@@ -206,7 +207,7 @@ class Network:
         return near, far
 
     def transmit(self, end: SimStream, size: int, deliver: Callable[[], None]) -> None:
-        """A frame or the end of a stream, in the stream's order."""
+        """Send a frame or the end of a stream, in the stream's order."""
         weather = self.weather
         if size and self._chance(weather.reset):
             self.trace.fault("net", "connection lost", end.local.name, end.remote.name)
@@ -270,10 +271,10 @@ class SimStream:
         self.peer = remote.name
         self.ended = False
         self.last_arrival_s = 0.0
-        self.tap: Callable[[bytes], None] | None = None  # told of each frame that is sent from here
+        self.tap: Callable[[bytes], None] | None = None  # called with each frame sent from here
         self._network = network
         self._frames: deque[bytes] = deque()
-        self._under_way = 0  # sent from here, not yet received there
+        self._under_way = 0  # frames that were sent from here and are not yet received
         self._why = ""
         self._changed: list[asyncio.Future[None]] = []
 

@@ -1,4 +1,4 @@
-"""Settings of a role as flags: typed, passed on, and refused by name."""
+"""Settings of a role as flags: types, values that are passed on, and refusals by name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OvenConfig(RoleConfig):
 
 @pytest.fixture(autouse=True)
 def _own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A command thinks that the process is its own."""
+    """The commands of a test act as if this process were their own."""
     for name in list(os.environ):
         if name.startswith("MAGNETAR_"):
             monkeypatch.delenv(name)
@@ -57,7 +57,7 @@ def _own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def invoke(capfd: pytest.CaptureFixture[str]) -> Invoke:
-    """Exit code, what the server was started with, what was said."""
+    """Run a command. Returns the exit code, the settings of the started server, and the output."""
 
     def invoke(*arguments: str, error: Exception | None = None) -> Outcome:
         served: list[OvenConfig] = []

@@ -1,4 +1,4 @@
-"""Paths: where things lie, and that any name is one component."""
+"""The paths of records. Any name is one component of a path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Batches are opened in three ways; all must find what protobuf alone finds, or refuse the same."""
+"""Batches are opened in three ways. Each must give the result of protobuf alone, or refuse the same
+batches."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Metrics: read when asked for, and the two that tell how the process itself does."""
+"""Metrics are read at a scrape. Two of them show the state of the process itself."""
 
 from __future__ import annotations
 

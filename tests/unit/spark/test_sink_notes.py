@@ -96,7 +96,7 @@ async def test_a_checkpoint_that_is_older_than_the_topic_is_refused() -> None:
     async with world() as it:
         for batch in range(3):
             await it.write(range(10 * batch, 10 * batch + 10), batch=batch)
-        # A backup of the checkpoint knows of batch 0 only and plans another batch 1.
+        # A backup of the checkpoint knows only batch 0 and plans another batch 1.
         with pytest.raises(CheckpointRefused, match=r"rows of batch 2 .* continues with batch 1"):
             await it.write(range(10, 37), batch=1)
         with pytest.raises(CheckpointRefused):  # another task, whose producer is new
@@ -127,7 +127,7 @@ async def test_a_noted_batch_that_is_repeated_writes_nothing() -> None:
         await it.write(range(20), batch=7)
         again = await it.write(range(20), batch=7)
         assert again.skipped == 20
-        # Divided otherwise, so that no producer is known: the note alone knows the batch.
+        # The batch is divided otherwise, so that no producer is known. Only the note names it.
         assert (await it.write(reversed(range(20)), batch=7, partition=3)).skipped == 20
         with pytest.raises(WriteRefused, match="other rows of this batch"):
             await it.write(range(21), batch=7)

@@ -1,4 +1,4 @@
-"""BadCopies: what is noted comes out once, in few ranges, and a flood loses the oldest."""
+"""BadCopies: each note is returned once, in few ranges. A flood of notes drops the oldest."""
 
 from random import Random
 
@@ -49,7 +49,7 @@ def test_beyond_the_limit_the_oldest_is_lost_and_counted() -> None:
     copies = BadCopies(notes_max=2)
     copies.on_bad_copy(ONE, EntryId(0), A)
     copies.on_bad_copy(ONE, EntryId(0), B)
-    copies.on_bad_copy(ONE, EntryId(1), A)  # joins its note
+    copies.on_bad_copy(ONE, EntryId(1), A)  # joins the note of entry 0
     assert copies.dropped == 0
     copies.on_bad_copy(TWO, EntryId(0), A)
     assert copies.dropped == 1

@@ -1,4 +1,4 @@
-"""The entry cache: one budget, the oldest goes first."""
+"""The entry cache: one budget, and the oldest entry is dropped first."""
 
 from __future__ import annotations
 

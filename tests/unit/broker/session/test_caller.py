@@ -39,7 +39,7 @@ CONSUME, LOOKUP, PRODUCE = Permission.CONSUME, Permission.LOOKUP, Permission.PRO
 
 
 class Grants:
-    """Everything in one topic and its namespace."""
+    """Permits every action on one topic and its namespace."""
 
     def allow(self, permission: Permission, resource: Resource) -> bool:
         mine = TopicName.parse(MINE)
@@ -71,7 +71,7 @@ async def channel_to_broker() -> AsyncIterator[aio.Channel]:
 
 
 async def ask(channel: aio.Channel, method: str, request: Message, connect: bytes | None) -> Any:
-    """The answer, or the text of the failure."""
+    """Call the method. Returns the answer, or the text of the failure."""
     streams = method in ("ReadRange", "WatchPositions", "WatchTopics")
     call = channel.unary_stream if streams else channel.unary_unary
     metadata = () if connect is None else ((GREETING_KEY, connect),)

@@ -1,6 +1,6 @@
 """A connection's shell: signs of life, back-pressure both ways, and clients that vanish.
 
-The broker is whole, but for its ports; on a loop whose clock jumps."""
+The broker is whole, except for its ports. The tests run on a loop with a virtual clock."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_silent_client_is_asked_and_then_left(caplog: pytest.LogCaptureF
         async with place() as here:
             client = await here.client()
             await client.produce(TOPIC, producer_name="me")
-            await here.serving[0]  # it never reads, so it never answers
+            await here.serving[0]  # the client never reads, so it never answers
             assert passed_s() == pytest.approx(2 * KEEPALIVE_S, abs=1)
             assert here.topic.producers == {}
     assert "nothing heard for 60 s" in caplog.text
@@ -118,8 +118,8 @@ async def test_a_living_holder_keeps_its_place() -> None:
 
 @pytest.mark.parametrize("before_s", [5.0, 29.0, 40.0, 59.0])
 async def test_a_stall_of_the_broker_is_not_the_silence_of_its_clients(before_s: float) -> None:
-    """The broker's process is stopped for longer than the keep-alive: the client has answered in
-    time, and its answer waits to be read."""
+    """The broker's process is stopped for longer than the keep-alive. The client has answered in
+    time, and its answer waits in the socket."""
     async with place() as here:
         client = await here.client()
         await client.produce(TOPIC)
@@ -183,13 +183,13 @@ async def test_frames_for_a_consumer_that_does_not_read_are_bounded(kind: int) -
         await settle()
         step = Limits().read_bytes + len(text)
         assert DELIVERY_BYTES_MAX <= most < DELIVERY_BYTES_MAX + step
-        for _ in range(count):  # once it reads, it gets everything
+        for _ in range(count):  # when the consumer reads, it gets all messages
             _, texts = await reader.message()
             assert texts == [text]
 
 
 async def make_topics(here: Place) -> None:
-    """Enough names that their list has 230 KB."""
+    """Create enough topics that the list of their names has 230 KB."""
     store = here.broker._store
     for number in range(1_000):
         name = f"{number:04}" + "n" * 200
@@ -229,7 +229,7 @@ async def test_a_client_on_a_slow_link_is_alive_while_it_takes_what_it_asked_for
             assert len(seen) == 60
             assert passed_s(began) > 4 * KEEPALIVE_S
             assert not here.serving[0].done()
-            await here.serving[0]  # it takes no more
+            await here.serving[0]  # the client reads no more
             assert passed_s(began) == pytest.approx(12 * KEEPALIVE_S, abs=KEEPALIVE_S / 2)
 
 
@@ -260,7 +260,7 @@ async def test_answers_for_a_client_that_does_not_read_are_bounded() -> None:
 
 
 async def idle(here: Place, client: WireClient) -> None:
-    """Connected, no more."""
+    """The client is connected, and does no more."""
 
 
 async def opening(here: Place, client: WireClient) -> None:
@@ -509,7 +509,7 @@ async def test_a_topic_whose_bundle_goes_while_it_is_looked_for_is_not_taken() -
 
 @pytest.mark.parametrize("opening", [False, True])
 async def test_a_consumer_that_reuses_the_id_of_an_unsubscribed_one_stays(opening: bool) -> None:
-    """The deletion takes so long that its consumer is closed and its number used again."""
+    """The deletion takes long: meanwhile its consumer is closed and the consumer's id is reused."""
     other = TOPIC[:-1] + "u"
 
     async with place() as here:

@@ -1,4 +1,4 @@
-"""REACHED_END_OF_TOPIC: which clients are told."""
+"""REACHED_END_OF_TOPIC: the clients that get this command."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ REFERENCE_PORT: Final = 31_860
 class Load:
     name: str
     kind: magnetar.ConsumerType
-    batch: int  # messages of an entry at most; 1: unbatched
-    keys: int  # 0: the messages have no key; then the batches are not by key
+    batch: int  # the most messages of an entry; 1: unbatched
+    keys: int  # the number of keys; 0: the messages have no key, and batches are not by key
     count: int
     target: int  # messages per second
 
@@ -62,8 +62,8 @@ class Carried:
     """The result of a load."""
 
     per_s: float
-    per_entry: float  # messages
-    client_us: float  # CPU of a message
+    per_entry: float  # messages of an entry on average
+    client_us: float  # CPU of the client for a message
     broker_us: float
     bookies_us: float
 
@@ -116,7 +116,7 @@ def carry(url: str, topic: str, load: Load, size: int, pids: Sequence[tuple[str,
                 for task in consuming:
                     task.cancel()
             for consumer in consumers:
-                await consumer.close()  # when its acknowledgements are durable
+                await consumer.close()  # returns when the acknowledgements are durable
             seconds, client_s = time.perf_counter() - began_s, time.process_time() - client_s
             spent = {"broker": 0.0, "bookie": 0.0}
             for role, pid in pids:

@@ -12,16 +12,17 @@ rules make the deletion safe:
     3. The round ends without a deletion when the metadata store is wrong or an old image: it is
        empty but must not be, it belongs to another cluster, or it has not handed out the id of a
        ledger written here. Any error ends the round too. A fence for an invented id leaves a
-       record without a ledger; the bookie keeps that record, and it does not stop the round.
+       record without a ledger. The bookie keeps that record, and the record does not end the
+       round.
     4. One write deletes the entries and adds a tombstone. A writer that is still active is told
        that its ledger was deleted, at least by this bookie while it keeps the tombstone.
 
 A copy is *left over* when its ledger is closed and no ensemble names this member: another bookie
-replaced it. The bookie deletes it at the second look, `grace_s` after the first. It then holds the
-lock that a repair of the ledger takes. It writes no tombstone, because the bookie may get a copy
-again.
+replaced this one. The bookie deletes the copy at the second look, `grace_s` after the first. During
+the second look it holds the lock that a repair of the ledger takes. It writes no tombstone, because
+it may get a copy again.
 
-A deletion is cheap but frees no space; that takes a compaction (`Reclaimer`).
+A deletion is cheap but frees no space. A compaction frees the space (`Reclaimer`).
 """
 
 from __future__ import annotations
@@ -70,15 +71,16 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 PAGE: Final = 10_000  # entries of one listing: a few milliseconds on the read thread
-RECORDS_AT_ONCE: Final = 1_000  # looked up in one call on the read thread: some milliseconds
+RECORDS_AT_ONCE: Final = 1_000  # records of one call on the read thread: some milliseconds
 LOOK_TIMEOUT_S: Final = 10.0
 LISTING_TIMEOUT_S: Final = 600.0
 # Left-over copies are looked for in rotation: 50 s of each round at 200 looks/s.
 LOOKS_FOR_COPIES_MAX: Final = 10_000
-# How long a lock is trusted without an answer from the metadata store. A process that was suspended
-# may have lost the lock, and a repair may have made the copy again. The shortest session is 4 s.
+# The time for which a lock is trusted without an answer from the metadata store. A process that was
+# suspended may have lost the lock, and a repair may have made the copy again. The shortest session
+# is 4 s.
 LOCK_BELIEVED_S: Final = 2.0
-LEFT_OVER_MAX: Final = 100_000  # noted at a first look; further copies wait for another round
+LEFT_OVER_MAX: Final = 100_000  # copies noted at a first look; more wait for another round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class CollectorConfig:
 class CollectorCounts:
     """Counts since the start of the process."""
 
-    rounds: int = 0  # completed
+    rounds: int = 0  # completed rounds
     aborted: int = 0
     candidates: int = 0  # ledgers that were missing in a listing
     never_handed_out: int = 0  # records without a ledger, in the last round
@@ -263,7 +265,7 @@ class Collector:
             try:
                 verified = record is not None and decode_ledger_record(record).verified
             except FormatDamaged:
-                verified = True  # unknown
+                verified = True  # not known: treated as verified
             if verified or self._storage.entry_ids(ledger, 0, entries_max=1):
                 return ledger
         return None
@@ -284,7 +286,7 @@ class Collector:
             log.error("an existing ledger was missing in the metadata's listing", ledger=ledger)
             return False
         self._admission.delete(ledger, for_good=True)
-        self._reclaimer.note_dead([ledger])  # now, because the round may be aborted later
+        self._reclaimer.note_dead([ledger])  # noted now, because the round may be aborted later
         self._left_over.pop(ledger, None)
         self.counts.ledgers_deleted += 1
         log.info("ledger deleted", ledger=ledger)

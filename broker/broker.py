@@ -1,12 +1,12 @@
 """A broker: it opens and closes topics as it gains and loses the ownership of their bundles.
 
-The broker opens a topic when the first producer or consumer asks for it and the broker holds its
-bundle. Before that it waits for the policies of the topic and the bundles of its namespace: it
-decides nothing for a topic whose policies are unknown.
+The broker opens a topic when the first producer or consumer asks for it and the broker holds the
+topic's bundle. Before that the broker waits for the policies of the topic and the bundles of its
+namespace: it decides nothing for a topic whose policies are unknown.
 
-The broker closes the topic when it loses the bundle: by a clean stop, which hands the bundle over,
-or because another broker took the bundle and judged this one dead. In the second case the topic is
-fenced already, so closing it saves nothing and loses nothing.
+The broker closes the topic when it loses the bundle. Either the broker stops cleanly and hands the
+bundle over, or another broker has judged this one dead and taken the bundle. In the second case the
+topic is fenced already, so the close saves nothing and loses nothing.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ RELEASE_TIMEOUT_S: Final = 30.0
 that are left."""
 
 ORPHAN_GRACE_S: Final = 24 * 3600.0
-"""A ledger of no topic that is younger than this is kept, whatever the records say."""
+"""A younger ledger is kept, also if no record of a topic lists it."""
 
 SWEEP_PERIOD_S: Final = 60.0
 """The pause between two searches for unfinished deletions and old tombstones."""
@@ -126,7 +126,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """The client that a topic is opened for."""
+    """The client for which a topic is opened."""
 
     client: str  # see `client_key`
     reconnects: bool
@@ -181,14 +181,14 @@ class Broker:
         balance: BalanceRules = BALANCE_DEFAULTS,
         find_bookie: Callable[[Member], BookieRegistration | None] | None = None,
     ) -> None:
-        """`namespace_bundles`: of a namespace whose record this broker creates. `chores`: the
-        periodic work on the open topics, besides that of `life`. `message_bytes_max`: of a payload
-        as sent. `strict_delays`, `fixed_delay_look_ahead`: see DelayPolicy. `cluster`: its name
-        for administrators. `partitions_max`: see PartitionedTopics.
-        `non_persistent`: whether there are non-persistent topics; each connection may have
-        `non_persistent_per_connection` of their messages under way. `publish_rate`: of all topics
-        together. `silence_s`: see Liveness. `find_bookie`: see BookieRegistry.find; None: clients
-        cannot reach the bookies."""
+        """`namespace_bundles`: the number of bundles of a namespace whose record this broker
+        creates. `chores`: the periodic work on the open topics, besides that of `life`.
+        `message_bytes_max`: the limit of a payload as sent. `strict_delays`,
+        `fixed_delay_look_ahead`: see DelayPolicy. `cluster`: the cluster's name for administrators.
+        `partitions_max`: see PartitionedTopics. `non_persistent`: whether non-persistent topics are
+        enabled; each connection may have `non_persistent_per_connection` of their messages under
+        way. `publish_rate`: the rate of all topics together. `silence_s`: see Liveness.
+        `find_bookie`: see BookieRegistry.find; None: clients cannot reach the bookies."""
         self.failures = Failures()
         self.policies = PolicyCache(
             store,
@@ -274,7 +274,7 @@ class Broker:
 
     @property
     def bundles(self) -> int:
-        """How many bundles this broker owns."""
+        """The number of bundles that this broker owns."""
         return len(self._owners.held)
 
     @property
@@ -316,7 +316,7 @@ class Broker:
                 task.cancel()
 
     async def _supervise(self, name: str, child: Callable[[], Awaitable[None]]) -> None:
-        """A bug in it is counted, and it is started again."""
+        """Run a child task. A bug in the child is counted, and the child is started again."""
 
         async def guarded() -> None:
             try:
@@ -330,8 +330,8 @@ class Broker:
         await supervise(name, guarded, backoff=self._backoff)
 
     def next_owner_of(self, name: TopicName) -> BrokerRegistration | None:
-        """The next owner of a topic that is being handed over; None: it is not, or there is no
-        next owner."""
+        """The next owner of a topic that is being handed over. None: the topic is not being handed
+        over, or no next owner is known."""
         served = self._topics.get(name)
         return None if served is None else self._owners.next_owner_of(served.bundle)
 
@@ -346,8 +346,8 @@ class Broker:
 
         `client` (see `client_key`) and `reconnects` say which client asks: a client of a deleted
         topic does not create it again. Raises NotOwner, TopicNotFound, NamespaceNotFound,
-        PoliciesUnavailable, TooManyRequests, TopicQuarantined, TimeoutError, what
-        PersistentTopic.open and Catalog.require_creatable raise.
+        PoliciesUnavailable, TooManyRequests, TopicQuarantined, TimeoutError, and the errors of
+        PersistentTopic.open and Catalog.require_creatable.
         """
         bundle = await self._bundle_of(name)
         if not self._owners.holds(bundle):
@@ -396,9 +396,9 @@ class Broker:
         return await closed_chain(name, store=self._store, ledgers=self._ledgers)
 
     async def create_topic(self, name: TopicName) -> None:
-        """Create the topic. Of several requests at the same time, one creates it.
+        """Create the topic. Of several requests at the same time, one creates the topic.
 
-        Raises TopicExists, NotOwner, PoliciesUnavailable, what Topic.open raises.
+        Raises TopicExists, NotOwner, PoliciesUnavailable, and the errors of Topic.open.
         """
         bundle = await self._bundle_of(name)
         exists = await self.exists(name)
@@ -415,12 +415,13 @@ class Broker:
     async def delete_topic(
         self, name: TopicName, *, force: bool, unless_used: Callable[[Topic], bool] | None = None
     ) -> None:
-        """Delete the topic, its subscriptions, its ledgers and its own policies. On return it is
-        deleted; if this fails half-way, the broker or another one finishes it later.
+        """Delete the topic, its subscriptions, its ledgers and its own policies. On return the
+        topic is deleted. If the deletion fails half-way, this broker or another one finishes it
+        later.
 
-        `unless_used` tells, in the step that lets no client in any more, whether the topic is in
-        use in spite of having no clients. Raises TopicNotFound, TopicInUse (unless `force`),
-        NotOwner, what `topic` raises.
+        `unless_used` is called in the step after which no client is admitted any more. It returns
+        whether the topic is in use although it has no clients. Raises TopicNotFound, TopicInUse
+        (unless `force`), NotOwner, and the errors of `topic`.
         """
         deleting = self._deleting.get(name)
         if deleting is None:
@@ -485,8 +486,8 @@ class Broker:
         return {it.broker: it.incarnation for it in live if it.broker != self._me.broker}
 
     async def _sweep_deleted(self) -> None:
-        """Finish the deletions of brokers that died. The registered broker whose name is the first
-        does it for all."""
+        """Finish the deletions of brokers that died. Only the registered broker with the first name
+        does this work."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             live = {str(it.broker): it.incarnation for it in self._brokers.live.values()}
@@ -537,8 +538,8 @@ class Broker:
     async def topics_of(
         self, namespace: NamespaceName, domains: Collection[Domain] = (Domain.PERSISTENT,)
     ) -> list[TopicName]:
-        """The namespace's topics. Of the non-persistent ones that are not partitioned, those that
-        are open at this broker."""
+        """The namespace's topics. Of the non-persistent topics that are not partitioned, only those
+        that are open at this broker."""
         found: list[TopicName] = []
         for it in domains:
             found += await self.catalog.names(namespace, it)
@@ -589,7 +590,8 @@ class Broker:
     def watch_topics(
         self, namespace: NamespaceName, on_change: Callable[[], None]
     ) -> Callable[[], None]:
-        """Call back when `topics_of` may answer otherwise. Returns the function that ends it."""
+        """Call back when the answer of `topics_of` may change. Returns the function that ends the
+        watch."""
         folder = paths.topics(namespace.tenant, namespace.namespace, Domain.PERSISTENT)
         return self._store.watch(folder, on_change)
 
@@ -603,12 +605,13 @@ class Broker:
         self, name: TopicName, on_change: Callable[[], None]
     ) -> Callable[[], None]:
         """Call back when the record of a partitioned topic changes. Returns the function that ends
-        it."""
+        the watch."""
         path = paths.partitioned_topic(name.tenant, name.namespace, name.domain, name.topic)
         return self._store.watch(path, on_change)
 
     def watch_record(self, name: TopicName, on_change: Callable[[], None]) -> Callable[[], None]:
-        """Call back when the record of a topic changes. Returns the function that ends it."""
+        """Call back when the record of a topic changes. Returns the function that ends the
+        watch."""
         path = paths.topic(name.tenant, name.namespace, name.domain, name.topic)
         return self._store.watch(path, on_change)
 
@@ -641,7 +644,7 @@ class Broker:
     async def _open_followed(
         self, name: TopicName, bundle: Bundle, asking: Asking | None
     ) -> ServedTopic:
-        """The policies of an open topic are followed; those of one that did not open are not."""
+        """Open the topic. Its policies are followed as long as the topic is open."""
         topic: ServedTopic | None = None
         try:
             if name.domain is Domain.NON_PERSISTENT:
@@ -670,7 +673,7 @@ class Broker:
         )
 
     async def _require_creatable(self, name: TopicName, asking: Asking | None) -> None:
-        """Raises what Catalog.require_creatable raises; TopicNotFound: no request creates it."""
+        """Raises the errors of Catalog.require_creatable. TopicNotFound: no request creates it."""
         if asking is not None:
             await self.catalog.require_creatable(name, by_user=asking is ADMINISTRATOR)
             return
@@ -805,7 +808,7 @@ class Broker:
         """Delete the topic if its policy for inactive topics says so."""
         if not self._is_used(topic):
             log.info("deleting an inactive topic", topic=str(topic.name))
-            with suppress(TopicInUse, TopicNotFound):  # a client came, or it is deleted already
+            with suppress(TopicInUse, TopicNotFound):  # a client joined, or the topic is deleted
                 await self.delete_topic(topic.name, force=False, unless_used=self._is_used)
 
     def _is_used(self, topic: Topic) -> bool:
@@ -825,8 +828,8 @@ class Broker:
         return await self._owners.owner_of(bundle)
 
     async def unload_bundle(self, bundle: Bundle) -> BrokerRegistration | None:
-        """Hand the bundle over to another broker if there is one. Returns its owner if that is
-        another broker, which was not asked. Raises MetadataError."""
+        """Hand the bundle over to another broker, if another broker is registered. If another
+        broker owns the bundle, return that broker and do nothing. Raises MetadataError."""
         if self._owners.holds(bundle):
             await self._owners.release(bundle, self._unload)
             return None
@@ -861,6 +864,6 @@ class Broker:
 
 
 def _retrieve(task: asyncio.Task[Exception | None]) -> None:
-    """Every caller may have left: an outcome that is not asked for is no error."""
+    """Retrieve the outcome of a task. Every caller may have left, and this is no error."""
     if not task.cancelled():
         task.exception()

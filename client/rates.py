@@ -1,18 +1,18 @@
-"""Rates of what a producer or consumer counts, computed only when the program asks for them."""
+"""Rates of a producer's or consumer's counters, computed only when the program asks for them."""
 
 from __future__ import annotations
 
 from typing import Final
 
 RATE_SPAN_S_MIN: Final = 1.0
-"""Counts of a shorter time say little."""
+"""Rates over a shorter time would be inaccurate."""
 
 
 class Rates:
     """A machine: counts and times in, averages per second out.
 
-    The averages are computed again when RATE_SPAN_S_MIN has passed since they last were, and cover
-    that time.
+    The averages are computed again when RATE_SPAN_S_MIN has passed since the last computation. They
+    cover the time since then.
     """
 
     def __init__(self, now: float) -> None:
@@ -21,7 +21,7 @@ class Rates:
         self._rates = (0.0, 0.0)
 
     def rates(self, messages: int, size: int, now: float) -> tuple[float, float]:
-        """Return messages and bytes per second, from what was counted until now."""
+        """Return messages and bytes per second. `messages` and `size` are the counts until now."""
         span = now - self._since
         if span >= RATE_SPAN_S_MIN:
             self._rates = (messages - self._messages) / span, (size - self._bytes) / span

@@ -1,8 +1,8 @@
-"""Decodes the payloads of Pulsar's primitive schemas, a whole array at once.
+"""Decodes the payloads of Pulsar's primitive schemas, a whole array in one step.
 
 Numbers are big-endian, of fixed size. A boolean is one byte, 0 or 1. DATE, TIME and TIMESTAMP are
-milliseconds since 1970 in 8 bytes; a DATE is the day in UTC, and a TIME stays a number of
-milliseconds, as Spark has no such type in Python. The source of the encodings is Apache's Java
+milliseconds in 8 bytes. A DATE becomes the day in UTC. A TIME stays a number of milliseconds,
+because Spark has no type for a time of day in Python. The source of the encodings is Apache's Java
 client (IntSchema, DateSchema, ...).
 
 Pure.
@@ -39,7 +39,7 @@ TIME_MS_MAX: Final = 253_402_300_799_999  # Spark shows years up to 9999
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """One type: its type in Spark, and how it is stored."""
+    """A primitive type: its type in Spark, and its stored form."""
 
     spark: DataType
     stored: str  # numpy's name of the stored number

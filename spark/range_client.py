@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Frames to read ahead. A frame has 2 MiB, at most 16 MiB.
 FRAMES_AHEAD: Final = 2
-# If a broker sends nothing for this long, the reader looks for the owner again. Opening a topic
+# If a broker sends nothing for this time, the reader looks for the owner again. Opening a topic
 # after a takeover takes up to 3 s.
 SILENCE_S_MAX: Final = 10.0
 
@@ -50,8 +50,8 @@ _READ: Final = f"{_SERVICE}ReadRange"
 Reply = TypeVar("Reply", bound="Message")
 
 Pushes: TypeAlias = "tuple[Iterator[Reply], Callable[[], object]]"
-"""The messages that a broker pushes, for a thread of their own, and a function that ends them. The
-iterator raises BrokerLost, BrokerRefused."""
+"""The messages that a broker pushes, to be read in a thread of their own, and a function that ends
+the pushes. The iterator raises BrokerLost, BrokerRefused."""
 
 
 class BrokerLost(Exception):
@@ -85,7 +85,7 @@ class Plan:
 
 
 def plan_range(access: Access, broker: str, topic: str) -> Plan:
-    """Ask a broker which ledgers of the topic can be read now. Raises BrokerLost, BrokerRefused."""
+    """Ask a broker for the readable ledgers of a topic. Raises BrokerLost, BrokerRefused."""
     reply = _ask(access, broker, _PLAN, pb.PlanRangeRequest(topic=topic), pb.PlanRangeReply)
     ledgers = (Span(r.ledger, r.first_entry, r.last_entry, r.bytes) for r in reply.ledgers)
     return Plan(reply.owner_url, reply.exists, tuple(ledgers))
@@ -142,7 +142,7 @@ def watch_positions(
 def watch_topics(
     access: Access, broker: str, topics: Sequence[str], namespaces: Sequence[str]
 ) -> Pushes[pb.TopicsUpdate]:
-    """Ask any broker to push which topics and partitions exist."""
+    """Ask any broker to push the existing topics and partitions."""
     request = pb.FindTopicsRequest(topics=topics, namespaces=namespaces)
     return _watch(access, broker, "WatchTopics", request, pb.TopicsUpdate)
 
@@ -298,7 +298,7 @@ PERMANENT: Final = {
     "TenantNotFound",
     "TopicNotFound",
 }
-# Those of them that say that planned entries no longer exist.
+# The permanent errors that mean that planned entries no longer exist.
 DELETED: Final = {"NamespaceNotFound", "RangeDeleted", "TenantNotFound", "TopicNotFound"}
 _TEMPORARY_CODES = {
     grpc.StatusCode.UNAVAILABLE,

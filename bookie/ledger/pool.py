@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# Finds a restarted bookie within a tenth of a second, and costs little for a dead one.
+# The delays find a restarted bookie within a tenth of a second, and cost little for a dead bookie.
 RECONNECT_S_FIRST: Final = 0.1
 RECONNECT_S_MAX: Final = 2.0
 
@@ -31,7 +31,7 @@ _PURPOSES: Final = ("adds", "recovery", "copies")
 
 class PeerPool:
     """`run` must be running. Keeps one peer and up to three streams for each member that was ever
-    asked for. A member is an incarnation of a bookie, so there are few."""
+    asked for. A member is an incarnation of a bookie, so the number of members is small."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class PeerPool:
         self._group: asyncio.TaskGroup | None = None  # None: not running
 
     def peer(self, member: Member) -> BookiePeer:
-        """Return the bookie at its present address. Raises BookieUnavailable if it was never
-        listed."""
+        """Return the peer of a bookie, at its present address. Raises BookieUnavailable if the
+        bookie was never listed."""
         registration = self._directory.find(member)
         if registration is None:
             raise BookieUnavailable(member.bookie, BookieCode.CONNECTION_LOST, "it is not listed")
@@ -75,7 +75,7 @@ class PeerPool:
         return self._stream(member, "recovery")
 
     def copies(self, member: Member) -> AddStream:
-        """Return the stream for copies that a repair makes, separate for the same reason."""
+        """Return the stream for copies that a repair makes. Its acks must stay apart, too."""
         return self._stream(member, "copies")
 
     @property

@@ -1,4 +1,4 @@
-"""Why a subscription does not deliver: explanations, pending entries, and where a key goes.
+"""The reasons why a subscription does not deliver, its pending entries, and the consumer of a key.
 
 Operations raise ServedElsewhere, BundleUnavailable, TopicNotFound and SubscriptionNotFound.
 """
@@ -44,8 +44,8 @@ __all__ = ["KEY_BYTES_MAX", "PAGE_ENTRIES_MAX", "explanation", "key_holder", "pe
 
 
 async def explanation(broker: Broker, name: TopicName, subscription: str) -> Explanation:
-    """Every reason why the subscription delivers nothing now. A quarantined topic is not opened for
-    it."""
+    """Every reason why the subscription delivers nothing now. The call does not open a quarantined
+    topic."""
     refusal = broker.quarantine.refusal(name, asyncio.get_running_loop().time())
     if refusal is not None and _open_here(broker, name) is None:
         await require_owner(broker, name)
@@ -94,8 +94,8 @@ async def pending(
 async def key_holder(
     broker: Broker, name: TopicName, subscription: str, key: bytes, *, shown: str
 ) -> KeyShown:
-    """The hash of a key, the consumer that gets it, and what stops its messages. `shown`: the key
-    for people. Raises NotAllowed: the type is not Key_Shared."""
+    """The hash of a key, the consumer that gets the key, and the reasons why its messages wait.
+    `shown`: the key in readable form. Raises NotAllowed: the type is not Key_Shared."""
     topic = await _served(broker, name)
     found = _found(topic, subscription)
     machine = found.dispatcher

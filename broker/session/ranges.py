@@ -1,7 +1,7 @@
 """Reading stored entries by range, without a subscription, for Spark's executors.
 
 A plan divides the topic at its ledgers. Ledger boundaries never move, so the same plan always reads
-the same entries. A read keeps no state here between its frames; it stops when its client stops.
+the same entries. A read keeps no state here between its frames. It stops when its client stops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 RECORD: Final = struct.Struct(">qqI")  # ledger, entry, bytes of the stored entry that follows
 READ_ENTRIES_MAX: Final = 5_000
-READ_BYTES_MAX: Final = 2 << 20  # per frame; Spark is fastest with batches of 1 to 4 MiB
+READ_BYTES_MAX: Final = 2 << 20  # bytes of a frame; Spark is fastest with batches of 1 to 4 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class LedgerRange:
     last: int
     first_index: int  # the index of the ledger's first message
     bytes: int  # the stored bytes; for the open ledger, the bytes that were sent to it
-    sealed: bool  # it takes no more entries
+    sealed: bool  # True: the ledger takes no more entries
 
 
 async def plan(broker: Broker, name: TopicName) -> list[LedgerRange]:
-    """The ranges that can be read now, oldest first. Raises NotOwner, TopicNotFound, and what
-    opening the topic raises."""
+    """The ranges that can be read now, oldest first. Raises NotOwner, TopicNotFound, and the errors
+    of opening the topic."""
     return of_log((await broker.stored_topic(name, create=False)).log)
 
 
@@ -53,7 +53,7 @@ def of_log(log: Log, from_ledger: int = 0) -> list[LedgerRange]:
 
 
 def of_chain(chain: Chain, from_ledger: int = 0, *, open_bytes: int = 0) -> list[LedgerRange]:
-    """The same of a chain. `open_bytes`: the size of its open ledger."""
+    """The readable ranges of a chain. `open_bytes`: the size of its open ledger."""
     ranges = []
     for record in chain.records_from(from_ledger):
         count = chain.counts[record.ledger]
@@ -85,7 +85,7 @@ async def read(
             entries_max=min(READ_ENTRIES_MAX, last - following.entry + 1),
             bytes_max=READ_BYTES_MAX,
         )
-        _require_kept(log, name, ledger)  # it may have been trimmed before it was read
+        _require_kept(log, name, ledger)  # the ledger may have been trimmed before the read
         frame: list[Buffer] = []
         for entry in entries:
             prefix = broker_metadata_prefix(

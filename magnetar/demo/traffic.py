@@ -4,8 +4,8 @@ The key is the carrier: all flights of a carrier go to one consumer at a time, i
 a kill of the server, flights can be delivered again. `Order` checks that each carrier's flights are
 processed in order, apart from those that were processed before.
 
-Each of them has a thread and uses the client as any program does. One lock guards all counts; the
-main thread reads them to show the progress.
+The producer and each consumer have a thread of their own and use the client as any program does.
+One lock guards all counts. The main thread reads the counts to show the progress.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class Traffic:
         self._last_tenth.set()
 
     def stop(self) -> None:
-        """End the threads. A consumer closes when its acknowledgements are durable. Call it once,
-        while the server runs: it waits for a server that does not."""
+        """End the threads. A consumer closes when its acknowledgements are durable. Call this once,
+        while the server runs: without a server the call waits."""
         self._done.set()
         for thread in self._threads:
             thread.join()

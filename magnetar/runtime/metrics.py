@@ -1,7 +1,7 @@
-"""Metrics with prometheus-client. The caller passes the registry in; there is no global one.
+"""Metrics with prometheus-client. The caller passes the registry in. No global registry exists.
 
-A call of a metric takes a microsecond. So a component counts per message in a plain number, and
-each scrape reads that number.
+A call of a metric takes a microsecond. So a component counts messages in a plain number, and each
+scrape reads that number.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def counter(registry: CollectorRegistry, name: str, text: str, read: Callable[[]
 
 
 def gauge(registry: CollectorRegistry, name: str, text: str, read: Callable[[], float]) -> None:
-    """Export a number that goes up and down. Each scrape calls `read`."""
+    """Export a number that can rise and fall. Each scrape calls `read`."""
     Gauge(name, text, registry=registry).set_function(read)
 
 
@@ -62,8 +62,8 @@ async def measure_process(registry: CollectorRegistry) -> NoReturn:
 @contextmanager
 def gc_pauses(registry: CollectorRegistry) -> Iterator[None]:
     """Export `magnetar_gc_pause_seconds` and `magnetar_gc_pause_cpu_max_seconds` inside of the
-    context. A pause stops the whole process. While another process interrupts it, it lasts longer
-    and takes no more CPU."""
+    context. A pause stops the whole process. If another process interrupts a pause, the pause lasts
+    longer and takes no more CPU."""
     pauses = Histogram(
         "magnetar_gc_pause_seconds",
         "How long the garbage collector stopped the process, by generation.",

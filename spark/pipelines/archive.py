@@ -1,8 +1,8 @@
 """Writes a topic to partitioned Parquet files, and verifies that they hold every message.
 
 The job writes the archive to a staging directory and compares it with the topic. If both are equal
-and the files are synced, the job moves the archive to `path`. Thus `path` holds a whole, verified
-archive or what was there before (target.py).
+and the files are synced, the job moves the archive to `path`. Thus `path` holds either a whole,
+verified archive or its earlier content (target.py).
 
 The archive ends with the last message that existed at the start, so producers may keep publishing.
 The comparison reads the topic and the files again. For each partition of the archive it compares
@@ -72,8 +72,8 @@ def archive(
         columns = _partition_columns(partition_by)
         placed = rows.withColumns(columns) if columns else rows
         placed.write.partitionBy(*columns).parquet(str(new))
-        # With the topic's schema: Spark finds no schema in an archive without rows, and it would
-        # read directory names such as "key=007" as numbers.
+        # Read with the topic's schema. Spark finds no schema in an archive without rows, and would
+        # read directory names like "key=007" as numbers.
         archived = spark.read.schema(placed.schema).parquet(str(new))
         compared = compare(placed, archived, list(columns))
         if all(part.equal for part in compared):
@@ -100,7 +100,7 @@ def _in_utc(spark: SparkSession) -> SparkSession:
     """Return another session of the same Spark, in UTC: dates follow the session's time zone."""
     ours = spark.newSession()
     ours.conf.set("spark.sql.session.timeZone", "UTC")
-    # All Parquet readers support it; Spark's default is INT96.
+    # All Parquet readers support this type. Spark's default is INT96.
     ours.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     return ours
 

@@ -1,6 +1,6 @@
 """A whole broker in the test's process: real ports and sessions, ledgers and metadata in memory.
 
-Several brokers share one `ClusterState`: ownership, redirects and takeover are the real ones, too.
+Several brokers share one `ClusterState`. Ownership, redirects and takeover use the real code, too.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ async def running_broker(
     find_bookie: Callable[[Member], BookieRegistration | None] | None = None,
     make_authenticator: Callable[[], Authenticator] = AllowAll,
 ) -> AsyncIterator[RunningBroker]:
-    """One broker; leaving stops it cleanly, unless it was killed."""
+    """Run one broker. On leaving the context it stops cleanly, unless it was killed."""
     store = cluster.store()
     service, stop = BrokerService(), asyncio.Event()
     listener = bind_port("127.0.0.1", 0)

@@ -65,8 +65,9 @@ class Service:
 def brokers_in_thread(
     count: int, make_authenticator: Callable[[], Authenticator] = AllowAll
 ) -> Iterator[Service]:
-    """Brokers that share metadata and ledgers. The URLs are those of the first broker; redirects
-    lead to the topics of the others. Fails if something failed there unnoticed."""
+    """Brokers that share metadata and ledgers. The URLs are those of the first broker. Redirects
+    lead to the topics of the other brokers. Fails if a failure in the brokers' loop was not
+    noticed."""
     started, stop = threading.Event(), asyncio.Event()
     service = Service("", "")
     stray: list[dict[str, Any]] = []
@@ -169,7 +170,7 @@ def _create_namespace(port: int, name: str) -> None:
 
 
 def _serves(admin_url: str, topic: TopicName) -> bool:
-    """Only the owner returns a topic's statistics; the other brokers redirect to it."""
+    """Only the owner returns a topic's statistics. The other brokers redirect to the owner."""
     path = f"/admin/v2/persistent/{topic.tenant}/{topic.namespace}/{topic.topic}/stats"
     connection = HTTPConnection(urlsplit(admin_url).netloc, timeout=READY_S)
     try:

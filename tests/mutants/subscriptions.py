@@ -1,4 +1,4 @@
-"""Bugs in dispatchers: which consumer gets which entry, and when."""
+"""Bugs in dispatchers: wrong consumers, wrong entries, and wrong times of delivery."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ async def test_acks_do_not_wait_behind_a_read_that_is_not_taken() -> None:
     async with peer_with_entries(20, 400_000) as peer:
         frames: list[Buffer] = []
         async with aclosing(peer.read(request_of(0, 19))) as reading:  # type: ignore[type-var]
-            frames.append(await anext(reading))  # and takes no more: its connection fills up
+            frames.append(await anext(reading))  # the reader takes no more: its connection fills up
             writer = await peer.open_write("test")
             await writer.send([add(1, 20)])
             assert await writer.receive()

@@ -166,8 +166,8 @@ async def test_a_last_entry_of_another_ledger_is_answered_as_unknown() -> None:
 
 
 async def test_a_ledger_whose_last_entry_cannot_be_read_is_fenced_all_the_same() -> None:
-    """Else a damaged entry at its end would keep a ledger from being recovered, though the other
-    bookies have that entry."""
+    """Otherwise a damaged entry at the end of a ledger would prevent its recovery, although the
+    other bookies have that entry."""
 
     async with running_bookie() as bookie:
         writer = await bookie.connect()
@@ -225,7 +225,7 @@ async def test_a_second_fence_while_the_first_is_not_durable_waits_too() -> None
             bookie.sync_thread.release()
             await first
             await settle()
-            assert not second.done()  # it asked after that sync had begun
+            assert not second.done()  # the second request came after that sync had begun
             bookie.sync_thread.open = True
             await wait_until(lambda: bookie.sync_thread.held)
             bookie.sync_thread.release()
@@ -236,7 +236,8 @@ async def test_a_second_fence_while_the_first_is_not_durable_waits_too() -> None
 async def test_a_fence_that_was_removed_with_its_copy_is_made_again_before_the_answer(
     for_good: bool, code: str, stride: int
 ) -> None:
-    """A left-over copy is removed between the fence and the answer: it is fenced again, durably."""
+    """A left-over copy is removed between the fence and the answer. The bookie fences again,
+    durably."""
 
     async with running_bookie() as bookie:
         writer = await bookie.connect()
@@ -279,7 +280,7 @@ async def test_an_add_that_was_let_in_before_the_fence_is_seen_by_the_read_that_
         async with asyncio.TaskGroup() as group:
             read = group.create_task(bookie.read(read_request(0, 1, fence=True)))
             await settle()
-            await writer.send(add(1, 1))  # too late
+            await writer.send(add(1, 1))  # an add after the fence
             assert await writer.acks(1) == [(1, 1, BookieCode.FENCED)]
             bookie.sync_thread.open = True
             bookie.sync_thread.release()
@@ -317,7 +318,7 @@ async def test_no_interleaving_acknowledges_an_add_that_a_fence_read_did_not_see
             acked = {entry for _, entry, code in acks if code is OK}
             assert acked <= fencing.result(), ledger
             outcomes.add(len(acked))
-        assert len(outcomes) > 3  # the fence did fall before, between and after the adds
+        assert len(outcomes) > 3  # the fence came before, between and after the adds
 
 
 async def test_wrong_key_fences_nothing() -> None:

@@ -30,7 +30,7 @@ OWN = paths.topic_policies("acme", "orders", "persistent", "t")
 
 
 def other_of(here: Place) -> MemoryStore:
-    """Another process."""
+    """The metadata store as another process sees it."""
     return MemoryStore(here.broker._store._shared)
 
 

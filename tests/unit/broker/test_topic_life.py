@@ -299,7 +299,7 @@ async def test_stale_policies_delete_no_topic() -> None:
         await here.broker.topic(NAME)
         here.store.gates["get", OWN] = asyncio.Event()
         value = codec.encode_topic_policies(TopicPolicies(Policies(message_ttl_s=1)))
-        await here.store.put(OWN, value, expected=0)  # its read does not end
+        await here.store.put(OWN, value, expected=0)  # the read of this value does not end
         await asyncio.sleep(100)
         assert len(here.broker.topics) == 1
         here.store.gates.pop(("get", OWN)).set()
@@ -358,7 +358,7 @@ async def test_a_load_that_was_cancelled_while_it_waited_passes_its_turn_on() ->
         await asyncio.sleep(0.5)
         tasks[1].cancel()
         await asyncio.sleep(0.5)
-        tasks[2].cancel()  # its turn has come in this moment, or not
+        tasks[2].cancel()  # the task may have got its turn in this moment, or not
     assert begun[0] == 0
     assert begun[-1] == 3
     assert (loads.running, loads.waiting) == (0, 0)

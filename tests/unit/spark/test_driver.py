@@ -91,7 +91,7 @@ def test_a_broker_that_does_not_answer_is_asked_once_in_an_interval(servers: Exi
 def test_a_repeated_batch_has_the_same_tasks_although_the_options_have_changed(
     servers: ExitStack,
 ) -> None:
-    """If the tasks differed, an exactly-once sink would treat other rows as stored."""
+    """If the tasks differed, an exactly-once sink would take unstored rows for stored ones."""
     server = servers.enter_context(serving(RangeServer(topic_of(l3=60, l9=40))))
     driver = driver_of(server, targetBytesPerTask="500", maxPartitions="5")
     end = driver.latest(START, rows_max=None, bytes_max=None)
@@ -111,7 +111,7 @@ def test_a_batch_waits_for_enough_rows_or_until_the_trigger_delay_has_passed(
     server = servers.enter_context(serving(RangeServer(topic)))
     given = {"minRowsPerTrigger": "3", "pollIntervalMs": "1"}
     driver = driver_of(server, maxTriggerDelay="1h", **given)
-    first = driver.latest(START, rows_max=None, bytes_max=None)  # of a start: at once
+    first = driver.latest(START, rows_max=None, bytes_max=None)  # the first batch does not wait
     assert first["t"][TOPIC][:3] == [3, 2, 2]
     topic.add_batch(3, b"one", b"two")
     for _ in range(20):

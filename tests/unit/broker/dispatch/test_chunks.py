@@ -155,7 +155,7 @@ def test_unfinished_messages_are_bounded() -> None:
     it.settle()
     assert isinstance(it.machine, Shared)
     assert len(it.machine._chunks._messages) == chunks.MESSAGES_MAX
-    append(it, "m0", 1, 2)  # forgotten: any consumer may get it
+    append(it, "m0", 1, 2)  # the message is forgotten: any consumer may get its chunks
     it.settle()
     assert got(it, member)[-1] == ("m0", 1)
 

@@ -1,4 +1,4 @@
-"""The three selectors: against the pictures of Pulsar's documentation, and against plain maps."""
+"""The three selectors, compared with the figures of Pulsar's documentation and with plain maps."""
 
 from __future__ import annotations
 

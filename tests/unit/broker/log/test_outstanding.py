@@ -1,4 +1,4 @@
-"""Accepted, unconfirmed entries: their order, indexes and bytes, whatever happens to ledgers."""
+"""Accepted, unconfirmed entries: order, indexes and bytes, also when ledgers fail or change."""
 
 from __future__ import annotations
 

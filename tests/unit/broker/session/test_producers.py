@@ -23,7 +23,7 @@ TOPIC = "persistent://public/default/t"
 
 
 async def unpinged(client: WireClient) -> object:
-    """The next command that is no sign of life."""
+    """The next command that is no PING. Answers PINGs meanwhile."""
     while True:
         body = (await client.receive()).body
         if not isinstance(body, pb.CommandPing):
@@ -33,7 +33,7 @@ async def unpinged(client: WireClient) -> object:
 
 @asynccontextmanager
 async def led(here: Place) -> AsyncIterator[WireClient]:
-    """An exclusive producer whose client lives."""
+    """A client with an exclusive producer. The client answers PINGs."""
 
     async def live() -> None:
         while True:

@@ -77,7 +77,7 @@ async def test_stale_policies_trim_nothing() -> None:
         await settle()
         assert it.topic.log.first == positions[0]
         policies.is_fresh = True
-        it.topic.trim()  # as the chore does
+        it.topic.trim()  # the chore makes the same call
         await wait_until(lambda: it.topic.log.first == positions[10])
 
 

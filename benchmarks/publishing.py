@@ -1,10 +1,11 @@
-"""Measures what publishing costs beside the plain case: to 1,000 topics at once, and with
-deduplication.
+"""Measures the cost of publishing in two cases beside the plain one: to 1,000 topics at once, and
+with deduplication.
 
-Run it with `python -m benchmarks.publishing`. Unbatched messages of 1 KB go over one connection to
-`magnetar standalone`, with WINDOW of them in flight. The cases take turns. The frames are encoded
-before: the rates are those of the server, and so is the CPU time. Each of the 1,000 topics gets one
-message at a time, or IN_A_ROW, as from a client with a queue for each producer.
+Run it with `python -m benchmarks.publishing`. One connection sends unbatched messages of 1 KB to
+`magnetar standalone`, with WINDOW messages in flight. The cases take turns. The frames are encoded
+before the measurement, so the rates and the CPU time are those of the server. Each of the 1,000
+topics gets one message at a time, or IN_A_ROW messages, as from a client with a queue for each
+producer.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Connection:
         return frames
 
     async def send(self, frames: Sequence[bytes]) -> None:
-        """Returns when all are stored."""
+        """Send the frames. Returns when all messages are stored."""
         sent = stored = 0
         while stored < len(frames):
             more = frames[sent : stored + WINDOW]
@@ -102,7 +103,7 @@ class Connection:
             count -= await self._some(kind)
 
     async def _some(self, kind: int) -> int:
-        """Read once. Returns how many commands of this kind came."""
+        """Read once. Returns the number of commands of this kind in the read."""
         found = 0
         data = await self._reader.read(1 << 20)
         assert data, "the server closed the connection"

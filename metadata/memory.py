@@ -1,9 +1,10 @@
 """MetadataStore in memory: for tests, and for simulated worlds with all failures of ZooKeeper.
 
-One `MemoryTree` is the ensemble; each `MemoryStore` is a client with a session of its own. A store
-has no thread, no real time and no randomness of its own, so a run repeats exactly.
+One `MemoryTree` is the ensemble. Each `MemoryStore` is a client with a session of its own. A store
+has no thread, no real time and no randomness of its own, so a run can be repeated exactly.
 
-A request is queued, served in order of the calls after `delay_s()`, and its reply wakes the caller.
+A request is queued and served after `delay_s()`, in the order of the calls. Its reply wakes the
+caller.
 Cancelling the caller does not withdraw the request, as with ZooKeeper. A test can inject `faults`
 (per request), `suspend`, `expire`, `reconnect` and `fall_behind`.
 """
@@ -31,7 +32,7 @@ from magnetar.metadata.watches import Watches
 T = TypeVar("T")
 
 _REQUESTS_MAX: Final = 10_000
-"""Queued requests of one store. More of them come from a loop that does not wait: a bug."""
+"""Queued requests of one store. More requests are a bug: a loop that does not wait."""
 
 
 class Fault(Enum):
@@ -106,7 +107,7 @@ class MemoryTree:
             self.publish()
 
     def publish(self) -> None:
-        """Let every store know what was touched since the last time."""
+        """Tell every store the paths that were touched since the last call."""
         touched = self.tree.take_touched()
         if touched:
             for store in list(self.stores):
@@ -213,8 +214,8 @@ class MemoryStore:
         self._enter(SessionState.SUSPENDED)
 
     def expire(self) -> None:
-        """The ensemble ends the session. A connected client is told at once, another one when it
-        reconnects. LOST lasts until `reconnect`."""
+        """The ensemble ends the session. A connected client is told at once, a disconnected client
+        when it reconnects. LOST lasts until `reconnect`."""
         assert self._state in (SessionState.CONNECTED, SessionState.SUSPENDED), self._state
         self._shared.end_session(self._session)
         if self._state is SessionState.CONNECTED:

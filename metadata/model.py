@@ -4,7 +4,7 @@ Values only: frozen, validated when they are made, independent of I/O and of the
 (`codec.py`). `unknown` carries the fields that a newer version of Magnetar wrote and this version
 does not know. Comparisons ignore it, and the next write stores it again.
 
-"Nothing" is -1 where a position is meant (`NO_ENTRY`), and None where there is no value at all.
+A missing position is -1 (`NO_ENTRY`). Any other missing value is None.
 """
 
 from bisect import bisect_right
@@ -65,14 +65,17 @@ class Segment:
 class LedgerMetadata:
     """The metadata of one ledger. Raises InvalidLedgerMetadata for invalid values.
 
-    1. 1 <= ack_quorum <= write_quorum <= ensemble_size, for the ledger's life; of a CLOSED ledger
-       whose bookies each hold all of it (write_quorum = ensemble_size) the two may grow together.
-    2. There is a segment, the first starts at entry 0, the starts strictly increase.
-    3. Each segment has ensemble_size members, no bookie twice (it would acknowledge for two).
-    4. last_entry and length are known if and only if the ledger is CLOSED; an empty one has -1 and
-       0.
-    5. A CLOSED ledger ends no earlier than its last segment's first entry - 1: everything before
-       that was confirmed. (Equal: the ensemble was changed and nothing was confirmed afterwards.)
+    1. 1 <= ack_quorum <= write_quorum <= ensemble_size. The numbers never change, with one
+       exception: in a CLOSED ledger whose bookies each hold all entries (write_quorum =
+       ensemble_size), these two may grow together.
+    2. The ledger has at least one segment. The first segment starts at entry 0, and the starts
+       strictly increase.
+    3. Each segment has ensemble_size members, and no bookie twice, because it would acknowledge for
+       two members.
+    4. last_entry and length are known if and only if the ledger is CLOSED. An empty ledger has -1
+       and 0.
+    5. A CLOSED ledger ends no earlier than its last segment's first entry - 1: all earlier entries
+       were confirmed. (Equal: the ensemble was changed, and no entry was confirmed afterwards.)
     """
 
     ledger: LedgerId
@@ -107,7 +110,8 @@ class LedgerMetadata:
         return self.segments[-1]
 
     def segment_of(self, entry: EntryId) -> Segment:
-        """The segment that holds `entry`, or would: ids beyond the end belong to the last one."""
+        """The segment that holds `entry`, or would hold it: ids beyond the end belong to the last
+        segment."""
         assert entry >= 0, entry
         return next(part for part in reversed(self.segments) if part.first_entry <= entry)
 
@@ -196,7 +200,8 @@ class BookieRegistration:
 
 @dataclass(frozen=True, slots=True)
 class BookieCookie:
-    """Which data directory a bookie's name stands for; persistent, also kept in the directory."""
+    """The data directory that belongs to a bookie's name. The record is persistent, and the
+    directory has a copy."""
 
     bookie: BookieId
     incarnation: str
@@ -241,7 +246,8 @@ BUNDLES_DEFAULT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Which broker serves a bundle; persistent, taken over by compare-and-set."""
+    """The broker that serves a bundle. The record is persistent, and a takeover changes it by
+    compare-and-set."""
 
     owner: BrokerId
     incarnation: str
@@ -256,7 +262,7 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceBundles:
-    """How a namespace's hash space is cut: bundle i is [boundaries[i], boundaries[i + 1])."""
+    """The division of a namespace's hash space: bundle i is [boundaries[i], boundaries[i + 1])."""
 
     boundaries: tuple[int, ...] = tuple(
         HASH_SPACE // BUNDLES_DEFAULT * number for number in range(BUNDLES_DEFAULT + 1)
@@ -298,7 +304,7 @@ class TopicLedger:
     """A data ledger of a topic. entries, length and closed_ms are 0 while it is open."""
 
     ledger: LedgerId
-    first_index: int  # index of the first message that goes into it
+    first_index: int  # the index of the ledger's first message
     entries: int = 0
     length: int = 0
     closed_ms: int = 0
@@ -315,7 +321,7 @@ class DroppedHead:
     and later messages larger indexes, also when no ledger is left."""
 
     ledger: LedgerId
-    entry: EntryId  # its last one
+    entry: EntryId  # the last entry of the ledger
     next_index: int  # index of the message after it
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
@@ -325,13 +331,13 @@ class DroppedHead:
 
     @property
     def last(self) -> tuple[int, int]:
-        """Where its last entry stood."""
+        """The position of the ledger's last entry."""
         return self.ledger, self.entry
 
 
 @dataclass(frozen=True, slots=True)
 class EntryPlace:
-    """Where an entry stands. Both -1: there is none."""
+    """The position of an entry. Both numbers -1: no entry."""
 
     ledger: int
     entry: int
@@ -403,7 +409,7 @@ class TopicTombstone:
     topic, or a client that it is connected to the topic."""
 
     incarnation: str  # the incarnation of the deleted topic
-    epoch: int  # the topic's last one; a new topic of the name begins above it
+    epoch: int  # the topic's last epoch; a new topic of the name begins above it
     deleted_ms: int
     brokers: Mapping[str, str] = field(default_factory=dict)  # registered then -> incarnation
     clients: frozenset[str] = frozenset()  # the clients that were connected then

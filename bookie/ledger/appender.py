@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 REJOIN_S: Final = 1.0
-"""How long to wait before retrying a member that refused or was silent, if no spare can take its
-seat. A member whose stream was lost is retried as soon as the stream is open again."""
+"""The pause before the next attempt with a member that refused or was silent, if no spare can take
+its seat. A member whose stream was lost is retried as soon as the stream is open again."""
 
 SLOW_ADD_S: Final = 1.0
-"""A bookie counts as slow when an add waits this long. A busy disk takes a tenth of it."""
+"""A bookie counts as slow when an add waits for this time. A busy disk takes a tenth of it."""
 
 SPARES_S: Final = 2.0
-"""How often to look for spares again, beside each change of the list of bookies; and how often to
-check an idle ledger."""
+"""The period in which the appender looks for spares again, besides each change of the list of
+bookies, and in which it checks an idle ledger."""
 
 
 class LedgerAppender:
@@ -91,8 +91,8 @@ class LedgerAppender:
         self._busy = False
         self._closing = False
         self._account = Account()
-        self._room: list[asyncio.Future[None]] = []  # the number of tasks in `wait_room`
-        self._quiet: list[asyncio.Future[None]] = []  # the number of tasks in `close`
+        self._room: list[asyncio.Future[None]] = []  # the waits of tasks in `wait_room`
+        self._quiet: list[asyncio.Future[None]] = []  # the waits of tasks in `close`
         self._failed_at: dict[Member, float] = {}
         self._refusals: dict[Member, BookieCode] = {}  # the last refusal of each member
         self._spares_sought_at = float("-inf")
@@ -234,8 +234,8 @@ class LedgerAppender:
         """Take no more entries, wait for those in flight, and record the end. Returns the metadata.
 
         A failed ledger is closed at `confirmed`, and the entries in flight are then definitely not
-        in it. Raises LedgerFenced if another process owns the ledger, or what the metadata store
-        raises; after the latter it may be called again.
+        in it. Raises LedgerFenced if another process owns the ledger, or the errors of the metadata
+        store. After an error of the store the caller may call `close` again.
         """
         self._closing = True
         writer = self._writer
@@ -512,7 +512,7 @@ class LedgerAppender:
         self._services.bad_copies.note(self.ledger, missed.member, missed.first, missed.last)
 
     def _leave(self) -> None:
-        """Detach from all streams and keep nothing. Idempotent."""
+        """Detach from all streams and release all kept entries. Idempotent."""
         if not self._seats:
             return
         for missed in self._writer.missed:

@@ -6,9 +6,9 @@ sticky_ranges.py) says which consumer has the slot. From its read until its ackn
 is in exactly one place:
 
     pending    delivered to one consumer, which has not acknowledged it, or which has left and whose
-               entries go to the waiting ones in parts
-    waiting    read before, and its consumer cannot take it now, or it is to be delivered again
-    in flight  the dispatcher reads it a second time, from the waiting or the delayed ones
+               entries are being moved to the waiting ones in parts
+    waiting    read before, and its consumer cannot take it now, or it must be delivered again
+    in flight  the dispatcher reads it again; before, it was waiting or delayed
     delayed    its delivery time has not come; `Delays` keeps it
     due        it was delayed, and its read has failed or was cut short
 
@@ -21,9 +21,9 @@ entry passes these gates:
     1. New entries wait while older entries of their slot wait.
     2. A waiting entry is read again only if its consumer has the slot, has room, and no other
        consumer drains the slot.
-    3. At its delivery the entry is checked again, because consumers may have come, left or returned
-       entries during the read. The check and the addition to the pending entries are one step, so
-       no event comes between them.
+    3. At its delivery the entry is checked again, because consumers may have joined, left or
+       returned entries during the read. The check and the addition to the pending entries are one
+       step, so no event comes between them.
 
 An entry that does not pass holds back the later entries of its slot in the same read.
 
@@ -40,10 +40,10 @@ several consumers. From then on every slot with pending entries drains at all of
 
 A consumer that leaves may have 50,000 pending entries. The dispatcher returns them in parts, so
 that other keys continue: the consumer is *departed* until the last of them is returned, and its
-slots drain there. No acknowledgement is needed: the next part follows PART_PAUSE_S later. A pinned
-slot does not drain; if it has pending entries at a departed consumer, it is *late* until they are
-returned, and no consumer gets an entry of it. In the same way the dispatcher queues waiting slots
-in parts if many of them move or are unblocked at once (65,535 at most).
+slots drain there. The parts need no acknowledgement: the next part follows PART_PAUSE_S later. A
+pinned slot does not drain. If it has pending entries at a departed consumer, it is *late* until
+they are returned, and no consumer gets an entry of it. The dispatcher also queues waiting slots in
+parts if many of them move or are unblocked at once (65,535 at most).
 
 Invariants (see `check`):
     1. An entry is in at most one of the five places, and pending at most one consumer.
@@ -159,14 +159,14 @@ class KeyShared:
 
     @property
     def blocked_attempts(self) -> int:
-        """Deliveries that had to wait for a slot that drains, so far."""
+        """The number of deliveries so far that had to wait for a draining slot."""
         return self._draining.blocked_attempts
 
     # ---- consumers -------------------------------------------------------------------------------
 
     def can_serve(self, policy: KeySharedPolicy | None) -> bool:
-        """False: no consumer is connected, and the next one brings another mode. It needs a new
-        dispatcher, because the entries that wait in this one have the slots of the former mode."""
+        """False: no consumer is connected, and the next consumer has another mode. It needs a new
+        dispatcher, because the waiting entries in this one have the slots of the former mode."""
         return bool(self._consumers) or (policy or KeySharedPolicy()).mode is self.policy.mode
 
     def add_consumer(self, consumer: Consumer, now: float) -> list[Action]:
@@ -283,7 +283,7 @@ class KeyShared:
         ack_set = self._acks.batch_ack_set(position)
         owners = [it for it in (consumer, *self._holders()) if it.pending.get(position)]
         if owners and ack_set is not None:
-            # Acknowledging adds no message, whatever the bits beyond the batch say.
+            # An acknowledgement adds no message, also if it has bits beyond the batch.
             owner, before = owners[0], owners[0].pending.get(position)
             left = min(unacked_in(ack_set), before)
             owner.on_unacked(left - before)
@@ -428,8 +428,8 @@ class KeyShared:
         return self._selector.slot_of(hash_of(key))
 
     def holder(self, slot: int) -> tuple[Consumer | None, Consumer | None]:
-        """The consumer that gets new entries of the slot, and the one that drains it. None: no
-        consumer; or, of the second, several."""
+        """The consumer that gets new entries of the slot, and the consumer that drains it. None: no
+        consumer. The second value is also None if several consumers drain the slot."""
         draining = self._draining.get(slot)
         return self._target(slot), None if draining is None else draining.consumer
 
@@ -560,7 +560,8 @@ class KeyShared:
     def _dispatch(
         self, entries: list[StoredEntry], slots: list[int], blocked: Container[int]
     ) -> list[Action]:
-        """Deliver what passes the gates, and let the rest wait. `blocked`: slots that must wait."""
+        """Deliver the entries that pass the gates, and let the others wait. `blocked`: slots that
+        must wait."""
         acks, draining, withheld = self._acks, self._draining, self._withheld
         per_slot, late = self._per_slot, self._late
         plain = (
@@ -618,7 +619,7 @@ class KeyShared:
 
     @staticmethod
     def _room(consumer: Consumer | None, rooms: Mapping[Consumer, int]) -> int:
-        """How many messages the consumer may still get."""
+        """The number of messages that the consumer may still get."""
         if consumer is None:
             return 0
         room = rooms.get(consumer)
@@ -651,7 +652,7 @@ class KeyShared:
                 self._replay.queue(slot, target)
 
     def _queue_in_parts(self, slots: Iterable[int], now: float) -> None:
-        """The same for any number of slots: `part_entries` at once, the others later."""
+        """Like `_queue`, for any number of slots: `part_entries` now, the others later."""
         is_first = not self._unqueued
         self._unqueued.update(slots)
         if is_first:
@@ -665,7 +666,8 @@ class KeyShared:
         self._queue([self._unqueued.pop() for _ in range(count)])
 
     def _forget(self, position: Position, consumer: Consumer, now: float) -> int:
-        """The entry is not pending at the consumer any more. Returns its slot; 0: it was not."""
+        """The entry is not pending at the consumer any more. Returns its slot; 0: it was not
+        pending there."""
         messages = consumer.pending.pop(position)
         if not messages:
             return 0
@@ -771,8 +773,8 @@ class KeyShared:
         return slot in self._late or self._drains(slot)
 
     def _on_moved(self, moved: list[Moved], now: float) -> None:
-        """These slots have other consumers now. However many consumers lose some, it takes one pass
-        over the slots with pending entries."""
+        """These slots have other consumers now. The call takes one pass over the slots with pending
+        entries, for any number of consumers that lose slots."""
         numbers = {it: n for n, it in enumerate(dict.fromkeys(it.source for it in moved), 1)}
         by_slot = array("H", bytes(2 * SLOTS))  # the number of the former consumer; 0: not moved
         for first, last, source in moved:
@@ -888,12 +890,12 @@ class KeyShared:
         return Read(self.read_position, entries_max, confirmed, 0)
 
     def _new_room(self) -> int:
-        """How many entries to read that were not delivered before."""
+        """The number of undelivered entries to read next."""
         room = min(self._entry_room(), self._look_ahead_room())
         return room if room > 0 and not self._is_full() else 0
 
     def _entry_room(self) -> int:
-        """How many entries to read for the available consumers. 0: no consumer is available."""
+        """The number of entries to read for the available consumers. 0: none is available."""
         room, limit = 0, self._limits.read_entries
         for consumer in self._consumers:
             if room < limit and consumer.available:
@@ -916,7 +918,7 @@ class KeyShared:
     # ---- reasons ---------------------------------------------------------------------------------
 
     def _explain_waiting(self, now: float) -> list[Reason]:
-        """Why waiting entries are not delivered, other than by their consumers' permits."""
+        """The reasons why waiting entries are not delivered, except their consumers' permits."""
         reasons: list[Reason] = []
         blocking = [slot for slot in self._draining if self._drains(slot) and slot in self._replay]
         reasons += [self._explain_draining(slot) for slot in sorted(blocking)[:EXPLAINED_MAX]]
@@ -944,7 +946,7 @@ class KeyShared:
         return reasons
 
     def _soon(self) -> tuple[tuple[set[int], str, float], ...]:
-        """Slots that a timer queues, what happened to them, and its time."""
+        """Slots that a timer queues, the event that happened to them, and the time of the timer."""
         return (
             (self._unblocked, "drained", self._unblock_at),
             (self._unqueued, "moved or drained", self._part_at),
@@ -989,7 +991,7 @@ class KeyShared:
         return Reason(Why.WITHHELD, detail, facts=facts)
 
     def explain_slot(self, slot: int, now: float) -> list[Reason]:
-        """Why the next entry of a slot would not be delivered at once. []: it would be."""
+        """The reasons why the next entry of a slot would not be delivered at once. []: it would."""
         if not self._consumers:
             return [Reason(Why.NO_CONSUMERS, "no consumer is connected")]
         reasons: list[Reason] = []

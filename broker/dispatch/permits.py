@@ -25,10 +25,10 @@ class Limits:
     policies of the topic while it is open; the values here are Pulsar's defaults."""
 
     # Delivered and unacknowledged messages of one consumer of a Shared subscription. At the limit
-    # the consumer gets nothing more until it is down to half. A pending entry takes about 100
-    # bytes: 5 MB.
+    # the consumer gets no more messages until it has only half of them. A pending entry takes about
+    # 100 bytes: 5 MB.
     unacked_per_consumer: int = 50_000
-    # The same for all consumers together, 20 MB. At the limit the broker only redelivers.
+    # This limit is for all consumers together, 20 MB. At the limit the broker only redelivers.
     unacked_per_subscription: int = 200_000
     # Messages for one consumer of a Shared subscription before the turn of the next consumer.
     turn_messages: int = 20
@@ -81,7 +81,7 @@ class Consumer:
     unacked: int = 0
     acked: int = 0  # messages that it has acknowledged; with a single active consumer: an estimate
     blocked: bool = False
-    leaving: bool = False  # it gets nothing more, and acknowledges what it has
+    leaving: bool = False  # it gets no more entries, and acknowledges those that it has
 
     @property
     def available(self) -> bool:
@@ -90,11 +90,11 @@ class Consumer:
 
     @property
     def message_room(self) -> int:
-        """How many messages it may get now, if it is available."""
+        """The number of messages that the consumer may get now, if it is available."""
         return min(self.permits, self.limits.unacked_per_consumer - self.unacked)
 
     def entry_room(self) -> int:
-        """An estimate of the number of entries that `message_room` stands for: at least 1."""
+        """An estimate of the number of entries with `message_room` messages: at least 1."""
         return max(1, int(self.message_room / self.messages_per_entry))
 
     def on_given(self, entries: int, messages: int) -> None:
@@ -111,7 +111,7 @@ class Consumer:
             self.blocked = self.unacked >= self.limits.unacked_per_consumer
 
     def explain(self) -> list[Reason]:
-        """Why the consumer is not available. []: it is."""
+        """The reasons why the consumer is not available. []: it is available."""
         reasons: list[Reason] = []
         if self.leaving:
             detail = f"the consumer leaves; it has {self.unacked} messages to acknowledge"

@@ -154,7 +154,7 @@ class Shared:
         owner = self._owner(position, first=consumer)
         ack_set = self._acks.batch_ack_set(position)
         if owner is not None and ack_set is not None:
-            # Acknowledging adds no message, whatever the bits beyond the batch say.
+            # An acknowledgement adds no message, also if it has bits beyond the batch.
             left = min(unacked_in(ack_set), owner.pending.get(position))
             consumer.acked += owner.pending.get(position) - left
             owner.on_unacked(left - owner.pending.get(position))

@@ -1,12 +1,12 @@
-"""A log as arithmetic: which ledgers it consists of, and how many entries each has.
+"""The arithmetic of a log: its ledgers, and the number of entries of each ledger.
 
-All questions of the kind "what comes next", "how many between" are answered here, from the counts
-alone, without reading anything. Pure; changed only by the log as ledgers grow, close and come.
+The chain answers all questions like "what comes next" and "how many are between" from the counts
+alone, without a read. Pure. Only the log changes the chain, when ledgers open, grow or close.
 
 Invariants (`check`):
     1. Ledger ids strictly increase; so do the first indexes, weakly.
     2. Every ledger but the last has entries: empty ones are dropped when they close.
-    3. Only the last one may be open (it has no closing time in its record, the others do).
+    3. Only the last ledger may be open. Its record has no closing time; the other records have one.
 """
 
 from bisect import bisect_left, bisect_right
@@ -55,13 +55,13 @@ class Chain:
 
     @property
     def has_closed(self) -> bool:
-        """Whether any ledger is closed: the first one is, if any."""
+        """Whether any ledger is closed. If so, the first one is."""
         return bool(self._records) and self._records[0].closed_ms > 0
 
     @property
     def last_closed(self) -> Position:
-        """The last entry of the last closed ledger, also if it was dropped; EARLIEST: there was
-        none."""
+        """The last entry of the last closed ledger, also if it was dropped. EARLIEST: no ledger was
+        ever closed."""
         for record in reversed(self._records):  # at most the last one is open
             if record.closed_ms > 0:
                 return Position(record.ledger, record.entries - 1)
@@ -69,7 +69,7 @@ class Chain:
 
     @property
     def first(self) -> Position:
-        """The first entry; the place of the next one when there is none."""
+        """The first entry. If the chain has no entry: the place of the next one."""
         return Position(self._ids[0], 0) if self._ids else self.end
 
     @property
@@ -99,7 +99,7 @@ class Chain:
 
     @property
     def first_index(self) -> int:
-        """Index of the first message; of the next one when there is none."""
+        """The index of the first message. If the chain is empty: the index of the next message."""
         return self._records[0].first_index if self._records else self.next_index
 
     @property
@@ -124,7 +124,7 @@ class Chain:
         return end - first == self.counts[ledger]
 
     def messages_per_entry(self, ledger: int) -> float:
-        """On average; 1.0 while there are no entries."""
+        """The messages of an entry on average. 1.0 while the ledger has no entries."""
         first, end = self.index_bounds(ledger)
         return (end - first) / self.counts[ledger] if self.counts[ledger] > 0 else 1.0
 
@@ -146,7 +146,7 @@ class Chain:
         return place is not None and self._records[place].closed_ms > 0
 
     def droppable(self, position: Position) -> int:
-        """How many closed ledgers at the head have no entry after `position`."""
+        """The number of closed ledgers at the head that have no entry after `position`."""
         count = 0
         for record in self._records:
             last = Position(record.ledger, self.counts[record.ledger] - 1)
@@ -184,7 +184,7 @@ class Chain:
         return Position(position.ledger, max(position.entry, -1) + 1)
 
     def previous_position(self, position: Position) -> Position:
-        """`(L, -1)` for what stands at or before the first entry."""
+        """The position before. `(L, -1)`: `position` is at or before the first entry."""
         place = self._at.get(position.ledger)
         count = self.counts.get(position.ledger, 0)
         if position.entry > 0 and count > 0:
@@ -212,7 +212,7 @@ class Chain:
         return Position(self._ids[place], 0) if place < len(self._ids) else self.end
 
     def rank(self, position: Position) -> int:
-        """How many entries stand at or before `position`."""
+        """The number of entries at or before `position`."""
         place = self._at.get(position.ledger)
         if place is None:
             place = bisect_right(self._ids, position.ledger)

@@ -1,4 +1,4 @@
-"""How long publishes wait until they are durable: a histogram of plain numbers."""
+"""The time that publishes wait until they are durable: a histogram of plain numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class LatencyHistogram:
         return found
 
     def observe(self, waited_ms: int) -> None:
-        """A run has waited this long. The wall clock may have gone back: that counts as 0."""
+        """Count a run that has waited for this time. A negative time, after the wall clock was set
+        back, counts as 0."""
         waited_ms = max(waited_ms, 0)
         self.counts[bisect_left(BOUNDS_MS, waited_ms)] += 1
         self.sum_ms += waited_ms

@@ -1,9 +1,9 @@
 """Restarts of background work: the only module that restarts tasks and calls `create_task`.
 
 On Python 3.11 a `TaskGroup` loses a cancellation of its owner if the group fails in the same turn
-of the loop: it raises the failure only. A loop that catches the failure and retries then never
-ends. `supervise` runs the child in a task of its own and waits for that task. A cancellation then
-reaches the wait, never the child, and is not lost.
+of the loop: the group raises only the failure. A loop that catches the failure and retries then
+never ends. `supervise` runs the child in a task of its own and waits for that task. A cancellation
+then reaches the wait, never the child, and is not lost.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def data(messages: Sequence[Any]) -> list[bytes]:
 
 
 def entries(ids: Sequence[Any]) -> list[int]:
-    """How many messages each entry has, in order."""
+    """The number of messages of each entry, in order."""
     return list(Counter((one.ledger_id(), one.entry_id()) for one in ids).values())
 
 
@@ -253,8 +253,8 @@ def a_key_has_one_partition_by_each_hash(pair: Pair) -> None:
 
 
 def messages_arrive_in_the_order_that_their_routing_promises(pair: Pair) -> None:
-    """Those of a key in each mode; without a key, those of a producer that uses one partition.
-    Otherwise only those of each partition."""
+    """The messages of a key are in order in each mode. Messages without a key are in order if the
+    producer uses one partition. Otherwise only the messages of each partition are in order."""
     pair.admin("PUT", f"{pair.path}/partitions", 3)
     consumer = pair.subscribe()
     modes = pair.senders.PartitionsRoutingMode
@@ -278,7 +278,7 @@ def messages_arrive_in_the_order_that_their_routing_promises(pair: Pair) -> None
 
 
 def _publish_keyed(pair: Pair, keys: Sequence[str], **options: Any) -> None:
-    """Numbers whose keys take turns, in batches."""
+    """Publish numbers whose keys take turns, in batches."""
     producer = pair.producer(batching_enabled=True, batching_max_messages=5, **options)
     for number in range(60):
         key = keys[number % len(keys)]
@@ -307,7 +307,7 @@ def a_queue_size_bounds_what_one_consumer_gets(pair: Pair) -> None:
 
 
 def a_batch_receive_ends_at_its_limits(pair: Pair) -> None:
-    """A number of messages; a time, when fewer came."""
+    """The limits are a number of messages, and a time if fewer messages came."""
     policy = pair.module.ConsumerBatchReceivePolicy
     producer = pair.producer()
     for number in range(5):
@@ -464,7 +464,7 @@ def unacknowledged_messages_come_again_after_the_ack_timeout(pair: Pair) -> None
 
 
 def a_pattern_receives_the_first_message_of_new_topics(pair: Pair) -> None:
-    """Of its own namespace only."""
+    """Only topics of the pattern's namespace match."""
     consumer = pair.subscribe(topic=re.compile(f"{pair.topic}-.*"), pattern_auto_discovery_period=1)
     name = pair.topic.rpartition("/")[2]
     pair.producer(f"persistent://public/default/{name}-a").send(b"of another namespace")
@@ -499,7 +499,7 @@ def incomplete_chunked_messages_are_bounded_and_expire(pair: Pair) -> None:
 
 
 def incomplete_chunked_messages_beyond_the_limit_stay_unacknowledged(pair: Pair) -> None:
-    """Without `auto_ack_oldest_chunked_message_on_queue_full`."""
+    """The option `auto_ack_oldest_chunked_message_on_queue_full` is off."""
     consumer = pair.subscribe(max_pending_chunked_message=1)
     asyncio.run(publish_first_chunks(pair.owner_url(pair.topic), pair.topic, 2))
     pair.producer().send(b"whole")
@@ -547,7 +547,8 @@ def chunks_need_a_persistent_topic(pair: Pair) -> None:
 
 
 def a_corrupt_message_is_left_out_and_the_next_one_arrives(pair: Pair) -> None:
-    """It is reported to the broker, which acknowledges it. Ours counts it, too."""
+    """The client reports the message to the broker, which acknowledges it. Our client also counts
+    it."""
     consumer = pair.subscribe()
     asyncio.run(_publish_corrupt(pair.owner_url(pair.topic), pair.topic))
     pair.producer().send(b"whole")
@@ -574,7 +575,7 @@ def a_corrupt_message_fails_a_receive_if_asked_to(pair: Pair) -> None:
 
 
 async def _publish_corrupt(url: str, topic: str) -> None:
-    """Publish a message that is not what its metadata says: the broker cannot know."""
+    """Publish a message with wrong metadata, which the broker cannot detect."""
     async with pulsar_wire(urlsplit(url).netloc) as wire:
         await wire.produce(topic, producer_name="lies")
         metadata = pb.MessageMetadata(
@@ -632,8 +633,8 @@ def _written_keys(directory: Path) -> tuple[str, str]:
 
 
 def a_dead_letter_keeps_what_its_message_had(pair: Pair) -> None:
-    """This holds for both types. The producer's name, and the topic and id of the message, are as
-    in Java."""
+    """The promise holds for both types. The producer's name, and the topic and id of the message,
+    are as in Apache's Java client."""
     sent = pair.producer().send(
         b"x", {"a": "1"}, partition_key="k", ordering_key="o", event_timestamp=5
     )
@@ -705,7 +706,8 @@ def letter_topics_may_be_named(pair: Pair) -> None:
 
 
 def a_postponed_message_outlives_its_consumer(pair: Pair) -> None:
-    """The delay is stored; the delay of a negative acknowledgement ends with its consumer."""
+    """The delay is stored. The delay of a negative acknowledgement, in contrast, ends with its
+    consumer."""
     consumer = pair.subscribe(kind="Shared", enable_retry=True)
     pair.producer().send(b"x")
     (message,) = pair.take(consumer, 1)

@@ -1,21 +1,21 @@
-"""Rules that one subscription keeps, whatever happens to its brokers, bookies and consumers.
+"""Rules that one subscription keeps under all faults of its brokers, bookies and consumers.
 
 The brokers report each decision at the moment when they make it: an acknowledgement or a return
 before the broker handles it, a delivery when the broker sends it. A `Reign` holds the facts of one
 owner's time. The oracles:
 
     ACK     a message whose acknowledgement was answered is not redelivered
-    ACTIVE  of Exclusive and Failover, one consumer is active, and only that one gets entries
+    ACTIVE  of Exclusive and Failover, one consumer is active, and no other consumer gets entries
     COUNT   a redelivery count grows by one with each return, and only then
     CUMUL   consumers of Shared and Key_Shared may not acknowledge cumulatively
     DELAY   no entry is delivered more than a tick before its delivery time
     HASH    the unacknowledged entries of a hash are at one consumer at a time
     LOST    in the end, each message with a receipt was acknowledged by a consumer, or skipped by an
             operator
-    NACK    no entry overtakes a negatively acknowledged one of its key (`ordered_nacks`)
+    NACK    no entry overtakes a negatively acknowledged entry of its key (`ordered_nacks`)
     ORDER   first deliveries are in order: of a key, or of a single-active type
     PERMIT  a consumer gets no entry without permits
-    STUCK   once faults have ended, willing consumers get everything
+    STUCK   after the end of the faults, willing consumers get all entries
     TWICE   of Shared and Key_Shared, an entry is at one consumer at a time
 
 HASH and ORDER hold unless all connected consumers allow delivery out of order.
@@ -119,7 +119,7 @@ class Deliveries:
     # -- the end -----------------------------------------------------------------------------------
 
     def judge(self) -> None:
-        """LOST: everything is acknowledged. Check that consumers did it."""
+        """LOST: all messages are acknowledged. Check that consumers have acknowledged them."""
         mark = max(self.marks, default=EARLIEST)
         for position, messages in self.receipts.items():
             if position <= mark or position <= self.skipped:
@@ -189,8 +189,8 @@ class Reign:
                 del self.pending[position]
 
     def on_detached(self) -> None:
-        """A consumer has left. When the last one leaves, the broker forgets which entries were
-        negatively acknowledged."""
+        """A consumer has left. When the last consumer leaves, the broker forgets the negatively
+        acknowledged entries."""
         if not any(each.handle is not None for each in self.attached()):
             self.nacked.clear()
 
@@ -243,7 +243,7 @@ class Reign:
             self.first.add(entry.position)
 
     def _follow_dispatcher(self) -> None:
-        """After a seek there is a new dispatcher."""
+        """After a seek the subscription has a new dispatcher."""
         machine = self.subscription.dispatcher
         if machine is not self.of:
             if isinstance(self.of, KeyShared):

@@ -86,8 +86,8 @@ async def test_a_value_that_cannot_be_read_stops_compactions_until_a_scrub_is_cl
 
 
 async def test_space_is_freed_although_another_compaction_came_first(tmp_path: Path) -> None:
-    """The other compaction dropped the keys and the markers of deleted entries; their values stay
-    in the file of live entries, too few of them for RocksDB to care by itself."""
+    """The other compaction dropped the keys and the markers of deleted entries. Their values stay
+    in the file of live entries, too few for RocksDB to rewrite the file by itself."""
     storage = RocksStorage(tmp_path, create=True)
     for ledger in range(10):
         storage.write([(entry_key(ledger, entry), os.urandom(50_000)) for entry in range(10)])

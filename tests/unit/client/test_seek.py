@@ -95,7 +95,7 @@ async def test_refused_seek_keeps_acknowledgements() -> None:
         await publish(client, 5)
         consumer = await client.subscribe("t", "s", initial_position=EARLIEST)
         messages = await receive(consumer, 5)
-        cluster.brokers[A].script(pb.CommandAck, None)  # lost with its broker
+        cluster.brokers[A].script(pb.CommandAck, None)  # the ack is lost with its broker
         await consumer.acknowledge(messages[0])
         await asyncio.sleep(0.2)
         await consumer.acknowledge(messages[1])
@@ -194,7 +194,7 @@ async def test_reader_attached_at_the_target_of_a_failed_seek_returns() -> None:
         reader = await client.create_reader("t", MessageId.earliest)
         assert [int((await reader.read_next(1000)).data()) for _ in range(2)] == [0, 1]
         cluster.brokers[A].script(pb.CommandSeek, None)
-        cluster.brokers[B].script(pb.CommandSubscribe, None)  # answered late
+        cluster.brokers[B].script(pb.CommandSubscribe, None)  # the test answers it late
         async with asyncio.TaskGroup() as group:
             group.create_task(unanswered(reader.seek(MessageId(-1, 1, 4))))
             await settle()

@@ -1,4 +1,4 @@
-"""A streaming query whose topics are watched: what it asks, and what it does when a stream ends."""
+"""A streaming query whose topics are watched: its requests, and its behaviour at a stream's end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def driver_of(server: RangeServer, *, silence_s_max: float = 6.0, **options: str
 
 
 def latest(driver: StreamDriver, start: Json = START) -> int:
-    """Index of the next message as far as the driver knows."""
+    """The index of the next message, as far as the driver knows it."""
     index: int = driver.latest(start, rows_max=None, bytes_max=None)["t"][TOPIC][2]
     return index
 
@@ -64,7 +64,7 @@ def test_an_idle_query_calls_no_broker(server: RangeServer) -> None:
 
 
 def _is_quiet(driver: StreamDriver, server: RangeServer) -> bool:
-    """Whether another look, a millisecond later, asks the broker nothing."""
+    """Whether another look, a millisecond later, sends no request to the broker."""
     before = server.plans
     time.sleep(0.002)
     latest(driver)

@@ -138,7 +138,7 @@ class Restarting(MemoryStore):
         found = await super().get(path)
         if self.armed and path == paths.bookie_available(self._bookie.member.bookie) and not found:
             self.armed = False
-            await bake_cookies(self._nodes, boot_epoch=2)  # a start does that first
+            await bake_cookies(self._nodes, boot_epoch=2)  # a start records its cookie first
             self._bookie.restart()
             await self._nodes.register(self._bookie)
         return found

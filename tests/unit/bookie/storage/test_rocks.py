@@ -1,5 +1,5 @@
-"""RocksDB's behaviour with damage. Damage must show as an error or as a smaller sequence; never as
-a store that opens as if nothing had been there."""
+"""RocksDB's behaviour with damage. Damage must show as an error or as a smaller sequence. A damaged
+store must never open as if it had been empty."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def log_of(image: Path) -> Path:
 
 
 def records(log: bytes) -> list[int]:
-    """Where the log's records begin."""
+    """The places where the log's records begin."""
     found, at = [], 0
     while at + LOG_RECORD.size <= len(log):
         _, size, kind = LOG_RECORD.unpack_from(log, at)
@@ -95,7 +95,7 @@ def test_a_grown_length_field_opens_short_which_is_why_there_is_a_watermark(
     image: Path, record: int
 ) -> None:
     log = bytearray(log_of(image).read_bytes())
-    log[records(bytes(log))[record] + 5] ^= 0x40  # the record now claims to go past the end
+    log[records(bytes(log))[record] + 5] ^= 0x40  # the record now claims to end beyond the log
     log_of(image).write_bytes(bytes(log))
     assert entries_of(image) == (list(range(record)), record)
 
@@ -204,7 +204,7 @@ def test_pressure_grows_before_writes_stop(tmp_path: Path) -> None:
 
 
 def test_a_flush_syncs_in_steps(tmp_path: Path) -> None:
-    """Else a sync of the log waits for all of a flush's pages. RocksDB writes down how it runs."""
+    """Otherwise a sync of the log waits for all pages of a flush. RocksDB notes its options."""
     storage = RocksStorage(tmp_path / "store", create=True)
     newest = max((tmp_path / "store").glob("OPTIONS-*"))
     options = dict(

@@ -1,9 +1,10 @@
 """The owner of a topic dies, or is overtaken, at each of its calls to the outside.
 
-A script appends over several ledgers, acknowledges, resets, deletes, creates and closes. It is run
-once to count its calls, then once for each of them: killed before the call, killed after it took
-effect, and taken over by a second broker while it continues as a zombie. Then every answered change
-must be there, in order and once, and no change that the script did not request."""
+A script appends over several ledgers, acknowledges, resets, deletes, creates and closes. The first
+run counts its calls. Then the script runs three times for each call: the owner is killed before the
+call, the owner is killed after the call took effect, and a second broker takes over while the owner
+continues as a zombie. Afterwards the topic must have every answered change, in order and once, and
+no change that the script did not request."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ class Script:
             raise BrokerDied("waiting")
 
     async def finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await something that never ends when the broker is dead."""
+        """Await work that never ends when the broker is dead."""
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(work)
             try:
@@ -228,8 +229,8 @@ async def enter(
 
 
 def assert_kept(told: Told, texts: list[str]) -> None:
-    """Check that the appended entries are there, in order and once, and no entry that was not
-    attempted."""
+    """Check that the topic has the appended entries, in order and once, and no entry that the
+    script did not append."""
     attempted = [name for name in told.attempted if name != "second"]
     assert texts == attempted[: len(texts)], "lost, repeated, reordered or made up"
     answered = [name for name, _ in told.appended]
@@ -237,7 +238,7 @@ def assert_kept(told: Told, texts: list[str]) -> None:
 
 
 async def inspect(world: ClusterState, told: Told) -> None:
-    """The state that the next owner reads."""
+    """Check the state that the next owner reads."""
     async with opened(world, config=CONFIG) as topic:
         assert_kept(told, await topic.contents())
         entries = await topic.log.read(EARLIEST, entries_max=100, bytes_max=1 << 20)
@@ -342,8 +343,8 @@ def test_a_call_that_fails_changes_nothing(after: bool) -> None:
 
 
 def test_a_broker_is_overtaken_at_any_call() -> None:
-    """The second broker opens while the first continues; the first learns it from fences and
-    epochs."""
+    """The second broker opens the topic while the first one continues. The first broker learns of
+    the takeover from fences and epochs."""
     count = len(steps_of_a_whole_life())
     for number in range(count):
 

@@ -48,7 +48,8 @@ ONCE = ConsumerDeadLetterPolicy(1)
 async def test_a_message_stays_until_the_dead_letter_topic_accepts_it(
     error: pb.ServerError.ValueType,
 ) -> None:
-    """Two of the errors end the producer of the letters, and the next letter makes another."""
+    """Two of the errors end the producer of the letters. The next letter creates another
+    producer."""
     async with client_among() as (client, cluster):
         consumer = await client.subscribe(
             "t",
@@ -92,7 +93,7 @@ async def test_an_acknowledged_message_is_no_dead_letter() -> None:
 
 
 class Owner:
-    """A consumer that notes what its dead letters ask for."""
+    """A consumer that notes the requests of its dead letters."""
 
     topic = TOPIC
 
@@ -145,7 +146,7 @@ async def test_entries_that_wait_for_their_publication_are_bounded(count: int, s
         opened.set()
         await asyncio.sleep(1)
         assert len(owner.moved) == count
-        assert not dead.on_delivered((1, count), 2, [message])  # there is room now
+        assert not dead.on_delivered((1, count), 2, [message])  # the limit has room now
         await asyncio.sleep(1)
         assert len(owner.moved) == count + 1
 

@@ -61,7 +61,7 @@ class DiskLimits:
 
 
 def judge(before: Intake, usage: Usage, limits: DiskLimits, *, reserve_held: bool) -> Intake:
-    """Which adds to admit now. A reserve that is not held is still to be made."""
+    """The adds to admit now. A reserve that is not held must still be made."""
     reserve = limits.reserve_of(usage.total)
     if usage.free - (0 if reserve_held else reserve) < reserve:
         return Intake.NONE

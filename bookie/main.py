@@ -43,7 +43,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Where a bookie listens."""
+    """The addresses where a bookie listens."""
 
     data_port: int
     grpc_port: int

@@ -110,7 +110,7 @@ class _Record:
 
 
 class Quarantine:
-    """Which topics are refused for a while. `now` is the loop's time."""
+    """The topics that are refused for a while. `now` is the loop's time."""
 
     def __init__(self) -> None:
         self._records: dict[TopicName, _Record] = {}  # the one that failed last comes last
@@ -130,7 +130,7 @@ class Quarantine:
             del self._records[next(iter(self._records))]
 
     def refusal(self, topic: TopicName, now: float) -> tuple[str, float] | None:
-        """Why it is refused, and for how many seconds more. None: it is not."""
+        """The reason of the refusal, and its remaining seconds. None: the topic is not refused."""
         record = self._records.get(topic)
         if record is None or record.until <= now:
             return None

@@ -14,7 +14,7 @@ class LifeConfig:
     idle_unload_s: float = 300.0
     """A topic without clients and without work is unloaded after this time. 0: never."""
     inactive_check_s: float = 60.0
-    """How often inactive topics are looked for."""
+    """The period of the search for inactive topics."""
 
 
 LIFE_DEFAULTS: Final = LifeConfig()

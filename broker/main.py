@@ -128,7 +128,7 @@ async def trim(topic: Topic) -> None:
 
 
 def _garbage_of(broker: Broker, endpoint: Endpoint) -> int:
-    """How many objects in cycles the broker has dropped, about."""
+    """The approximate number of objects in cycles that the broker has dropped."""
     closed_topics = broker.opened_topics - len(broker.topics)
     return CONNECTION_OBJECTS * endpoint.limits.ended + TOPIC_OBJECTS * closed_topics
 

@@ -1,4 +1,4 @@
-"""Which of Pulsar's error codes a client sees for each operating error.
+"""The error codes of Pulsar that a client gets for each operating error.
 
 The C++ client, which Apache's Python client wraps, gives up on some codes and retries the others
 until its operation times out. A temporary condition (a moving bundle, bookies that do

@@ -50,7 +50,7 @@ class MessageQueue(Protocol):
         it."""
 
     generation: int
-    """How often the queue was cleared."""
+    """The number of times that the queue was cleared."""
 
     def remove(self, unwanted: Callable[[Message], bool]) -> list[Message]:
         """Remove and return the messages for which `unwanted` is True, in order."""

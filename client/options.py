@@ -49,7 +49,7 @@ class ConsumerType(NamedEnum):
 
 
 class InitialPosition(NamedEnum):
-    """Where a subscription begins when `subscribe` creates it."""
+    """The place where a subscription begins when `subscribe` creates it."""
 
     Latest = 0
     Earliest = 1
@@ -102,7 +102,7 @@ class ProducerAccessMode(NamedEnum):
 
 
 class RegexSubscriptionMode(NamedEnum):
-    """Which topics a pattern matches."""
+    """The kinds of topics that a pattern matches."""
 
     PersistentOnly = 0
     NonPersistentOnly = 1

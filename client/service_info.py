@@ -1,4 +1,4 @@
-"""Where a client finds its cluster: one service URL, or several clusters to choose from."""
+"""The address of a client's cluster: one service URL, or several clusters to choose from."""
 
 from __future__ import annotations
 

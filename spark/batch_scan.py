@@ -96,7 +96,7 @@ def slices(
 
 
 def _places(data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Where a message can begin."""
+    """The places where a message can begin."""
     zero = data[:-4] == 0
     zero &= data[1:-3] == 0
     zero &= data[2:-2] == 0

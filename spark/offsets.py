@@ -1,4 +1,4 @@
-"""Where a streaming query stands: the offsets that Spark stores in the query's checkpoint.
+"""The offsets of a streaming query, which Spark stores in the query's checkpoint.
 
     {"v": 1, "start": "earliest"}                                before the first batch
     {"v": 1, "t": {topic: [ledger, entry, index, bytes]}}        from then on

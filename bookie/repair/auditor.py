@@ -60,7 +60,8 @@ RETRY_S: Final = 2.0
 """The pause after an error of the metadata store."""
 
 PROGRESS_S: Final = 60.0
-"""How often the position in the rotation is stored. A new auditor repeats the work since then."""
+"""The period in which the position in the rotation is stored. A new auditor repeats the work since
+the last time."""
 
 
 RANGES_MAX: Final = 10_000

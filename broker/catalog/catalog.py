@@ -1,4 +1,4 @@
-"""Which topics exist, and which may be created.
+"""The existing topics, and the rules for the creation of topics.
 
 A topic exists if it has a record. A partition of a partitioned topic exists also without one: its
 first use creates the record. Non-persistent topics have no records: a non-persistent topic exists

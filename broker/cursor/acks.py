@@ -49,7 +49,7 @@ class AckedRange:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a cursor is moved to: everything up to `mark` is acknowledged."""
+    """The target of a move of a cursor: all entries up to `mark` are acknowledged."""
 
     mark: Position
     remaining: int = 0  # the unacknowledged messages of the next entry, as bits; 0: all of them

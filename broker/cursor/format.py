@@ -96,7 +96,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Redelivered:
-    """How often each of these entries was redelivered, as far as it is not acknowledged."""
+    """The redelivery counts of those of these entries that are not acknowledged."""
 
     subscription: int
     ledger: int

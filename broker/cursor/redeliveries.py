@@ -1,4 +1,4 @@
-"""How often each unacknowledged entry of a subscription was redelivered.
+"""The redelivery counts of the unacknowledged entries of a subscription.
 
 The counts belong to the cursor: they survive a change of the subscription type and a failover, so
 that a client finds a poison message after the same number of deliveries. A count goes away with the

@@ -82,7 +82,7 @@ class Sequences:
 
     @property
     def count(self) -> int:
-        """How many producers are known."""
+        """The number of known producers."""
         return len(self._state.producers)
 
     def get(self, producer: str) -> int:

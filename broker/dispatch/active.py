@@ -1,4 +1,4 @@
-"""Which consumer of a Failover subscription is the active one.
+"""The choice of the active consumer of a Failover subscription.
 
 Only the consumers of the best priority are candidates, the others stand by. Among the candidates:
 

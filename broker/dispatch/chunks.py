@@ -1,4 +1,4 @@
-"""Which consumer of a Shared subscription gets the chunks of a message: all of them the same one.
+"""The choice of the consumer of a Shared subscription that gets all chunks of a message.
 
 Theory of operation. A client can put a message together only if one consumer gets all its chunks,
 in order. The consumer that gets the first delivered chunk becomes the *owner* of the message; the

@@ -365,7 +365,7 @@ class Run:
         return self.due_ms[place], *self._position(self.keys[place])
 
     def place(self, position: Position) -> int:
-        """Where the entry is. -1: the run does not have it."""
+        """The place of the entry. -1: the run does not have it."""
         at = bisect_left(self.ledgers, position.ledger)
         if at == len(self.ledgers) or self.ledgers[at] != position.ledger:
             return -1

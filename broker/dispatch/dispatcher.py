@@ -122,7 +122,7 @@ class Dispatcher(Protocol):
 
     @property
     def read_position(self) -> Position:
-        """Where reading continues."""
+        """The position where reading continues."""
 
     @property
     def cumulative_acks(self) -> bool:
@@ -185,7 +185,7 @@ class Dispatcher(Protocol):
         `next_timer` named one."""
 
     def explain(self, now: float) -> list[Reason]:
-        """Why the dispatcher delivers nothing now. Never empty when it delivers nothing."""
+        """The reasons why the dispatcher delivers nothing now. Never empty if it delivers none."""
 
     def check(self) -> None:
         """Assert the invariants in the docstring of the module."""

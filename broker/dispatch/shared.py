@@ -433,7 +433,7 @@ class Shared:
         return [self._reading]
 
     def _entry_room(self) -> int:
-        """How many entries to read for the available consumers. 0: no consumer is available."""
+        """The number of entries to read for the available consumers. 0: none is available."""
         room, limit = 0, self._limits.read_entries
         for consumer in self._consumers:
             if room < limit and consumer.available:

@@ -123,7 +123,7 @@ class Bitmap:
         return first
 
     def _count(self, first: int, width: int) -> int:
-        """How many of the `width` bits from `first` on are set."""
+        """The number of set bits among the `width` bits from `first` on."""
         bits = int.from_bytes(self._bytes[first >> 3 : (first + width + 7) >> 3], "little")
         return (bits >> (first & 7) & ((1 << width) - 1)).bit_count()
 

@@ -13,7 +13,7 @@ BURST_BYTES: Final = 32 << 20
 cost more than it saves."""
 
 LOOK_S: Final = 5.0
-"""How often the broker looks. It looks at two numbers."""
+"""The period in which the broker checks. A check compares two numbers."""
 
 
 class MemoryReturn:

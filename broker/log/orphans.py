@@ -1,4 +1,4 @@
-"""Which ledgers belong to no topic any more: a pure rule.
+"""The rule for ledgers that belong to no topic any more. Pure.
 
 A broker creates a ledger, and then lists it in its topic's record. If it dies in between, no record
 names the ledger: it is an *orphan*. The rule must never name a ledger that a living broker may
@@ -32,7 +32,7 @@ KINDS: Final = frozenset({"data", "cursor", "delayed"})
 
 
 class Verdict(Enum):
-    """Why a ledger is kept, or that it is not."""
+    """The reason why a ledger is kept, or ORPHAN: it is not kept."""
 
     ORPHAN = "no record lists it, and its creator cannot list it any more"
     LISTED = "its topic lists it"

@@ -1,4 +1,4 @@
-"""Where an entry stands in a topic's log.
+"""The position of an entry in a topic's log.
 
 Positions order by ledger, then by entry: a topic's ledgers have increasing ids, and entries are
 dense within a ledger. Never add to `entry` across a ledger's end; `Chain` does the arithmetic.

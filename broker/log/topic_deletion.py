@@ -57,8 +57,8 @@ CLIENTS_MAX: Final = 1_000
 topic again when they reconnect over another connection."""
 
 RETURN_S_MAX: Final = 600.0
-"""How long a tombstone keeps reconnecting clients from creating the topic again: ten times the
-longest pause between two attempts of Pulsar's clients."""
+"""The time for which a tombstone keeps reconnecting clients from creating the topic again: ten
+times the longest pause between two attempts of Pulsar's clients."""
 
 STALLED_S: Final = 30.0
 """The sweeper finishes a deletion that began earlier than this."""

@@ -1,4 +1,4 @@
-"""Which ledgers at the head of a topic's log are trimmed: pure arithmetic.
+"""The choice of the ledgers at the head of a topic's log that are trimmed: pure arithmetic.
 
 A ledger is trimmed when every durable subscription has acknowledged all of it, and retention does
 not keep it. Retention keeps what was acknowledged until it is older than `time_s`, or until the log

@@ -1,4 +1,4 @@
-"""Which bundle a topic belongs to, and which broker a bundle prefers. Pure.
+"""The bundle of a topic, and the broker that a bundle prefers. Pure.
 
 A bundle is a range of its namespace's hash space. The namespace's record says the ranges
 (metadata.model.NamespaceBundles). A bundle moves between brokers as a whole, so that ownership

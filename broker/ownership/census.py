@@ -54,11 +54,11 @@ class Census:
             self._owners[bundle] = owner
 
     def count(self, owner: Owner) -> int:
-        """How many bundles it owns."""
+        """The number of bundles that the broker owns."""
         return self._counts[owner]
 
     def count_in(self, bundle: Bundle, owner: Owner) -> int:
-        """How many bundles of this bundle's namespace it owns."""
+        """The number of bundles of this bundle's namespace that the broker owns."""
         return self._in_namespace[owner, bundle.tenant, bundle.namespace]
 
     def order(

@@ -96,7 +96,7 @@ def parse(text: bytes) -> AvroSchema:
 
 
 def unreadable(reader: AvroSchema, writer: AvroSchema) -> str:
-    """Why the reader's schema cannot read what was written with the writer's; "": it can."""
+    """The reason why the reader's schema cannot read data of the writer's; "": it can."""
     try:
         return _Resolution().problem(reader.root, writer.root, 0)
     except _TooManySteps:

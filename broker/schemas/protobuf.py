@@ -84,7 +84,7 @@ def parse(text: bytes) -> ProtobufSchema:
 
 
 def unreadable(reader: ProtobufSchema, writer: ProtobufSchema) -> str:
-    """Why the reader's schema does not fit what was written with the writer's; "": it fits."""
+    """The reason why the reader's schema does not fit data of the writer's; "": it fits."""
     if reader.root != writer.root:
         return f"the root message changed from {writer.root} to {reader.root}"
     steps = 0

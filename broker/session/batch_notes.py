@@ -95,7 +95,7 @@ async def _note_one(
 
 
 def _refusal(last: Note | None, new: Note) -> str:
-    """Why a note must not follow the last one. Empty: it may."""
+    """The reason why a note must not follow the last note. Empty: it may follow."""
     if last is None:
         return ""
     if last.query != new.query:

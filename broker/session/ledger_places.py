@@ -1,4 +1,4 @@
-"""Where the copies of sealed ledgers are, for clients that read them from the bookies.
+"""The places of the copies of sealed ledgers, for clients that read them from the bookies.
 
 A client that may consume from a topic (caller.py) gets, for each ledger it asks for, the bookies of
 its segments and the ledger's read key. The key allows neither adds nor fences. It is valid as long

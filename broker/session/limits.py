@@ -1,4 +1,4 @@
-"""How many connections a broker takes: in all, from one address, and in the handshake.
+"""The limits of a broker's connections: in all, from one address, and in the handshake.
 
 A refused connection gets an ERROR that says which limit it met, and is closed.
 

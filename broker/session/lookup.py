@@ -1,4 +1,4 @@
-"""Which broker serves a topic, how many partitions it has, and which topics a namespace has."""
+"""Lookups: the broker of a topic, the number of its partitions, and the topics of a namespace."""
 
 from __future__ import annotations
 

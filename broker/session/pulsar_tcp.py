@@ -181,7 +181,7 @@ class PulsarTcpStream(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _whole_bytes(self) -> int:
-        """How many of the received bytes are whole frames. Ends the stream at an oversized one."""
+        """The number of received bytes in whole frames. Ends the stream at an oversized frame."""
         at, gathered = 0, len(self._data)
         self._wanted = _TOTAL.size
         while gathered - at >= _TOTAL.size:

@@ -25,7 +25,7 @@ _Key = tuple[str, str, int]  # host of the client, name and id of the consumer
 
 
 class SubscribeRates:
-    """How often each consumer may subscribe. A bucket of tokens for each, full at first."""
+    """The rate at which each consumer may subscribe: a bucket of tokens for each, full at first."""
 
     __slots__ = "_tokens"
 

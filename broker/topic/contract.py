@@ -33,7 +33,7 @@ class SubscriptionType(IntEnum):
 
 
 class InitialPosition(IntEnum):
-    """Where a new durable subscription begins."""
+    """The position where a new durable subscription begins."""
 
     LATEST = 0
     EARLIEST = 1
@@ -54,8 +54,8 @@ class AccessMode(IntEnum):
 
 
 class CloseReason(Enum):
-    """Why the broker closed a producer or consumer. The client looks the topic up again and
-    reconnects, whatever the reason; after DELETED it finds no topic and makes none."""
+    """The reason why the broker closed a producer or consumer. The client looks the topic up again
+    and reconnects, whatever the reason; after DELETED it finds no topic and makes none."""
 
     UNLOADED = "the topic is not served here any more"
     LOG_FAILED = "an append failed; what was not acknowledged must be sent again"

@@ -76,14 +76,14 @@ class DispatchRate:
         return self._rate is not None
 
     def wait_s(self, now: float) -> float:
-        """How long the next read must wait. 0: it may begin now."""
+        """The time that the next read must wait. 0: it may begin now."""
         return max(
             0.0 if self._messages is None else self._messages.wait_s(now),
             0.0 if self._bytes is None else self._bytes.wait_s(now),
         )
 
     def room(self, now: float) -> tuple[int, int]:
-        """How many messages and bytes may be read now: at least one of each."""
+        """The numbers of messages and bytes that may be read now: at least one of each."""
         return (
             _NO_LIMIT if self._messages is None else max(1, int(self._messages.tokens(now))),
             _NO_LIMIT if self._bytes is None else max(1, int(self._bytes.tokens(now))),

@@ -1,4 +1,4 @@
-"""Why a subscription delivers nothing now: all reasons, from a snapshot of its state. Pure.
+"""All reasons why a subscription delivers nothing now, from a snapshot of its state. Pure.
 
 The dispatcher explains itself (dispatch/explain.py). This module adds what stops a dispatcher from
 outside: the state of the subscription, its reads, its topic and its broker. `explain` names every
@@ -81,7 +81,7 @@ def explain(at: Snapshot) -> list[Reason]:
 
 
 def _upstream(at: Snapshot) -> list[Reason]:
-    """Why messages that were published are not in the log, or new ones are not taken."""
+    """The reasons why published messages are not in the log, or new messages are not taken."""
     reasons: list[Reason] = []
     facts: dict[str, object]
     if at.unconfirmed:

@@ -44,7 +44,7 @@ class Cap:
         self._under_way: dict[str, int] = {}
 
     def admit(self, connection: str, entries: int) -> int:
-        """How many of these entries may be delivered; the rest is dropped."""
+        """The number of these entries that may be delivered. The rest is dropped."""
         if not self._under_way:
             self._call_soon(self._under_way.clear)
         before = self._under_way.get(connection, 0)

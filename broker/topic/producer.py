@@ -47,7 +47,7 @@ still read: a full frame, so that a producer over its rate does not stop the oth
 connection at once. The limit is smaller if all producers together hold much: see HELD_SHARE."""
 
 AHEAD_LOOK_S: Final = 0.25
-"""How often a producer whose publishes were let through looks at the rate again."""
+"""The period in which a producer whose publishes have passed checks the rate again."""
 
 
 class ProducerState(Enum):

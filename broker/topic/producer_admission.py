@@ -1,4 +1,4 @@
-"""Which producers a topic admits: names, access modes, the queue for exclusive access.
+"""The admission of producers to a topic: names, access modes, the queue for exclusive access.
 
 A *connected* producer publishes. A *waiting* one asked for exclusive access (WaitForExclusive)
 while other producers were connected. When the last of these leaves, the first of the queue takes

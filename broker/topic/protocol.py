@@ -125,7 +125,7 @@ class Topic(ServedTopic, Protocol):
 
     @property
     def log(self) -> Log:
-        """Where its entries are, to be read by range."""
+        """The places of the topic's entries, to be read by range."""
 
     @property
     def cursors(self) -> Cursors: ...
@@ -172,7 +172,7 @@ class Topic(ServedTopic, Protocol):
         """The wall clock."""
 
     def explain(self, name: str) -> list[Reason]:
-        """Why a subscription dispatches nothing. Raises SubscriptionNotFound."""
+        """The reasons why a subscription dispatches nothing. Raises SubscriptionNotFound."""
 
     def begin_deletion(self, *, force: bool) -> frozenset[str]:
         """Disconnect all clients and let none in any more. Returns their names, as tombstones keep

@@ -49,7 +49,7 @@ RETRY_S_MAX: Final = 10.0
 an operator restores or skips it."""
 
 RATE_LOOK_S: Final = 1.0
-"""How often a read that waits for a dispatch rate looks at the rate again."""
+"""The period in which a read that waits for a dispatch rate checks the rate again."""
 
 REPLAY_GAP_ENTRIES: Final = 8
 """Unwanted entries that a replay reads to save a request: a request to a bookie costs about as much
@@ -189,7 +189,7 @@ class ReadLoop:
 
     @property
     def rate_wait_s(self) -> float:
-        """How long the next read must wait for the dispatch rates."""
+        """The time that the next read must wait for the dispatch rates."""
         return longest_wait(self._rates, _now())[0]
 
     @property
@@ -206,7 +206,7 @@ class ReadLoop:
             await asyncio.sleep(min(wait_s, RATE_LOOK_S))
 
     def _room(self) -> tuple[int, int]:
-        """How many messages and bytes the next read may have."""
+        """The numbers of messages and bytes that the next read may have."""
         rooms = [rate.room(_now()) for rate in self._rates if rate.limited]
         messages_max = min((messages for messages, _ in rooms), default=sys.maxsize)
         return messages_max, min([self._bytes_max, *(size for _, size in rooms)])

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     MakeDispatcher = Callable[[Environment], Dispatcher]
 
 FLUSH_TIMEOUT_S: Final = 5.0
-"""How long the close of a consumer waits for its acknowledgements to be durable."""
+"""The time that the close of a consumer waits for its acknowledgements to be durable."""
 
 RETURN_S: Final = 60.0
 """How long a non-durable subscription waits for its reader to come back after a seek, which
@@ -629,7 +629,7 @@ class Subscription:
 
     @property
     def read_position(self) -> Position | None:
-        """Where the dispatcher reads next; None: no consumer has connected yet."""
+        """The position of the dispatcher's next read. None: no consumer has connected yet."""
         return None if self._dispatcher is None else self._dispatcher.read_position
 
     @property
@@ -648,7 +648,7 @@ class Subscription:
 
     @property
     def idle_s(self) -> float:
-        """How long it has had no consumer on this broker. 0: it has one."""
+        """The time without a consumer on this broker. 0: the subscription has a consumer."""
         return 0.0 if self.consumers else self._loop.time() - self._left_s
 
     @property
@@ -662,7 +662,7 @@ class Subscription:
         return next((handle.name for handle in self.consumers.values() if handle.active), "")
 
     def explain(self) -> list[Reason]:
-        """Why the subscription delivers nothing now."""
+        """The reasons why the subscription delivers nothing now."""
         return explain(self.snapshot())
 
     def snapshot(self) -> Snapshot:

@@ -699,7 +699,7 @@ class PersistentTopic:
         return self._clock.now_ms()
 
     def explain(self, name: str) -> list[Reason]:
-        """Why a subscription dispatches nothing. Raises SubscriptionNotFound."""
+        """The reasons why a subscription dispatches nothing. Raises SubscriptionNotFound."""
         subscription = self._named(name)
         if subscription is None:
             raise SubscriptionNotFound(name)

@@ -1,4 +1,4 @@
-"""Which topics a consumer of several topics consumes, now and later.
+"""The topics that a consumer of several topics consumes, now and later.
 
 A source lists the topics once, and then reports changes until it is cancelled. Names are full names
 of topics without partitions, or of partitions.

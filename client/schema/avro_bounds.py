@@ -179,7 +179,7 @@ def _skip_bytes(data: bytes, at: int) -> int:
 
 
 def _block(data: bytes, at: int) -> tuple[int, int]:
-    """How many items the next block has; 0: there is none."""
+    """The number of items in the next block. 0: no block follows."""
     count, at = _long(data, at)
     if count < 0:  # the size of the block in bytes follows
         count = -count

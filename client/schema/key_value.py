@@ -26,7 +26,7 @@ Decode = Callable[[bytes], Any]
 
 
 class KeyValueEncodingType(NamedEnum):
-    """Where a message has the key. INLINE: in the payload. SEPARATED: in `partition_key`."""
+    """The place of the key in a message. INLINE: in the payload. SEPARATED: in `partition_key`."""
 
     INLINE = 0
     SEPARATED = 1

@@ -85,7 +85,7 @@ class FullCollections:
         self._made = made
 
     def reason(self, blocks: int, made: int) -> str:
-        """Why all objects should be collected now; "": there is no reason."""
+        """The reason why all objects should be collected now. "": no reason."""
         grown = blocks - self._blocks
         if made - self._made >= GARBAGE_MAX:
             return "garbage"

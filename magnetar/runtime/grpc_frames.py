@@ -75,7 +75,7 @@ a broker. Bookies have no limit: a broker that takes over thousands of topics as
 """
 
 CLOSE_S = 1.0
-"""How long a close waits for the peer before it breaks the stream."""
+"""The time that a close waits for the peer before it breaks the stream."""
 
 _UNREACHABLE = re.compile(r"^failed to connect to all addresses; last error: \w+: ipv[46]:\S+: ")
 

@@ -99,7 +99,7 @@ _CONTENT_BYTES: Final = {  # least, most
 
 @dataclass(frozen=True, slots=True)
 class TcpTimes:
-    """How long the ends of a stream wait for each other."""
+    """The times that the ends of a stream wait for each other."""
 
     connect_s: float = 5.0
     close_s: float = 1.0  # the peer's time to take the sent frames and to close too

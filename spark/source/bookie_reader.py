@@ -47,7 +47,7 @@ READ_S_MAX: Final = 15.0
 """The time limit of one read. Each of three replicas has 5 s, and these times overlap."""
 
 AVOIDED_S: Final = 60.0
-"""How long the process does not ask a bookie that it could not reach."""
+"""The time for which the process does not ask a bookie that it could not reach."""
 
 T = TypeVar("T")
 

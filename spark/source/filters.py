@@ -85,7 +85,7 @@ class Pushed:
         )
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """Which rows meet the conditions. None: all do."""
+        """The rows that meet the conditions. None: all rows."""
         mask: pa.Array | None = None
         for one in self.filters:
             column = batch.column(_column(one))

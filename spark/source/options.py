@@ -104,7 +104,7 @@ class ValueFormat(Enum):
 
 
 class KeyValueEncoding(Enum):
-    """Where a message of a KeyValue schema has its key. Pulsar's own names."""
+    """The place of the key in a message of a KeyValue schema. Pulsar's own names."""
 
     INLINE = "inline"  # the key is in the payload, before the value
     SEPARATED = "separated"  # the key is the message's key
@@ -147,7 +147,7 @@ Bound = Edge | MessagePlace | Time
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where to begin, or where to end, by topic."""
+    """The places where to begin, or where to end, for each topic."""
 
     default: Bound
     topics: Mapping[str, Bound]  # keyed by full name, that of a partition if the user named it
@@ -438,7 +438,7 @@ def _key_options(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _least_options(values: Mapping[str, str]) -> dict[str, Any]:
-    """How long a batch waits for more rows."""
+    """The time that a batch waits for more rows."""
     least = _limit(values, "minRowsPerTrigger")
     if least is None:
         if "maxtriggerdelay" in values:

@@ -1,4 +1,4 @@
-"""Which topics a query has, as a broker pushes it to Spark's driver.
+"""The topics of a query, as a broker pushes them to Spark's driver.
 
 Any broker answers, so there is one stream for up to 1,000 named topics, or one for the namespace of
 a pattern. As long as all streams are live and have told their topics, the driver does not ask. If

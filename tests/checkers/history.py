@@ -24,7 +24,7 @@ class Outcome(StrEnum):
 
 
 class Place(NamedTuple):
-    """Where a message is stored. Ordered as the topic is."""
+    """The place where a message is stored. Places have the order of the topic."""
 
     ledger: int
     entry: int

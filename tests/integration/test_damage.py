@@ -193,7 +193,7 @@ def file_of(path: Path, pattern: str) -> Path:
 
 
 def records(data: bytes) -> list[int]:
-    """Where the fragments of a file in RocksDB's log format begin."""
+    """The places where the fragments of a file in RocksDB's log format begin."""
     found, at = [], 0
     while at + 7 < len(data) and data[at : at + 7] != bytes(7):
         found.append(at)

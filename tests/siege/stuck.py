@@ -17,7 +17,7 @@ def describe_on_signal() -> None:
 
 
 def tasks_text(places_max: int = 30) -> str:
-    """Where the tasks wait, each place with the number of tasks that are there."""
+    """The places where tasks wait, each with the number of tasks."""
     places: dict[str, int] = {}
     for task in asyncio.all_tasks():
         places[_place(task)] = places.get(_place(task), 0) + 1

@@ -88,7 +88,7 @@ class Cluster:
         await asyncio.sleep(count * self.rules.period_s + 1.0)
 
     async def numbers(self) -> list[int]:
-        """How many bundles each broker owns by the records."""
+        """The number of bundles that each broker owns by the records."""
         found = [0] * len(self.peers)
         for namespace in await self.peers[0].store.children(f"{paths.OWNERSHIP}/t"):
             folder = f"{paths.OWNERSHIP}/t/{namespace}"

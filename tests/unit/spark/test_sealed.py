@@ -1,4 +1,4 @@
-"""Which ledgers are read from bookies, and how the driver uses a broker's answer."""
+"""The ledgers that are read from bookies, and the driver's use of a broker's answer."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_every_policy_has_a_row() -> None:
 
 
 def paths_of(row: PolicyRow) -> list[tuple[str, str]]:
-    """Where the row is set, and the query parameter that carries the value there."""
+    """The path where the row is set, and the query parameter that carries the value."""
     namespace = [(f"{NAMESPACE}/{row.namespace_path}", "")] if row.namespace_path else []
     topic = [(f"{TOPIC}/{row.topic_path}", row.topic_parameter)] if row.topic_path else []
     return namespace + topic

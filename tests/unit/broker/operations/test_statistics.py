@@ -66,7 +66,7 @@ async def test_many_clients_are_described_in_slices() -> None:
 
 
 def calls_of_pydantic(work: Callable[[], object]) -> Counter[str]:
-    """How often each function in Rust is called: it holds the interpreter's lock to its end."""
+    """The calls of each function in Rust, which holds the interpreter's lock to its end."""
     found: Counter[str] = Counter()
 
     def note(_: object, event: str, function: Any) -> None:

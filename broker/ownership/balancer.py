@@ -1,17 +1,17 @@
 """Hands bundles over to brokers that own fewer, slowly: one round in each period.
 
 A broker that joins owns nothing, and a broker that was alone owns everything. In each round a
-broker reads the owners of all bundles and makes its own part of the moves that all brokers compute
-alike (census.py). A move is a clean hand-over: the topics are closed and their clients are told the
-next owner.
+broker reads the owners of all bundles and makes its own part of the moves. All brokers compute the
+same moves (census.py). A move is a clean hand-over: the topics are closed and their clients are
+told the next owner.
 
 Moves cost clients a reconnect, so they are limited:
 
 - A round moves at most MOVES_PER_ROUND_MAX bundles, one after the other.
 - No bundle moves in a round that sees other brokers than the round before, or other incarnations of
   them: during a rolling restart nothing is moved.
-- A broker does not move a bundle a second time within the grace period, whatever happens to the
-  brokers that get it.
+- A broker does not move a bundle a second time within the grace period, even if the broker that got
+  the bundle dies.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Balancer:
         unload: Callable[[Bundle], Awaitable[None]],
         rules: BalanceRules = BALANCE_DEFAULTS,
     ) -> None:
-        self.moved = 0  # bundles so far
+        self.moved = 0  # the number of bundles moved so far
         self._store = store
         self._brokers = brokers
         self._owners = owners
@@ -66,10 +66,10 @@ class Balancer:
         self._unload = unload
         self._rules = rules
         self._seen: set[Owner] = set()  # the live brokers of the last round
-        self._moved_s: dict[Bundle, float] = {}  # when, in the loop's time
+        self._moved_s: dict[Bundle, float] = {}  # the loop time of each move
 
     async def run(self) -> None:
-        """Play rounds until cancelled."""
+        """Run rounds until cancelled."""
         while True:
             try:
                 await self._round()
@@ -82,7 +82,7 @@ class Balancer:
         live = {owner_of(it): it for it in self._brokers.live.values()}
         is_steady, self._seen = live.keys() == self._seen, set(live)
         me = owner_of(self._me)
-        if live.keys() <= {me}:  # no other broker could get one
+        if live.keys() <= {me}:  # no other broker could get a bundle
             self._owners.recount({})
             return
         self._owners.recount(await read_owners(self._store))

@@ -40,7 +40,7 @@ _LATEST_FOR_CONSUMERS: Final = frozenset(
 
 
 def to_compare(versions: Sequence[T], strategy: SchemaCompatibility) -> Sequence[T]:
-    """The versions that a new one is compared with. `versions`: oldest first."""
+    """The versions with which a new version is compared. `versions`: oldest first."""
     if strategy is _Strategy.ALWAYS_COMPATIBLE:
         return ()
     return versions if strategy in TRANSITIVE else versions[-1:]
@@ -69,12 +69,13 @@ def require_compatible(new: Schema, earlier: Schema, strategy: SchemaCompatibili
         if strategy in _READ_BY_EARLIER and (problem := reads(earlier, new)):
             raise IncompatibleSchema(f"the earlier schema cannot read new messages: {problem}")
     except (avro.NotAvro, protobuf.NotProtobuf, key_value.NotKeyValue) as error:
-        # The new schema was parsed before. So the stored one breaks a rule that is newer than it.
+        # The new schema was parsed before. So the stored schema breaks a rule that is newer.
         raise IncompatibleSchema(f"the earlier schema is not valid: {error}") from None
 
 
 def _reader_of(kind: SchemaType) -> Callable[[Schema, Schema], str]:
-    """The function that says why its first schema cannot read the second's messages; "": it can."""
+    """The function that returns why its first schema cannot read messages of the second; "": it
+    can."""
     if kind in AVRO_TYPES:
         return partial(_avro, is_json=kind is SchemaType.JSON)
     if kind is SchemaType.PROTOBUF_NATIVE:

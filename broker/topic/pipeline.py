@@ -111,7 +111,7 @@ class Duplicate:
     """The log holds the next entries already: the producer gets receipts without a position."""
 
     count: int
-    stored_sequence_id: int  # the highest of this producer that the log holds
+    stored_sequence_id: int  # the highest sequence id of this producer in the log
 
 
 @dataclass(frozen=True, slots=True)

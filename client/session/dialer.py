@@ -22,8 +22,8 @@ SESSION_METHOD: Final = "/magnetar.broker.Broker/Session"
 
 LATE_COMPLETIONS_S: Final = 0.02
 """Seconds that the loop runs on after its channels were closed. grpc.aio has one thread for all
-loops of a process. This thread may still deliver completions to the loop. If the loop is closed by
-then, the delivery raises an error in another loop."""
+loops of a process. This thread may still deliver completions to the loop. If the loop is already
+closed, the delivery raises an error in another loop."""
 
 
 class GrpcDialer:

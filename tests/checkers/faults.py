@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_faults(history: History, planned: Mapping[str, int]) -> list[Anomaly]:
-    """`planned`: how often each kind of fault must have had an effect."""
+    """`planned`: for each kind of fault, the number of times that it must have had an effect."""
     bitten = Counter(fault.what for fault in history.faults if fault.bitten)
     return anomalies(
         {

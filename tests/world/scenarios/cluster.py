@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from world.cluster import World
     from world.nodes import ClientNode
 
-STORM_S = 12.0  # mean; of virtual time
+STORM_S = 12.0  # the mean, in virtual time
 
 
 @scenario("cluster", "clients compete for a log during all kinds of faults")

@@ -32,7 +32,7 @@ def test_each_entry_is_reported_once_and_receipts_match(steps: list[str]) -> Non
     pending = PendingEntries()
     sent: list[int] = []  # entries that the broker has and did not answer, in order
     reported: list[int] = []
-    alive: list[int] = []  # appended and not reported
+    alive: list[int] = []  # entries that were appended and not reported
     number = 0
     for now, step in enumerate(steps):
         match step:
@@ -48,7 +48,7 @@ def test_each_entry_is_reported_once_and_receipts_match(steps: list[str]) -> Non
                 if step == "receipt":
                     told = [pending.on_receipt(answers[0])]
                 else:
-                    told = pending.on_receipts([*answers, -1])  # -1: never sent
+                    told = pending.on_receipts([*answers, -1])  # -1: an id that was never sent
                 for answered, got in zip(answers, told, strict=True):
                     assert (got is None) == (answered in reported)
                     if got is not None:

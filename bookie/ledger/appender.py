@@ -117,7 +117,7 @@ class LedgerAppender:
         if max(sizes) > ENTRY_BYTES_MAX:
             raise EntryTooLarge(max(sizes), ENTRY_BYTES_MAX)
         writer, now = self._writer, self._loop.time()
-        first = writer.appended + 1
+        first, alone = writer.appended + 1, writer.confirmed == writer.appended
         adds = encode_adds(
             ledger=self.ledger,
             first_entry=first,
@@ -136,19 +136,19 @@ class LedgerAppender:
             unsent_bytes += size
             if unsent_bytes >= FRAME_BYTES_MAX:  # an outbox never splits an item, and a frame has a
                 # limit
-                self._put_out(by_seat, entries)
+                self._put_out(by_seat, entries, alone=alone)
                 unsent_bytes = 0
-        self._put_out(by_seat, entries)
+        self._put_out(by_seat, entries, alone=alone)
         if not self._busy:
             self._be_busy()
         return EntryId(first)
 
-    def _put_out(self, by_seat: list[list[Buffer]], entries: list[int]) -> None:
+    def _put_out(self, by_seat: list[list[Buffer]], entries: list[int], *, alone: bool) -> None:
         for seat, parts in enumerate(by_seat):
             if parts:
                 put = self._streams[seat].put
                 assert put is not None, "a seat without a stream has failed"
-                put(*parts, items=entries[seat])
+                put(*parts, items=entries[seat], alone=alone)
                 parts.clear()
                 entries[seat] = 0
 

@@ -102,13 +102,11 @@ class Outbox:
 
     With `hold_bytes`, fewer bulk bytes than this wait for an answer to the frame before, as in
     Nagle's algorithm. Items that arrive one after the other then share a frame, and the peer
-    needs one sync and one answer for them. If an item was put before that answer, the next one is
-    likely to come soon: from then on the outbox gathers a group of items (`GroupSize`) after the
-    answer, too, until GATHER_S_MAX after the frame before. This ends when a wait brings no second
-    item. A single sender that waits for each answer never brings one, so the outbox does not gather
-    for it. If several senders wait for their answers, each may wait for the items of the others, up
-    to the same limit.
-    Large items and control items are never held.
+    needs one sync and one answer for them. If a sender put an item before that answer and does not
+    wait for the outcome of its earlier ones, the next item is likely to come soon: from then on the
+    outbox gathers a group of items (`GroupSize`) after the answer, too, until GATHER_S_MAX after
+    the frame before. This ends when a wait brings no second item. Senders that wait for each
+    outcome (`alone`) never begin it. Large items and control items are never held.
 
     `run` is called once and owns the stream's sending side. When it ends, the outbox drops what is
     pending and what is put later: the stream is over, and its reader learns the reason.
@@ -139,9 +137,10 @@ class Outbox:
         self._moved = asyncio.Event()  # a frame was sent, or run() ended
         self._ended = False
 
-    def put(self, *parts: Buffer, items: int = 1) -> None:
+    def put(self, *parts: Buffer, items: int = 1, alone: bool = False) -> None:
         """Add one bulk item, or several that are not split. Its parts must not change afterwards.
-        Hot: several calls a message."""
+        `alone`: the outcome of all earlier items of this sender is known, so it may be waiting for
+        each. Hot: several calls a message."""
         size = 0
         for part in parts:
             size += len(part)
@@ -155,7 +154,7 @@ class Outbox:
             self._full.append(self._take_open())
         if self._release is not None:
             if not self._answered:
-                self._comes_soon = True
+                self._comes_soon = self._comes_soon or not alone
             elif self._open_items >= self._group.items:
                 self._release.cancel()
                 self._release = None

@@ -338,6 +338,31 @@ async def test_a_single_item_waits_for_a_bounded_time_and_the_next_one_not_at_al
         running.cancel()
 
 
+@pytest.mark.parametrize("alone", [True, False])
+async def test_items_are_gathered_only_for_a_sender_that_does_not_wait_for_each_outcome(
+    alone: bool,
+) -> None:
+    """The outcome may come from other peers, before the answer of this one."""
+    wire = Wire()
+    outbox = Outbox(wire.send, pending_bytes_max=1000, hold_bytes=8)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(outbox.run())
+        for item in (b"a", b"b", b"c"):
+            outbox.put(item, alone=alone)
+            await settle()
+        outbox.on_answer()
+        await settle()
+        assert wire.frames == [b"a", b"bc"]
+        outbox.on_answer()
+        outbox.put(b"d", alone=alone)
+        await settle()
+        outbox.on_answer()
+        outbox.put(b"e", alone=alone)
+        await settle()
+        assert wire.frames == ([b"a", b"bc", b"d", b"e"] if alone else [b"a", b"bc"])
+        running.cancel()
+
+
 async def test_a_whole_group_that_came_before_the_answer_goes_with_it() -> None:
     wire = Wire()
     async with asyncio.TaskGroup() as group:

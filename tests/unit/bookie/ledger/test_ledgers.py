@@ -116,6 +116,26 @@ async def test_many_entries_in_one_call_equal_single_calls() -> None:
         assert [e.payload for e in stored[0]] == [e.payload for e in stored[1]]
 
 
+async def test_an_add_is_alone_when_all_earlier_ones_are_confirmed() -> None:
+    async with ledger_cluster(3) as (_, ledgers):
+        appender = await create(ledgers)
+        stream, seen = appender._streams[0], list[bool]()
+        put_out = stream.put
+        assert put_out is not None
+
+        def put(*parts: Buffer, items: int, alone: bool) -> None:
+            seen.append(alone)
+            put_out(*parts, items=items, alone=alone)
+
+        stream.put = put
+        appender.append_nowait([[b"first"]])
+        appender.append_nowait([[b"second"]])
+        await confirmed(appender)
+        appender.append_nowait([[b"third"]])
+        await confirmed(appender)
+        assert seen == [True, False, True]
+
+
 async def test_a_run_of_the_largest_entries_goes_in_frames_that_may_be_sent() -> None:
     async with ledger_cluster(3) as (_, ledgers):
         appender = await create(ledgers)
@@ -123,10 +143,10 @@ async def test_a_run_of_the_largest_entries_goes_in_frames_that_may_be_sent() ->
         put_out = stream.put
         assert put_out is not None
 
-        def put(*parts: Buffer, items: int) -> None:
+        def put(*parts: Buffer, items: int, alone: bool) -> None:
             sizes.append(size_of(parts))
             counts.append(items)
-            put_out(*parts, items=items)
+            put_out(*parts, items=items, alone=alone)
 
         stream.put = put
         appender.append_nowait([[bytes(1000)], *[[bytes(ENTRY_BYTES_MAX)]] * 4, [bytes(1000)]])

@@ -29,15 +29,15 @@ async def partitions_of(topic: str, parts: Parts) -> int:
 
 
 async def asking(ask: Callable[[], Awaitable[Answer]], parts: Parts, topic: str) -> Answer:
-    """Return the answer to `ask`.
+    """Call `ask`, again after each temporary error, and return its answer.
 
     Raises the broker's refusal if it is final. Raises ConnectError or Timeout if no broker answers
-    within the operation's time. If that takes longer than WARN_AFTER_S, logs one warning.
+    within `parts.timeout_s`. Logs one warning if no answer arrives within WARN_AFTER_S.
     """
     loop = asyncio.get_running_loop()
     delay = ReconnectDelay(parts.random)
     give_up_at = loop.time() + parts.timeout_s
-    trouble: PulsarException | None = None  # None: no answer yet
+    trouble: PulsarException | None = None  # None: no error yet
     warning = loop.call_later(
         WARN_AFTER_S, lambda: parts.lookup.warn_unreachable(trouble, parts.timeout_s)
     )

@@ -97,7 +97,7 @@ class Client:
     """
 
     wait_for_schemas: Callable[[Coroutine[Any, Any, None]], None] | None = None  # see Decoder
-    _failure: PulsarException | None  # None: it is open
+    _failure: PulsarException | None  # None: the client is open
     _parts: Parts
 
     @takes_parameters_of(ClientOptions)
@@ -124,8 +124,8 @@ class Client:
     @takes_parameters_of(AsyncConsumerOptions)
     async def subscribe(self, options: AsyncConsumerOptions) -> Consumer:
         """Create a consumer of a subscription. The broker creates the subscription if it does not
-        exist. The parameters are those of ConsumerOptions, and `is_pattern_topic`: `topic` is the
-        text of a regular expression.
+        exist. The parameters are those of ConsumerOptions and `is_pattern_topic`. With
+        `is_pattern_topic=True`, `topic` is the text of a regular expression.
 
         Raises the broker's refusal, for example ConsumerBusy, InvalidTopicName or NotAllowedError.
         Raises ConnectError or Timeout if no broker accepts the consumer within
@@ -165,7 +165,7 @@ class Client:
     async def create_table_view(self, options: TableViewOptions) -> TableView:
         """Create a table view: a dictionary with the last value of each key of a topic.
 
-        The call returns when the view has read the messages that the topic held at its beginning.
+        The call returns when the view has read all messages that the topic held before the call.
         Raises the same errors as `subscribe`.
         """
         rows = await self.table_rows(options)
@@ -184,7 +184,9 @@ class Client:
             async with asyncio.timeout(self._parts.timeout_s):
                 count = await self._parts.lookup.partitions(str(name))
         except TimeoutError:
-            raise Timeout("no broker answered: partitions", topic=str(name)) from None
+            raise Timeout(
+                "no broker answered the request for the partitions", topic=str(name)
+            ) from None
         return [str(name.with_partition(index)) for index in range(count)] or [str(name)]
 
     def get_service_info(self) -> ServiceInfo:
@@ -205,7 +207,7 @@ class Client:
             for close in (self._close_cores, self._parts.pool.close, self._parts.scope.close):
                 try:
                     await close()
-                except Exception as error:  # also after a bug, the rest is closed
+                except Exception as error:  # even after a bug, close the rest
                     errors.append(error)
         except asyncio.CancelledError:  # the caller no longer waits for an orderly end
             self.shutdown()
@@ -275,7 +277,10 @@ class Client:
         many: ManyOptions,
         queue_of: Callable[[str], MessageQueue],
     ) -> TopicsCore:
-        """`queue_of` returns the queue of a topic that is the only one."""
+        """Create the core of a consumer or reader.
+
+        `queue_of` returns the queue of a single topic that has no partitions.
+        """
         parts = self._parts
         if isinstance(topics, re.Pattern):
             source: Source = Pattern(
@@ -303,8 +308,10 @@ class Client:
         return replace(subscription, decoder=decoder)
 
     async def schema_of(self, topic: str, version: bytes) -> SchemaInfo:
-        """Return a version of a topic's schema; b"": the newest one. Raises TopicNotFound if there
-        is none, and the errors of `asking`."""
+        """Return one version of a topic's schema. `version` b"" means the newest version.
+
+        Raises TopicNotFound if the topic does not have the version, and the errors of `asking`.
+        """
         self._check_open()
         await self._begin()
         lookup = self._parts.lookup
@@ -341,7 +348,8 @@ class Client:
     ) -> RetrySubscriber:
         """Create the core of a consumer with a retry topic. The caller opens it.
 
-        Raises InvalidConfiguration for a queue of size 0: two topics need a place each.
+        Raises InvalidConfiguration for a queue of size 0: the main topic and the retry topic need
+        a place each.
         """
         if subscription.queue_messages_max == 0:
             raise InvalidConfiguration("receiver_queue_size: enable_retry needs at least 1")
@@ -359,9 +367,11 @@ class Client:
             async with asyncio.timeout(self._parts.timeout_s):
                 policy = await letter_topics(named, subscription.name, policy, self._parts)
         except TimeoutError:
-            raise Timeout("no broker answered: names of letter topics", topic=str(topics)) from None
+            raise Timeout(
+                "no broker answered the request for the letter topics", topic=str(topics)
+            ) from None
         subscription = replace(self._named(subscription), dead_letters=policy)
-        # The retry topic gets its messages from this subscription only: miss none of them.
+        # Only this subscription publishes on the retry topic: begin there at the first message.
         later = replace(
             subscription, initial_position=InitialPosition.Earliest, presents_schema=False
         )
@@ -370,7 +380,7 @@ class Client:
         def part(topic: str) -> MessageQueue:
             return SourceQueue(topic, queue, sources, lambda _, error: queue.fail(error))
 
-        if isinstance(topics, list):  # the retry topic has its own part
+        if isinstance(topics, list):  # the retry topic gets a core of its own
             topics = [it for it in topics if str(topic_name(it)) != policy.retry_letter_topic]
             if not topics:
                 raise InvalidConfiguration("topic: the list holds only the retry topic")
@@ -386,19 +396,19 @@ class Client:
         )
 
     def _letters(self, topic: str, subscription: Subscription) -> LetterProducer | None:
-        """Create the producer of a topic's dead letters; None: the subscription has no policy."""
+        """Create the producer of a topic's dead letters. None: no dead-letter policy."""
         if subscription.dead_letters is None:
             return None
         return dead_letter_producer(topic, subscription, self.open_producer, self._parts)
 
     def _named(self, subscription: Subscription) -> Subscription:
-        """Return the subscription with a consumer name, which a durable one needs."""
+        """Return the subscription with the consumer name that a durable subscription needs."""
         if not subscription.is_durable or subscription.consumer_name is not None:
             return subscription
         return replace(subscription, consumer_name=generated_consumer_name(self._parts.random))
 
     async def _partitions(self, topic: TopicName) -> int:
-        """Return the number of a topic's partitions; 0: it has none, or is one itself."""
+        """Return the number of a topic's partitions; 0 if it has none or is a partition."""
         await self._begin()
         self._check_open()  # the client may have been closed during the wait
         if topic.partition is not None:
@@ -417,7 +427,7 @@ class Client:
 
     def _set_up(self, options: ClientOptions, environment: Environment) -> None:
         install(options.logger)
-        self._watch: ClusterWatch | None = None  # None: there is one cluster
+        self._watch: ClusterWatch | None = None  # None: the client has one cluster
         self._watching = False
         if not isinstance(options.service_url, str):
             timeout_s = options.connection_timeout_ms / 1000
@@ -474,10 +484,12 @@ class Client:
             self._parts.scope.start(self._watch.run(), "choice of a cluster")
 
     def _move(self, info: ServiceInfo) -> None:
-        """Move to another cluster. Raises InvalidUrl and InvalidConfiguration: then it stays.
+        """Move to another cluster.
 
-        Pending messages are sent there. Consumers continue with what the subscription has there,
-        readers and table views at its earliest message.
+        Producers send their pending messages to the new cluster. Consumers continue with the
+        subscription of the new cluster. Readers and table views begin at its earliest message.
+        Raises InvalidUrl or InvalidConfiguration if the client cannot use the new cluster; the
+        client then stays in its cluster.
         """
         if self._failure is not None:
             return

@@ -1,8 +1,8 @@
 """The authentication of a client at the brokers: Apache's classes, and their credentials.
 
 A client sends its credentials in CONNECT and again whenever a broker asks for them. An application
-that needs new tokens passes a function, which the client calls each time. Magnetar's brokers accept
-every client, and do not look at credentials yet; Apache Pulsar's brokers do.
+that needs new tokens passes a function, which the client calls each time. Magnetar's brokers do not
+check credentials yet: they accept every client. Apache Pulsar's brokers check them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ TokenSupplier = Callable[[], str]
 class Credentials(Protocol):
     """The credentials that a client presents to a broker."""
 
-    method: str  # the name of the broker's provider, as "token"
+    method: str  # the name of the broker's provider, such as "token"
     certificate: tuple[str, str] | None  # paths of certificate and private key for TLS; None: none
 
     async def data(self) -> bytes | None:
-        """Return the content of CONNECT or AUTH_RESPONSE; None: nothing beside the method's name.
+        """Return the credentials for CONNECT or AUTH_RESPONSE. None: the method's name suffices.
 
         Raises ErrorGettingAuthenticationData.
         """
 
     def on_refused(self) -> None:
-        """A broker refused the data, or asks for other data: cached data may be outdated."""
+        """Drop cached data that may be outdated: a broker refused it or asks for new data."""
 
 
 class NoCredentials:
@@ -56,11 +56,17 @@ class NoCredentials:
 
 
 class Authentication:
-    """Credentials by the name of their kind, with parameters as text.
+    """Credentials whose kind and parameters are texts, as in Apache's client.
 
-    The kinds are those of the classes below: "tls", "token", "basic" and "oauth2", also under the
-    class names of Apache's Java client. Raises NotAllowedError for a shared library and for another
-    kind, and InvalidConfiguration for wrong parameters.
+    - `dynamicLibPath`: the kind, which is "tls", "token", "basic" or "oauth2", or the class name of
+      Apache's Java client for it.
+    - `authParamsString`: the parameters of this kind. "tls" expects
+      `tlsCertFile:PATH,tlsKeyFile:PATH`. "token" expects `token:TEXT`, `file:PATH`, `env:NAME` or
+      the token itself. "basic" and "oauth2" expect the JSON object that is the
+      `auth_params_string` of AuthenticationBasic or AuthenticationOauth2.
+
+    Raises NotAllowedError for any other kind, such as the path of a shared library. Raises
+    InvalidConfiguration for wrong parameters.
     """
 
     auth: Credentials
@@ -106,7 +112,11 @@ class AuthenticationToken(Authentication):
 
 
 class AuthenticationBasic(Authentication):
-    """A user name and a password. `auth_params_string`: the same as a JSON object."""
+    """A user name and a password.
+
+    `auth_params_string` replaces the other parameters: it is a JSON object with `username`,
+    `password` and optionally `method`.
+    """
 
     def __init__(
         self,
@@ -127,11 +137,11 @@ class AuthenticationBasic(Authentication):
 
 
 class AuthenticationOauth2(Authentication):
-    """A token from an OAuth 2.0 server, with the client's own credentials.
+    """A token that the client gets from an OAuth 2.0 server (client credentials grant).
 
-    `auth_params_string` is a JSON object: `issuer_url` and `private_key` (the path, or a `file:` or
-    `data:` URL, of a JSON object with `client_id` and `client_secret`) are required, `audience` and
-    `scope` are optional.
+    `auth_params_string` is a JSON object. It must have `issuer_url` and `private_key`, and can have
+    `audience` and `scope`. `private_key` is the path, or a `file:` or `data:` URL, of another JSON
+    object with `client_id` and `client_secret`.
     """
 
     def __init__(self, auth_params_string: str) -> None:
@@ -162,12 +172,12 @@ class _Token:
 
     def __init__(self, supply: TokenSupplier, *, blocks: bool = True) -> None:
         self._supply = supply
-        self._blocking = Repeated(supply) if blocks else None  # None: it returns at once
+        self._blocking = Repeated(supply) if blocks else None  # None: `supply` does not block
 
     async def data(self) -> bytes:
         try:
             token = self._supply() if self._blocking is None else await self._blocking.call()
-        except Exception as error:  # not its repr: that of a UnicodeDecodeError holds the token
+        except Exception as error:  # the repr of a UnicodeDecodeError would show the token
             reason = f"the function that returns the token failed: {type(error).__name__}: {error}"
             raise ErrorGettingAuthenticationData(reason) from error
         if type(token) is not str:
@@ -197,7 +207,7 @@ class _Basic:
         return self._data
 
     def on_refused(self) -> None:
-        """There are no others."""
+        """The client has no other credentials."""
 
 
 class _Tls:
@@ -207,10 +217,10 @@ class _Tls:
         self.certificate: tuple[str, str] | None = certificate_path, private_key_path
 
     async def data(self) -> None:
-        return None  # the broker takes the name from the certificate
+        return None  # the broker reads the name of the client in the certificate
 
     def on_refused(self) -> None:
-        """There are no others."""
+        """The client has no other credentials."""
 
 
 class _Oauth2:

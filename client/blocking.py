@@ -1,7 +1,7 @@
-"""Calls functions of the program that may block. The loop does not wait for their threads.
+"""Calls functions of the program that may block, each call in a daemon thread of its own.
 
-The loop waits for the threads of its own executor. A function that never returns would then block
-the end of the loop, `Client.close` and the end of the program.
+At its end, a loop waits for the threads of its executor, but not for these threads. In the
+executor, a function that never returns would block `Client.close` and the end of the program.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CALLS_MAX: Final = 16
-"""Calls of one function that have not returned. At this limit, a caller shares the newest call: a
-function that never returns has a bounded number of threads, however often the client connects."""
+"""The maximum of calls of one function that run at the same time. At this limit, a caller waits for
+the newest of these calls. So a function that never returns occupies a bounded number of threads,
+however often the client connects."""
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function` in a thread of its own and return its result.
 
-    A cancellation, and the end of the loop, leave the thread behind.
+    A cancellation or the end of the loop does not stop the thread.
     """
 
     def call() -> T:
@@ -44,7 +45,8 @@ class Repeated(Generic[T]):
         self._calls: list[Future[T]] = []  # calls that have not returned, and some that have
 
     async def call(self) -> T:
-        """Call the function as `in_thread` does, within CALLS_MAX."""
+        """Call the function in a thread and return its result. If CALLS_MAX calls are running,
+        return the result of the newest one instead."""
         with self._lock:
             self._calls = [call for call in self._calls if not call.done()]
             if len(self._calls) < CALLS_MAX:

@@ -1,4 +1,4 @@
-"""Calls the user's callbacks. An exception of a callback is logged and does not stop the client."""
+"""Calls the user's callbacks. The client logs an exception of a callback and continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = get_logger(__name__)
 P = ParamSpec("P")
 
 SendCallback = Callable[["Result", "MessageId"], object]
-"""Called as `callback(result, message_id)`. Unless the result is Ok, the id is that of no message:
+"""Called as `callback(result, message_id)`. If the result is not Ok, `message_id` names no message:
 all its numbers are -1."""
 
 
@@ -41,8 +41,11 @@ def call(function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> No
 
 
 def _go_on_after(failure: BaseException, callback: object) -> None:
-    """Log the failure. Raise SystemExit in the main thread only: in a thread of the client it would
-    end that thread silently, and callers that wait for the thread would hang."""
+    """Log the failure, or raise it if it is a SystemExit in the main thread.
+
+    In a thread of the client, a SystemExit would end this thread silently, and callers that wait
+    for the thread would hang.
+    """
     if isinstance(failure, SystemExit) and current_thread() is main_thread():
         raise failure
     log.error("a callback failed", exc_info=failure, callback=repr(callback))

@@ -1,8 +1,9 @@
 """Encrypts and decrypts payloads end to end, in the format of Apache's clients.
 
-A payload is encrypted with AES-GCM under a random data key, after compression; a batch as a whole,
-a large message chunk by chunk. The data key travels in the entry's metadata, wrapped with each
-public key by RSA-OAEP (SHA-1), beside the initialization vector. The payload ends with the tag.
+The producer compresses a payload, then encrypts it with AES-GCM under a random data key. It
+encrypts a batch as a whole, and a large message chunk by chunk. The entry's metadata holds the
+initialization vector and the data key, which is wrapped with each public key by RSA-OAEP (SHA-1).
+The encrypted payload ends with the tag of AES-GCM.
 """
 
 from __future__ import annotations
@@ -35,22 +36,23 @@ if TYPE_CHECKING:
     from magnetar.protos.message import ReceivedEntry
 
 TAG_BYTES: Final = 16
-"""An encrypted payload is larger than the plain one by this."""
+"""The bytes that encryption adds to a payload: the tag of AES-GCM."""
 
 DATA_KEY_S: Final = 4 * 3600.0
-"""How long a producer uses a data key. Apache's interval; far below AES-GCM's limit of messages."""
+"""The time in seconds for which a producer uses a data key, as in Apache's client. A producer
+encrypts far fewer payloads in this time than AES-GCM permits for one key."""
 
 DATA_KEYS_MAX: Final = 1000
-"""Data keys that a consumer remembers. Beyond it, the consumer forgets the key that was used
-longest ago, and unwraps it again when it needs it."""
+"""The maximum of data keys that a consumer remembers. Beyond it, the consumer forgets the least
+recently used key, and unwraps that key again when a message needs it."""
 
-_EXPECTED: Final = "expected an RSA key: Apache's Python and C++ clients read no other"
+_EXPECTED: Final = "expected an RSA key, the only kind that Apache's Python and C++ clients read"
 _DATA_KEY_BYTES = 32
 _IV_BYTES = 12
 
 
 class PayloadSealer:
-    """Encrypts the payloads of one producer. It makes a data key for the first one."""
+    """Encrypts the payloads of one producer with a data key, which `begin` makes and renews."""
 
     def __init__(
         self,
@@ -66,7 +68,10 @@ class PayloadSealer:
         self._renew_at = 0.0
 
     def begin(self, now: float) -> None:
-        """Make a data key if there is none or it is too old. Raises CryptoError."""
+        """Make a data key if there is none, or if the present one is older than DATA_KEY_S.
+
+        `now`: the time in seconds. Raises CryptoError if a public key is missing or unusable.
+        """
         if self._cipher is not None and now < self._renew_at:
             return
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -80,7 +85,7 @@ class PayloadSealer:
         self._renew_at = now + DATA_KEY_S
 
     def seal(self, payload: bytes) -> Sealed:
-        """Encrypt a payload with a fresh initialization vector. `begin` comes first."""
+        """Encrypt a payload with a fresh initialization vector. Call `begin` before."""
         assert self._cipher is not None
         param = self._random_bytes(_IV_BYTES)
         return Sealed(self._keys, param, self._cipher.encrypt(param, payload, None))
@@ -95,8 +100,8 @@ class PayloadOpener:
         self._ciphers: OrderedDict[bytes, AESGCM] = OrderedDict()  # keyed by wrapped data key
 
     def open(self, entry: ReceivedEntry) -> bytes:
-        """Return the payload of an encrypted entry, decrypted. Raises CryptoError, and
-        MalformedEntry if the metadata is malformed."""
+        """Decrypt the payload of an entry. Raises CryptoError if no key of the entry decrypts it,
+        and MalformedEntry if the metadata is malformed."""
         if self._reader is None:
             raise CryptoError("the message is encrypted, and there is no crypto_key_reader")
         from cryptography.exceptions import InvalidTag
@@ -104,7 +109,9 @@ class PayloadOpener:
         metadata = entry.metadata
         param = metadata.encryption_param
         if len(param) != _IV_BYTES:
-            raise CryptoError(f"an initialization vector of {len(param)} bytes, not {_IV_BYTES}")
+            raise CryptoError(
+                f"the initialization vector has {len(param)} bytes instead of {_IV_BYTES}"
+            )
         reasons: list[str] = []
         for key in metadata.encryption_keys[:ENCRYPTION_KEYS_MAX]:
             try:
@@ -125,7 +132,7 @@ class PayloadOpener:
             private_key = _private_key(self._reader, name, metadata)
             try:
                 cipher = AESGCM(private_key.decrypt(wrapped, _oaep()))
-            except ValueError:  # also a data key of a wrong size
+            except ValueError:  # also for a data key of a wrong size
                 raise CryptoError(f"the private key does not fit the key {name!r}") from None
             self._ciphers[wrapped] = cipher
             if len(self._ciphers) > DATA_KEYS_MAX:
@@ -136,9 +143,9 @@ class PayloadOpener:
 
 
 def context_of(entry: ReceivedEntry, *, failed: bool) -> EncryptionContext:
-    """Return how an entry was encrypted, for the program.
+    """Return the program's view of an entry's encryption.
 
-    Raises MalformedEntry.
+    Raises MalformedEntry if the metadata is malformed.
     """
     metadata = entry.metadata
     keys = [
@@ -161,7 +168,7 @@ def _texts(pairs: Iterable[pb.KeyValue]) -> dict[str, str]:
 
 
 def sealer_of(options: ProducerOptions) -> PayloadSealer | None:
-    """Return what encrypts the payloads of a producer. None: they are not encrypted."""
+    """Return the sealer of a producer's payloads. None: the producer does not encrypt."""
     if options.crypto_key_reader is None:
         return None
     return PayloadSealer(options.key_names, options.crypto_key_reader)
@@ -191,7 +198,10 @@ def _private_key(reader: CryptoKeyReader, name: str, metadata: dict[str, str]) -
 
 
 def _pem(get: Callable[[str, dict[str, str]], bytes], name: str, metadata: dict[str, str]) -> bytes:
-    """Ask a key reader, which may be the program's own."""
+    """Return the PEM text from a method of a key reader, which may be the program's own class.
+
+    Raises CryptoError if the method fails or returns no bytes.
+    """
     try:
         text = get(name, metadata)
     except CryptoError:
@@ -226,7 +236,7 @@ def _loaded_private(pem: bytes) -> RSAPrivateKey:
 
     try:
         key = load_pem_private_key(pem, password=None)
-    except (TypeError, ValueError, UnsupportedAlgorithm):  # TypeError: it needs a password
+    except (TypeError, ValueError, UnsupportedAlgorithm):  # TypeError: the key needs a password
         raise CryptoError("the private key is not a PEM of a private key") from None
     if not isinstance(key, RSAPrivateKey):
         raise CryptoError(f"the private key is {_kind(key)}; {_EXPECTED}")
@@ -234,7 +244,7 @@ def _loaded_private(pem: bytes) -> RSAPrivateKey:
 
 
 def _kind(key: object) -> str:
-    """Say what a key is that cannot be used, such as `an EC key`."""
+    """Return the kind of an unusable key for an error message."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     curve = isinstance(key, (ec.EllipticCurvePublicKey, ec.EllipticCurvePrivateKey))

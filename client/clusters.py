@@ -1,4 +1,4 @@
-"""Moves a client between clusters: while its primary cluster is down, or as a provider says."""
+"""Moves a client between clusters: when its primary cluster is down, or when a provider asks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ Probe = Callable[[str, float], Awaitable[bool]]
 
 
 class ClusterChoice:
-    """A machine: results of probes in, the cluster to use out.
+    """A machine that chooses a cluster by the results of probes.
 
-    1. The primary cluster is number 0, the secondary ones follow in their order.
-    2. It leaves a cluster only after `failover_threshold` failed probes in a row, and only for a
-       cluster whose last probe succeeded.
-    3. It returns to the primary after `switch_back_threshold` successful probes in a row.
+    1. The primary cluster has number 0. The secondary clusters follow in their order.
+    2. The client leaves a cluster only after `failover_threshold` failed probes in a row, and only
+       for a cluster whose last probe succeeded.
+    3. The client returns to the primary cluster after `switch_back_threshold` successful probes of
+       it in a row.
     """
 
     def __init__(self, failover: AutoClusterFailover) -> None:
@@ -42,9 +43,10 @@ class ClusterChoice:
         self._primary_successes = 0
 
     def on_probed(self, *, current: bool, primary: bool) -> bool:
-        """Take the results of one round. Returns whether the current cluster should be left.
+        """Take the results of one round. Returns True if the client should leave its cluster.
 
-        `primary`: the result for the primary cluster; ignored while that is the current one.
+        `current`, `primary`: True if the probe of that cluster succeeded. While the primary cluster
+        is the current one, the machine ignores `primary`.
         """
         self._failures = 0 if current else self._failures + 1
         if self.current != 0:
@@ -55,7 +57,7 @@ class ClusterChoice:
         return self._failures >= self._failover_threshold
 
     def others(self) -> list[int]:
-        """Return the clusters to try instead of the current one, in their order."""
+        """Return the numbers of the clusters to try instead of the current one, in order."""
         return [number for number in range(len(self.clusters)) if number != self.current]
 
     def move(self, number: int) -> None:
@@ -65,7 +67,7 @@ class ClusterChoice:
 
 
 class ClusterWatch:
-    """Tells a client which cluster to use, and when to move. `run` ends with the client."""
+    """Tells a client which cluster to use, and when to move. `run` lasts as long as the client."""
 
     def __init__(
         self,
@@ -109,30 +111,30 @@ class ClusterWatch:
         loop = asyncio.get_running_loop()
 
         def update(info: ServiceInfo) -> None:
-            checked = _checked(info)  # the provider gets the error
+            checked = _checked(info)  # raises in the provider's call
             with suppress(RuntimeError):  # the client's loop has ended
                 loop.call_soon_threadsafe(self._use, checked)
 
         try:
-            await in_thread(call, provider.initialize, update)  # it may wait
-            await asyncio.Event().wait()  # until it is cancelled
+            await in_thread(call, provider.initialize, update)  # `initialize` may wait
+            await asyncio.Event().wait()  # until the client cancels this task
         finally:
             call(provider.close)
 
     async def _answers(self, info: ServiceInfo) -> bool:
         try:
             return await self._probe(info.service_url, self._timeout_s)
-        except PulsarException as error:  # its URL cannot be used
+        except PulsarException as error:  # the client cannot use its URL
             log.error("the cluster cannot be used", service=repr(info), error=str(error))
             return False
 
     def _use(self, info: ServiceInfo) -> bool:
-        """Move to the cluster unless it is in use. Returns False if it cannot be used."""
+        """Move to the cluster unless it is in use. Returns False if the client cannot use it."""
         if info is self._current:
             return True
         try:
             self._move(info)
-        except PulsarException as error:  # a URL or certificates that cannot be used
+        except PulsarException as error:  # the client cannot use its URL or certificates
             log.error("the cluster cannot be used", service=repr(info), error=str(error))
             return False
         log.warning("moved to another cluster", service=repr(info))

@@ -39,11 +39,11 @@ class Acknowledger:
     def __init__(
         self, owner: Guarded, tracker: AckTracker, on_caught_up: Callable[[], None]
     ) -> None:
-        """`owner`: the consumer whose messages are acknowledged. `on_caught_up` is called when it
-        may request messages again."""
+        """`owner`: the consumer whose messages are acknowledged. `on_caught_up` is called when the
+        consumer may request messages again."""
         self._owner = owner
         self._on_caught_up = on_caught_up
-        self._warned = False  # whether the log warned that too many are pending
+        self._warned = False  # the log has warned of too many acknowledgements
         self._topic = owner.topic
         self._tracker = tracker
         self._loop = asyncio.get_running_loop()
@@ -52,8 +52,8 @@ class Acknowledger:
         self._settled: asyncio.Future[None] | None = None  # None: settle() is not waiting
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: PulsarException | None = None  # None: the broker has refused no group
-        # A seek is in progress. If it succeeds, pending acknowledgements are void; sent after it,
-        # they would acknowledge redelivered messages.
+        # A seek is in progress. If the seek succeeds, the client drops the pending
+        # acknowledgements: sent after the seek, they would acknowledge redelivered messages.
         self._held = False
 
     def acknowledge(self, parts: Iterable[Part]) -> list[Key]:
@@ -90,8 +90,8 @@ class Acknowledger:
     async def settle(self) -> None:
         """Return when all acknowledgements are durable; a change of broker does not end the wait.
 
-        Raises the broker's refusal if it refused some permanently: the refused ones are not
-        durable.
+        Raises the broker's error if the broker refused acknowledgements permanently. The refused
+        acknowledgements are not durable.
         """
         self._send(hurry=True)
         while not self._tracker.settled:
@@ -168,7 +168,7 @@ class Acknowledger:
 
     def _on_answer(self, number: int, result: Body | PulsarException) -> None:
         if self._connection is None or not self._tracker.is_in_flight(number):
-            return  # detached since: the tracker sends the group again, under another number
+            return  # detached meanwhile: the tracker gives the group again, with another number
         if not isinstance(result, PulsarException):
             self._tracker.on_answered(number)
         elif is_retriable(result):

@@ -33,10 +33,11 @@ ACK_GROUPS_IN_FLIGHT_MAX: Final = 8
 million ids a second; a broker that does not answer is not flooded."""
 
 PENDING_IDS_MAX: Final = 100_000
-"""Ids that wait to be sent, about 200 bytes each. A broker may deliver and yet not confirm, as when
-too few bookies take a cursor's entries. At this limit, the consumer requests no more messages until
-the broker has confirmed some. What it requested before still arrives, and can be acknowledged. A
-consumer that acknowledges 200,000 entries a second has 20,000 pending after ACK_DELAY_S."""
+"""Ids that wait to be sent, about 200 bytes each. A broker can deliver messages and be unable to
+confirm acknowledgements, for example when too few bookies accept a cursor's entries. At this limit,
+the consumer requests no more messages until the broker has confirmed some ids. Messages requested
+before still arrive, and can be acknowledged. A consumer that acknowledges 200,000 entries a second
+has 20,000 pending ids after ACK_DELAY_S."""
 
 PARTIAL_BATCHES_MAX: Final = 100_000
 """Batches of which only a part is acknowledged, about 300 bytes each. Beyond this limit, the client
@@ -181,7 +182,7 @@ class AckTracker:
     def acknowledged(self, key: Key, batch_size: int) -> int:
         """Return the bits of the acknowledged messages of an entry that the broker may redeliver.
 
-        An entry that is not a batch has one message, bit 0. 0: no message.
+        An entry that is not a batch has one message, bit 0. The result 0 means no message.
         """
         if key > self._newest:
             return 0
@@ -205,7 +206,7 @@ class AckTracker:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether the broker confirms too slowly: no more messages must be requested."""
+        """Return whether too many ids are pending: the consumer must request no more messages."""
         return len(self._pending) >= PENDING_IDS_MAX
 
     @property

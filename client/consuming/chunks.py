@@ -89,7 +89,7 @@ class ChunkBuffer:
         return len(self._begun)
 
     def __contains__(self, uuid: str) -> bool:
-        """Whether a message is begun."""
+        """Return whether a chunk of this message has arrived and the message is incomplete."""
         return uuid in self._begun
 
     @property
@@ -137,7 +137,7 @@ class ChunkBuffer:
         return [Assembled(tuple(begun.keys), begun.first, b"".join(begun.pieces))]
 
     def expire(self, now: float) -> list[GivenUp]:
-        """Give up the messages that have been incomplete for longer than `expire_s`."""
+        """Give up the messages of which no chunk arrived for `expire_s`."""
         if not self._expire_s:
             return []
         late = [uuid for uuid, at in self._heard_at.items() if at + self._expire_s <= now]
@@ -145,7 +145,7 @@ class ChunkBuffer:
         return [self._give_up(uuid, reason, acknowledge=True) for uuid in late]
 
     def timer_at(self) -> float | None:
-        """Return when the oldest message expires. None: no message does."""
+        """Return when the first message expires. None: no message expires."""
         if not self._heard_at or not self._expire_s:
             return None
         return next(iter(self._heard_at.values())) + self._expire_s
@@ -165,7 +165,7 @@ class ChunkBuffer:
         assert not any(begun.pieces for begun in self._begun.values() if begun.is_broken)
 
     def _restart(self, begun: _Begun, key: Key, chunk: Chunk) -> None:
-        """Begin a message again at chunk 0, which was redelivered, or resent by its producer."""
+        """Begin a message at chunk 0, or begin it again if chunk 0 was redelivered or resent."""
         self._break(begun)
         if key == begun.first:
             begun.keys.clear()  # redelivered: the other chunks follow

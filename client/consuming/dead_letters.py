@@ -2,10 +2,10 @@
 
 Theory of operation. The broker counts the redeliveries of an entry. A delivery with the count
 `max_redeliver_count` is the last one that the program sees: its messages become candidates. If the
-program asks for a redelivery, or its time limit passes, the messages are published on the
-dead-letter topic, and only then acknowledged. A crash in between leads to a duplicate there, never
-to a loss. A delivery with a higher count is moved at once: the consumer of the
-last delivery disconnected before it acknowledged.
+program asks for a redelivery, or its time limit passes, the client publishes the messages on the
+dead-letter topic, and only then acknowledges them. A crash in between leads to a duplicate letter,
+never to a loss. The client moves a delivery with a higher count at once: the consumer that received
+the last delivery disconnected before it acknowledged.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 CANDIDATES_MAX: Final = 10_000
-"""Entries whose messages are kept for the dead-letter topic. Beyond this limit, the oldest is
-forgotten: it is redelivered again, and moved when it arrives."""
+"""Entries whose messages are kept for the dead-letter topic. Beyond this limit, the client forgets
+the oldest entry: the broker redelivers the entry once more, and the client moves it on arrival."""
 
 CANDIDATE_BYTES_MAX: Final = 64 << 20
-"""Payload bytes of the candidates; beyond this limit as beyond CANDIDATES_MAX."""
+"""Payload bytes of the candidates. Beyond this limit, the client forgets the oldest entry, too."""
 
 MOVING_MAX: Final = 10_000
 """Entries that wait for their publication. Beyond this limit an entry is not kept: the client asks
 for it again after the redelivery delay."""
 
 MOVING_BYTES_MAX: Final = 64 << 20
-"""Payload bytes of these entries; beyond this limit as beyond MOVING_MAX. A single entry may exceed
-it."""
+"""Payload bytes of the entries that wait for their publication. Beyond this limit an entry is not
+kept either. A single entry may exceed the limit."""
 
 
 class Candidates:
@@ -94,10 +94,10 @@ class OwningSubscriber(Guarded, Protocol):
     """The consumer whose messages are moved."""
 
     def on_dead_lettered(self, messages: Sequence[Message]) -> None:
-        """The messages are stored on the dead-letter topic: acknowledge them."""
+        """Acknowledge the messages: they are stored on the dead-letter topic."""
 
     def on_dead_letter_failed(self, key: Key) -> None:
-        """The entry could not be moved now: try again after the redelivery delay."""
+        """Request the entry again after the redelivery delay: it could not be moved now."""
 
     def unacknowledged(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages that the program has not acknowledged."""
@@ -128,7 +128,10 @@ class DeadLetters:
         self.moved = 0  # messages
 
     def on_delivered(self, key: Key, redelivery_count: int, messages: Sequence[Message]) -> bool:
-        """Count a delivery. Returns whether the program gets the messages."""
+        """Keep or move the messages of a delivery that reached the maximal count.
+
+        Returns whether the program gets the messages.
+        """
         if key in self._moving:
             return False  # redelivered while it is moved
         if redelivery_count < self.max_redeliver_count or not messages:
@@ -145,7 +148,10 @@ class DeadLetters:
             self._candidates.discard(key)
 
     def maybe_move(self, key: Key) -> bool:
-        """Move an entry whose redelivery is due. Returns False if it has deliveries left."""
+        """Move an entry whose redelivery is due. Returns False if the entry is no candidate.
+
+        After False, the caller requests the redelivery.
+        """
         if key in self._moving:
             return True
         messages = self._candidates.discard(key)
@@ -154,11 +160,11 @@ class DeadLetters:
         return bool(messages)
 
     def on_detached(self) -> None:
-        """The broker redelivers everything: forget the candidates, continue with what is moving."""
+        """Forget the candidates: the broker redelivers them. The publication continues."""
         self._candidates.clear()
 
     def shut_down(self) -> None:
-        """End at once. What is not moved is redelivered to another consumer."""
+        """End at once. Entries that were not moved are redelivered to another consumer."""
         if self._task is not None:
             self._task.cancel()
         self._order.clear()

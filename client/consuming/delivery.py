@@ -44,14 +44,14 @@ def permits_of(entry: memoryview, ack_set: Sequence[int]) -> int:
 
 
 def corrupt_message(key: Key, error: EntryError, topic: str) -> PulsarException:
-    """Return what the user gets for a corrupt entry."""
+    """Return the error that the user gets for a corrupt entry."""
     kind = ChecksumError if isinstance(error, ChecksumMismatch) else InvalidMessage
     return kind(f"message ({key[0]},{key[1]}) cannot be read: {error}", topic=topic)
 
 
 def incomplete_message(key: Key, reason: str, topic: str) -> PulsarException:
-    """Return what the user gets for a message some of whose chunks are missing. `key`: of a chunk
-    that arrived."""
+    """Return the error that the user gets for a message that lacks some of its chunks. `key`: the
+    entry of a chunk that arrived."""
     return InvalidMessage(
         f"the chunked message with chunk ({key[0]},{key[1]}) was given up: {reason}", topic=topic
     )

@@ -1,4 +1,4 @@
-"""The producer of a retry topic or dead-letter topic. It is created with its first letter."""
+"""The producer of a retry topic or dead-letter topic. The first letter creates the producer."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Options = Callable[[], Awaitable["ProducerOptions"]]
 class LetterProducer:
     """Sends letters to one topic.
 
-    The next letter makes a producer after a failed creation, and after an error that ended the
-    producer, as when the topic was terminated and then deleted.
+    The next letter creates a new producer if the creation failed, or if an error ended the
+    producer. An example of such an error: the topic was terminated, and then deleted.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LetterProducer:
         self._closed = False
 
     async def send(self, letter: OutgoingMessage, original: Message) -> None:
-        """Publish a letter and wait until it is stored. It carries the schema of its original.
+        """Publish a letter with the schema of its original, and wait until the letter is stored.
 
         Raises the errors of `Producer.send`, and IncompatibleSchema if the topic does not admit the
         schema.

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from magnetar.protos import pulsar_pb2 as pb
 
 VERSIONS_MAX: Final = 1_000
-"""Schema versions of the originals of one consumer. Beyond this number the client forgets the
-oldest version, and asks for it again when it is needed."""
+"""The number of schema versions that one consumer remembers. Beyond this number the client forgets
+the oldest version, and asks for it again when a letter needs it."""
 
 log = get_logger(__name__)
 
@@ -50,7 +50,7 @@ class LetterSchemas:
     """Finds the schema of each original, and its version on the topic of the letters."""
 
     def __init__(self, parts: Parts, decoder: Decoder | None) -> None:
-        """`decoder`: the consumer's; None: it has no schema."""
+        """`decoder`: the consumer's decoder. None: the consumer has no schema."""
         self._parts = parts
         self._decoder = decoder
         self._versions: dict[Key, bytes] = {}
@@ -58,7 +58,7 @@ class LetterSchemas:
         self._generation = 0
 
     async def first(self, original: Message) -> StoredSchema | None:
-        """Return the schema with which to create the letters' producer. None: without one.
+        """Return the schema for the producer of the letters. None: the producer has no schema.
 
         Raises the errors of `asking`.
         """
@@ -69,10 +69,10 @@ class LetterSchemas:
     async def version(
         self, original: Message, register: Callable[[pb.Schema], Awaitable[bytes]]
     ) -> bytes:
-        """Return the version that the letter carries; b"": none.
+        """Return the schema version that the letter carries. b"": the letter carries no version.
 
-        `register` returns the version of a definition on the letters' topic. Raises its errors, and
-        those of `asking`.
+        `register` returns the version of a definition on the letters' topic. Raises the errors of
+        `register` and of `asking`.
         """
         key = self._key_of(original)
         if key is None:
@@ -110,8 +110,8 @@ class LetterSchemas:
             return None
 
     def _key_of(self, original: Message) -> Key | None:
-        """None: the letter needs no schema, because the consumer or the original has no known
-        schema."""
+        """Return topic and version of the original's schema. None: the letter needs no schema,
+        because the consumer has no schema or the original has no schema version."""
         delivery = original.delivery
         if self._decoder is None or len(delivery.schema_version) != VERSION_BYTES:
             return None

@@ -96,9 +96,11 @@ async def letter_topics(
 ) -> DeadLetterPolicy:
     """Return the policy with the full names of both letter topics of a consumer with retries.
 
-    As with Apache's Java client, topics that the policy does not name have the name of the first
-    of several topics in alphabetical order. A pattern has no first topic: given its namespace, the
-    topics are `<subscription>-RETRY` and `<subscription>-DLQ` there. Raises InvalidTopicName.
+    If the policy names no letter topic, the first of `topics` in alphabetical order gives the name,
+    as with Apache's Java client. For a pattern, `topics` is its namespace. The letter topics are
+    then `<subscription>-RETRY` and `<subscription>-DLQ` in this namespace.
+
+    Raises InvalidTopicName.
     """
 
     async def chosen(given: str, suffix: str) -> str:
@@ -116,7 +118,10 @@ async def letter_topics(
 
 
 def letter_topics_of(subscription: Subscription) -> Callable[[TopicName], bool]:
-    """Return which topics hold letters of the subscription. Raises InvalidTopicName."""
+    """Return a function that says whether a topic holds letters of the subscription.
+
+    Raises InvalidTopicName.
+    """
     policy = subscription.dead_letters
     if policy is None:
         return lambda _: False
@@ -126,8 +131,9 @@ def letter_topics_of(subscription: Subscription) -> Callable[[TopicName], bool]:
 
 
 def first_of(topics: Sequence[TopicName]) -> TopicName:
-    """Return the topic after which the letter topics are named. Letters must be stored: the first
-    persistent topic comes before any other."""
+    """Return the topic after which the letter topics are named: the first persistent topic in
+    alphabetical order. A non-persistent topic counts only if no topic is persistent, because
+    letters must be stored."""
     return min(topics, key=lambda topic: (topic.domain is not Domain.PERSISTENT, str(topic)))
 
 

@@ -1,4 +1,7 @@
-"""Names and properties of retry topics and dead-letter topics, as Apache's Java client has them."""
+"""Names and properties of retry topics and dead-letter topics, as Apache's Java client has them.
+
+A *letter* is a copy of a message on a retry topic or on a dead-letter topic.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
 def default_topic(topic: str, subscription: str, suffix: str) -> str:
-    """Return `<topic>-<subscription><suffix>`; for a partition, that of its partitioned topic."""
+    """Return `<topic>-<subscription><suffix>`; `<topic>` has no partition number."""
     return f"{TopicName.parse(topic).base}-{subscription}{suffix}"
 
 
@@ -56,10 +59,11 @@ def id_text(message_id: MessageId) -> str:
 
 
 def is_letter_topic(topic: TopicName, subscription: str, named: Collection[TopicName]) -> bool:
-    """Return whether a topic holds letters of this subscription. `named`: the topics that its
-    policy names.
+    """Return whether a topic holds letters of this subscription. `named`: the letter topics that
+    the subscription's policy names.
 
-    A consumer of a pattern leaves such topics out: it would move its dead letters again and again.
+    A consumer of a pattern leaves letter topics out. Otherwise it would move its dead letters again
+    and again.
     """
     name = topic.base
     if name in named:
@@ -76,8 +80,8 @@ def letter_properties(
 ) -> dict[str, str]:
     """Return the properties of a retry or dead letter.
 
-    They are the message's own and the `custom` ones, and the topic and id of the message's first
-    publication.
+    The properties are the message's own, the `custom` ones, and the topic and id of the message's
+    first publication.
     """
     properties = message.properties()
     if custom:
@@ -96,9 +100,10 @@ def reconsume_times(message: Message) -> int:
 def letter(
     message: Message, properties: Mapping[str, str], *, deliver_at_ms: int | None = None
 ) -> OutgoingMessage:
-    """Return a copy of the message with other properties; keys and event time are copied.
+    """Return a copy of the message, with its keys and event time, and with these properties.
 
-    Raises InvalidMessage, and CryptoError for a message whose payload is still encrypted.
+    Raises InvalidMessage for a property that is not a string, and CryptoError for a message whose
+    payload is still encrypted.
     """
     received = message.received
     encryption = message.encryption_context()

@@ -81,13 +81,16 @@ class ListenerThread:
         self._due.put(listener)
 
     def stop(self, timeout_s: float) -> None:
-        """End after the scheduled bursts. Waits at most `timeout_s`; a listener does not wait."""
+        """End the thread after the scheduled bursts. Waits for it for at most `timeout_s`.
+
+        A call from a listener does not wait.
+        """
         self._due.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
     def stop_soon(self) -> None:
-        """End after the scheduled bursts, without waiting."""
+        """Tell the thread to end after the scheduled bursts. Returns at once."""
         self._due.put(None)
 
     def _run(self) -> None:

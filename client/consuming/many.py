@@ -1,8 +1,9 @@
 """The core of a consumer or reader of several topics: one subscriber for each topic.
 
-It has the methods of a Subscriber. The topics share one queue, in which each has a part; each topic
-has its own permits, acknowledgements and redeliveries. A source (sources.py) says which topics they
-are. While the consumer runs, it *joins* new topics (subscribes to them) and *leaves* deleted ones.
+A ManySubscriber has the methods of a Subscriber. The topics share one queue, and each topic has a
+part of it. Each topic has its own permits, acknowledgements and redeliveries. A source (sources.py)
+lists the topics. While the consumer runs, it *joins* new topics (subscribes to them) and *leaves*
+deleted topics.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ DEFAULT_MANY: Final = ManyOptions()
 
 
 def many_of(options: ConsumerOptions) -> ManyOptions:
-    """Return these options of a consumer."""
+    """Return the options of a consumer that matter only with several topics."""
     return ManyOptions(
         options.max_total_receiver_queue_size_across_partitions,
         options.regex_subscription_mode,
@@ -79,8 +80,8 @@ class ManySubscriber:
         parts: Parts,
         letters: Callable[[str, Subscription], LetterProducer | None] = lambda *_: None,
     ) -> None:
-        """`total_messages_max`: of the queue. `letters` creates the producer of the dead letters of
-        a topic.
+        """`total_messages_max`: the limit of the queue. `letters` creates the producer of the dead
+        letters of a topic. It returns None for a subscription without a dead-letter policy.
 
         Raises InvalidConfiguration for a queue of size 0, and OperationNotSupported for a reader
         that begins at a message: an id names a place in one topic only.
@@ -168,12 +169,12 @@ class ManySubscriber:
                 child.on_returned([message])
 
     def on_waiting(self, _: object = None) -> None:
-        """Nothing to do: each topic has a queue size of at least 1."""
+        """Do nothing: each topic has a queue size of at least 1."""
 
     def check_id(self, message_id: MessageId) -> None:
         """Check an id that the user wants to acknowledge.
 
-        Raises OperationNotSupported if it does not name its topic.
+        Raises OperationNotSupported if the id does not name its topic.
         """
         if not self._topic_of(message_id):
             raise OperationNotSupported(
@@ -243,14 +244,16 @@ class ManySubscriber:
         return found if found in self._children else ""
 
     def _child(self, message_id: MessageId) -> Subscriber | None:
-        """Return the consumer of the id's topic; None if it has left the topic."""
+        """Return the subscriber of the id's topic. None: the consumer has left the topic."""
         return self._children.get(self._topic_of(message_id))
 
     # Requests
 
     async def seek(self, target: MessageId | int) -> None:
-        """Move the subscription: to a time, `earliest` or `latest` in all topics; to another id in
-        the topic that it names.
+        """Move the subscription to a time or to an id.
+
+        A time, `earliest` and `latest` apply to all topics. Another id applies to the topic that
+        the id names.
 
         Raises OperationNotSupported if the id does not name one of the topics.
         """
@@ -270,7 +273,7 @@ class ManySubscriber:
         await together(child.pin_start() for child in self.cores)
 
     async def last_message_id(self) -> tuple[MessageId, MessageId]:
-        """Raises OperationNotSupported: there are several."""
+        """Raises OperationNotSupported: each topic has a last message."""
         raise OperationNotSupported(
             "the consumer has several topics; use get_last_message_ids", topic=self.topic
         )
@@ -333,7 +336,7 @@ class ManySubscriber:
 
     @property
     def is_missing_some(self) -> bool:
-        """Return whether the consumer is not subscribed to one of the reported topics."""
+        """Return whether the consumer lacks a subscription to at least one reported topic."""
         return bool(self._failed) or not self.is_attached
 
     def on_topics(self, topics: Collection[str]) -> None:
@@ -372,7 +375,8 @@ class ManySubscriber:
 
     @property
     def _later(self) -> Subscription:
-        """The subscription to a topic that is joined later: from its first message on."""
+        """The subscription to a topic that the consumer joins later. It begins at the topic's first
+        message."""
         start = None if self.subscription.is_durable else MessageId.earliest
         return replace(self.subscription, initial_position=InitialPosition.Earliest, start=start)
 
@@ -387,7 +391,7 @@ class ManySubscriber:
         return child
 
     def _on_child_failed(self, topic: str, error: PulsarException) -> None:
-        """A topic's consumer has ended: it was closed, or it could not be joined."""
+        """Remove a topic's consumer that ended with `error`: it was closed, or could not join."""
         child = self._children.get(topic)
         if child is None or self._failure is not None:
             return

@@ -1,10 +1,11 @@
 """The client's part of key-ordered negative acknowledgements (Key_Shared).
 
-Theory of operation. The broker withholds the later messages of a negatively acknowledged key. Those
-that it sent before must not reach the application either: the client returns the ones in its queue
-at once, and *guards* the key until the broker answers. Deliveries and the answer arrive in the
-order in which the broker sent them, so the broker already withholds messages when it sends what
-follows.
+Theory of operation. The broker withholds the later messages of a negatively acknowledged key. Some
+of them may be on their way or in the client's queue already: they must not reach the application
+either. The client returns the later messages in its queue at once, and *guards* the key until the
+broker answers. While a key is guarded, the client also returns later messages that arrive. When the
+broker answers, it already withholds the later messages, so the answer ends the guard. Deliveries
+and the answer arrive in the order in which the broker sent them.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class NackOrder:
 
     @staticmethod
     def has_key(message: Message) -> bool:
-        """Whether the order of the message's key can be kept: the message has a key, and is not in
-        chunks."""
+        """Return whether the client can keep the order of the message's key: the message has a key,
+        and is not in chunks."""
         return bool(_key(message)) and not isinstance(message.message_id(), ChunkedMessageId)
 
     def guard(self, message: Message) -> int:
@@ -52,14 +53,14 @@ class NackOrder:
         self._guards.clear()
 
     def withholds(self, message: Message) -> bool:
-        """Whether a guard of the message's key withholds the message."""
+        """Return whether a guard of the message's key withholds the message."""
         key, place = _key(message), _place(message)
         return any(guarded == key and at < place for guarded, at in self._guards.values())
 
 
 def entries_of(messages: Sequence[Message]) -> tuple[list[Key], list[Key]]:
-    """The entries of messages that the user has not seen, in two lists: entries of which the user
-    has seen nothing, and batches of which the user has seen a part."""
+    """Return the entries of messages that the user has not seen, in two lists: entries of which the
+    user has seen no message, and batches of which the user has seen some messages."""
     first: dict[Key, int] = {}
     for message in messages:
         ledger, entry, index = _place(message)
@@ -69,7 +70,7 @@ def entries_of(messages: Sequence[Message]) -> tuple[list[Key], list[Key]]:
 
 
 def _key(message: Message) -> str:
-    """The ordering key, else the key, each with a mark of its own; "": it has none."""
+    """Return "o" and the ordering key, else "k" and the key. "": the message has no key."""
     if message.ordering_key():
         return f"o{message.ordering_key()}"
     return f"k{message.partition_key()}" if message.partition_key() else ""

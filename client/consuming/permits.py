@@ -1,8 +1,9 @@
 """Counts the permits of a consumer: how many more messages the broker may send.
 
-A consumer grants one permit for each message. The broker sends no more messages than that, except
-for the rest of a batch. The consumer grants permits again when half of its queue is used up. Thus a
-busy consumer sends one command for every 500 messages, and its queue does not run empty.
+One permit allows the broker to send one message. The broker sends no more messages than it has
+permits, except for the rest of a batch. The consumer grants permits again when half of its queue is
+used up. Thus a busy consumer sends one command for every 500 messages, and its queue does not run
+empty.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from typing import Final
 
 QUEUE_BYTES_MAX: Final = 64 << 20
 """Bytes of messages that wait in one consumer's queue. Permits count messages, so the consumer
-grants fewer permits if recent messages were large. The first grant cannot know their size: it is
-the whole queue, at worst 1,000 messages of 5 MiB."""
+grants fewer permits if recent messages were large. Before the first message, the consumer does not
+know the size: the first grant is for the whole queue, at worst 1,000 messages of 5 MiB."""
 
 
 RECENT_MESSAGES: Final = 1000
-"""Messages whose mean size decides the number of permits, approximately; later ones weigh more."""
+"""The approximate number of recent messages whose mean size decides the number of permits. Newer
+messages weigh more."""
 
 
 class Permits:
@@ -74,7 +76,7 @@ class Permits:
         self._returned += 1
 
     def resize(self, queue_messages_max: int, bytes_max: int) -> None:
-        """Change the limits of the queue. What was granted beyond them may still arrive."""
+        """Change the limits of the queue. Messages already granted may still exceed them."""
         self._messages_max = queue_messages_max
         self._bytes_max = bytes_max
         self._window = queue_messages_max

@@ -1,11 +1,12 @@
 """The core of a consumer with a retry topic: it consumes its topics and the retry topic.
 
-Theory of operation. `reconsume_later` publishes a copy of a message on the retry topic, with a
-delay and a count of its passes, and acknowledges the message after the copy is stored. The consumer
-is subscribed to the retry topic too, with the same subscription name, and receives the copy when
-its delay is over. After the maximal number of passes the copy goes to the dead-letter topic. A
-subscription has one retry topic and one dead-letter topic, however many topics it has.
-Acknowledgements go to the topic that the message id names.
+Theory of operation. `reconsume_later` publishes a copy of a message on the retry topic. The copy
+has a delay, and counts the passes of the message through the retry topic. After the copy is stored,
+the consumer acknowledges the message. The consumer is subscribed to the retry topic too, with the
+same subscription name, and receives the copy when its delay is over. After the maximal number of
+passes the copy goes to the dead-letter topic. A subscription to several topics has one retry topic
+and one dead-letter topic for all of them. Acknowledgements go to the topic that the message id
+names.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 
 class RetrySubscriber:
-    """A core made of two: that of the topics, and that of the retry topic. `open` attaches both."""
+    """A core that consists of two: the core of the topics, and the core of the retry topic. `open`
+    attaches both."""
 
     def __init__(
         self,
@@ -65,8 +67,8 @@ class RetrySubscriber:
     async def open(self) -> None:
         """Attach both. If one fails, close the consumer and raise the reason.
 
-        No message arrives before the subscription to the retry topic exists: a listener could send
-        a copy there, and the broker would keep it although no consumer reads it.
+        No message arrives before the subscription to the retry topic exists. Otherwise a listener
+        could send a copy to the retry topic while no subscription receives it.
         """
         self._main.pause()
         await self._main.open()
@@ -147,9 +149,10 @@ class RetrySubscriber:
             part.on_waiting()
 
     def check_id(self, message_id: MessageId) -> None:
-        """Check an id that the user wants to acknowledge: without a topic, it is of the main topic.
+        """Check an id that the user wants to acknowledge. An id without a topic is one of the main
+        topic.
 
-        Raises OperationNotSupported if there are several and the id does not name its topic.
+        Raises OperationNotSupported if there are several main topics and the id names no topic.
         """
         self._main.check_id(message_id)
 
@@ -197,19 +200,21 @@ class RetrySubscriber:
         return await self._main.last_message_id()
 
     async def last_message_ids(self) -> list[MessageId]:
-        """Return the ids of the last messages of all topics, with the retry topic's last."""
+        """Return the ids of the last messages of all topics; those of the retry topic come last."""
         answers = await together(part.last_message_ids() for part in self._parts_of_both)
         return [last for ids in answers for last in ids]
 
     async def has_message_available(self) -> bool:
-        """Return whether a topic has a message after the last one that the user took of it."""
+        """Return whether a topic has a message after the last one that the user took of it. The
+        retry topic does not count."""
         return await self._main.has_message_available()
 
     async def unsubscribe(self) -> None:
         """Delete the subscriptions of all topics and close the consumer.
 
-        The retry topic is the last: while a subscription of another topic remains, so do the
-        letters of its messages. After an error, the next call continues with what remains.
+        The subscription to the retry topic is deleted last: the letters are kept as long as another
+        subscription exists. After an error, the next call continues with the remaining
+        subscriptions.
         """
         if not self._main.is_over:
             await self._main.unsubscribe()
@@ -240,7 +245,7 @@ class RetrySubscriber:
         return self._main, self._retry
 
     async def _close_letters(self) -> None:
-        with suppress(PulsarException):  # the sender of a letter got the error
+        with suppress(PulsarException):  # the call that sent the letter reported the error
             await together(it.close() for it in (self._retry_letters, self._dead_letters))
 
     def _part(self, message_id: MessageId) -> TopicsCore:

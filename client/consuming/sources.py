@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 MISSING_TOPICS_S: Final = 5.0
-"""Seconds between two looks for listed topics that are missing."""
+"""Seconds between two checks for listed topics that are missing."""
 
 
 class Follower(Protocol):
     """The consumer that a source informs."""
 
     def on_topics(self, topics: Collection[str]) -> None:
-        """The complete list of topics."""
+        """Use exactly these topics."""
 
     def on_topics_changed(self, new: Collection[str], gone: Collection[str]) -> None:
-        """Some topics were created, others were deleted."""
+        """Join the new topics, and leave the deleted topics."""
 
     @property
     def is_missing_some(self) -> bool:
-        """Whether the consumer is not subscribed to one of the reported topics."""
+        """True when the consumer lacks a subscription to at least one reported topic."""
 
 
 class Source(Protocol):
@@ -62,10 +62,10 @@ class Source(Protocol):
     """The result of the consumer's `topic()`."""
 
     creates_topics: bool
-    """Whether the broker may create a topic when the consumer subscribes to it."""
+    """True when the broker may create a topic because the consumer subscribes to it."""
 
     may_miss: bool
-    """Whether the consumer begins although one of its topics does not exist."""
+    """True when the consumer begins although one of its topics does not exist."""
 
     async def first(self) -> list[str]:
         """Return the topics at the beginning."""
@@ -102,8 +102,8 @@ class Partitions:
 
 
 class TopicList:
-    """Listed topics, with their partitions. The consumer subscribes to a missing one when it
-    exists."""
+    """Listed topics, with their partitions. The consumer subscribes to a missing topic when the
+    topic exists."""
 
     creates_topics = True
     may_miss = True
@@ -151,9 +151,9 @@ class TopicList:
 class Pattern:
     """The topics of a namespace whose names match a pattern, also those that are created later.
 
-    The broker announces new and deleted topics. If it does not understand the pattern, it announces
-    all topics of the namespace. If it announces nothing, and every `period_s` in any case, the
-    client asks for the list.
+    The client asks the broker to announce new and deleted topics that match. If the broker refuses
+    the pattern, the client asks for announcements of all topics of the namespace. The client also
+    asks for the list of topics every `period_s`, in case the broker announces no topics.
     """
 
     creates_topics = False  # a topic that was deleted must not come back
@@ -167,7 +167,7 @@ class Pattern:
         parts: Parts,
         without: Callable[[TopicName], bool] = lambda _: False,
     ) -> None:
-        """`without`: which topics are left out although they match.
+        """`without` returns True for a topic that is left out although its name matches.
 
         Raises InvalidTopicName if the pattern names no namespace.
         """

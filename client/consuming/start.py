@@ -21,8 +21,8 @@ class Start:
 
     message_id: MessageId
     inclusive: bool
-    # The first chunk, before the start, of a message that is complete after the start. None: there
-    # is none.
+    # The first chunk of a message that begins before the start and ends after it. None: there is no
+    # such message.
     chunks_from: Key | None = None
 
     @property
@@ -45,7 +45,10 @@ class Start:
         return self.message_id in (MessageId.earliest, MessageId.latest)
 
     def is_before(self, last: MessageId) -> bool:
-        """Return whether `last`, the topic's last message, is wanted. Not valid for `latest`."""
+        """Return whether the topic's last message, `last`, is one that the user wants to receive.
+
+        Not valid for `latest`.
+        """
         index = self.message_id.batch_index()
         place = (*self.key, index)
         end = (last.ledger_id(), last.entry_id(), last.batch_index() if index >= 0 else -1)

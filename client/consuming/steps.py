@@ -1,7 +1,7 @@
-"""Passes the calls of user threads on a consumer's messages to the event loop, in runs.
+"""Passes the calls that user threads make for a consumer's messages to the event loop, in runs.
 
-A thread that takes and acknowledges messages one by one adds to the step that waits for the loop. A
-batch becomes one run, not a step for each message and each acknowledgement.
+A thread takes and acknowledges messages one by one. Each call extends the step that waits for the
+loop. So a batch becomes one run, not one step for each message and each acknowledgement.
 """
 
 from __future__ import annotations
@@ -72,8 +72,10 @@ class Steps(ThreadBridge[Step]):
         self._yielding: deque[threading.Lock] = deque()
 
     def on_taken(self, message: Message) -> bool:
-        """The program took a message. Returns whether it is the first of another delivery than the
-        last one. Raises AlreadyClosed after the loop's end."""
+        """Note that the program took a message. Returns whether the message begins a new run.
+
+        Raises AlreadyClosed after the loop's end.
+        """
         delivery, place = message.delivery, message.place
         with self._lock:
             step = self._items[-1] if self._items else None
@@ -90,7 +92,10 @@ class Steps(ThreadBridge[Step]):
         return True
 
     def on_acknowledged(self, message: Message) -> None:
-        """The program acknowledged a message. Raises AlreadyClosed after the loop's end."""
+        """Note that the program acknowledged a message.
+
+        Raises AlreadyClosed after the loop's end.
+        """
         delivery, place = message.delivery, message.place
         with self._lock:
             step = self._items[-1] if self._items else None
@@ -106,7 +111,7 @@ class Steps(ThreadBridge[Step]):
         self.put(Progress(acknowledged=[(delivery, place, place + 1)]))
 
     def let_loop_run(self) -> None:
-        """Wait until the loop has carried out what was put, but at most YIELD_S_MAX.
+        """Wait until the loop has carried out the waiting steps, but at most YIELD_S_MAX.
 
         The interpreter runs one thread at a time and takes turns every 5 ms. A thread that does not
         wait would empty its queue before the loop can ask the broker for more messages.

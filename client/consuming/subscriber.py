@@ -1,9 +1,9 @@
 """The core of a consumer or reader: it handles deliveries, and sends acknowledgements and permits.
 
-It stays usable through every change of broker. The asyncio and the synchronous classes
-(consumer.py, reader.py, sync.py) wrap it. Its methods are called on the event loop only. Messages
-leave through a MessageQueue that belongs to the wrapper, because users of the synchronous client
-take messages in their own threads.
+The core stays usable when another broker serves the topic. The asyncio and the synchronous classes
+(consumer.py, reader.py, sync.py) wrap the core and call its methods on the event loop only. The
+core puts messages into a MessageQueue that belongs to the wrapper, because users of the synchronous
+client take messages in their own threads.
 """
 
 from __future__ import annotations
@@ -84,9 +84,10 @@ log = get_logger(__name__)
 Answer = TypeVar("Answer", bound="Body")
 
 CHUNKED_UNACKED_MAX: Final = 10_000
-"""Chunked messages whose chunks are remembered until the acknowledgement. Beyond this limit, the
-chunks of the oldest are forgotten: its acknowledgement covers the last chunk only. The other
-chunks are redelivered after a reconnection and acknowledged when they expire."""
+"""The number of chunked messages whose chunks the client remembers until the acknowledgement.
+Beyond this limit, the client forgets the chunks of the oldest message: its acknowledgement then
+covers the last chunk only. The broker redelivers the other chunks after a reconnection, and the
+client acknowledges them when they expire."""
 
 
 class Subscriber:
@@ -151,13 +152,13 @@ class Subscriber:
         self._epoch = 0  # counts requests to redeliver everything; older deliveries are stale
         self._seek_turn = asyncio.Lock()  # held: a seek is in progress, its outcome unknown
         self._seeking = False  # the seek was sent; the broker has not closed the consumer yet
-        self._active: bool | None = None  # the broker's word; None: not attached, or not said
-        # The last entry that the client dropped since the queue was cleared: the user gets nothing
-        # of it.
+        self._active: bool | None = None  # None: the broker has not said whether it is active
+        # The last entry that the client dropped since the queue was cleared. The user gets no
+        # message of a dropped entry.
         self._dropped: Key = (-1, -1)
         self._waiting = False  # the user waits for a message
         self._burst: list[Message] = []  # messages of the frame that is being read
-        # What `_permits` has not counted yet of the frame: permits, messages and bytes.
+        # The permits, messages and bytes of the frame that `_permits` has not counted yet.
         self._uncounted = 0, 0, 0
         self._failure: PulsarException | None = None  # None: neither closed nor failed
         self.is_closing = False  # `close` was called
@@ -242,7 +243,7 @@ class Subscriber:
                 self._unacked.discard([_key_of(message.message_id())])
 
     def check_id(self, message_id: MessageId) -> None:
-        """Check an id that the user wants to acknowledge: every id may belong to this topic."""
+        """Accept every id that the user wants to acknowledge: all ids belong to the one topic."""
 
     @property
     def cluster(self) -> int:
@@ -300,10 +301,10 @@ class Subscriber:
             self._unacked.discard_through(done)
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """Request a message, with the rest of its batch, again after the delay.
+        """Request the message and the rest of its batch again after the delay.
 
-        With a backoff, the delay grows with the redeliveries of a message. The client does not know
-        the number of redeliveries of a plain id and uses the first delay.
+        With a backoff, the delay grows with the number of redeliveries. A message id does not have
+        this number: the client then uses the first delay.
         """
         count = 0
         given = message if isinstance(message, Message) else None
@@ -340,7 +341,7 @@ class Subscriber:
         return replace(self.stats)
 
     def pause(self, _: object = None) -> None:
-        """Request no more messages from the broker. Those that were requested still arrive."""
+        """Request no more messages from the broker. Messages requested before still arrive."""
         self._paused = True
 
     def resume(self, _: object = None) -> None:
@@ -386,7 +387,7 @@ class Subscriber:
                 self._acks.on_seek_end(moved=moved)
                 if told and not moved:
                     self._stay(place, was_detached=not self._seeking or len(told) > 1)
-            if self._seeking:  # not closed yet: drop what the broker still sends
+            if self._seeking:  # the broker has not closed the consumer: drop what it still sends
                 self.on_closed_by_broker(None)
         if start is None and not self.subscription.is_durable:
             await self.pin_start()
@@ -465,10 +466,11 @@ class Subscriber:
         self.shut_down(error)
 
     async def drain(self) -> None:
-        """Request no more messages, and wait until the user has acknowledged the delivered ones.
+        """Ask the broker to send no more messages, and wait until the user has acknowledged the
+        messages that it sent.
 
-        Raises Timeout if that takes longer than an operation may, and OperationNotSupported if the
-        broker is not Magnetar's. The consumer then stays open.
+        Raises Timeout if this takes longer than the operation timeout, and OperationNotSupported if
+        the broker is not one of Magnetar. In both cases the consumer stays open.
         """
         connection = self._connection
         if self._failure is not None or connection is None:
@@ -501,9 +503,9 @@ class Subscriber:
     async def close(self) -> None:
         """Close the consumer after every acknowledgement given before is durable.
 
-        Raises Timeout if the broker does not confirm them within the operation's time. Raises the
-        broker's refusal if it rejected some; their messages may be redelivered. The consumer is
-        closed in every case.
+        Raises Timeout if the broker does not confirm them within the operation timeout. Raises the
+        broker's error if the broker refused acknowledgements; their messages may be redelivered.
+        The consumer is closed in every case.
         """
         if self._failure is not None:
             await self._over.wait()  # another task is closing the consumer
@@ -590,9 +592,9 @@ class Subscriber:
         if self.subscription.decoder is not None:
             self.subscription.decoder.doubt(self.topic)
         self._permits.on_attached()
-        # Before the permits, so that the broker does not deliver acknowledged messages. Otherwise
-        # the broker could answer the acknowledgement, and then deliver the message: the client
-        # would not know any more that it is acknowledged.
+        # Send the acknowledgements before the permits: the broker then delivers no acknowledged
+        # message. In the other order, the broker could answer an acknowledgement and deliver its
+        # message afterwards, when the client has forgotten the acknowledgement.
         self._acks.on_attached(connection, consumer_id)
         self._grant()
 
@@ -638,7 +640,7 @@ class Subscriber:
 
     def _on_entry(self, key: Key, command: pb.CommandMessage, entry: memoryview) -> None:
         """Handle an entry of any kind."""
-        # The entry is one of these, or a chunk.
+        # The entry is a batch, a single message, or a chunk.
         batch: Batch | None = None
         single: ReceivedMessage | None = None
         try:
@@ -677,8 +679,8 @@ class Subscriber:
         self._show(key, command, sent, shown)
 
     def _show(self, key: Key, command: pb.CommandMessage, sent: int, shown: list[Message]) -> None:
-        """Give messages of an entry to the user at the end of the frame. `sent`: the bits of those
-        that the broker delivered."""
+        """Give messages of an entry to the user at the end of the frame. `sent`: the bits of the
+        messages that the broker delivered."""
         if self._dead_letters is not None and not self._dead_letters.on_delivered(
             key, command.redelivery_count, shown
         ):
@@ -779,9 +781,9 @@ class Subscriber:
         self._attachment.lost(error, assigned_url)
 
     def on_moved(self) -> None:
-        """The client moves to another cluster, where ids and schema versions name other messages
-        and other schemas: forget the acknowledgements that are not durable. A reader begins at the
-        earliest message."""
+        """Forget the acknowledgements that are not durable, because the client moves to another
+        cluster. There, message ids name other messages, and schema versions name other schemas. A
+        reader begins at the earliest message."""
         self._acks.on_unsubscribed()
         self._chunked.clear()
         if self.subscription.decoder is not None:
@@ -799,8 +801,8 @@ class Subscriber:
     def _is_stale(self, command: pb.CommandMessage) -> bool:
         """Return whether the delivery is from before the last request to redeliver everything.
 
-        Every later delivery of Magnetar's brokers carries the epoch of the request. Those of Apache
-        Pulsar's carry one only on Exclusive and Failover subscriptions.
+        Magnetar's brokers put the epoch of the request into every later delivery. Apache Pulsar's
+        brokers put an epoch into deliveries of Exclusive and Failover subscriptions only.
         """
         if not self._epoch:
             return False
@@ -861,7 +863,7 @@ class Subscriber:
     # Chunks
 
     def _assembled(self, key: Key, received: ReceivedEntry, delivery: Delivery) -> list[Message]:
-        """Add a chunk. Returns its message if that is complete now, else nothing."""
+        """Add a chunk. Returns its message if this chunk completes the message, else no message."""
         assert received.chunk is not None
         messages: list[Message] = []
         now = self._loop.time()
@@ -901,8 +903,8 @@ class Subscriber:
     def _on_given_up(self, lost: GivenUp) -> None:
         """Acknowledge the chunks of a message that will not be complete, or request them later.
 
-        If the user wants corrupt entries to fail, they stay unacknowledged, and the user gets the
-        error.
+        If the user wants corrupt entries to fail, the chunks stay unacknowledged instead, and the
+        user gets the error.
         """
         fails = lost.acknowledge and self.subscription.fails_on_corrupt
         done = "left unacknowledged" if fails else "acknowledged"
@@ -955,7 +957,8 @@ class Subscriber:
     # Negative acknowledgements in the order of keys
 
     def _withhold(self, message: Message) -> None:
-        """Tell the broker at once, and return the later messages of the key that wait here."""
+        """Negatively acknowledge a message at once, and return the later messages of its key that
+        the user has not taken."""
         order, connection = self._order, self._connection
         if order is None or connection is None or not order.has_key(message):
             return
@@ -968,8 +971,9 @@ class Subscriber:
     def _give_back(
         self, nacked: Sequence[Key], late: Sequence[Message], done: Callable[[], None] | None = None
     ) -> None:
-        """Return messages that the user has not seen. `nacked`: entries that the client requests
-        again later. `done` is called when the broker withholds the later ones."""
+        """Return messages that the user has not seen to the broker. `nacked`: entries that the
+        client requests again later. `done` is called when the broker has answered: from then on
+        the broker withholds the later messages of the key."""
         self._count_delivered()
         for message in late:
             self._permits.on_taken(1, message.payload_bytes)
@@ -998,7 +1002,8 @@ class Subscriber:
     # Redelivery
 
     def _arm(self) -> None:
-        """Schedule `_on_timer` for the first redelivery that is due."""
+        """Schedule `_on_timer` for the first redelivery, or the first expiry of a message in
+        chunks."""
         times = [self._nacks.timer_at(), self._chunks.timer_at()]
         if self._unacked is not None:
             times.append(self._unacked.timer_at())
@@ -1038,7 +1043,7 @@ class Subscriber:
             self._unacked.clear()
 
     def _forget_through(self, delivery: Delivery) -> None:
-        """Acknowledge what a reader has read, so that the broker can forget it."""
+        """Acknowledge the messages that a reader has read, so that the broker can forget them."""
         assert delivery.key is not None
         size = delivery.batch_size
         self._acks.acknowledge_cumulative(delivery.key, size - 1, size)
@@ -1090,8 +1095,8 @@ class Subscriber:
             self._start = self._start_after(taken)
 
     def _start_after(self, taken: MessageId) -> Start:
-        """Return the place where a reader continues after this message: the next message may have
-        chunks before it."""
+        """Return the place where a reader continues after this message. If a later message has
+        chunks before this place, the broker must begin at the first of these chunks."""
         place = _key_of(taken)
         firsts = self._chunks.firsts
         firsts += [keys[0] for last, keys in self._chunked.items() if last > place and keys]

@@ -22,15 +22,15 @@ class Acks(Protocol):
 
     @property
     def highest_acked(self) -> Position:
-        """No entry after this position is acknowledged, wholly or in part. At least
+        """A position after which no entry is acknowledged, wholly or in part. It is at least
         `mark_delete`."""
 
     def is_acked(self, position: Position) -> bool:
-        """Whether the whole entry is acknowledged."""
+        """Returns True when the whole entry is acknowledged."""
 
     def batch_ack_set(self, position: Position) -> tuple[int, ...] | None:
-        """The unacknowledged messages of a partly acknowledged batch. None: no message of the entry
-        is acknowledged on its own."""
+        """The unacknowledged messages of a partly acknowledged batch, as bits of signed 64-bit
+        words. None: the cursor has no ack set of the entry."""
 
     def first_unacked(self, position: Position) -> Position:
         """The first unacknowledged entry at or after `position`. If there is none: the position
@@ -46,15 +46,16 @@ class Redeliveries(Protocol):
     def __iter__(self) -> Iterator[Position]: ...
 
     def get(self, position: Position) -> int:
-        """0: the entry was not redelivered."""
+        """The redelivery count of the entry. 0: the entry was not redelivered."""
 
     def count_again(self, ledger: int, entries: Collection[int]) -> None:
-        """These entries will be redelivered. `entries` has no entry twice."""
+        """Adds 1 to the counts of these entries, which will be redelivered. `entries` has no entry
+        twice."""
 
 
 def unacked_messages(entry: StoredEntry, acks: Acks) -> tuple[int, tuple[int, ...]]:
     """The number of unacknowledged messages of the entry, and its ack set. 0 and (): the whole
-    entry is acknowledged. A number and (): no message of it is."""
+    entry is acknowledged. Above 0 and (): no message of the entry is acknowledged."""
     if acks.is_acked(entry.position):
         return 0, ()
     if not entry.view.is_batch:

@@ -1,10 +1,11 @@
 """The choice of the active consumer of a Failover subscription.
 
-Only the consumers of the best priority are candidates, the others stand by. Among the candidates:
+Only the consumers of the best priority are candidates. The others stand by. The active consumer is:
 
-    a partition      ordered by name, the one at (partition index) modulo (number of candidates)
-    another topic    the first that subscribed, or with `Choice.HASH` the one whose name hashes next
-                     to the name of the topic, so that several topics spread over the consumers
+    on a partition      of the candidates in the order of their names, the one with the index
+                        (partition index) modulo (number of candidates)
+    on another topic    the candidate that subscribed first; with `Choice.HASH`, the candidate whose
+                        name hashes next to the name of the topic, so that topics spread
 
 All rules are Pulsar's. With `Choice.HASH`, each consumer has POINTS points on a ring of hashes. The
 consumer of the first point at or after the hash of the topic is chosen.
@@ -29,7 +30,7 @@ _RING: Final = 1 << 31
 
 
 class Choice(StrEnum):
-    """How the active consumer of a topic without partitions is chosen."""
+    """The rule that chooses the active consumer of a topic that is no partition."""
 
     SUBSCRIBE_ORDER = "subscribe_order"
     HASH = "hash"
@@ -40,8 +41,8 @@ class FailoverRules:
     """The settings of the broker for Failover subscriptions."""
 
     non_partitioned: Choice = Choice.SUBSCRIBE_ORDER
-    # How long a former active consumer may acknowledge its entries before the next one becomes
-    # active. 0: the next one becomes active at once.
+    # The time in which a former active consumer may acknowledge its entries before the next one
+    # becomes active. 0: the next one becomes active at once.
     delay_s: float = 1.0
 
 
@@ -49,8 +50,8 @@ FAILOVER_DEFAULTS: Final = FailoverRules()
 
 
 class Candidates:
-    """The connected consumers of a Failover subscription. A consumer that is leaving is chosen
-    last."""
+    """The connected consumers of a Failover subscription. A leaving consumer is chosen only if all
+    consumers are leaving."""
 
     def __init__(self, topic: str, partition: int | None, choice: Choice) -> None:
         """`partition`: the index of the topic among its partitions; None: it is no partition."""
@@ -58,8 +59,8 @@ class Candidates:
         self._topic_hash = None
         if partition is None and choice is Choice.HASH:
             self._topic_hash = _hash(topic)
-        # By consumer, the distance on the ring from the topic to the consumer's next point. 0
-        # without a ring.
+        # The distance on the ring from the topic to the next point of each consumer. 0: there is no
+        # ring.
         self._consumers: dict[Consumer, int] = {}
 
     def __iter__(self) -> Iterator[Consumer]:

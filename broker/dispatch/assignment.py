@@ -1,4 +1,4 @@
-"""How the consumers of a Key_Shared subscription get their hash slots: the selector of a policy."""
+"""The choice of the selector that assigns the hash slots of a Key_Shared subscription."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def selector_of(
     policy: KeySharedPolicy, settings: KeySharedSettings, subscription: str
 ) -> Selector:
-    """The selector of a subscription, as its first consumer wants it. Raises ConsumerRefused:
-    Key_Shared is disabled."""
+    """The selector of a subscription, by the policy of its first consumer. Raises ConsumerRefused
+    if Key_Shared is disabled."""
     if not settings.enabled:
         what = f"subscription {subscription!r}"
         why = "the broker's setting subscription_key_shared_enable is off"
@@ -32,8 +32,8 @@ def selector_of(
 
 
 def require_same(policy: KeySharedPolicy, connected: KeySharedPolicy, subscription: str) -> None:
-    """All consumers of a subscription have one mode, and one order after negative acknowledgements.
-    Raises ConsumerRefused."""
+    """Raises ConsumerRefused if the two policies differ in the mode or in the order after negative
+    acknowledgements."""
     if not policy.agrees(connected):
         why = f"its consumers use the Key_Shared policy {connected}, not {policy}"
         raise ConsumerRefused(ConsumerBusy(subscription, why))

@@ -1,4 +1,4 @@
-"""The dispatcher protocol: the seam between a subscription and its dispatching machine.
+"""The dispatcher protocol: the interface between a subscription and its dispatching machine.
 
 Theory of operation. The subscription (the shell) reports events to the dispatcher: a consumer
 joined, a consumer granted permits, entries were read. Each event method changes the state of the
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class EntryDetail:
-    """The facts that a delivery adds to an entry. Not frozen, for speed: a redelivery makes
-    thousands of them."""
+    """The facts that a delivery adds to an entry. The class is not frozen, for speed: a redelivery
+    makes thousands of objects."""
 
     redelivery_count: int
-    ack_set: tuple[int, ...]  # the unacknowledged messages of a batch; (): all of them
+    ack_set: tuple[int, ...]  # the unacknowledged messages, as bits of 64-bit words; (): all
 
 
 @dataclass(slots=True)
@@ -54,13 +54,13 @@ class Deliver:
 
     consumer: Consumer
     entries: list[StoredEntry]
-    details: dict[int, EntryDetail]  # by index in `entries`; sparse: EntryDetail(0, ()) is left out
-    messages: int  # the unacknowledged ones: the number that was debited from the permits
+    details: dict[int, EntryDetail]  # keyed by index in `entries`; absent: EntryDetail(0, ())
+    messages: int  # the unacknowledged messages of `entries`; the permits were debited by it
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read entries from `first` on. Answer with `on_entries` or `on_read_failed`."""
+    """Read entries from `first` on. The shell answers with `on_entries` or `on_read_failed`."""
 
     first: Position
     entries_max: int
@@ -70,7 +70,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Read these positions, in ascending order. Answer with `on_replayed` or `on_read_failed`."""
+    """Read these positions, in ascending order. The shell answers with `on_replayed` or
+    `on_read_failed`."""
 
     positions: list[Position]
 
@@ -90,9 +91,9 @@ Action = Deliver | Read | Replay | Activate
 class ConsumerRefused(Exception):
     """A dispatcher does not accept a consumer. The dispatcher has not changed.
 
-    `incumbents` are the consumers because of which it refuses. The shell probes their connections,
-    evicts those that do not answer, and tries again. The client gets `error` if one of them
-    answers, or if there are no incumbents.
+    `incumbents` are the connected consumers that block the new one. The shell probes their
+    connections, evicts those that do not answer, and tries again. The client gets `error` if one of
+    them answers, or if there are no incumbents.
     """
 
     def __init__(self, error: BrokerError, incumbents: Sequence[Consumer] = ()) -> None:
@@ -111,7 +112,7 @@ class Environment:
     limits: Limits
     redeliveries: Redeliveries
     delays: Delays
-    topic: str = ""  # its full name; a partition has the name of the partition
+    topic: str = ""  # the full name; for a partition, the name of the partition
     partition: int | None = None  # None: the topic is no partition
     failover: FailoverRules = FAILOVER_DEFAULTS
     key_shared: KeySharedSettings = field(default_factory=KeySharedSettings)
@@ -126,17 +127,17 @@ class Dispatcher(Protocol):
 
     @property
     def cumulative_acks(self) -> bool:
-        """Whether consumers may acknowledge cumulatively."""
+        """True when consumers may acknowledge cumulatively."""
 
     def add_consumer(self, consumer: Consumer, now: float) -> list[Action]:
-        """A consumer joins. It has no permits yet. Raises ConsumerRefused, before any change."""
+        """A consumer joins. It has no permits yet. Raises ConsumerRefused before any change."""
 
     def remove_consumer(self, consumer: Consumer, now: float) -> list[Action]:
         """A consumer left. Its unacknowledged entries go to other consumers or to its successor."""
 
     def on_leaving(self, consumer: Consumer, now: float) -> list[Action]:
-        """The consumer will leave: `consumer.leaving` is True from now on. It gets nothing more,
-        and acknowledges what it has."""
+        """The consumer will leave: `consumer.leaving` is True from now on. The consumer gets no
+        more entries, and acknowledges its pending ones."""
 
     def on_flow(self, consumer: Consumer, permits: int, now: float) -> list[Action]:
         """The consumer grants permits for this many more messages."""
@@ -153,22 +154,22 @@ class Dispatcher(Protocol):
         """The consumer acknowledged these whole entries. The cursor has recorded it."""
 
     def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
-        """The consumer acknowledged messages of this batch, perhaps its last ones. The cursor has
-        recorded it."""
+        """The consumer acknowledged some messages of this batch, perhaps the last unacknowledged
+        ones. The cursor has recorded it."""
 
     def on_acked_through(self, position: Position, now: float) -> list[Action]:
-        """Every entry before `position` is acknowledged, and all or some messages of the entry at
-        `position`. The cursor has recorded it. The cause is a cumulative acknowledgement, which
-        comes only if `cumulative_acks`, or a skip by the broker, which comes to any dispatcher and
-        acknowledges all messages at `position`."""
+        """Every entry before `position` is acknowledged, and some or all messages of the entry at
+        `position`. The cursor has recorded it. The cause is a cumulative acknowledgement or a skip
+        by the broker. A cumulative acknowledgement comes only if `cumulative_acks` is True. A skip
+        comes to any dispatcher and acknowledges all messages at `position`."""
 
     def on_entries(self, entries: list[StoredEntry], now: float) -> list[Action]:
-        """The answer to the outstanding `Read`. []: there was no entry to read."""
+        """The entries of the outstanding `Read`. []: there was no entry to read."""
 
     def on_replayed(
         self, entries: list[StoredEntry], through: Position, now: float
     ) -> list[Action]:
-        """The answer to the outstanding `Replay`: every existing entry of its positions up to
+        """The entries of the outstanding `Replay`: every existing entry of its positions up to
         `through`. The shell did not try to read the later positions."""
 
     def on_read_failed(self, now: float) -> list[Action]:
@@ -178,14 +179,16 @@ class Dispatcher(Protocol):
         """The log has grown, or a connection is writable again."""
 
     def next_timer(self) -> float | None:
-        """When to call `on_timer`, in the same clock as `now`. None: no timer is needed."""
+        """The time of the next call of `on_timer`, by the same clock as `now`. None: the dispatcher
+        needs no timer."""
 
     def on_timer(self, now: float) -> list[Action]:
         """The time that `next_timer` named has come: `now` is not before it. Called only if
         `next_timer` named one."""
 
     def explain(self, now: float) -> list[Reason]:
-        """The reasons why the dispatcher delivers nothing now. Never empty if it delivers none."""
+        """The reasons why the dispatcher delivers nothing now. Never empty if it delivers
+        nothing."""
 
     def check(self) -> None:
         """Assert the invariants in the docstring of the module."""

@@ -5,19 +5,20 @@ at the previous one. Until the last of them is acknowledged or returned, no othe
 entry of the slot. So the entries of a key are unacknowledged at one consumer at a time.
 
 The dispatcher registers the pending entries of the slots that moved. It reports each entry that is
-no longer pending. While nothing drains, this holds nothing, and the dispatcher does not ask it.
+no longer pending. While no slot drains, `DrainingHashes` is empty, and the dispatcher does not ask
+it.
 
-A slot can drain at *several* consumers: the subscription delivered out of order before (`None` is
-their owner here). Then no consumer gets an entry of it until none is pending.
+A slot can drain at *several* consumers if the subscription delivered out of order before. Such a
+slot has the owner `None` here. No consumer gets an entry of it until none is pending.
 
-The state is integers in a dict and in two arrays with an element for each slot, 3 MB for 65,535
-hashes. The arrays exist while something drains. An object for each hash would take 8 MB, and the
-time to make them would stop the other keys when a consumer joins.
+The state is integers in a dict and in two arrays with an element for each slot. It takes 3 MB for
+65,535 draining slots. The arrays exist while a slot drains. An object for each slot would take 8
+MB. The time to make these objects would stop the other keys when a consumer joins.
 
 Invariants (`check`):
     1. `references` is the number of pending entries of the slot at the draining consumer, or at all
        consumers if several drain it; above 0.
-    2. The counts by consumer are those of its slots.
+    2. `_counts` has the number of slots that drain at each consumer.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _NONE: Final = array("I")
 
 @dataclass(frozen=True, slots=True)
 class DrainingHash:
-    consumer: Consumer | None  # has the pending entries. None: several may have some
+    consumer: Consumer | None  # the one with the pending entries; None: several may have some
     references: int
     blocked_attempts: int  # deliveries of the slot that had to wait
 
@@ -63,7 +64,7 @@ class DrainingHashes:
         self._consumers: dict[int, Consumer | None] = {}  # keyed by the number in `_owners`
         self._numbers: dict[Consumer | None, int] = {}
         self._next_number = 0
-        # The number of slots that each drains, above 0.
+        # The number of slots that each consumer drains, above 0.
         self._counts: dict[Consumer | None, int] = {}
         self._cleared: dict[Consumer, int] = {}  # slots that have drained, by connected consumer
         self.blocked_attempts = 0  # the attempts of all slots, also of those that have drained
@@ -85,7 +86,7 @@ class DrainingHashes:
         return DrainingHash(consumer, references, self._blocked[slot])
 
     def of(self, consumer: Consumer | None) -> dict[int, DrainingHash]:
-        """The slots that drain at only this consumer. `consumer` None: at several consumers."""
+        """The slots that drain at this consumer alone. `consumer` None: at several consumers."""
         if consumer not in self._counts:
             return {}
         number = self._numbers[consumer]
@@ -104,13 +105,13 @@ class DrainingHashes:
         return found
 
     def cleared(self, consumer: Consumer) -> int:
-        """Slots that have drained at the consumer since it connected."""
+        """The number of slots that have drained at the consumer since it connected."""
         return self._cleared.get(consumer, 0)
 
     def register(self, consumer: Consumer | None, references: Mapping[int, int]) -> None:
-        """These slots moved away from the consumer. `counts` has the pending entries of each, at
-        the consumer or at the one that drains the slot already. None: at several consumers. Hot: a
-        join registers 30,000 slots."""
+        """These slots moved away from the consumer. `references` has the number of pending entries
+        of each slot. They are at the consumer, or at the consumer that drains the slot already.
+        `consumer` None: they are at several consumers. Hot: a join registers 30,000 slots."""
         if not references:
             return
         if not self.references:
@@ -132,8 +133,8 @@ class DrainingHashes:
             self._counts[consumer] = self._counts.get(consumer, 0) + len(references)
 
     def blocks(self, slot: int, consumer: Consumer | None) -> bool:
-        """Whether the consumer that has the slot now must wait. If it is the draining one again,
-        the slot does not drain any more."""
+        """Returns True when the consumer that has the slot now must wait, and counts the attempt.
+        If the slot has moved back to the consumer that drains it, its draining ends."""
         if slot not in self.references:
             return False
         owner = self._consumers[self._owners[slot]]
@@ -145,7 +146,7 @@ class DrainingHashes:
         return True
 
     def on_gone(self, slot: int, consumer: Consumer, count: int = 1) -> bool:
-        """`count` entries of the slot are no longer pending at the consumer. Returns whether they
+        """`count` entries of the slot are no longer pending at the consumer. Returns True when they
         were the last ones: deliveries of the slot may continue."""
         references = self.references.get(slot)
         if references is None:
@@ -181,12 +182,12 @@ class DrainingHashes:
         return slots
 
     def check(self) -> None:
-        """Assert the second invariant of the docstring; the dispatcher knows the first."""
+        """Assert invariant 2 of the module's docstring. The dispatcher checks invariant 1."""
         for consumer, count in self._counts.items():
             assert count == len(self.of(consumer)) > 0, "2"
 
     def _end(self, slot: int) -> None:
-        """The slot drains no more. With the last one the arrays go."""
+        """End the draining of the slot. Free the memory if no other slot drains."""
         consumer = self._consumers[self._owners[slot]]
         del self.references[slot]
         self._blocked[slot] = 0

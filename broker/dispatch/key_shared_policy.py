@@ -1,4 +1,4 @@
-"""How a Key_Shared consumer wants keys to be assigned, as its SUBSCRIBE command says it."""
+"""The Key_Shared policy of a consumer, from its SUBSCRIBE command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class KeySharedMode(IntEnum):
-    """How hash ranges are assigned to consumers. The numbers are those of Pulsar's protocol."""
+    """The way in which consumers get hash ranges. The numbers are those of Pulsar's protocol."""
 
     AUTO_SPLIT = 0  # the broker assigns the ranges
     STICKY = 1  # each consumer brings its own ranges
@@ -37,8 +37,8 @@ class KeySharedPolicy:
         return KeySharedPolicy(self.mode, (), self.allow_out_of_order, self.ordered_nacks)
 
     def agrees(self, other: KeySharedPolicy) -> bool:
-        """Whether two consumers can be in one subscription. They may differ in their ranges and in
-        `allow_out_of_order`."""
+        """Returns True when consumers with these two policies can be in one subscription. They may
+        differ in their ranges and in `allow_out_of_order`."""
         return (self.mode, self.ordered_nacks) == (other.mode, other.ordered_nacks)
 
     def __str__(self) -> str:

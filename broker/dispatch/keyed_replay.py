@@ -1,12 +1,12 @@
-"""The entries of a Key_Shared subscription that wait for their consumer, in order per slot.
+"""The entries of a Key_Shared subscription that wait for their consumer, ordered within each slot.
 
 Theory of operation. The entries of a slot wait in a heap, lowest position first. Each consumer has
-a queue of the slots that it may get now, ordered by the lowest waiting position. A slot that has to
-wait (it drains at another consumer, or no consumer has it) is in no queue. The dispatcher queues it
-again when that changes.
+a queue of the slots whose entries it may get now, ordered by the lowest waiting position. A slot
+that has to wait (it drains at another consumer, or no consumer has it) is in no queue. The
+dispatcher queues it again when that changes.
 
 An item of a queue is valid only while its position is the lowest of its slot and the slot belongs
-to the consumer. `take` drops the others. So nothing has to be searched when a slot moves.
+to the consumer. `take` drops invalid items, so a move of a slot does not search the queues.
 
 Positions are stored as integers, which the garbage collector does not visit.
 
@@ -38,7 +38,7 @@ class KeyedReplay:
 
     def __init__(self) -> None:
         self._by_slot: dict[int, list[int]] = {}
-        self._queues: dict[Consumer, list[int]] = {}  # lowest position and slot; a heap
+        self._queues: dict[Consumer, list[int]] = {}  # heaps; an item is lowest position and slot
         self._count = 0
 
     def __bool__(self) -> bool:
@@ -48,7 +48,7 @@ class KeyedReplay:
         return self._count
 
     def __contains__(self, slot: object) -> bool:
-        """Whether entries of the slot wait."""
+        """True when entries of the slot wait."""
         return slot in self._by_slot
 
     def __iter__(self) -> Iterator[Position]:
@@ -67,12 +67,12 @@ class KeyedReplay:
         return _position(self._by_slot[slot][0])
 
     def has_queued(self, consumer: Consumer) -> bool:
-        """Whether `take` may find something for the consumer."""
+        """Returns True when `take` may find positions for the consumer."""
         return bool(self._queues.get(consumer))
 
     def add(self, position: Position, slot: int) -> bool:
-        """The owner must not add a position twice. Returns whether it is the lowest of its slot, so
-        that the slot must be queued."""
+        """Add a position, which must not wait already. Returns True when it is the lowest of its
+        slot: the caller must then queue the slot."""
         packed = position[0] << _ENTRY_BITS | position[1]
         heap = self._by_slot.get(slot)
         self._count += 1
@@ -83,7 +83,8 @@ class KeyedReplay:
         return heap[0] == packed
 
     def add_all(self, ledger: int, entries: Iterable[tuple[int, int]]) -> set[int]:
-        """Add entries of a ledger with their slots. Returns the slots, which must be queued."""
+        """Add entries of a ledger with their slots. Returns the slots, which the caller must
+        queue."""
         start, grown, by_slot, count = ledger << _ENTRY_BITS, set(), self._by_slot, 0
         for entry, slot in entries:
             heap = by_slot.get(slot)
@@ -98,12 +99,13 @@ class KeyedReplay:
         return grown
 
     def is_queued(self, slot: int, consumer: Consumer) -> bool:
-        """Costs O(queue), for checks."""
+        """Returns True when the slot is queued for the consumer. Costs O(queue), for checks."""
         item = self._by_slot[slot][0] << _SLOT_BITS | slot
         return item in self._queues.get(consumer, ())
 
     def queue(self, slot: int, consumer: Consumer) -> None:
-        """The consumer may get the slot now. Entries of it must wait."""
+        """Queue the slot for the consumer, which may get its entries now. The slot must have
+        waiting entries."""
         item = self._by_slot[slot][0] << _SLOT_BITS | slot
         queue = self._queues.get(consumer)
         if queue is None:
@@ -118,7 +120,8 @@ class KeyedReplay:
         self, consumer: Consumer, count: int, acks: Acks, allowed: Callable[[int], bool]
     ) -> list[tuple[Position, int]]:
         """Remove the lowest `count` unacknowledged positions that wait for the consumer, with their
-        slots. `allowed`: whether the consumer may get the slot; if not, it leaves the queue."""
+        slots. `allowed` says whether the consumer may get entries of a slot; if not, the slot
+        leaves the queue."""
         queue = self._queues.get(consumer)
         taken: list[tuple[Position, int]] = []
         highest_acked = acks.highest_acked

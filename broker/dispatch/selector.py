@@ -20,7 +20,7 @@ class Moved(NamedTuple):
 
     first: int
     last: int
-    source: Consumer | None  # had them; None: no consumer did
+    source: Consumer | None  # the previous consumer of the slots; None: they had none
 
 
 class Selector(Protocol):
@@ -31,10 +31,12 @@ class Selector(Protocol):
         """The consumer that has the slot. None: no consumer has it."""
 
     def add(self, consumer: Consumer) -> list[Moved]:
-        """Raises ConsumerRefused, before any change."""
+        """Gives slots to the consumer, and returns the moved slots. Raises ConsumerRefused before
+        any change."""
 
     def remove(self, consumer: Consumer) -> list[Moved]:
-        """The consumer must have been added."""
+        """Takes the slots of the consumer away, and returns them. The consumer must have been
+        added."""
 
     def ranges(self, consumer: Consumer) -> list[HashRange]:
         """The slots of the consumer, ascending; neighbouring ranges are merged."""
@@ -44,7 +46,7 @@ class Selector(Protocol):
 
 
 def merged(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ascending ranges, where neighbours without a gap are joined."""
+    """Joins neighbouring ranges without a gap between them. `pieces` must ascend."""
     found: list[tuple[int, int]] = []
     for first, last in pieces:
         if found and found[-1][1] + 1 == first:

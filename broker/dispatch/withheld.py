@@ -3,22 +3,21 @@
 Theory of operation. A negatively acknowledged entry is redelivered after a delay. By default, the
 later entries of its key are delivered meanwhile. A subscription may ask for order: from a negative
 acknowledgement on, the dispatcher withholds the entries of the slot that are *later* than the
-earliest negatively acknowledged entry. It delivers this entry and earlier ones. If it withheld them
-too, an earlier entry that returns from another consumer would wait without end.
+earliest negatively acknowledged entry. It still delivers this entry and earlier ones. Otherwise an
+earlier entry that returns from another consumer would wait without end.
 
-Only an acknowledgement releases a slot. The redelivery does not, and neither does the end of the
-consumer: the entry is then still to be processed.
+Only an acknowledgement releases a slot. A redelivery and the end of the consumer do not release it,
+because the entry must still be processed.
 
 The dispatcher keeps at most `KeySharedSettings.withheld_max` negatively acknowledged entries. A
-consumer whose negative acknowledgements would exceed the limit is disconnected instead. So all its
-entries wait, and are delivered again in the order of their slots: the limit costs redeliveries, not
-the order.
+consumer whose negative acknowledgements would exceed the limit is disconnected instead. Then all
+its entries wait, and are redelivered in the order of their slots. So the limit costs redeliveries,
+but the order is kept.
 
 Positions are stored as integers, which the garbage collector does not visit.
 
 Invariants (`check`):
-    1. Each tracked position is in the heap of its slot, and no heap is empty or begins with a
-       position that is not tracked.
+    1. Each tracked position is in the heap of its slot. Each heap begins with a tracked position.
 """
 
 from __future__ import annotations
@@ -39,47 +38,47 @@ class Withheld:
     __slots__ = ("_by_slot", "_slots")
 
     def __init__(self) -> None:
-        self._by_slot: dict[int, list[int]] = {}  # heaps; may hold released positions, not first
+        self._by_slot: dict[int, list[int]] = {}  # heaps; the first position is not acknowledged
         self._slots: dict[int, int] = {}  # position -> slot
 
     def __bool__(self) -> bool:
         return bool(self._slots)
 
     def __len__(self) -> int:
-        """The negatively acknowledged entries."""
+        """The number of negatively acknowledged entries."""
         return len(self._slots)
 
     def __contains__(self, position: Position) -> bool:
-        """Whether the entry is negatively acknowledged."""
+        """True when the entry is negatively acknowledged."""
         return _packed(position) in self._slots
 
     def has(self, slot: int) -> bool:
-        """Whether entries of the slot are negatively acknowledged."""
+        """Returns True when entries of the slot are negatively acknowledged."""
         return slot in self._by_slot
 
     def slots(self) -> Iterator[int]:
         return iter(self._by_slot)
 
     def earliest(self, slot: int) -> Position | None:
-        """None: no entry of the slot is negatively acknowledged."""
+        """The earliest negatively acknowledged entry of the slot. None: there is none."""
         heap = self._by_slot.get(slot)
         return None if heap is None else Position(heap[0] >> _ENTRY_BITS, heap[0] & _ENTRY_MASK)
 
     def add(self, position: Position, slot: int) -> None:
-        """The entry is negatively acknowledged. Again: no effect."""
+        """The entry is negatively acknowledged. A second call for an entry has no effect."""
         packed = _packed(position)
         if packed not in self._slots:
             self._slots[packed] = slot
             heappush(self._by_slot.setdefault(slot, []), packed)
 
     def withholds(self, slot: int, position: Position) -> bool:
-        """Whether the entry must wait for an earlier one of its slot."""
+        """Returns True when the entry must wait for an earlier one of its slot."""
         heap = self._by_slot.get(slot)
         return heap is not None and _packed(position) > heap[0]
 
     def on_acked(self, position: Position) -> int:
         """The entry is acknowledged, or does not exist any more. Returns its slot, whose later
-        entries may go now; 0: it was not negatively acknowledged."""
+        entries may be delivered now; 0: the entry was not negatively acknowledged."""
         slot = self._slots.pop(_packed(position), 0)
         if slot:
             heap = self._by_slot[slot]

@@ -143,10 +143,10 @@ class Client:
 
     @takes_parameters_of(ReaderOptions)
     async def create_reader(self, options: ReaderOptions) -> Reader:
-        """Create a reader of a topic. The parameters are those of ReaderOptions; the reader begins
-        at `start_message_id`.
+        """Create a reader of a topic. The parameters are those of ReaderOptions.
 
-        Raises the same errors as `subscribe`.
+        Raises the same errors as `subscribe`. Raises OperationNotSupported if the topic has
+        partitions and `start_message_id` is neither `MessageId.earliest` nor `MessageId.latest`.
         """
         if options.reader_listener is not None:
             raise NotAllowedError(

@@ -66,8 +66,10 @@ class Consumer:
     async def receive(self, timeout_millis: int | None = None) -> Message:
         """Return the next message; wait until there is one.
 
-        `timeout_millis`: how long to wait, in milliseconds; None waits without limit. Raises
-        Timeout if no message arrives within that time, and AlreadyClosed if the consumer is closed.
+        `timeout_millis`: the time limit in milliseconds; None: no limit. Raises Timeout if no
+        message arrives within that time, and AlreadyClosed if the consumer is closed. Raises the
+        broker's error if the client cannot fetch the schema of the message; the message then stays
+        in the queue.
         """
         message = await take(self._subscriber, self._queue, seconds(timeout_millis))
         return self._shown(message)
@@ -75,9 +77,9 @@ class Consumer:
     async def batch_receive(self) -> list[Message]:
         """Return messages as soon as one limit of the consumer's `batch_receive_policy` is reached.
 
-        The list can be empty if the policy's time limit is reached first. If the call is cancelled,
-        its messages go back to the queue for the next call. Raises AlreadyClosed if the consumer is
-        closed.
+        The list can be empty if the time limit of the policy is reached first. If the call is
+        cancelled or raises an error, its messages go back to the queue for the next call. Raises
+        the errors of `receive`, except Timeout.
         """
         loop = asyncio.get_running_loop()
         policy = self._policy
@@ -104,10 +106,14 @@ class Consumer:
         """Acknowledge a message, or a list of messages, so that the broker does not deliver it
         again.
 
-        The call does not wait. The client sends acknowledgements in groups within 100 ms, and sends
-        them again after a reconnection if they were not confirmed. `close` waits until they are
-        durable. The ids of a list travel in commands of at most 1,000; if one of them cannot be
-        acknowledged, none is. Raises AlreadyClosed if the consumer is closed.
+        The call does not wait for the broker. The client sends acknowledgements in groups within
+        100 ms. After a reconnection it sends those again that the broker has not confirmed. `close`
+        waits until all are durable.
+
+        The client sends a list in commands of at most 1,000 ids. If one message of the list cannot
+        be acknowledged, the client acknowledges none of them. Raises AlreadyClosed if the consumer
+        is closed. Raises OperationNotSupported for an id that lacks its batch size, or that lacks
+        its topic when the consumer has several topics.
         """
         self._subscriber.check_open()
         if isinstance(message, (Message, MessageId)):
@@ -142,7 +148,7 @@ class Consumer:
             self._hooks.on_negative_acknowledge(self, message)
 
     def pause(self) -> None:
-        """Request no more messages from the broker. Those in the queue can still be received."""
+        """Request no more messages from the broker. `receive` still returns those in the queue."""
         self._subscriber.pause()
 
     def resume(self) -> None:
@@ -165,10 +171,10 @@ class Consumer:
     ) -> None:
         """Publish a copy of the message on the retry topic, then acknowledge the message.
 
-        The consumer receives the copy after `delay`, with `properties` added to its own. After
-        `max_redeliver_count` copies, it goes to the dead-letter topic. Needs `enable_retry=True`:
-        raises OperationNotSupported otherwise. Raises the errors of `Producer.send`; the message
-        then stays unacknowledged.
+        The consumer receives the copy after `delay`. The copy has the properties of the message and
+        `properties`. After `max_redeliver_count` copies, the message goes to the dead-letter topic.
+        Raises OperationNotSupported unless the consumer has `enable_retry=True`. Raises the errors
+        of `Producer.send`; the message then stays unacknowledged.
         """
         if not isinstance(self._subscriber, RetrySubscriber):
             raise not_enabled()
@@ -181,12 +187,15 @@ class Consumer:
     async def seek(self, messageid: MessageId | int) -> None:
         """Move the subscription to a message id or to a publish time.
 
-        With a message id, the next message is the one after it, or the message itself with
-        `start_message_id_inclusive`. An integer is a time in milliseconds since 1970: the next
-        message is the first that was published at that time or later. With several topics, a time,
-        `MessageId.earliest` and `MessageId.latest` move all of them; another id moves its topic.
-        Raises OperationNotSupported if the id does not name one of the topics. Raises Timeout if
-        the broker does not answer within `operation_timeout_seconds`, and AlreadyClosed.
+        - A message id: the consumer next receives the message after this id. With
+          `start_message_id_inclusive`, it next receives the message with this id.
+        - An integer is a time in milliseconds since 1970: the consumer next receives the first
+          message that was published at that time or later.
+
+        With several topics, a time, `MessageId.earliest` and `MessageId.latest` apply to all
+        topics. Any other id applies to its own topic only. Raises OperationNotSupported if the id
+        does not name one of the topics. Raises Timeout if the broker does not answer within
+        `operation_timeout_seconds`, and AlreadyClosed if the consumer is closed.
         """
         await self._subscriber.seek(seekable(messageid))
 
@@ -195,15 +204,16 @@ class Consumer:
 
         Raises OperationNotSupported if the consumer has several topics or partitions, as in
         Apache's client. Raises Timeout if the broker does not answer within
-        `operation_timeout_seconds`, and AlreadyClosed.
+        `operation_timeout_seconds`, and AlreadyClosed if the consumer is closed.
         """
         last, _ = await self._subscriber.last_message_id()
         return last
 
     async def get_last_message_ids(self) -> list[MessageId]:
-        """Return the ids of the last messages of all topics, each with its `topic_name()`.
+        """Return the id of the last message of each topic. The ids have their `topic_name()`.
 
-        The name is that of Apache's Java client. Raises the errors of `get_last_message_id`.
+        The method is named as in Apache's Java client; Apache's Python client does not have it.
+        Raises Timeout and AlreadyClosed as `get_last_message_id` does.
         """
         return await self._subscriber.last_message_ids()
 
@@ -215,16 +225,16 @@ class Consumer:
         await self._subscriber.unsubscribe()
 
     async def close(self, *, drain: bool = False) -> None:
-        """Close the consumer after the acknowledgements given before are durable.
+        """Wait until all acknowledgements are durable, then close the consumer.
 
-        With `drain`, first ask the broker for no more messages, and wait until the messages that
-        were delivered are acknowledged: then nothing is redelivered. Other tasks or threads must
-        receive and acknowledge them meanwhile.
+        With `drain`, the consumer first requests no more messages, and waits until the program has
+        acknowledged all delivered messages. The broker then has nothing to redeliver. Other tasks
+        or threads must receive and acknowledge the messages meanwhile.
 
-        Raises Timeout if the broker does not confirm them within `operation_timeout_seconds`, and
-        the broker's refusal if it rejected some. Raises OperationNotSupported for `drain` if the
-        broker is not Magnetar's. The consumer is closed in every case. Raises AlreadyClosed if it
-        was closed before.
+        Raises Timeout if the broker does not confirm the acknowledgements within
+        `operation_timeout_seconds`, and the broker's refusal if it rejected some of them. Raises
+        OperationNotSupported for `drain` if the broker is not Magnetar's. The consumer is closed in
+        all these cases. Raises AlreadyClosed if the consumer was closed before.
         """
         if self._closed:
             raise AlreadyClosed("the consumer was closed", topic=self.topic())
@@ -236,7 +246,8 @@ class Consumer:
                 self._hooks.close()
 
     def topic(self) -> str:
-        """Return the full name of the topic; of a list, the names; of a pattern, the pattern."""
+        """Return the full name of the topic. A consumer of a list returns all names, separated by
+        commas; a consumer of a pattern returns the pattern."""
         return self._subscriber.topic
 
     def subscription_name(self) -> str:
@@ -254,7 +265,7 @@ class Consumer:
     def is_active(self) -> bool:
         """Return whether the broker delivers messages to this consumer now.
 
-        Of the consumers of a Failover subscription, one is active. The other consumers stand by.
+        A Failover subscription has one active consumer. Its other consumers stand by.
         """
         return self._subscriber.is_active
 
@@ -287,7 +298,7 @@ class LoopQueue:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._failure: PulsarException | None = None  # None: further messages may arrive
         self._errors: deque[PulsarException] = deque()
-        self._last_taken: Place | None = None  # None: none since the queue was cleared
+        self._last_taken: Place | None = None  # None: no message taken since the last clear()
         self.generation = 0
         self._sources: Sources | None = None  # None: all messages are of one topic
 
@@ -346,8 +357,10 @@ class LoopQueue:
         return len(self._messages)
 
     def first(self) -> Message | None:
-        """Return the next message, which stays in the queue, or None if there is none. Raises the
-        error given to `fail`, and once each error given to `put_error`."""
+        """Return the next message, which stays in the queue, or None if the queue is empty.
+
+        Raises the error given to `fail`, and each error given to `put_error` once.
+        """
         if self._failure is not None:
             raise self._failure
         if self._errors:
@@ -376,7 +389,7 @@ class LoopQueue:
             raise
 
     def pass_on(self) -> None:
-        """Wake another waiter: the one that was woken takes no message."""
+        """Wake another waiter, because the waiter that was woken takes no message."""
         self._wake(1)
 
     def _wake(self, count: int) -> None:
@@ -391,17 +404,17 @@ async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | No
     """Take a message out of the queue; wait until there is one.
 
     Raises Timeout after `timeout_s` seconds, and the error given to the queue's `fail`. With a
-    schema, raises the errors of `Decoder.prepare`: the message is still in the queue then.
+    schema, raises the errors of `Decoder.prepare`; the message then stays in the queue.
     """
     decoder = subscriber.subscription.decoder
     while True:
         message = queue.first()
-        if message is None:  # or another task took the message while its schema was fetched
+        if message is None:  # also if another task took it while this one fetched its schema
             message = await next_message(subscriber, queue, timeout_s)
         if decoder is None or decoder.knows(message):
             break
-        # Before the message is taken: a reader that loses its broker continues after the last
-        # message that was taken.
+        # Fetch the schema before taking the message: a reader that loses its broker continues
+        # after the last message that it has taken.
         try:
             await decoder.prepare(message)
         except BaseException:
@@ -415,9 +428,9 @@ async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | No
 async def next_message(
     subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | None
 ) -> Message:
-    """Wait for the next message of an empty queue. It stays there.
+    """Wait until an empty queue has a message. Return this message, which stays in the queue.
 
-    Raises the errors of `take` that are not of a schema.
+    Raises Timeout after `timeout_s` seconds, and the errors of `LoopQueue.first`.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -434,10 +447,10 @@ async def next_message(
 async def close_core(
     core: ConsumerCore, *, drain: bool, before_close: Callable[[], None] = lambda: None
 ) -> None:
-    """Close a consumer; with `drain`, after what was delivered is acknowledged.
+    """Close a consumer. With `drain`, first wait until all delivered messages are acknowledged.
 
-    `before_close` is called between the two. Raises the errors of both; the consumer is closed in
-    every case.
+    The function calls `before_close` between draining and closing. Raises the errors of both. The
+    consumer is closed in every case.
     """
     try:
         if drain:
@@ -478,15 +491,21 @@ def subscription_of(options: ConsumerOptions) -> Subscription:
 
 
 def dead_letter_policy(options: ConsumerOptions) -> DeadLetterPolicy | None:
-    """Return the policy that applies. With a retry topic there is always one."""
+    """Return the dead-letter policy of a consumer with these options. None: it has no policy.
+
+    A consumer with a retry topic always has a policy.
+    """
     if options.dead_letter_policy is not None:
         return options.dead_letter_policy.policy()
     return DeadLetterPolicy(RECONSUME_TIMES_MAX, "", "", "") if options.enable_retry else None
 
 
 def known(message: Message | MessageId, core: ConsumerCore) -> Message | MessageId:
-    """Return the message or id. Raises OperationNotSupported for an id whose topic is unknown and
-    must be known, and WrongType for anything else."""
+    """Return the message or id after a check.
+
+    Raises OperationNotSupported for an id without topic if the consumer has several topics. Raises
+    WrongType for any other type.
+    """
     if isinstance(message, MessageId):
         core.check_id(message)
     elif not isinstance(message, Message):
@@ -495,7 +514,10 @@ def known(message: Message | MessageId, core: ConsumerCore) -> Message | Message
 
 
 def seekable(target: MessageId | int) -> MessageId | int:
-    """Return the target of a seek. Raises WrongType and InvalidConfiguration."""
+    """Return the target of a seek after a check.
+
+    Raises WrongType for any other type, and InvalidConfiguration for a time out of range.
+    """
     if isinstance(target, MessageId):
         return target
     if type(target) is not int:
@@ -506,7 +528,7 @@ def seekable(target: MessageId | int) -> MessageId | int:
 
 
 def seconds(timeout_millis: int | None) -> float | None:
-    """Return a time limit in seconds. None: no limit. Raises WrongType."""
+    """Convert a time limit to seconds. None: no limit. Raises WrongType for other types."""
     if timeout_millis is None:
         return None
     if type(timeout_millis) is not int:
@@ -515,7 +537,7 @@ def seconds(timeout_millis: int | None) -> float | None:
 
 
 def acknowledge(core: ConsumerCore, message: Message | MessageId) -> None:
-    """Acknowledge on the loop what `acknowledgeable` has checked."""
+    """Acknowledge a message or id that `acknowledgeable` has checked. Call it on the loop."""
     if isinstance(message, MessageId):
         core.acknowledge(message)
     elif message.was_delivered:
@@ -525,7 +547,10 @@ def acknowledge(core: ConsumerCore, message: Message | MessageId) -> None:
 
 
 def acknowledge_cumulative(core: ConsumerCore, message: Message | MessageId) -> None:
-    """Acknowledge on the loop what `acknowledgeable` has checked, and all messages before it."""
+    """Acknowledge a message or id that `acknowledgeable` has checked, and all messages before it.
+
+    Call it on the loop.
+    """
     if isinstance(message, MessageId):
         core.acknowledge_cumulative(message)
     elif message.is_of(core.cluster):
@@ -533,15 +558,16 @@ def acknowledge_cumulative(core: ConsumerCore, message: Message | MessageId) -> 
 
 
 def negative_acknowledge(core: ConsumerCore, message: Message | MessageId) -> None:
-    """Negatively acknowledge on the loop what `known` has checked."""
+    """Negatively acknowledge a message or id that `known` has checked. Call it on the loop."""
     if isinstance(message, MessageId) or message.is_of(core.cluster):
         core.negative_acknowledge(message)
 
 
 def acknowledgeable(message: Message | MessageId, core: ConsumerCore) -> Message | MessageId:
-    """Return the message or id.
+    """Return the message or id after a check.
 
-    Raises OperationNotSupported if its batch size is missing, or its topic with several topics.
+    Raises OperationNotSupported for an id in a batch without the batch size, and the errors of
+    `known`.
     """
     if isinstance(message, Message) and message.was_delivered:
         return message
@@ -557,10 +583,10 @@ def acknowledgeable(message: Message | MessageId, core: ConsumerCore) -> Message
 def slices_of(
     messages: Sequence[Message | MessageId], core: ConsumerCore
 ) -> Sequence[Sequence[Message | MessageId]]:
-    """Return a list of what to acknowledge in slices, each short enough for one step of the loop.
+    """Check messages to acknowledge, and cut their list into slices for one step of the loop each.
 
-    Raises WrongType for what is no list or tuple, and the errors of `acknowledgeable` for the
-    first one that cannot be acknowledged.
+    Raises WrongType if `messages` is no list or tuple, and the errors of `acknowledgeable` for the
+    first message that cannot be acknowledged.
     """
     if not isinstance(messages, (list, tuple)):
         raise WrongType(

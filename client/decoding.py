@@ -1,4 +1,4 @@
-"""Decodes messages with the versions of the schema with which they were written.
+"""Decodes each message with the schema version with which its producer wrote it.
 
 A consumer has one decoder. The decoder fetches each version once after an attachment, and keeps a
 bounded number of versions. In the asyncio client it fetches a version before `receive` returns the
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from magnetar.client.schema.schema import Schema, SchemaInfo
 
 VERSIONS_MAX: Final = 1_000
-"""Schema versions of all topics of a consumer. Beyond this number the decoder forgets the oldest
-version."""
+"""The maximum of schema versions that a decoder keeps, for all topics of its consumer together.
+Beyond it, the decoder forgets the version that it has kept longest."""
 
 PARSED_AT_ONCE_MAX: Final = 8 << 10
-"""Characters of a definition that is parsed on the client's loop. An Avro definition of this size
-takes 6 ms, one of 128 KiB, the most that a broker stores, 100 ms."""
+"""The maximum of characters of a definition that the decoder parses on the client's loop. It parses
+a larger definition in a thread. An Avro definition of this size takes 6 ms. One of 128 KiB, the
+maximum that a broker stores, takes 100 ms."""
 
 log = get_logger(__name__)
 
@@ -36,8 +37,11 @@ Key = tuple[str, bytes]
 
 
 class Decoder:
-    """`fetch(topic, version)` asks a broker. `wait` runs a coroutine on the client's loop and waits
-    for it, in the user's thread. None: this is the asyncio client."""
+    """Decodes the messages of one consumer.
+
+    `fetch(topic, version)` asks a broker for a version. `wait`, called in the user's thread, runs a
+    coroutine on the client's loop and waits for it. The asyncio client has None instead.
+    """
 
     def __init__(
         self,
@@ -50,13 +54,14 @@ class Decoder:
         self._fetch = fetch
         self._wait = wait
         self._known: dict[Key, Callable[[Message], Any] | PulsarException] = {}
-        # Doubted versions, for messages that the program has already. The next message asks again.
+        # Versions after `doubt`. They decode the messages that the program already has. Before the
+        # next message, the decoder fetches them again.
         self._former: dict[Key, Callable[[Message], Any] | PulsarException] = {}
         self._forgotten = 0  # counts the calls of `forget`
         self._turn = asyncio.Lock()
 
     def knows(self, message: Message) -> bool:
-        """Whether `decode` needs no broker."""
+        """Return whether `decode` can decode the message without asking a broker."""
         version = message.delivery.schema_version
         return (
             len(version) != VERSION_BYTES
@@ -65,7 +70,11 @@ class Decoder:
         )
 
     async def prepare(self, message: Message) -> None:
-        """Fetch the version of a message. Log a temporary failure: `decode` raises it later."""
+        """Fetch the schema version of a message if it is not known.
+
+        If the broker does not know the version, or the version does not fit the schema, `decode`
+        raises the reason later. Logs and raises every other error of the broker.
+        """
         key = _topic_of(message), message.delivery.schema_version
         async with self._turn:
             if self.knows(message):
@@ -85,12 +94,15 @@ class Decoder:
             if generation == self.generation:
                 self._former.pop(key, None)
                 _keep(self._known, key, found)
-            elif forgotten == self._forgotten:  # otherwise it may be the decoder of a deleted topic
+            elif forgotten == self._forgotten:  # otherwise `found` may be of a deleted topic
                 _keep(self._former, key, found)
 
     def decode(self, message: Message) -> Any:
-        """The value of a message. Raises InvalidMessage if its version is unknown or does not fit
-        the schema, the errors of the schema's `decode`, and the errors of the broker."""
+        """Return the value of a message.
+
+        Raises InvalidMessage if its version is unknown or does not fit the schema. Raises the
+        errors of the schema's `decode` and of the broker.
+        """
         if message.has_null_value() and not self.schema.reads_keys:
             return None
         version = message.delivery.schema_version
@@ -113,14 +125,16 @@ class Decoder:
         return found(message)
 
     async def _decode_of(self, writer: SchemaInfo) -> Callable[[Message], Any] | None:
-        """As `Schema.message_decoder_of`; a large definition is parsed in a thread."""
+        """Call `Schema.message_decoder_of`, in a thread if the definition is large."""
         if len(writer.schema()) <= PARSED_AT_ONCE_MAX:
             return self.schema.message_decoder_of(writer)
         return await asyncio.to_thread(self.schema.message_decoder_of, writer)
 
     def forget(self, topic: str | None = None) -> None:
-        """Forget the versions of a deleted topic, or of all topics. A new topic of the same name,
-        or another cluster, gives the same numbers to other schemas."""
+        """Forget the versions of a deleted topic, or of all topics (`topic` None).
+
+        A new topic of the same name, or another cluster, gives the same numbers to other schemas.
+        """
         for versions in (self._known, self._former):
             for key in list(versions) if topic is None else _versions_of(topic, versions):
                 del versions[key]
@@ -128,8 +142,11 @@ class Decoder:
         self._forgotten += 1
 
     def doubt(self, topic: str) -> None:
-        """Ask for the versions of a topic again when the next messages arrive: the broker does not
-        say at an attachment whether the topic was deleted and created again before it."""
+        """Fetch the versions of a topic again when its next messages arrive.
+
+        Called at each attachment: the topic may have been deleted and created again before, and the
+        broker does not report that.
+        """
         for key in _versions_of(topic, self._known):
             _keep(self._former, key, self._known.pop(key))
         self.generation += 1
@@ -151,7 +168,7 @@ def _keep(
 
 
 def _topic_of(message: Message) -> str:
-    """The topic that has the versions: partitions share those of their partitioned topic."""
+    """Return the topic that has the versions. A partition has those of its partitioned topic."""
     topic = message.delivery.topic
     if message.delivery.partition >= 0:
         return topic.rpartition("-partition-")[0]

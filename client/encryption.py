@@ -1,4 +1,4 @@
-"""The public values of end-to-end encryption: the reader of keys, and what a message tells."""
+"""The public classes of end-to-end encryption: key readers, and how a message was encrypted."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ if TYPE_CHECKING:
     from magnetar.client.enums import CompressionType
 
 ENCRYPTION_KEYS_MAX: Final = 16
-"""Wrapped keys of one entry that a producer writes and a consumer tries: each costs a millisecond.
-"""
+"""The maximum of wrapped keys that a producer writes into an entry, and that a consumer tries. Each
+key costs a millisecond."""
 
 KEY_FILE_BYTES_MAX: Final = 64 * 1024
-"""A PEM file of an RSA key has at most some 4 KB."""
+"""The maximum size of a key file. A PEM file of an RSA key has at most some 4 KB."""
 
 
 class CryptoKeyReader:
-    """Reads the keys that wrap the data key of encrypted messages. This one reads two PEM files.
+    """Reads the RSA keys that wrap the data keys of encrypted messages from two PEM files.
 
-    A producer needs the public key, a consumer or reader the private key; the file of the other key
-    may be missing. Both are RSA keys. A subclass can override the two methods to choose a key by
-    its name, for example in a key store. The client calls them on its loop, for each key name and
-    each new data key: they must not wait long, and raise CryptoError for a key that is missing.
+    A producer needs the public key. A consumer or reader needs the private key. The file of the
+    other key may be missing.
+
+    A subclass can override `get_public_key` and `get_private_key` to choose a key by its name, for
+    example from a key store. The client calls these methods on its event loop, for each key name
+    and each new data key, so they must return quickly. They must raise CryptoError if the key is
+    missing.
 
     - `public_key_path`: the file with the public key.
     - `private_key_path`: the file with the private key.
@@ -45,19 +48,22 @@ class CryptoKeyReader:
         self._read: dict[str, bytes] = {}
 
     def get_public_key(self, key_name: str, metadata: Mapping[str, str]) -> bytes:
-        """Return the public key in PEM. Raises CryptoError if it cannot be read.
+        """Return the public key in PEM. Raises CryptoError if the file cannot be read.
 
-        The name and the metadata of the key do not matter to this reader.
+        CryptoKeyReader returns the same key for each `key_name` and `metadata`.
         """
         return self._file(self._public_key_path, key_name)
 
     def get_private_key(self, key_name: str, metadata: Mapping[str, str]) -> bytes:
-        """Return the private key in PEM. Raises CryptoError if it cannot be read."""
+        """Return the private key in PEM. Raises CryptoError if the file cannot be read.
+
+        CryptoKeyReader returns the same key for each `key_name` and `metadata`.
+        """
         return self._file(self._private_key_path, key_name)
 
     def prefetch(self) -> None:
-        """Read the files now. The client calls it in a thread, so that its loop does not wait for
-        the disk. A file that cannot be read is reported when its key is needed."""
+        """Read the files now. The client calls this method in a thread, so that its event loop does
+        not wait for the disk. If a file cannot be read, the error comes when its key is needed."""
         for path in (self._public_key_path, self._private_key_path):
             try:
                 self._file(path, "")
@@ -72,7 +78,7 @@ class CryptoKeyReader:
             except OSError as error:
                 raise CryptoError(f"key {key_name!r} cannot be read: {error}") from None
             if len(text) > KEY_FILE_BYTES_MAX:
-                raise CryptoError(f"{path} is larger than a key: {KEY_FILE_BYTES_MAX} bytes")
+                raise CryptoError(f"{path} is larger than the limit of {KEY_FILE_BYTES_MAX} bytes")
             self._read[path] = text
         return self._read[path]
 
@@ -90,7 +96,10 @@ class EncryptionKey:
 
 
 class EncryptionContext:
-    """How a message was encrypted. A program that gets encrypted payloads decrypts with it."""
+    """The parameters of a message's encryption.
+
+    A program that receives an encrypted payload needs them to decrypt it.
+    """
 
     def __init__(
         self,
@@ -120,11 +129,11 @@ class EncryptionContext:
         return self._param
 
     def algorithm(self) -> str:
-        """Return the name of the algorithm; "" if the producer named none, as Apache's clients."""
+        """Return the name of the algorithm. "": the producer gave none, as Apache's clients do."""
         return self._algorithm
 
     def compression_type(self) -> CompressionType:
-        """Return how the payload was compressed before its encryption."""
+        """Return the compression that the producer applied before the encryption."""
         return self._compression_type
 
     def uncompressed_message_size(self) -> int:
@@ -136,7 +145,10 @@ class EncryptionContext:
         return self._batch_size
 
     def is_decryption_failed(self) -> bool:
-        """Return whether the payload is still encrypted (ConsumerCryptoFailureAction.CONSUME)."""
+        """Return whether the client could not decrypt the payload, which is still encrypted.
+
+        A consumer receives such messages only with ConsumerCryptoFailureAction.CONSUME.
+        """
         return self._is_decryption_failed
 
     def __repr__(self) -> str:

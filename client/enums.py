@@ -1,16 +1,16 @@
-"""The base of the client's enumerations, and those that its lower layers use."""
+"""The base class of the client's enumerations, and the enumerations that its lower layers use."""
 
 from enum import Enum, IntEnum
 
 
 class NamedEnum(IntEnum):
-    """An enumeration that prints itself as Apache's: `str(ConsumerType.Shared)` has both names."""
+    """An enumeration whose `str()` is as in Apache's client, for example "ConsumerType.Shared"."""
 
     __str__ = Enum.__str__
 
 
 class CompressionType(NamedEnum):
-    """How a producer compresses its entries. A batch is compressed as a whole."""
+    """The compression of a producer's entries. A producer compresses a batch as a whole."""
 
     NONE = 0
     LZ4 = 1

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 
 PENDING_BYTES_MAX: Final = 64 << 20
-"""Bytes of one producer that may wait for their receipts, independent of the number of messages:
-1,000 messages of 5 MiB would be 5 GB. Apache's Java client has this limit for a whole client."""
+"""The maximum of bytes of one producer that wait for their receipts. The limit on the number of
+messages does not suffice: 1,000 messages of 5 MiB are 5 GB. Apache's Java client has a limit of
+bytes for a whole client."""
 
 
 PARTITIONS_UPDATE_S: Final = 60.0
-"""Seconds between two looks whether a topic has more partitions; Apache's interval."""
+"""The time in seconds between two checks for new partitions of a topic, as in Apache's client."""
 
 
 class Core(Protocol):
@@ -50,7 +51,7 @@ class Environment:
     dialer: Callable[[], Dialer] | None = None  # None: the transport that the service URL names
     clock: Clock = field(default_factory=SystemClock)
     random: random.Random = field(default_factory=chance.Random)
-    # The probe of a cluster; see there.
+    # Returns whether a cluster accepts connections (Probe in clusters.py).
     probe: Callable[[str, float], Awaitable[bool]] = is_reachable
     keepalive_s: float = KEEPALIVE_S
     ping_after_s: float = PING_AFTER_S  # the silence of a broker before a PING
@@ -71,7 +72,7 @@ class Parts:
     clock: Clock
     random: random.Random
     timeout_s: float  # the limit of one operation
-    silence_s: float  # the silence of a broker, before another broker is asked about it
+    silence_s: float  # a broker's silence before the client asks another broker about it
     pending_bytes_max: int  # the limit of one producer
     partitions_update_s: float
     ids: Iterator[int]  # producer and consumer ids; each attachment takes a new one

@@ -101,7 +101,7 @@ class PulsarException(Exception):
 
 
 class InvalidConfiguration(PulsarException, ValueError):
-    """An option has an invalid value. It is a ValueError, which Apache's client raises."""
+    """An option has an invalid value. This error is a ValueError, as in Apache's client."""
 
     result = Result.InvalidConfiguration
     definite = True
@@ -190,7 +190,8 @@ class MessageTooBig(PulsarException):
 
 
 class ProducerQueueIsFull(PulsarException):
-    """`max_pending_messages` messages wait for their receipts. The client did not send this one."""
+    """The limit of messages that wait for their receipts is reached. The client did not send this
+    message."""
 
     result = Result.ProducerQueueIsFull
     definite = True
@@ -201,8 +202,8 @@ class ProducerQueueIsFull(PulsarException):
 
 
 class MemoryBufferIsFull(PulsarException):
-    """The messages that wait for their receipts hold the maximum of bytes. The client did not send
-    this one."""
+    """The messages that wait for their receipts have reached the limit of bytes. The client did not
+    send this message."""
 
     result = Result.MemoryBufferIsFull
     definite = True
@@ -231,15 +232,16 @@ class Interrupted(PulsarException):
 
 
 class InterruptedByUser(Interrupted, KeyboardInterrupt):
-    """Ctrl-C ended the wait. Apache's client raises Interrupted; Python programs catch
-    KeyboardInterrupt."""
+    """Ctrl-C ended the wait. This error is an Interrupted, as in Apache's client, and also a
+    KeyboardInterrupt, which Python programs catch."""
 
 
 # Errors that the broker answers
 
 
 class UnknownError(PulsarException):
-    """The broker gave no specific error."""
+    """The broker gave no specific error, or an unexpected exception in the client ended a producer
+    or consumer."""
 
     result = Result.UnknownError
 

@@ -1,7 +1,7 @@
 """Keeps an unexpected exception within one producer or consumer.
 
-Such an exception is a bug: of the client, or of code of the program that the client calls. It ends
-the producer or consumer in whose work it arose. The other ones of the client continue.
+Such an exception is a bug in the client, or in code of the program that the client calls. The
+exception ends the producer or consumer whose work raised it. All others of the client continue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Guarded(Protocol):
 
 
 def end_after_bug(core: Guarded, bug: Exception) -> UnknownError:
-    """End a producer or consumer because of an unexpected exception. Returns what its user gets."""
+    """End a producer or consumer because of an unexpected exception. Returns the user's error."""
     log.error("internal error: a producer or consumer ends", topic=core.topic, exc_info=bug)
     error = UnknownError(f"internal error: {bug!r}", topic=core.topic)
     core.shut_down(error)
@@ -44,7 +44,7 @@ async def guarded(core: Guarded, work: Callable[[], Coroutine[Any, Any, None]]) 
 
 
 def guarding(core: Guarded, function: Callable[[], None]) -> Callable[[], None]:
-    """Return a function for a timer. An unexpected exception ends its producer or consumer."""
+    """Return `function` for a timer. An unexpected exception ends its producer or consumer."""
 
     def call() -> None:
         try:

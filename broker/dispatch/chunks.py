@@ -1,15 +1,15 @@
 """The choice of the consumer of a Shared subscription that gets all chunks of a message.
 
-Theory of operation. A client can put a message together only if one consumer gets all its chunks,
-in order. The consumer that gets the first delivered chunk becomes the *owner* of the message; the
+Theory of operation. A client can assemble a message only if one consumer gets all its chunks, in
+order. The consumer that gets the first delivered chunk becomes the *owner* of the message; the
 later chunks go to the owner, too. When a consumer gives a chunk back (it left, or asked for a
 redelivery), it gives back all chunks of the message that it has. The message then has no owner, and
 the consumer that gets its lowest chunk becomes the new one.
 
 For each unfinished message, ChunkRoutes keeps the positions that the owner has (`out`), and the
 positions that were given back and are not delivered again yet (`waiting`). A chunk must not
-overtake one that waits. ChunkRoutes forgets a message when its last chunk was delivered and no
-chunk is out or waiting.
+overtake an earlier chunk that waits. ChunkRoutes forgets a message when its last chunk was
+delivered and no chunk is out or waiting.
 
 NOTE: unfinished messages count toward the limits of unacknowledged messages. A consumer whose limit
 is used up by unfinished messages does not get their other chunks until it gives some chunks back.
@@ -18,7 +18,7 @@ Apache's clients give chunks back: they keep ten unfinished messages, each for a
 At the limit of MESSAGES_MAX the oldest message is forgotten; then its chunks go to any consumer.
 
 Invariants (`check`):
-    1. A position is out or waiting in one message, and `_messages_by_position` names that one.
+    1. A position is out or waiting in one message, and `_messages_by_position` names this message.
     2. Only a message with an owner has a chunk out.
     3. A waiting position is in the message's `lowest`, unless it is acknowledged.
     4. There are at most MESSAGES_MAX messages.
@@ -45,10 +45,11 @@ of 100 chunks takes about 20 KB here."""
 
 @dataclass(slots=True)
 class _Message:
-    owner: Consumer | None = None  # None: its next chunk makes one
+    owner: Consumer | None = None  # None: the consumer of its next chunk becomes the owner
     out: set[Position] = field(default_factory=set)
     waiting: set[Position] = field(default_factory=set)
-    lowest: list[Position] = field(default_factory=list)  # a heap: of `waiting`, and former ones
+    # A heap of the positions in `waiting`, and of some that were in it before.
+    lowest: list[Position] = field(default_factory=list)
     ended: bool = False  # its last chunk is out, or acknowledged
 
 
@@ -68,13 +69,14 @@ class ChunkRoutes:
         return None if message is None else message.owner
 
     def begun(self, uuid: str) -> Consumer | None:
-        """The consumer that has chunks of the message, while its last one is still to come. None:
-        there is none."""
+        """The consumer that has chunks of the message. None: no consumer has a chunk, or the last
+        chunk is delivered or acknowledged."""
         message = self._messages.get(uuid)
         return None if message is None or message.ended or not message.out else message.owner
 
     def must_wait(self, chunk: Chunk, position: Position, acks: Acks) -> bool:
-        """Whether an earlier chunk of the message waits, too, and must go first."""
+        """Returns True when an earlier chunk of the message waits, too, and must be delivered
+        first."""
         message = self._messages.get(chunk.uuid)
         if message is None:
             return False
@@ -84,7 +86,8 @@ class ChunkRoutes:
         return bool(lowest) and lowest[0] < position
 
     def on_given(self, chunk: Chunk, position: Position, consumer: Consumer) -> None:
-        """The consumer gets the chunk: the owner, or the one that becomes it."""
+        """The consumer gets the chunk. If the message has no owner, the consumer becomes the
+        owner."""
         message = self._messages.get(chunk.uuid)
         if message is None:
             if len(self._messages) >= MESSAGES_MAX:
@@ -130,7 +133,7 @@ class ChunkRoutes:
         return list(found)
 
     def on_left(self, consumer: Consumer) -> None:
-        """The consumer is gone; its entries are delivered to others."""
+        """The consumer has left. Its chunks are delivered to other consumers."""
         for uuid, message in list(self._messages.items()):
             if message.owner is consumer:
                 self._give_back(message)

@@ -4,23 +4,25 @@ Theory of operation. A dispatcher with several consumers asks its `Delays` at th
 
     `hold_back`   after each read: the entries that are not due go into the index
     `take_due`    before it reads new entries: the entries that have become due are read again
-    `first_new`   where it reads next: entries in the index are not read again
+    `first_new`   for the position of the next read: entries in the index are not read again
 
-and sets its timer to `wake_s`. The subscription removes acknowledged entries from the index. The
-index belongs to the subscription: it stays when the last consumer leaves, over a seek, and when the
-subscription type changes. Exclusive and Failover subscriptions deliver at once and do not use it.
+The dispatcher sets its timer to `wake_s`. The subscription removes acknowledged entries from the
+index. The index belongs to the subscription: it stays when the last consumer leaves, over a seek,
+and when the subscription type changes. Exclusive and Failover subscriptions deliver at once and do
+not use the index.
 
 *Ticks*: a timer fires on a multiple of `tick_ms` of the wall clock, so that many delivery times
 share one timer. By default an entry is delivered up to one tick early. With `strict` it is never
 early, and up to one tick late.
 
 *Fixed delays*: if every message of a topic has the same delay, the first ones are due first, and
-reading on finds nothing to deliver. With `fixed_look_ahead` the dispatcher stops reading when the
-index has this many entries, all of which were read with ascending delivery times and no undelayed
-entry among them, and none is due. An undelayed message that is published after them waits, too.
+reading on finds nothing to deliver. With `fixed_look_ahead` the dispatcher stops reading while
+three conditions hold. The index has this many entries; none of them is due; and they were read with
+ascending delivery times, without an undelayed entry among them. An undelayed message that is
+published after them waits, too.
 
 The clock of a dispatcher is the time of the event loop; delivery times are wall time. `wall_ms`
-translates. The wall clock may jump: a timer looks at it again after CLOCK_LOOK_S.
+translates. The wall clock may jump, so a timer reads it again after at most CLOCK_LOOK_S.
 """
 
 from __future__ import annotations
@@ -40,23 +42,25 @@ if TYPE_CHECKING:
     from magnetar.broker.log.position import Position
 
 INDEX_ENTRIES_MAX: Final = 2_000_000
-"""Delayed entries of one subscription: 40 MB. At the limit the dispatcher reads nothing new until
-entries are due or acknowledged."""
+"""The limit of delayed entries of one subscription: 40 MB. At the limit the dispatcher reads
+nothing new until entries are due or acknowledged."""
 
 CLOCK_LOOK_S: Final = 60.0
-"""How late an entry is at most when the wall clock jumps forwards."""
+"""The longest time in seconds by which an entry is late after the wall clock has jumped
+forwards."""
 
 _EMPTY: Final = DelayedIndex(run_entries=0)
-"""The index of all subscriptions without a delayed entry so far: an empty index of its own would
-take a kilobyte. It takes no entries."""
+"""The index that all subscriptions without a delayed entry so far share. It takes no entries. An
+empty index for each of them would take a kilobyte."""
 
 _JUMPS_MAX: Final = 64
-"""Steps of `first_new` over acknowledged and indexed entries: about 0.3 ms. A read after them costs
-more than they save, and its entries that are indexed are dropped."""
+"""The limit of steps of `first_new` over acknowledged and indexed entries: about 0.3 ms. After them
+the dispatcher reads from the position that is reached. `hold_back` drops the entries of this read
+that are in the index already."""
 
 _ROUNDS_MAX: Final = 10
-"""The rounds of one `take_due`. After them, the entries that are due and were not read yet leave
-the index with the next events: a million of them must not stop the loop."""
+"""The limit of rounds of one `take_due`. In each round, due entries that were not read yet leave
+the index. The next events remove the rest: a million of them in one step would stop the loop."""
 
 
 @dataclass(slots=True)
@@ -67,17 +71,17 @@ class DelayPolicy:
     enabled: bool = True  # False: every entry is due at once
     tick_ms: int = 1_000
     strict: bool = False  # True: never early
-    fixed_look_ahead: int = 0  # entries of the index from which fixed delays count; 0: never
+    fixed_look_ahead: int = 0  # entries in the index; see "Fixed delays"; 0: off
 
 
 class Indexes(Protocol):
     """The stored indexes of a topic's durable subscriptions."""
 
     def find(self, subscription: str) -> DelayedIndex | None:
-        """The index of a subscription. None: it has none yet."""
+        """The index of a subscription. None: the subscription has none yet."""
 
     def index_of(self, subscription: str) -> DelayedIndex:
-        """The index of a subscription, a new one if it has none yet."""
+        """The index of a subscription. Creates the index if the subscription has none yet."""
 
 
 class Delays:
@@ -105,9 +109,9 @@ class Delays:
         subscription: str = "",
         entries_max: int = INDEX_ENTRIES_MAX,
     ) -> None:
-        """`wall_ms`: the wall clock in milliseconds at a time of the event loop, which is about
-        now. `indexes` has the index of `subscription`, perhaps with what an earlier owner has
-        found; None: the index is not stored."""
+        """`wall_ms` translates a time of the event loop, which is about now, to wall time in
+        milliseconds. `indexes` has the index of `subscription`, perhaps with entries that an
+        earlier owner of the topic has stored. None: the index is not stored."""
         found = None if indexes is None else indexes.find(subscription)
         self.index = _EMPTY if found is None else found
         self._indexes = indexes
@@ -117,16 +121,18 @@ class Delays:
         self._entries_max = entries_max
         self._wake_ms = -1  # the value that `wake_s` has translated last
         self._wake_s = 0.0
-        self._is_fixed = not self.index  # every entry of it was added in the order of the times
+        # True: the delivery times ascend in the order in which the entries were added to the index.
+        self._is_fixed = not self.index
         self._highest_ms = 0  # the highest of these times
 
     @property
     def is_full(self) -> bool:
-        """Whether the dispatcher must read no new entries."""
+        """True when the index is at its limit: the dispatcher must read no new entries."""
         return len(self.index) >= self._entries_max
 
     def pauses(self, now: float) -> bool:
-        """Whether reading new entries would find only later ones: the delays are fixed."""
+        """Returns True when the dispatcher should not read new entries: the delays are fixed, so
+        the new entries would be due later than those in the index."""
         look_ahead = self._policy.fixed_look_ahead
         if not look_ahead or not self._is_fixed or len(self.index) < look_ahead:
             return False
@@ -134,8 +140,8 @@ class Delays:
         return due_ms is not None and due_ms > self._until_ms(now)
 
     def hold_back(self, entries: list[StoredEntry], acks: Acks, now: float) -> list[StoredEntry]:
-        """Put the entries that are neither due nor acknowledged into the index. Returns the others,
-        perhaps with acknowledged ones."""
+        """Put the entries that are neither due nor acknowledged into the index. Returns the due
+        entries, of which some may be acknowledged."""
         if not any(entry.view.deliver_at_ms is not None for entry in entries):
             self._is_fixed = False
             return entries
@@ -165,9 +171,10 @@ class Delays:
         """Remove up to `count` entries that are due from the index, the earliest first. Returns
         those that were read before, in ascending order of their positions.
 
-        The other due entries leave the index and are not returned: the dispatcher has still to read
-        them, and would deliver them twice. They exist after a failover, a seek and a change of the
-        type, when the index knows more entries than the dispatcher."""
+        Due entries at or after `read_position` leave the index, too, but are not returned: the
+        dispatcher has still to read them, and would deliver them twice. Such entries exist after a
+        failover, a seek or a change of the type: the index then has entries that the dispatcher has
+        not read."""
         if not self.index:
             return []
         until_ms = self._until_ms(now)
@@ -192,7 +199,8 @@ class Delays:
         return position
 
     def wake_s(self, now: float) -> float | None:
-        """When to call `take_due`. None: no entry is delayed."""
+        """The time of the event loop at which the dispatcher must call `take_due`. None: no entry
+        is delayed."""
         due_ms = self.index.next_due_ms
         if due_ms is None:
             return None
@@ -218,7 +226,8 @@ class Delays:
             self.index.discard_through(position)
 
     def explain(self, now: float) -> list[Reason]:
-        """[]: no entry is delayed."""
+        """The number of delayed entries and the next delivery time, as a reason. []: no entry is
+        delayed."""
         due_ms = self.index.next_due_ms
         if due_ms is None:
             return []
@@ -240,7 +249,7 @@ class Delays:
         return self._indexes.index_of(self._subscription)
 
     def _until_ms(self, now: float) -> int:
-        """Entries are due up to this delivery time."""
+        """The latest delivery time, in milliseconds, of the entries that are due now."""
         policy = self._policy
         if not policy.enabled:
             return DUE_MS_MAX

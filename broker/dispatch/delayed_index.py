@@ -1,14 +1,15 @@
 """The delayed entries of a subscription: their delivery times and positions, in flat arrays.
 
 Theory of operation. New entries are in a *buffer*. At RUN_ENTRIES the buffer becomes a *run*: the
-positions in ascending order, the delivery time of each, and the order of the times. A run never
-changes, except that its entries are removed: a byte of each says so. A heap has the next due entry
-of each run. When three quarters of a run are removed, the rest moves back into the buffer.
+positions in ascending order, the delivery time of each, and the order of the times. A run changes
+only by the removal of entries: a byte of each entry says whether it is removed. A heap has the next
+due entry of each run. When three quarters of a run are removed, the rest moves back into the
+buffer.
 
-The entries arrive in the order of the log, so most of a run are neighbours. Acknowledging a prefix
-of the log drops whole runs. But what is left of a run joins later entries, so with random delays a
-run may reach over many others. A bit for each entry of a ledger says whether it is in some run:
-only the removal of a single entry searches the runs.
+The entries arrive in the order of the log, so most entries of a run are neighbours. Acknowledging a
+prefix of the log drops whole runs. With random delays, the rest of an old run joins later entries
+in the buffer, so the positions of one run may span many other runs. A bit for each entry of a
+ledger says whether the entry is in a run. So only the removal of a single entry searches the runs.
 
 An entry's delivery time never changes, so the index may keep entries over a seek and a change of
 the subscription type. An entry takes 19 bytes in a run, and about 250 in the buffer; a ledger with
@@ -17,8 +18,9 @@ entries in runs takes a bit for each of its entries.
 Invariants (`check`):
     1. An entry is in the index at most once.
     2. `len` is the number of entries that are not removed.
-    3. The heap has an entry for the next due entry of each run.
-    4. The bits are those of the entries in runs that are not removed.
+    3. The heap of runs has an item for each run: its next due entry, or an earlier one that was
+       removed.
+    4. The set bits are those of the entries of all runs, without the removed entries.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 RUN_ENTRIES: Final = 1_024
-"""Sealing a run takes about 0.5 ms. The buffer takes up to 250 KB; a million entries are 1,000
-runs."""
+"""The number of entries that make a run. Sealing a run takes about 0.5 ms. The buffer takes up to
+250 KB; a million entries are 1,000 runs."""
 
 DUE_MS_MAX: Final = 253_402_300_799_999
 """The end of the year 9999. A later delivery time counts as this one."""
@@ -49,8 +51,9 @@ _Due = tuple[int, int, int]  # delivery time, ledger, entry
 
 
 class DelayedIndex:
-    """`on_sealed` is called with each new run, and `on_dropped` when a run is no longer used: what
-    is left of it is in the buffer again."""
+    """The delayed entries of one subscription. The index calls `on_sealed` with each new run, and
+    `on_dropped` with each run that it no longer uses. The remaining entries of a dropped run go
+    back into the buffer."""
 
     def __init__(self, run_entries: int = RUN_ENTRIES) -> None:
         self.on_sealed: Callable[[Run], None] = _ignore
@@ -83,7 +86,7 @@ class DelayedIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """An estimate."""
+        """An estimate of the memory that the index takes, in bytes."""
         return 19 * sum(len(run.keys) for run in self._runs) + 250 * len(self._buffer_heap)
 
     @property
@@ -126,7 +129,7 @@ class DelayedIndex:
         return taken
 
     def discard(self, position: Position) -> bool:
-        """Remove an entry. Returns whether the index had it."""
+        """Remove an entry. Returns True when the index had it."""
         if self._buffer.pop(position, None) is not None:
             self._tidy_buffer()
             return True
@@ -156,17 +159,17 @@ class DelayedIndex:
 
     @property
     def buffered(self) -> int:
-        """Entries that are in no run."""
+        """The number of entries that are in no run."""
         return len(self._buffer)
 
     def seal(self) -> None:
-        """Make a run of what is in the buffer."""
+        """Make a run of the entries in the buffer, if there are any."""
         if self._buffer:
             self._seal()
 
     def restore(self, items: Sequence[tuple[Position, int]]) -> Run | None:
-        """Add a run that was sealed before, as far as the index does not have its entries.
-        `items`: see Run. Returns the run, without a call of `on_sealed`; None: it adds nothing."""
+        """Add the entries of a stored run that the index does not have. `items`: see Run. Returns
+        the new run; None: the index had all entries. Does not call `on_sealed`."""
         new = [item for item in items if item[0] not in self]
         if not new:
             return None
@@ -198,7 +201,8 @@ class DelayedIndex:
     # ---- mechanics -------------------------------------------------------------------------------
 
     def _find(self, position: Position) -> tuple[Run, int]:
-        """The run that has the entry, which is in one, and its place there."""
+        """The run that has the entry, and the place of the entry in the run. A run must have the
+        entry."""
         at = bisect_right(self._runs, position, key=_first_of) - 1
         while at >= 0 and self._lasts[at] >= position:
             run = self._runs[at]
@@ -218,7 +222,7 @@ class DelayedIndex:
             self._dissolve(run)
 
     def _dissolve(self, run: Run) -> None:
-        """Move what is left of a run into the buffer."""
+        """Move the remaining entries of a run into the buffer."""
         left = list(run.left())
         self._in_runs -= run.count
         run.count = 0
@@ -262,20 +266,20 @@ class DelayedIndex:
         self._lasts = list(accumulate((run.last for run in self._runs), max))
 
     def _tidy_runs(self) -> None:
-        """Forget the runs that are empty."""
+        """Drop the empty runs."""
         kept = [run for run in self._runs if run.count]
         if len(kept) < len(self._runs):
             dropped = [run for run in self._runs if not run.count]
             self._runs = kept
             self._count_lasts()
-            if len(self._heads) > 2 * len(kept) + 16:  # bound the runs that are dropped, too
+            if len(self._heads) > 2 * len(kept) + 16:  # bounds its items of dropped runs
                 self._heads = [(*run.head(), run.serial, run) for run in kept]
                 heapify(self._heads)
             for run in dropped:
                 self.on_dropped(run)
 
     def _tidy_buffer(self) -> None:
-        """Bound the removed entries of the heap."""
+        """Limit the number of removed entries in the heap."""
         if len(self._buffer_heap) > 2 * len(self._buffer) + 64:
             self._buffer_heap = [(due_ms, *at) for at, due_ms in self._buffer.items()]
             heapify(self._buffer_heap)
@@ -347,7 +351,7 @@ class Run:
         self.order = array("H", sorted(range(len(items)), key=self.due_ms.__getitem__))
         self.gone = bytearray(len(items))  # 1: removed
         self.count = len(items)
-        self.next = 0  # an index in `order`: the earlier positions are removed
+        self.next = 0  # an index in `order`; all entries before it are removed
         self.serial = 0
 
     def left(self) -> Iterator[tuple[Position, int]]:
@@ -378,7 +382,7 @@ class Run:
         return place
 
     def remove_through(self, position: Position) -> int:
-        """Remove every entry up to this one. Returns how many there were."""
+        """Remove every entry up to this one. Returns the number of removed entries."""
         if self.last <= position:
             end = len(self.keys)
         else:
@@ -396,7 +400,7 @@ class Run:
 
 
 def _ignore(_: Run) -> None:
-    """The runs are kept in memory only."""
+    """Do nothing: the runs are kept in memory only."""
 
 
 def _first_of(run: Run) -> Position:

@@ -1,7 +1,7 @@
-"""A segment of a delayed-delivery index as bytes: DELAYED_FORMAT.md. Pure.
+"""The encoding of a segment of an index of delayed entries: DELAYED_FORMAT.md. Pure.
 
-A segment says which entries of the log are delayed, and until when. An entry never changes, so a
-segment is always true: recovery may read it twice, or do without it.
+A segment has positions of delayed entries of the log, and their delivery times. An entry never
+changes, so a segment is never wrong: recovery may read a segment twice, or do without it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Segment:
 
 
 def encode_segment(subscription: str, items: Iterable[tuple[Position, int]]) -> bytes:
-    """`items`: positions, ascending, and delivery times."""
+    """Encode a segment. `items`: positions, ascending, and delivery times in milliseconds."""
     name = subscription.encode()
     parts = [_HEADER.pack(VERSION, len(name)), name]
     for ledger, group in groupby(items, key=lambda item: item[0].ledger):
@@ -57,7 +57,7 @@ def subscription_of(data: bytes | memoryview) -> str:
 
 
 def decode_segment(data: bytes | memoryview) -> Segment:
-    """Raises InvalidDelayedSegment."""
+    """Decode a segment. Raises InvalidDelayedSegment."""
     view = memoryview(data)
     name, at = _read_name(view)
     items: list[tuple[Position, int]] = []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Why(StrEnum):
-    """The cause of a wait of the dispatcher."""
+    """The kinds of reasons."""
 
     NO_CONSUMERS = "no_consumers"
     NO_PERMITS = "no_permits"
@@ -48,13 +48,13 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason, with a sentence that has its numbers."""
+    """One reason. `detail` is a sentence with the numbers; `facts` has the numbers for programs."""
 
     why: Why
     detail: str
     consumer: str = ""  # "": the reason is not about one consumer
     facts: Mapping[str, object] = field(default_factory=dict)
-    next_s: float | None = None  # seconds until it changes by itself; None: at an event
+    next_s: float | None = None  # seconds until a timer ends the wait; None: an event ends it
 
     def __str__(self) -> str:
         return f"{self.why}: {self.detail}"

@@ -1,7 +1,7 @@
 """Dispatch to the active consumer of a Failover subscription. The other consumers stand by.
 
-Theory of operation. `Candidates` chooses the active consumer (active.py). When a consumer joins or
-leaves, the choice may change. It also changes when a consumer announces that it will leave:
+Theory of operation. `Candidates` chooses the active consumer (active.py). The choice may change
+when a consumer joins, leaves, or announces that it will leave. Then:
 
     the active consumer left     the next consumer becomes active at once
     the active consumer stays    it drains: it gets no more entries, and may acknowledge its own.
@@ -9,12 +9,12 @@ leaves, the choice may change. It also changes when a consumer announces that it
                                  acknowledged everything, when it asks for redelivery, or after
                                  `delay_s` (LEAVING_S if it leaves).
 
-The next active consumer starts at the first unacknowledged entry. So a drain in time redelivers
-nothing. After `delay_s`, the next consumer gets entries that the former consumer may still process.
-The subscription accepts acknowledgements of the former consumer at any time.
+The next active consumer starts at the first unacknowledged entry. So a drain that ends in time
+redelivers nothing. After `delay_s`, the next consumer gets entries that the former consumer may
+still process. The subscription accepts acknowledgements of the former consumer at any time.
 
-Every consumer is told whether it is active when it joins, and whenever that changes. A draining
-consumer is told at the end of its drain.
+The subscription tells each consumer whether it is active when the consumer joins, and at each
+change. It tells a draining consumer at the end of the drain.
 
 Invariants (see `check`):
     1. There is an active consumer as long as a consumer is connected.
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 
 
 LEAVING_S: Final = 60.0
-"""The time in which a leaving active consumer may acknowledge its entries. A client closes earlier.
-"""
+"""The time for a leaving active consumer to acknowledge its entries. A client closes earlier."""
 
 
 class Failover(SingleActive):

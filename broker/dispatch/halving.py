@@ -1,10 +1,10 @@
 """Auto-split hash ranges: each consumer has one range, and a new consumer halves the largest one.
 
-Theory of operation. A range is known by its upper bound, which belongs to it. A new consumer gets
-the lower half of the largest range (of several the lowest one). The range of a consumer that leaves
-is merged into its right neighbour, the last one into its left neighbour.
+Theory of operation. A range is stored as its upper bound, which belongs to the range. A new
+consumer gets the lower half of the largest range (of several the lowest one). The range of a
+consumer that leaves is merged into its right neighbour, the last one into its left neighbour.
 
-Invariants (`check`): the bounds are ascending; the last one is 65536; each consumer has one.
+Invariants (`check`): the bounds are ascending; the last one is 65536; each consumer has one bound.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ consumer, the entry is dropped and counted. No entry is kept, so none is acknowl
 redelivered.
 
 An Exclusive subscription has one consumer. A Shared subscription delivers to its consumers in turn.
-Of a Failover subscription only the active consumer gets entries. The active consumer changes at
-once: it has no entries to drain.
+In a Failover subscription, only the active consumer gets entries. The active consumer changes at
+once, because it has no entries to drain.
 
 Invariants (`check`): an exclusive subscription has at most one consumer; no consumer has pending
 entries.
@@ -36,7 +36,8 @@ class Live:
         self._rotation = Rotation()
 
     def add_consumer(self, consumer: Consumer) -> list[Activate]:
-        """Returns the news for the consumers. Raises ConsumerRefused, before any change."""
+        """A consumer joins. Returns the changes of activity to report to the consumers. Raises
+        ConsumerRefused before any change."""
         if self._exclusive and self._rotation:
             busy = ConsumerBusy(self._subscription, "its only consumer is connected")
             raise ConsumerRefused(busy, list(self._rotation))
@@ -44,7 +45,8 @@ class Live:
         return [Activate(consumer, True)] if self._exclusive else []
 
     def remove_consumer(self, consumer: Consumer) -> list[Activate]:
-        """Returns the news for the remaining consumers."""
+        """A consumer leaves. Returns the changes of activity to report to the remaining
+        consumers."""
         self._rotation.remove(consumer)
         return []
 
@@ -53,7 +55,8 @@ class Live:
         consumer.permits += permits
 
     def on_entries(self, entries: Sequence[StoredEntry]) -> tuple[list[Deliver], int]:
-        """The messages that each consumer gets, and the number of dropped messages."""
+        """Distribute the entries. Returns a delivery for each consumer that gets some, and the
+        number of dropped messages."""
         given: dict[int, Deliver] = {}
         dropped = 0
         for entry in entries:

@@ -1,4 +1,4 @@
-"""Key_Shared without storage: an entry goes at once to the consumer of its key, or to none.
+"""Key_Shared without storage: an entry is delivered to the consumer of its key at once, or dropped.
 
 Theory of operation. As in live.py no entry is stored, so no key drains: when a slot moves, its next
 entry goes to the new consumer. If the consumer of the slot has no permits, or its connection is not
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 
 class KeyedLive:
-    """The parts of a Key_Shared subscription; has the methods of `Live`."""
+    """The dispatcher of a Key_Shared subscription of a non-persistent topic. It has the methods of
+    `Live`."""
 
     def __init__(self, subscription: str, settings: KeySharedSettings) -> None:
         self._subscription = subscription
@@ -39,8 +40,8 @@ class KeyedLive:
         self._consumers: list[Consumer] = []
 
     def add_consumer(self, consumer: Consumer) -> list[Activate]:
-        """Returns []: a Key_Shared subscription has no active consumer. Raises ConsumerRefused,
-        before any change."""
+        """A consumer joins. Returns []: a Key_Shared subscription has no active consumer. Raises
+        ConsumerRefused before any change."""
         policy = (consumer.key_shared or KeySharedPolicy()).of_all
         selector = self._selector
         if not self._consumers:
@@ -62,7 +63,8 @@ class KeyedLive:
         consumer.permits += permits
 
     def on_entries(self, entries: Sequence[StoredEntry]) -> tuple[list[Deliver], int]:
-        """The messages that each consumer gets, and the number of dropped messages."""
+        """Distribute the entries. Returns a delivery for each consumer that gets some, and the
+        number of dropped messages."""
         given: dict[Consumer, Deliver] = {}
         dropped = 0
         for entry in entries:

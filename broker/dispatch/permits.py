@@ -21,8 +21,8 @@ UNLIMITED: Final = 1 << 62
 
 @dataclass(slots=True)
 class Limits:
-    """The limits of the subscriptions of one topic. Those of unacknowledged messages follow the
-    policies of the topic while it is open; the values here are Pulsar's defaults."""
+    """The limits of the subscriptions of one topic. The limits of unacknowledged messages follow
+    the policies of the topic while it is open. The values here are Pulsar's defaults."""
 
     # Delivered and unacknowledged messages of one consumer of a Shared subscription. At the limit
     # the consumer gets no more messages until it has only half of them. A pending entry takes about
@@ -47,7 +47,7 @@ class Limits:
 
 
 def unacked_by_subscription(unacked: int, limits: Limits) -> Reason:
-    """The consumers together have too many unacknowledged messages."""
+    """The reason of a subscription at its limit of unacknowledged messages."""
     limit, half = limits.unacked_per_subscription, limits.unacked_per_subscription // 2
     detail = (
         f"{unacked} messages are unacknowledged, the limit of the subscription is {limit};"
@@ -85,7 +85,7 @@ class Consumer:
 
     @property
     def available(self) -> bool:
-        """Whether the dispatcher may deliver to it now."""
+        """True when the dispatcher may deliver to the consumer now."""
         return self.permits > 0 and not (self.blocked or self.leaving) and self.writable()
 
     @property

@@ -158,7 +158,8 @@ class ReplaySet:
 
 def runs(positions: Sequence[Position], gap_max: int) -> list[tuple[Position, Position]]:
     """Group ascending positions into ranges, each read with one request. Neighbours of a range are
-    in one ledger, with at most `gap_max` unwanted entries between them. Returns first and last."""
+    in one ledger, with at most `gap_max` unwanted entries between them. Returns the first and the
+    last position of each range."""
     found: list[tuple[Position, Position]] = []
     for position in positions:
         if found:

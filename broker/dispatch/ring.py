@@ -1,10 +1,11 @@
 """Consistent hashing: each consumer has points on a ring of 65535 slots (Pulsar's default).
 
-Theory of operation. The point `i` of a consumer is the slot of the hash of "name NUL name index NUL
-i". The name index is the lowest number that no other connected consumer of the same name has, so
-equal names get different points, and a consumer that reconnects gets its points back. A slot
-belongs to the first point at or after it; after the last point the ring begins again. If consumers
-collide on a point, the first one has it, and the next one inherits it.
+Theory of operation. The point `i` of a consumer is a slot: the hash of name, name index and `i`,
+joined by NUL. The name index is the lowest number that no other connected consumer of the same name
+has. So equal names get different points, and a consumer that reconnects gets its points back. A
+slot belongs to the first point at or after it; after the last point the ring begins again. If
+several consumers have the same point, it belongs to the first of them, and to the next one after
+the first has left.
 
 Invariants (`check`):
     1. `_points` is ascending, and holds exactly the keys of `_owners`. No list of owners is empty.

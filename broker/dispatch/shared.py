@@ -5,16 +5,16 @@ Theory of operation. From its read until its acknowledgement an entry is in exac
     held      read, and not delivered yet; the dispatcher reads nothing more meanwhile
     pending   delivered to one consumer, which has not acknowledged it
     replay    to be delivered (again), after its consumer left or returned it; lowest first
-    in flight the dispatcher reads it a second time, from replay
-    parked    a chunk whose consumer is not available: it goes to replay when that consumer is
+    in flight the dispatcher reads it again; before, it was in replay or delayed
+    parked    a chunk whose consumer is not available; it goes to replay when the consumer is
+              available
     delayed   its delivery time has not come; `Delays` keeps it
 
 A turn gives one consumer up to `turn_messages`. `Rotation` decides which consumer is next. The
-dispatcher reads entries of the replay set first, then
-delayed entries that have become due, then new ones. An acknowledged entry leaves `pending`
-at once. From the other places it is left out when its turn comes. When the last consumer leaves,
-every entry stays where it is found again (held entries go to replay), so redelivery counts survive
-a reconnect.
+dispatcher reads entries of the replay set first, then delayed entries that have become due, then
+new ones. An acknowledged entry leaves `pending` at once. In the other places, the dispatcher skips
+it when its turn comes. When the last consumer leaves, its pending entries and the held entries go
+to replay, for the next consumer.
 
 All chunks of a message go to one consumer (chunks.py).
 
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from magnetar.broker.log.position import Position
 
 PARKED_MAX: Final = 10_000
-"""Chunks that wait for an unavailable consumer. Beyond it, the dispatcher holds what it has read:
-10,000 chunks are up to 50 GB of messages that one consumer has begun."""
+"""The limit of parked chunks. At the limit the dispatcher holds the chunks that it has read, and
+reads nothing more. 10,000 chunks are up to 50 GB of messages that consumers have begun."""
 
 
 class Shared:
@@ -154,7 +154,8 @@ class Shared:
         owner = self._owner(position, first=consumer)
         ack_set = self._acks.batch_ack_set(position)
         if owner is not None and ack_set is not None:
-            # An acknowledgement adds no message, also if it has bits beyond the batch.
+            # An acknowledgement never raises the count, even if its ack set has bits beyond the
+            # batch.
             left = min(unacked_in(ack_set), owner.pending.get(position))
             consumer.acked += owner.pending.get(position) - left
             owner.on_unacked(left - owner.pending.get(position))
@@ -327,8 +328,8 @@ class Shared:
         return list(deliveries.values())
 
     def _defer(self, entry: StoredEntry) -> bool:
-        """Whether the chunk cannot be delivered yet; it is put aside then. False also if there is
-        no room: it stays held."""
+        """Put the chunk aside if it cannot be delivered yet. Returns True when the chunk is put
+        aside. False: the chunk can be delivered, or it stays held because PARKED_MAX is reached."""
         chunk, position = entry.view.chunk, entry.position
         assert chunk is not None
         owner = self._chunks.owner(chunk)
@@ -349,7 +350,7 @@ class Shared:
                 self._replay.add(position)
 
     def _hold(self, entries: list[StoredEntry], now: float) -> None:
-        """Hold what is due."""
+        """Hold the entries that are due. The other entries go into the index of delayed entries."""
         self._held = entries = self._delays.hold_back(entries, self._acks, now)
         self._has_chunks = any(entry.view.chunk is not None for entry in entries)
         self._release()
@@ -402,7 +403,7 @@ class Shared:
 
     @property
     def _waits(self) -> bool:
-        """Whether the dispatcher would deliver a delayed entry, if it were due."""
+        """True when the dispatcher would deliver a delayed entry if it were due."""
         idle = not self._held and self._reading is None
         return idle and self._entry_room() > 0 and not self._is_full()
 
@@ -457,7 +458,8 @@ class Shared:
 
     def _acked_elsewhere(self, position: Position) -> None:
         """The entry is not pending at the consumer that acknowledged it. It may be pending at
-        another consumer, be in replay, or never have been delivered. Release it at its owner."""
+        another consumer, be in replay, or never have been delivered. Remove it from the pending
+        entries of another consumer."""
         for consumer in self._consumers:
             messages = consumer.pending.pop(position)
             if messages:

@@ -1,13 +1,13 @@
-"""The common part of Exclusive and Failover: one active consumer, in order from the cursor.
+"""The common part of Exclusive and Failover: one active consumer gets the entries in order.
 
 Theory of operation. The dispatcher reads entries from `read_position` on and delivers them to the
 active consumer as far as its permits allow. It holds the rest, and reads nothing more while it
 holds entries.
 
-The dispatcher does not track delivered entries. A redelivery rewinds to the first entry after the
-mark-delete position, and so does the next active consumer. Entries that are acknowledged
-individually are left out. For the same reason a request to redeliver single positions redelivers
-everything, as in Pulsar. A request of a consumer that is not active redelivers nothing.
+The dispatcher does not track delivered entries. A redelivery and a change of the active consumer
+rewind to the first entry after the mark-delete position. Entries that are acknowledged individually
+are left out. A request to redeliver single positions redelivers all unacknowledged entries, as in
+Pulsar. A request of a consumer that is not active redelivers nothing.
 
 Invariants (see `check`):
     1. Held entries ascend and are before `read_position`.
@@ -50,7 +50,8 @@ class SingleActive:
 
     @property
     def delivered_end(self) -> Position:
-        """The entries before it are delivered to the active consumer, or acknowledged."""
+        """The position before which all entries are delivered to the active consumer or
+        acknowledged."""
         return self._held[0].position if self._held else self.read_position
 
     def _receiver(self) -> Consumer | None:
@@ -146,7 +147,8 @@ class SingleActive:
             assert not self._active.pending
 
     def _stop(self) -> None:
-        """Forget what is read and not delivered: `read_position` is right after the deliveries."""
+        """Drop the entries that are read and not delivered. Reading continues right after the
+        delivered ones."""
         self._rewinds += 1
         if self._held:
             self.read_position = self._held[0].position

@@ -1,7 +1,8 @@
 """The key by which Key_Shared assigns an entry to a consumer, and its hash.
 
-The broker looks at the metadata of the entry, not into a batch: all messages of a batch go where
-the key of the batch goes. Producers therefore send batches of one key (key-based batching).
+The broker reads the key from the metadata of the entry, and does not look into a batch. So all
+messages of a batch go to one consumer, and producers must send batches of one key (key-based
+batching).
 
 A hash has 31 bits. Each selector maps it to a slot, 1..65535. Slot 0 is never used: Pulsar reserves
 it for "not set".
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from magnetar.protos.entry import EntryView
 
 SLOTS: Final = 65_536
-"""The size of the hash space: PIP-379 keeps state per slot, and this bounds it."""
+"""The size of the hash space. It bounds the state per slot that PIP-379 needs."""
 
 NONE_KEY: Final = b"NONE_KEY"
 """The key of messages without a key, if they are not spread. Pulsar's documentation also spells it
@@ -27,9 +28,9 @@ NON_KEY."""
 
 
 def sticky_key(view: EntryView, *, spread_keyless: bool) -> bytes:
-    """The key of an entry. `spread_keyless`: entries without a key get one of their own each (all
-    chunks of a message the same one), so they go to all consumers; False: all of them share
-    NONE_KEY, so one consumer gets them, in order."""
+    """The key of an entry. `spread_keyless` is about entries without a key. True: each of them gets
+    a key of its own (the chunks of one message share a key), so they spread over all consumers.
+    False: they share NONE_KEY, so one consumer gets them, in order."""
     if view.ordering_key is not None:
         return view.ordering_key
     if view.partition_key is not None:

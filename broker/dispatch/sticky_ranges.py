@@ -1,7 +1,7 @@
 """Sticky ranges: each consumer brings the hash ranges that it wants.
 
-The ranges of different consumers must not overlap. The users see to it that all slots are covered:
-entries of a slot without a consumer wait for a consumer that brings it.
+The ranges of different consumers must not overlap. The application must cover all slots: the
+entries of a slot without a consumer wait until a consumer brings the slot.
 
 Invariants (`check`): ranges are ascending and do not overlap.
 """
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from magnetar.broker.dispatch.permits import Consumer
 
 RANGES_MAX: Final = 10_000
-"""Hash ranges of one consumer: more than it can need, and checked in a few milliseconds."""
+"""The limit of hash ranges of one consumer. No consumer needs as many, and the broker checks them
+in a few milliseconds."""
 
 
 class StickyRanges:
@@ -30,7 +31,7 @@ class StickyRanges:
     def __init__(self, subscription: str) -> None:
         self._subscription = subscription
         self._lasts: list[int] = []
-        self._pieces: list[tuple[int, int, Consumer]] = []  # parallel; ascending
+        self._pieces: list[tuple[int, int, Consumer]] = []  # parallel to `_lasts`; ascending
 
     slot_of = staticmethod(range_slot)
 

@@ -10,7 +10,7 @@ is in exactly one place:
     waiting    read before, and its consumer cannot take it now, or it must be delivered again
     in flight  the dispatcher reads it again; before, it was waiting or delayed
     delayed    its delivery time has not come; `Delays` keeps it
-    due        it was delayed, and its read has failed or was cut short
+    due        it was delayed, and its read has failed or has ended before it
 
 The dispatcher holds no entry in memory. It reads on past the entries that wait, up to the limit of
 the look-ahead, so one slow consumer does not stop the others.
@@ -34,16 +34,16 @@ Without this, the consumer would wait for the last chunk, and the last chunk for
 With `ordered_nacks` (a policy of the consumers), an entry that is later than a negatively
 acknowledged one of its slot waits as well, at gates 2 and 3 (withheld.py).
 
-`allow_out_of_order` (a policy of each consumer) leaves out the draining and gate 1 while all
-connected consumers have it. When a consumer without it joins, a slot may have pending entries at
-several consumers. From then on every slot with pending entries drains at all of them, once.
+`allow_out_of_order` is a policy of each consumer. While all connected consumers have it, no slot
+drains and gate 1 is open. When a consumer without it joins, a slot may have pending entries at
+several consumers. Then every slot with pending entries drains once, at all of these consumers.
 
 A consumer that leaves may have 50,000 pending entries. The dispatcher returns them in parts, so
-that other keys continue: the consumer is *departed* until the last of them is returned, and its
-slots drain there. The parts need no acknowledgement: the next part follows PART_PAUSE_S later. A
-pinned slot does not drain. If it has pending entries at a departed consumer, it is *late* until
-they are returned, and no consumer gets an entry of it. The dispatcher also queues waiting slots in
-parts if many of them move or are unblocked at once (65,535 at most).
+that other keys continue. The next part follows PART_PAUSE_S later, and waits for no
+acknowledgement. Until the last entry is returned, the consumer is *departed*, and its slots drain
+at it. A pinned slot does not drain. If it has pending entries at a departed consumer, it is *late*
+until they are returned, and no consumer gets an entry of it. The dispatcher also queues waiting
+slots in parts if many of them move or are unblocked at once (65,535 at most).
 
 Invariants (see `check`):
     1. An entry is in at most one of the five places, and pending at most one consumer.
@@ -91,14 +91,15 @@ if TYPE_CHECKING:
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
 
-_UNKNOWN: Final = 0  # no slot has this number: the slot of a delayed entry before its read
+_UNKNOWN: Final = 0  # stands for the slot of a delayed entry before its read; no slot has it
 
 PART_PAUSE_S: Final = 0.001
-"""The pause between two parts of much work: to return the entries of a departed consumer, or to
-queue slots. Meanwhile the event loop does other work."""
+"""The pause in seconds between two parts of a long work: the return of the entries of a departed
+consumer, or the queueing of slots. Meanwhile the event loop does other work."""
 
 EXPLAINED_MAX: Final = 10
-"""Draining hashes that `explain` names; it counts the others."""
+"""The most draining hashes, and the most withheld hashes, that `explain` names. It counts the other
+draining ones."""
 
 
 class KeyShared:
@@ -144,7 +145,7 @@ class KeyShared:
 
     @property
     def unacked(self) -> int:
-        """Delivered and unacknowledged messages."""
+        """The number of delivered and unacknowledged messages."""
         return sum(consumer.unacked for consumer in self._consumers)
 
     @property
@@ -154,19 +155,20 @@ class KeyShared:
 
     @property
     def waiting(self) -> int:
-        """Entries that were read and wait for their consumer."""
+        """The number of entries that were read and wait for their consumer."""
         return len(self._replay) + len(self._in_flight)
 
     @property
     def blocked_attempts(self) -> int:
-        """The number of deliveries so far that had to wait for a draining slot."""
+        """The number of delivery attempts so far that had to wait for a draining slot."""
         return self._draining.blocked_attempts
 
     # ---- consumers -------------------------------------------------------------------------------
 
     def can_serve(self, policy: KeySharedPolicy | None) -> bool:
-        """False: no consumer is connected, and the next consumer has another mode. It needs a new
-        dispatcher, because the waiting entries in this one have the slots of the former mode."""
+        """Returns False when no consumer is connected and the next consumer has another mode. The
+        subscription then needs a new dispatcher, because the waiting entries in this one have the
+        slots of the former mode."""
         return bool(self._consumers) or (policy or KeySharedPolicy()).mode is self.policy.mode
 
     def add_consumer(self, consumer: Consumer, now: float) -> list[Action]:
@@ -283,7 +285,8 @@ class KeyShared:
         ack_set = self._acks.batch_ack_set(position)
         owners = [it for it in (consumer, *self._holders()) if it.pending.get(position)]
         if owners and ack_set is not None:
-            # An acknowledgement adds no message, also if it has bits beyond the batch.
+            # An acknowledgement never raises the count, even if its ack set has bits beyond the
+            # batch.
             owner, before = owners[0], owners[0].pending.get(position)
             left = min(unacked_in(ack_set), before)
             owner.on_unacked(left - before)
@@ -292,8 +295,8 @@ class KeyShared:
         return self.advance(now)
 
     def on_skipped(self, positions: Sequence[Position], now: float) -> None:
-        """The broker has acknowledged these entries, which are lost. The read that met them fails
-        next."""
+        """The broker has acknowledged these entries, because they are lost. The outstanding read,
+        which found them lost, fails next."""
         for position in positions:
             if self.slots.get(position):
                 any(self._forget(position, consumer, now) for consumer in self._holders())
@@ -634,7 +637,7 @@ class KeyShared:
             self._returned.add(slot)
 
     def _again(self, position: Position, slot: int) -> None:
-        """The entry was in flight and was not read."""
+        """The entry was in flight and was not read: it waits again."""
         if slot == _UNKNOWN:
             self._due.add(position)
         else:
@@ -696,7 +699,8 @@ class KeyShared:
         return chain(self._consumers, self._departed)
 
     def on_dropped(self) -> None:
-        """Another dispatcher takes over: count the redeliveries that are still to come."""
+        """Another dispatcher takes over: count the redeliveries of the entries that are not
+        returned yet."""
         for consumer in self._departed:
             for ledger, entries in consumer.pending.ledgers().items():
                 self._redeliveries.count_again(ledger, entries)
@@ -749,7 +753,7 @@ class KeyShared:
             self._find_late()
 
     def _find_late(self) -> None:
-        """Let the slots wait that do not drain although a departed consumer has entries of them."""
+        """Mark as late the unsettled slots that have pending entries at departed consumers."""
         if not self._unsettled:
             return
         for consumer in self._departed:
@@ -762,14 +766,14 @@ class KeyShared:
         return self._selector.select(slot)
 
     def _drains(self, slot: int) -> bool:
-        """Whether the slot drains at another consumer than the one that has it."""
+        """Returns True when the slot drains at another consumer than the one that has it."""
         draining = self._draining.get(slot) if self._draining else None
         if draining is None:
             return False
         return draining.consumer is None or draining.consumer is not self._target(slot)
 
     def _must_wait(self, slot: int) -> bool:
-        """Whether entries of the slot at another consumer come first."""
+        """Returns True when the slot must wait for its pending entries at another consumer."""
         return slot in self._late or self._drains(slot)
 
     def _on_moved(self, moved: list[Moved], now: float) -> None:
@@ -890,7 +894,7 @@ class KeyShared:
         return Read(self.read_position, entries_max, confirmed, 0)
 
     def _new_room(self) -> int:
-        """The number of undelivered entries to read next."""
+        """The number of new or due entries to read next."""
         room = min(self._entry_room(), self._look_ahead_room())
         return room if room > 0 and not self._is_full() else 0
 
@@ -1018,10 +1022,10 @@ class KeyShared:
         return reasons
 
     def pending_in(self, slot: int) -> int:
-        """Pending entries of the slot."""
+        """The number of pending entries of the slot."""
         return self._per_slot.get(slot, 0)
 
     def waiting_in(self, slot: int) -> int:
-        """Entries of the slot that were read and wait for their consumer."""
+        """The number of entries of the slot that were read and wait for their consumer."""
         in_flight = sum(1 for it in self._in_flight.values() if it == slot)
         return self._replay.waiting(slot) + in_flight

@@ -1,8 +1,8 @@
 """A data directory that one server process owns.
 
-The claim file has the name of the owner's role. The server writes it before any other file and
-locks it (flock) while it uses the directory. So a server never writes to a foreign directory, and
-two servers never share one.
+The claim file has the name of the owner's role. The server writes the claim file before any other
+file and locks it (flock) while it uses the directory. So a server never writes to a directory of
+another owner, and two servers never share a directory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DirectoryRefused(Exception):
-    """The server does not start on this directory. It changed nothing in it."""
+    """The server refuses to start on this directory. The data in the directory is unchanged."""
 
     definite = True
 
@@ -31,7 +31,7 @@ class DirectoryRefused(Exception):
 
 @contextmanager
 def claimed(directory: Path, owner: str) -> Iterator[None]:
-    """Create the directory if it is missing, and own it inside of the context. Raises
+    """Create the directory if it is missing, and own it while the context is open. Raises
     DirectoryRefused."""
     try:
         directory.mkdir(parents=True, exist_ok=True)

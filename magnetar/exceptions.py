@@ -1,7 +1,7 @@
 """The errors that the client raises, under the name of Apache's module `pulsar.exceptions`.
 
-The names stand in __init__.pyi, too: type checkers and lazy_loader need them there one by one.
-tests/unit/client/test_apache_surface.py compares both with Apache's.
+__init__.pyi lists the same names, because type checkers and lazy_loader read them there.
+tests/unit/client/test_apache_surface.py compares both lists with the names of Apache's module.
 """
 
 from magnetar.client.errors import (

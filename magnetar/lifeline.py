@@ -2,9 +2,9 @@
 
     python -I -S lifeline.py PARENT_PID COMMAND [ARGUMENT...]
 
-The kernel sends SIGKILL to the command when the *thread* that started it ends. The command replaces
-this process, so it has the pid of this process. (Popen's `preexec_fn` could do the same, but it
-forks, which is not safe beside gRPC's threads.)
+More exactly, the kernel sends SIGKILL when the *thread* that started this process ends. The command
+replaces this process and keeps its pid. (Popen's `preexec_fn` could do the same, but it runs Python
+code after a fork, which is not safe beside gRPC's threads.)
 """
 
 import ctypes

@@ -1,12 +1,11 @@
 """A cluster on this machine: real ZooKeepers, bookies, brokers and autorecovery processes.
 
-It is made for trying a cluster out, for tests and for chaos tests. All processes listen on loopback
-and die with the process that started them. A directory can be used again: data, names and ports
-stay the same.
+A local cluster is for trials, tests and chaos tests. All processes listen on loopback, and end with
+the process that started them. A later start in the same directory keeps data, names and ports.
 
     <directory>/ports.json              the ports of each process, for the next start
-    <directory>/cluster.json            what `describe` returns; only while the cluster runs
-    <directory>/env.sh                  variables for commands in a shell; only while it runs
+    <directory>/cluster.json            the result of `describe`; only while the cluster runs
+    <directory>/env.sh                  variables for a shell; only while the cluster runs
     <directory>/<role>-<n>/             data, configuration and log of one process
 """
 
@@ -53,13 +52,14 @@ log = get_logger(__name__)
 
 
 class LocalCluster:
-    """`async with LocalCluster(directory, ...) as cluster:` runs it; leaving stops all processes.
-
-    Entering raises DirectoryRefused, JavaMissing, ZooKeeperJarsMissing, ProcessFailed; then no
-    process is left running. Enter it on a thread that lives as long as the cluster.
+    """Runs the cluster as a context manager: `async with LocalCluster(directory, ...) as cluster:`
+    Entering the context starts all processes. It raises DirectoryRefused, JavaMissing,
+    ZooKeeperJarsMissing or ProcessFailed, and then leaves no process running. Enter the context on
+    a thread that lives as long as the cluster: the kernel kills the processes when the thread ends.
+    Leaving the context stops all processes.
 
     Processes are named by role ("zookeeper", "bookie", "broker", "autorecovery") and id
-    ("bookie-1", ...). A bookie that was decommissioned is left out.
+    ("bookie-1", ...). The cluster does not start a decommissioned bookie.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LocalCluster:
         autorecoveries: int = 1,
         broker_settings: Mapping[str, str] | None = None,
     ) -> None:
-        """`broker_settings`: further lines of the configuration of all brokers."""
+        """`broker_settings`: further settings of all brokers, keyed by name."""
         assert zookeepers >= 1, zookeepers
         assert bookies >= 1, bookies
         assert brokers >= 1, brokers
@@ -94,31 +94,32 @@ class LocalCluster:
 
     @property
     def admin_url(self) -> str:
-        """The addresses of all brokers: each broker redirects to the one that serves a topic."""
+        """The URL with the addresses of all brokers. A broker redirects a request for a topic to
+        the broker that serves the topic."""
         return self._url("http", "http")
 
     @property
     def metadata_url(self) -> str:
-        """The `--metadata-url` of `magnetar bookies`."""
+        """The URL for the option `--metadata-url` of `magnetar bookies`."""
         return f"zk://{self.zookeeper}/magnetar"
 
     def of_role(self, role: str) -> list[LocalProcess]:
         return [process for process in self.processes if process.role == role]
 
     def process(self, role: str, process_id: str) -> LocalProcess:
-        """Raises KeyError if there is none of that role and id."""
+        """Return the process of this role and id. Raises KeyError if there is none."""
         for process in self.processes:
             if (process.role, process.id) == (role, process_id):
                 return process
         raise KeyError((role, process_id))
 
     async def kill(self, role: str, process_id: str) -> None:
-        """SIGKILL; returns when the process is gone. It stays dead until `restart`."""
+        """Send SIGKILL, and return when the process has ended. Only `restart` starts it again."""
         await asyncio.to_thread(self.process(role, process_id).kill)
 
     async def restart(self, role: str, process_id: str) -> None:
-        """Start a process again, on its ports and its data, and return when it serves. A running
-        process is stopped first. Raises ProcessFailed."""
+        """Start a process again, on its ports and its data, and return when it serves. Stops a
+        running process first. Raises KeyError, ProcessFailed."""
         process = self.process(role, process_id)
         await asyncio.to_thread(process.stop)
         process.launch()  # on this thread: the process ends with the thread that launched it
@@ -179,7 +180,7 @@ class LocalCluster:
         await _launch(ensemble.nodes)
 
         members = await self._members([f"bookie-{n}" for n in range(1, bookies + 1)])
-        # The copies of each entry: three if the cluster has three bookies.
+        # The number of copies of each entry: three if the cluster has three bookies or more.
         copies = min(3, len(members))
         servers = (
             *(self._bookie(name, ports) for name in members),
@@ -195,7 +196,7 @@ class LocalCluster:
         self._write_description()
 
     async def _stop(self) -> None:
-        """A role is stopped before the roles that it depends on."""
+        """Stop each role before the roles that it depends on."""
         for role in ("autorecovery", "broker", "bookie", "zookeeper"):
             for process in self.of_role(role):
                 process.terminate()
@@ -203,8 +204,8 @@ class LocalCluster:
                 await asyncio.to_thread(process.wait_stopped)
 
     def _check_ensemble(self) -> None:
-        """Refuse another number of ZooKeepers: new ones could outvote the old ones, and all
-        metadata would be lost."""
+        """Refuse a number of ZooKeepers that differs from the last start. New, empty servers could
+        outvote the old servers, and all metadata would be lost."""
         there = len(list(self.directory.glob("zookeeper-*")))
         if there not in (0, self._counts[0]):
             raise DirectoryRefused(
@@ -214,8 +215,8 @@ class LocalCluster:
             )
 
     async def _members(self, bookies: Sequence[str]) -> list[str]:
-        """The bookies to start: all of them except those that were decommissioned. A decommissioned
-        bookie refuses to start on its old data, which would end the cluster."""
+        """Return the bookies to start: all except decommissioned bookies. A decommissioned bookie
+        refuses to start on its old data, and this failure would end the cluster."""
         if not any(self._data(name).exists() for name in bookies):
             return list(bookies)  # the first start
         members = []
@@ -242,7 +243,8 @@ class LocalCluster:
         return members
 
     async def _was_removed(self, store: ZooKeeperStore, name: str) -> bool:
-        """Whether the bookie has data and the metadata of its cluster does not know it."""
+        """Return whether the bookie was decommissioned: it has data, but the metadata of its
+        cluster holds no cookie of it."""
         data, chance = self._data(name), random.SystemRandom()
         if not data.exists() or await store.get(paths.bookie_cookie(BookieId(name))) is not None:
             return False
@@ -294,7 +296,7 @@ class LocalCluster:
             **settings,
         }
         file = directory / f"{role}.toml"
-        # A number or a string of JSON is also one of TOML.
+        # Numbers and strings have the same form in JSON and in TOML.
         file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
         return LocalProcess(
             role,
@@ -322,7 +324,7 @@ class LocalCluster:
 
 
 async def _launch(processes: Sequence[LocalProcess]) -> None:
-    """Returns when all are ready. Raises ProcessFailed."""
+    """Start the processes, and return when all are ready. Raises ProcessFailed."""
     for process in processes:
         process.launch()
     for process in processes:
@@ -333,7 +335,7 @@ class _Ports:
     """The ports of the processes, recorded so that the next start uses the same ones."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises DirectoryRefused: the record is damaged."""
+        """Raises DirectoryRefused if the file with the recorded ports is damaged."""
         self._file = directory / PORTS
         try:
             self._by_process = _parse_ports(self._file)
@@ -343,7 +345,8 @@ class _Ports:
             ) from error
 
     def of(self, process: str, *kinds: str) -> dict[str, int]:
-        """The ports of a process: the recorded ones that are free, else new ones."""
+        """Return the ports of a process by kind: the recorded port if it is free, else a new port.
+        Logs a recorded port that is in use."""
         recorded = self._by_process.get(process, {})
         found: dict[str, int] = {}
         for kind in kinds:
@@ -367,7 +370,7 @@ class _Ports:
         _replace(self._file, json.dumps(self._by_process, indent=1) + "\n")
 
     def _fresh(self) -> int:
-        """A free port that no process of this cluster has."""
+        """Return a free port that no process of this cluster has."""
         known = {port for ports in self._by_process.values() for port in ports.values()}
         while True:
             [port] = free_ports(1)
@@ -376,7 +379,8 @@ class _Ports:
 
 
 def _parse_ports(file: Path) -> dict[str, dict[str, int]]:
-    """Raises ValueError."""
+    """Return the recorded ports by process and kind; {}: there is no file. Raises ValueError if the
+    file is damaged."""
     if not file.exists():
         return {}
     found = json.loads(file.read_text())
@@ -412,10 +416,11 @@ async def run_local_cluster(
     on_ready: Callable[[], None],
     watchdog: bool = False,
 ) -> None:
-    """Run the cluster until `stop` is set. `restart` starts a process again when it ends.
-    `watchdog` kills a server whose /health is silent: see watchdog.py.
+    """Run the cluster until `stop` is set. `on_ready` is called when all processes are ready.
 
-    Raises what entering the cluster raises.
+    With `restart`, a process that ends is started again. With `watchdog`, a server whose /health is
+    silent is killed: see watchdog.py. Raises the errors of entering the cluster, in an
+    ExceptionGroup.
     """
     async with asyncio.TaskGroup() as group:
         running = group.create_task(

@@ -1,7 +1,7 @@
-"""A server as a local process: started, watched until it is ready, stopped, killed.
+"""Runs a server as a local process: starts it, waits until it is ready, stops it or kills it.
 
-The local cluster, the ZooKeeper launcher, the demo and the tests start their servers with it. The
-methods block, apart from `wait_ended`: call them on a thread, or where blocking is acceptable.
+The local cluster, the ZooKeeper launcher, the demo and the tests start servers with this module.
+All methods but `wait_ended` block: call them on a thread, or where blocking is acceptable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POLL_S: Final = 0.02
 ANSWER_S: Final = 2.0
 LOG_TAIL_BYTES: Final = 2000
 
-# Settings of one role. A started server must not take over the settings of its parent.
+# Environment variables of one role. A started server must not inherit them from its parent.
 _ROLE_SETTINGS: Final = tuple(
     f"MAGNETAR_{role}_" for role in ("BOOKIE", "BROKER", "AUTORECOVERY", "STANDALONE")
 )
@@ -53,9 +53,9 @@ class ProcessFailed(Exception):
 
 @dataclass(eq=False)
 class LocalProcess:
-    """One server process. It can be started again after it ended.
+    """One server process. It can be started again after it has ended.
 
-    As a context manager it starts the process, and stops it at the end.
+    A context manager: it starts the process on entry, and stops it on exit.
     """
 
     role: str
@@ -80,16 +80,16 @@ class LocalProcess:
 
     @property
     def pid(self) -> int | None:
-        """None: it does not run."""
+        """The process id. None: the process does not run."""
         return self._process.pid if self._process is not None and self.running else None
 
     @property
     def status(self) -> int | None:
-        """The exit status of the last run; None: it runs, or was never started."""
+        """The exit status of the last run. None: the process runs, or was never started."""
         return None if self._process is None else self._process.poll()
 
     def launch(self) -> None:
-        """Start it, without waiting until it is ready."""
+        """Start the process, without waiting until it is ready."""
         assert not self.running, f"{self.id} is running"
         guard = [sys.executable, "-I", "-S", lifeline.__file__, str(os.getpid())]
         with self.log.open("ab") as log:
@@ -104,8 +104,8 @@ class LocalProcess:
             )
 
     def wait_ready(self) -> None:
-        """Raises ProcessFailed when the process ends, or is not ready after `ready_s`. A process
-        that is only slow keeps running."""
+        """Wait until the process is ready. Raises ProcessFailed when the process ends, or is not
+        ready after `ready_s`; in the second case the process keeps running."""
         end_s = time.monotonic() + self.ready_s
         while not self.is_ready():
             if not self.running:
@@ -115,20 +115,22 @@ class LocalProcess:
             time.sleep(POLL_S)
 
     def start(self) -> float:
-        """Launch it and wait until it is ready. Returns the seconds that this took."""
+        """Launch the process and wait until it is ready. Returns the time in seconds that this
+        took. Raises ProcessFailed."""
         began_s = time.monotonic()
         self.launch()
         self.wait_ready()
         return time.monotonic() - began_s
 
     async def wait_ended(self) -> str:
-        """Wait until the process ended. Returns a description of its end."""
+        """Wait until the process has ended. Returns a description of its end."""
         while self.running:  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(POLL_S)
         return self._outcome()
 
     def wait(self) -> int:
-        """Wait until the process ended, at most `ready_s`. Returns its exit status."""
+        """Wait until the process has ended, for at most `ready_s`. Returns its exit status. Raises
+        subprocess.TimeoutExpired."""
         assert self._process is not None, f"{self.id} was never started"
         return self._process.wait(self.ready_s)
 
@@ -154,7 +156,7 @@ class LocalProcess:
         self.signal(signal.SIGTERM)
 
     def wait_stopped(self) -> None:
-        """Wait until the process ended. Kill it after `stop_s`."""
+        """Wait until the process has ended. Kill it after `stop_s`."""
         if self._process is None:
             return
         try:
@@ -163,12 +165,12 @@ class LocalProcess:
             self.kill()
 
     def stop(self) -> None:
-        """`terminate` and `wait_stopped`. Does nothing if it does not run."""
+        """Stop the process: `terminate`, then `wait_stopped`. Does nothing if it does not run."""
         self.terminate()
         self.wait_stopped()
 
     def signal(self, number: signal.Signals) -> None:
-        """Does nothing if the process does not run."""
+        """Send a signal to the process. Does nothing if the process does not run."""
         if self._process is not None and self.running:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
@@ -192,8 +194,9 @@ class LocalProcess:
 
 
 def standalone(directory: Path, variables: Mapping[str, str] | None = None) -> LocalProcess:
-    """`magnetar standalone` on free ports, which stay the same when it is started again. Its data
-    is in `directory`/data. `variables` are added to its environment."""
+    """Return a process for `magnetar standalone`, which is not started yet. It has free ports, and
+    keeps them when it is started again. Its data is in `directory`/data. `variables` are added to
+    its environment."""
     ports = dict(zip(("grpc", "pulsar", "http"), free_ports(3), strict=True))
     flags = [f"--{kind}-port={port}" for kind, port in ports.items()]
     return LocalProcess(
@@ -213,7 +216,7 @@ def magnetar_command(role: str) -> list[str]:
 
 
 def answers_health(port: int) -> bool:
-    """Whether GET /health on loopback answers 200."""
+    """Return whether GET /health on loopback answers with status 200."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S) as connection:
             connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")

@@ -49,13 +49,15 @@ NAME: Final = "standalone"  # the name of the broker, the bookie and the claim f
 # thread.
 PROBE_S: Final = 1.0
 
-# In the file names of a traceback: the bookie's code, and the part of it that the broker runs.
+# Parts of the file names in a traceback. BOOKIE is in all of the bookie's code, LEDGER in the part
+# of it that the broker runs.
 BOOKIE: Final = "/magnetar/bookie/"
 LEDGER: Final = "/magnetar/bookie/ledger/"
 
 
 class StandaloneConfig(BrokerSettings):
-    """Read from a TOML file, MAGNETAR_STANDALONE_<KEY> and flags. Ports may be 0: any free one."""
+    """The settings, read from a TOML file, MAGNETAR_STANDALONE_<KEY> and flags. Port 0 means any
+    free port."""
 
     role: ClassVar[str] = "standalone"
 
@@ -65,7 +67,8 @@ class StandaloneConfig(BrokerSettings):
     )
 
     def survives(self, error: BaseException) -> bool:
-        """Like a broker, but a bug in the bookie ends the process before it damages data."""
+        """Return whether the process continues after this bug. Like a broker, it does, except after
+        a bug in the bookie's code: the process then ends, before the bug damages data."""
         frames = traceback.extract_tb(error.__traceback__)
         return not any(
             BOOKIE in frame.filename and LEDGER not in frame.filename for frame in frames
@@ -78,10 +81,10 @@ async def run_standalone(
     on_ready: Callable[[BrokerRegistration], None] | None = None,
 ) -> None:
     """Serve until `stop` is set, then finish the requests that are under way. `on_ready` is called
-    with the server's addresses when it serves.
+    with the server's addresses when the server is ready.
 
-    Raises DirectoryRefused, PortInUse, AddressUnusable, StartRefused (the bookie's directory), or
-    an error of the metadata store.
+    Raises DirectoryRefused, StartRefused (the bookie's directory), or an error of the metadata
+    store. Raises PortInUse and AddressUnusable in an ExceptionGroup.
     """
     with claimed(config.data_dir, NAME):
         metadata = await EmbeddedStore.open(config.data_dir / "metadata")
@@ -167,8 +170,8 @@ async def _call_when_ready(
 
 
 async def _end_with(metadata: MetadataStore) -> NoReturn:
-    """Raise StoreFailed when the metadata can no longer be written. Only a new start repairs that;
-    until then the users of the store would retry without end."""
+    """Raise StoreFailed when the metadata can no longer be written. Only a restart of the process
+    repairs the store. Without this error, the users of the store would retry without end."""
     while True:
         await asyncio.sleep(PROBE_S)
         await metadata.sync(CLUSTER)

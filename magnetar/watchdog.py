@@ -1,16 +1,17 @@
-"""A watchdog: kills a server that stands still, so that it is started again.
+"""A watchdog: kills a server that stands still, so that the server is started again.
 
     python -m magnetar.watchdog --port HTTP_PORT [--silence 2] -- COMMAND [ARGUMENT...]
 
-It runs COMMAND and asks http://127.0.0.1:HTTP_PORT/health every CHECK_S. When the server has
-answered once and then answers nothing for `--silence` seconds, the watchdog sends it SIGKILL and
-exits with the server's exit status. systemd or Docker then restarts the watchdog and the server, by
-its own restart policy. The watchdog passes SIGTERM and SIGINT on to the server. `magnetar
-local-cluster --watchdog` watches all its servers in the same way.
+The watchdog runs COMMAND and asks http://127.0.0.1:HTTP_PORT/health every CHECK_S. When the server
+has answered once and then answers nothing for `--silence` seconds, the watchdog sends it SIGKILL
+and exits with the server's exit status. systemd or Docker then restarts the watchdog and the
+server, by its own restart policy. An answer with a status other than 200 is an answer. The watchdog
+passes SIGTERM and SIGINT on to the server. `magnetar local-cluster --watchdog` watches all its
+servers in the same way.
 
-Other brokers replace a broker that stands still, and Magnetar's client continues there. Apache's
-client stays on an open connection until its keep-alive gives up after 30 to 60 s; a process that is
-gone ends its connections at once. An answer other than 200 is an answer.
+Why the server is killed: other brokers replace a broker that stands still, and Magnetar's client
+continues at them. Apache's client stays on its open connection until its keep-alive gives up after
+30 to 60 s. The end of a process closes its connections at once.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ ms."""
 SILENCE_S: Final = 2.0
 KILLS_MAX: Final = 3
 KILLS_PERIOD_S: Final = 600.0
-"""After KILLS_MAX kills within this time the server is left alone: another start does not help."""
+"""After KILLS_MAX kills within this time, the watchdog leaves the server alone: another restart
+would not help. This limits `magnetar local-cluster`. `python -m magnetar.watchdog` ends after one
+kill, so there only the restart policy limits the restarts."""
 
 
 class Watchdog:
-    """A machine for one server. `now` is any clock in seconds.
+    """Decides when to kill one server: a machine. `now` is the time of any clock, in seconds.
 
     1. A server is killed only if it has answered since its start, and after that was silent for
        `silence_s` while the watchdog itself was running.
@@ -61,7 +64,7 @@ class Watchdog:
         self._answered_at = None
 
     def on_check(self, now: float, *, answers: bool) -> bool:
-        """Note a check. Returns whether to kill the server."""
+        """Note the result of a check. Returns whether to kill the server."""
         stood_still = self._checked_at is not None and now - self._checked_at > self._silence_s
         self._checked_at = now
         if answers or (stood_still and self._answered_at is not None):
@@ -78,8 +81,8 @@ class Watchdog:
 
 
 def answers(port: int, timeout_s: float = CHECK_S) -> bool:
-    """Whether the server on loopback answers GET /health with anything. Blocks for at most twice
-    `timeout_s`."""
+    """Return whether the server on loopback answers GET /health, with any status. Blocks for at
+    most twice `timeout_s`."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
             connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -89,7 +92,8 @@ def answers(port: int, timeout_s: float = CHECK_S) -> bool:
 
 
 def run(port: int, silence_s: float, command: Sequence[str]) -> int:
-    """Run the command under the watchdog. Returns its exit status, as a shell does."""
+    """Run the command under the watchdog. Returns its exit status as a shell does: 128 + N after
+    signal N."""
     process = subprocess.Popen(command)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: process.send_signal(number))

@@ -1,10 +1,10 @@
 """A real Apache ZooKeeper, one server or an ensemble, from jars of the PySpark wheel.
 
-It is for tests and for the local cluster: nothing is installed on the system, and the servers
-listen on loopback. A production cluster uses an ensemble of its own.
+Tests and the local cluster use it. Nothing is installed on the system, and the servers listen on
+loopback. A production cluster needs a ZooKeeper ensemble of its own.
 
-The calls block: run them in a test's set-up or on a thread. A server that was killed keeps its data
-and its ports, and can be started again.
+The calls block: run them in a test's set-up or on a thread. A killed server keeps its data and its
+ports, and can be started again.
 """
 
 import importlib.util
@@ -20,7 +20,8 @@ from magnetar.local_process import LocalProcess
 from magnetar.runtime.ports import free_ports
 
 READY_S: Final = 30.0
-"""An ensemble of three answers after 1.0 to 2.2 s on two idle cores; busy machines take longer."""
+"""The time limit of a start. An ensemble of three answers after 1.0 to 2.2 s on two idle cores; a
+busy machine takes longer."""
 
 STOP_S: Final = 5.0
 _ANSWER_S: Final = 1.0
@@ -30,7 +31,7 @@ _JARS: Final = (
     "zookeeper-[0-9]*.jar",
     "zookeeper-jute-*.jar",
     "slf4j-api-*.jar",
-    "metrics-core-*.jar",  # the server loads classes of this one and the next at start
+    "metrics-core-*.jar",  # the server loads classes of this jar and of the next one at start
     "snappy-java-*.jar",
 )
 _JVM_OPTIONS: Final = (
@@ -71,8 +72,9 @@ class ZooKeeperJarsMissing(ZooKeeperServerError):
 class ZooKeeperEnsemble:
     """One server (`size=1`) or several. A context manager that starts and stops them.
 
-    Sessions are checked twice a second and may last from 1 to 60 s. `force_sync=False` acknowledges
-    before the disk does: faster, for tests without power cuts. `tied`: see LocalProcess.
+    The servers check sessions twice a second; a session timeout may be 1 to 60 s. With
+    `force_sync=False` a server acknowledges a write before the write is on disk. This is faster,
+    and enough for tests without power cuts. `tied`: see LocalProcess.
     """
 
     def __init__(
@@ -82,12 +84,12 @@ class ZooKeeperEnsemble:
         size: int = 1,
         force_sync: bool = True,
         ready_s: float = READY_S,
-        jars: Sequence[Path] | None = None,  # None: those of the installed PySpark
+        jars: Sequence[Path] | None = None,  # None: the jars of the installed PySpark
         # The ports of each server. None: free ports.
         ports: Sequence[Mapping[str, int]] | None = None,
         tied: bool = False,
     ) -> None:
-        """Raises JavaMissing, ZooKeeperJarsMissing. Writes the configuration."""
+        """Write the configuration of each server. Raises JavaMissing, ZooKeeperJarsMissing."""
         assert size >= 1, size
         java = find_java()
         jars = find_jars() if jars is None else jars
@@ -119,7 +121,7 @@ class ZooKeeperEnsemble:
 
     @property
     def hosts(self) -> str:
-        """ "host:port,…", as clients take it."""
+        """The addresses of all servers for clients: "host:port,…"."""
         return ",".join(map(address, self.nodes))
 
     def start(self) -> None:
@@ -135,7 +137,7 @@ class ZooKeeperEnsemble:
             raise
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Stop all servers. Idempotent."""
         for node in self.nodes:
             node.terminate()
         for node in self.nodes:
@@ -150,23 +152,23 @@ class ZooKeeperEnsemble:
 
 
 def mode(node: LocalProcess) -> str | None:
-    """ "standalone", "leader" or "follower"; None: the server does not serve."""
+    """Return "standalone", "leader" or "follower". None: the server does not serve."""
     return _mode(node.ports["client"])
 
 
 def address(node: LocalProcess) -> str:
-    """ "host:port" for clients."""
+    """Return the server's "host:port" for clients."""
     return f"127.0.0.1:{node.ports['client']}"
 
 
 def port_kinds(size: int) -> tuple[str, ...]:
-    """The ports of each server. A server of an ensemble also has a port for the followers of the
-    leader, and one for elections."""
+    """Return the kinds of ports of each server. A server of an ensemble also has a port to which
+    followers connect while it leads, and a port for elections."""
     return ("client",) if size == 1 else ("client", "quorum", "election")
 
 
 def find_java() -> Path:
-    """Raises JavaMissing."""
+    """Return the path of `java`, from JAVA_HOME or else from the PATH. Raises JavaMissing."""
     home = os.environ.get("JAVA_HOME")
     if home and (java := Path(home) / "bin" / "java").exists():
         return java
@@ -177,7 +179,7 @@ def find_java() -> Path:
 
 
 def find_jars() -> list[Path]:
-    """Raises ZooKeeperJarsMissing."""
+    """Return ZooKeeper's jars of the installed PySpark. Raises ZooKeeperJarsMissing."""
     spec = importlib.util.find_spec("pyspark")  # does not import it
     if spec is None or spec.origin is None:
         raise ZooKeeperJarsMissing(["pyspark"])
@@ -236,7 +238,7 @@ def _mode(client_port: int) -> str | None:
 
 
 def _ask(port: int, word: bytes) -> str:
-    """The answer to one of ZooKeeper's four-letter words; "" if there is none."""
+    """Return the answer to one of ZooKeeper's four-letter words. "": the server does not answer."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_S) as connection:
             connection.sendall(word)

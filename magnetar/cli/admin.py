@@ -1,8 +1,8 @@
-"""Requests to the admin port of a cluster: any broker answers, or redirects to the broker that
-does.
+"""Requests to the admin ports of brokers. Any broker of a cluster carries a request out, or
+redirects it to the broker that can.
 
-Several addresses are tried in turn. A request goes to the next address only when it was certainly
-not carried out: no connection could be made, or it was a request that changes nothing.
+The command tries several addresses in turn. It sends a request to the next address only if that is
+safe: no connection was made, the server is not a broker, or the request changes nothing (GET).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from magnetar.protos.names import TopicName
 
 TIMEOUT_S: Final = 10.0
 CONNECT_S: Final = 3.0  # a user waits, and there may be other addresses to try
-REDIRECTS_MAX: Final = 5  # a topic may move meanwhile; brokers may redirect to each other
+REDIRECTS_MAX: Final = 5  # a topic may move meanwhile, and brokers then redirect to each other
 ANSWER_BYTES_MAX: Final = 64 << 20  # 500,000 topic names; a peeked entry has at most 22 MB
 USAGE: Final = 2
 
@@ -40,7 +40,7 @@ _ANOTHER: Final = "--admin-url or MAGNETAR_ADMIN_URL sets another address"
 
 
 class Refused(Exception):
-    """The broker answered that it did not carry out the request. `error` is the kind of failure."""
+    """The broker answered that it did not carry out the request. `error` names the error's kind."""
 
     def __init__(self, status: int, reason: str, error: str, advice: str) -> None:
         super().__init__(f"{reason} (HTTP status {status}){'; ' if advice else ''}{advice}")
@@ -52,7 +52,7 @@ class NoConnection(Exception):
 
 
 class NoAnswer(Exception):
-    """The request was sent, and whether it was carried out is unknown."""
+    """The request was sent, but no answer came: its outcome is unknown."""
 
 
 class NotABroker(Exception):
@@ -90,7 +90,8 @@ def command(urls: str, method: str, path: str, body: object = None) -> Any:
 
 
 def topic_path(topic: str) -> str:
-    """The path of a topic below the address of a broker. Ends the command for an invalid name."""
+    """Return the path of a topic below the address of a broker. Ends the command for an invalid
+    name."""
     try:
         name = TopicName.parse(topic)
     except InvalidTopicName as error:
@@ -101,12 +102,13 @@ def topic_path(topic: str) -> str:
 
 
 def quoted(part: str) -> str:
-    """One part of a path."""
+    """Return one part of a path, percent-encoded."""
     return quote(part, safe="")
 
 
 def parse_urls(text: str) -> list[str]:
-    """`http://a:1,b:2` or `http://a:1,http://b:2`, as a list without slashes at the end."""
+    """Parse `http://a:1,b:2` or `http://a:1,http://b:2` into a list of URLs without a slash at the
+    end. Ends the command for an invalid URL."""
     urls: list[str] = []
     scheme = ""
     for part in text.split(","):
@@ -138,7 +140,8 @@ def _follow(broker: str, method: str, path: str, body: object) -> Any:
 
 
 def _send(url: str, method: str, body: object) -> tuple[int, str, bytes]:
-    """Status, address of a redirect, and body."""
+    """Send a request. Returns the status, the URL of a redirect ("": none) and the body. Raises
+    NoConnection, NoAnswer, NotABroker."""
     parts = urlsplit(url)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     address = f"{parts.scheme}://{parts.netloc}"

@@ -17,5 +17,5 @@ def add_to(app: typer.Typer) -> None:
         app,
         AutorecoveryConfig,
         run_autorecovery,
-        text="Restore lost copies of a cluster's entries; any number of these share the work.",
+        text="Restore lost copies of a cluster's entries. Any number of processes share the work.",
     )

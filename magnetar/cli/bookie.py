@@ -24,7 +24,7 @@ def add_to(app: typer.Typer) -> None:
         app,
         BookieConfig,
         run_bookie,
-        text="Run a bookie of a cluster: it stores the entries of ledgers, in RocksDB.",
+        text="Run a bookie of a cluster: it stores the entries of ledgers in RocksDB.",
     )
     group.command(
         "inspect", help="Inspect the data directory of a stopped bookie; writes nothing to it."
@@ -36,7 +36,7 @@ def inspect(
     verify: Annotated[bool, typer.Option("--verify", help="check every entry's checksum")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
 ) -> None:
-    """Exit status 0: no damage; 1: damaged, or not inspected."""
+    """Inspect a directory. The exit status is 0 without damage, 1 with damage or after an error."""
     try:
         facts = inspect_directory(directory, verify=verify)
     except StartRefused as refused:

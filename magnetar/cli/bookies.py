@@ -1,4 +1,4 @@
-"""`magnetar bookies`: the content of a cluster's bookies; draining, decommission and repair.
+"""`magnetar bookies`: show, drain, decommission and repair the bookies of a cluster.
 
 The commands read the metadata store and ask the bookies. They never open a ledger, so they disturb
 no writer.
@@ -74,7 +74,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def list_bookies(metadata_url: Url, as_json: Json = False) -> None:
-    """List all bookies: their state, their disk, and how many ledgers are on each."""
+    """List all bookies with their state, their disk, and their number of ledgers."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
@@ -103,8 +103,8 @@ def list_bookies(metadata_url: Url, as_json: Json = False) -> None:
 
 
 def drain_bookie(bookie: Bookie, metadata_url: Url) -> None:
-    """Give a bookie no new ledgers, and end those that are being written to it. It keeps and serves
-    the entries that it has."""
+    """Give a bookie no new ledgers. If other bookies are available, the brokers end their open
+    ledgers on it and begin new ones elsewhere. The bookie keeps and serves its entries."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
@@ -117,7 +117,7 @@ def drain_bookie(bookie: Bookie, metadata_url: Url) -> None:
 
 
 def undrain_bookie(bookie: Bookie, metadata_url: Url) -> None:
-    """Give a bookie new ledgers again. This also ends its decommission."""
+    """Give a bookie new ledgers again: ends a drain or a decommission."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
@@ -136,9 +136,9 @@ def decommission_bookie(
 ) -> None:
     """Move all ledgers away from a bookie, then remove it from the cluster.
 
-    Leave the bookie running until the command asks you to stop it: it is the best source for its
-    own copies. You can interrupt the command and run it again. Exit status 1: the bookie was not
-    removed; the command names each ledger that is still on it, with the reason.
+    Leave the bookie running until the command asks you to stop it: the bookie is the best source
+    for its own copies. You can interrupt the command and run it again. With exit status 1, the
+    bookie was not removed; the command names each ledger that is still on the bookie, and why.
     """
 
     async def work() -> None:
@@ -159,7 +159,7 @@ def decommission_bookie(
 
 
 def under_replicated(metadata_url: Url, as_json: Json = False) -> None:
-    """List the ledgers that wait for repair, and why the last attempt failed."""
+    """List the ledgers that wait for repair, and the reason why the last attempt failed."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
@@ -201,7 +201,8 @@ def pause_repair(
     metadata_url: Url,
     reason: Annotated[str, typer.Option(help="shown by `repair status`")] = "",
 ) -> None:
-    """Declare no bookie lost and start no copy until repair resumes. Clients are not affected."""
+    """Pause repair: until it resumes, no bookie is declared lost and no new copy begins. The pause
+    does not affect clients."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:
@@ -261,7 +262,8 @@ def ledger(
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """An operating error ends the command with one line and exit code 1."""
+    """Run the work of a command. An operating error ends the command with one line and exit code 1;
+    an invalid URL has exit code 2."""
     configure_logging(level="ERROR")
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
     try:
@@ -319,7 +321,7 @@ def _print_ledger(view: LedgerView) -> None:
     if metadata.last_entry is not None:
         typer.echo(f"{metadata.last_entry + 1} entries, {metadata.length} bytes")
     if metadata.under_replicated:
-        typer.echo("created with fewer copies than wanted")
+        typer.echo("created with fewer copies than configured")
     if view.record is not None:
         since = time_of(view.record.faults.created_ms)
         typer.echo(f"under-replicated since {since}: {view.record.faults.failure or 'waits'}")

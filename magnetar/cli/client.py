@@ -1,4 +1,4 @@
-"""The common part of the client commands: the service URL's option, and the handling of errors."""
+"""Shared by the client commands: the option for the service URL, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ async def _reachable_first(service_url: str, work: Coroutine[Any, Any, None]) ->
 async def require_reachable(service_url: str) -> None:
     """End the command unless a server listens at one of the brokers' addresses.
 
-    A client tries for 30 s, because a broker may restart. Without this check, a mistyped address
-    would cost the user this time.
+    A client retries for 30 s, because a broker may restart. With this check, the user learns of a
+    mistyped address at once.
     """
     brokers = [host_and_port(url) for url in parse_service_url(service_url)]
     problems = [await _probe(broker) for broker in brokers]
@@ -81,7 +81,7 @@ async def require_reachable(service_url: str) -> None:
 
 
 async def _probe(address: str) -> str | None:
-    """Return the reason why no connection to this address is possible. None: a server listens."""
+    """Return the reason why a connection to this address fails. None: a server listens."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(PROBE_S):

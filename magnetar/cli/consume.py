@@ -16,7 +16,7 @@ from magnetar.cli.client import DEFAULT_SERVICE_URL, ServiceUrl, run_client
 
 
 class SubscriptionType(StrEnum):
-    """The types of a subscription, as the option names them."""
+    """The types of subscriptions, with the names that the option accepts."""
 
     EXCLUSIVE = "Exclusive"
     SHARED = "Shared"
@@ -153,8 +153,8 @@ def describe_json(message: magnetar.Message) -> str:
 
 
 def id_of(message: magnetar.Message) -> str:
-    """The id of a message, in the form that `topics peek` prints and `subscriptions reset --to`
-    reads."""
+    """Return the id of a message, in the form that `topics peek` prints and
+    `subscriptions reset --to` reads."""
     found = message.message_id()
     batch = f":{found.batch_index()}" if found.batch_index() >= 0 else ""
     return f"{found.ledger_id()}:{found.entry_id()}{batch}"

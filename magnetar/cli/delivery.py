@@ -1,4 +1,4 @@
-"""`magnetar subscriptions explain | pending | key`: why a message is not delivered."""
+"""`magnetar subscriptions explain | pending | key`: show why a message is not delivered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Subscription = Annotated[str, typer.Argument(help="name of the subscription")]
 
 
 def subscription_path(topic: str, subscription: str) -> str:
-    """The path of a subscription below the address of a broker."""
+    """Return the path of a subscription below the address of a broker."""
     return f"{topic_path(topic)}/subscription/{quoted(subscription)}"
 
 
@@ -59,10 +59,11 @@ def pending(
     topic: Topic,
     subscription: Subscription,
     consumer: Annotated[
-        str | None, typer.Option("--consumer", "-c", help="only what this consumer has")
+        str | None, typer.Option("--consumer", "-c", help="only messages of this consumer")
     ] = None,
     of_hash: Annotated[
-        int | None, typer.Option("--hash", min=1, max=65_535, help="only this hash (Key_Shared)")
+        int | None,
+        typer.Option("--hash", min=1, max=65_535, help="only keys of this hash (Key_Shared)"),
     ] = None,
     after: Annotated[
         str | None, typer.Option("--after", help="begin after this message id (3:15)")
@@ -73,7 +74,7 @@ def pending(
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Print the messages that consumers have and have not acknowledged."""
+    """Print the messages that consumers have received and not acknowledged."""
     wanted = {"consumer": consumer, "hash": of_hash, "after": after, "limit": limit}
     query = urlencode({name: value for name, value in wanted.items() if value is not None})
     path = f"{subscription_path(topic, subscription)}/pending?{query}"
@@ -96,7 +97,7 @@ def key(
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Print the hash of a key, the consumer that gets its messages, and what blocks them."""
+    """Print the hash of a key, the consumer that gets its messages, and why messages wait."""
     query = urlencode({"key": key_text, "base64": "true" if base64 else "false"})
     found = command(admin_url, "GET", f"{subscription_path(topic, subscription)}/key?{query}")
     if as_json:

@@ -1,6 +1,7 @@
-"""The text of `--help`: Click's layout, which cuts no word, in colours on a terminal.
+"""The text of `--help`: in Click's layout, and in colours on a terminal.
 
-Typer's own panels cut what does not fit their columns: long flags and environment variables.
+Click's layout cuts off no word. Typer's own panels cut off long flags and environment variables,
+which do not fit their columns.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ WIDTH_MAX: Final = 120  # columns; longer lines are hard to read
 
 COMMANDS: Final = "Commands"  # title of the section for the commands without a panel
 
-SENTENCE_MAX: Final = 200  # characters; Click cuts at the rest of the line
+SENTENCE_MAX: Final = 200  # characters; by default Click cuts a sentence at the end of the line
 
 _HEADING = re.compile(r"\S.*:")
 _BRACES = re.compile(r"\{(\w+)\}")
@@ -40,7 +41,7 @@ class Command(TyperCommand):
                 parameter.metavar = parameter.metavar or _type_name(parameter)
 
     def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        """Typer puts a required argument into braces."""
+        """Remove the braces that Typer puts around a required argument."""
         return [_BRACES.sub(r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
@@ -52,8 +53,8 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A command with subcommands. Their first sentences are listed whole, those of each
-    `rich_help_panel` in a section of their own."""
+    """A command with subcommands. Its help lists the whole first sentence of each subcommand. The
+    subcommands of each `rich_help_panel` have a section of their own."""
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         sections: dict[str, list[tuple[str, str]]] = {COMMANDS: []}
@@ -74,7 +75,8 @@ class Group(TyperGroup):
 
 
 def _type_name(option: TyperOption) -> str | None:
-    """`<str>` for a repeatable option and `<int>` for a range. None: Typer's own name is right."""
+    """Return `<str>` for a repeatable option of text, `<int>` for a range of numbers. None: Typer's
+    own name is right."""
     kind = option.type_descriptor
     if kind.is_list:
         [element] = get_args(kind.annotation)
@@ -84,7 +86,7 @@ def _type_name(option: TyperOption) -> str | None:
 
 @contextmanager
 def _values_named() -> Iterator[None]:
-    """Raises BadParameter with the value that was given."""
+    """Add the given value to the message of a BadParameter that leaves the block."""
     try:
         yield
     except typer.BadParameter as error:
@@ -93,7 +95,7 @@ def _values_named() -> Iterator[None]:
 
 
 def _explained(error: typer.BadParameter) -> str:
-    """The value that was given, then Pydantic's message without its standard phrases."""
+    """Return the given value, then Pydantic's message without its standard phrases."""
     from pydantic import ValidationError  # a local import: it takes a while
 
     cause = error.__cause__
@@ -118,8 +120,8 @@ class App(typer.Typer):
 
 
 def coloured(text: str) -> str:
-    """The text of a help page with colours, unless NO_COLOR is set. Click removes them again where
-    the output is no terminal."""
+    """Return the text of a help page with colours, or unchanged if NO_COLOR is set. Click removes
+    the colours if the output is not a terminal."""
     if "NO_COLOR" in os.environ:
         return text
     lines = []

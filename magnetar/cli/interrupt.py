@@ -16,14 +16,14 @@ def run_interruptible(work: Coroutine[Any, Any, None]) -> None:
     """Run `work` as `asyncio.run` does, but let a signal wake the loop.
 
     Raises KeyboardInterrupt after Ctrl-C. The interpreter handles a signal between two of its
-    steps. A signal that arrives just before the loop sleeps, or in another thread, does not wake
-    the loop. asyncio.run would cancel `work` only when another event ends the sleep, for example a
-    client's keep-alive after 30 s.
+    steps. With `asyncio.run`, a signal that arrives just before the loop sleeps, or in another
+    thread, does not wake the loop. It would cancel `work` only when another event ends the sleep,
+    for example a client's keep-alive after 30 s.
     """
     try:
         asyncio.run(_woken(work))
     finally:
-        work.close()  # Ctrl-C may have arrived before it began
+        work.close()  # Ctrl-C may have arrived before `work` began
 
 
 async def _woken(work: Coroutine[Any, Any, None]) -> None:
@@ -31,7 +31,8 @@ async def _woken(work: Coroutine[Any, Any, None]) -> None:
     loop = asyncio.get_running_loop()
     handler = signal.getsignal(signal.SIGINT)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # opens the socket
-    signal.signal(signal.SIGINT, handler)  # asyncio.run's: the first cancels, the second raises
+    # The handler of asyncio.run: the first Ctrl-C cancels `work`, the second raises.
+    signal.signal(signal.SIGINT, handler)
     try:
         await work
     finally:

@@ -1,4 +1,4 @@
-"""`magnetar ledgers`: look for ledgers that belong to no topic."""
+"""`magnetar ledgers`: list and delete orphaned ledgers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from magnetar.cli.output import print_json, print_table, time_of
 
 
 def add_to(app: typer.Typer) -> None:
-    ledgers = App(help="Look for ledgers that belong to no topic.", no_args_is_help=True)
+    ledgers = App(help="List and delete orphaned ledgers.", no_args_is_help=True)
     ledgers.callback()(lambda: None)
     ledgers.command("orphans")(orphans)
     app.add_typer(ledgers, name="ledgers")
 
 
 def orphans(
-    delete: Annotated[bool, typer.Option("--delete", help="delete them now")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="delete the listed ledgers")] = False,
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """List ledgers that belong to no topic: a broker died after it created them.
+    """List orphaned ledgers: a broker failed after it created them, so no topic lists them.
 
-    One broker of the cluster deletes them from time to time. A ledger that is younger than the
-    broker's orphaned_ledger_grace_period_in_minutes is never listed.
+    One broker of the cluster deletes them periodically, even without this command. A ledger that is
+    younger than the broker's orphaned_ledger_grace_period_in_minutes is never listed or deleted.
     """
     found: list[dict[str, Any]] = []
     examined = 0

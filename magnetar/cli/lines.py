@@ -20,8 +20,8 @@ READ_BYTES: Final = 64 << 10
 class LineSource:
     """Reads the lines of a file without their line ends, at most READ_BYTES ahead.
 
-    As soon as a line exceeds the maximum message size, the part read so far is returned, and the
-    producer refuses it. This bounds the memory of a line.
+    As soon as a line exceeds the maximum message size, `read` returns the part that it has read,
+    and the producer refuses this part. So the memory for a line is bounded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,10 +40,8 @@ class LineSource:
             os.close(self._fd)
 
     async def read(self, lines_max: int) -> list[bytes]:
-        """Return at least one line, and others that were read with it. []: the end of the file.
-
-        Raises OSError.
-        """
+        """Return at least one line, and further lines if they were read together. []: the end of
+        the file. Raises OSError."""
         while not self._lines and not self._ended:
             await self._wait_readable()
             self._take(os.read(self._fd, READ_BYTES))

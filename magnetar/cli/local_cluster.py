@@ -45,18 +45,16 @@ def local_cluster(
     ] = False,
     broker_setting: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE", help="a setting of all brokers; give the option once for each"
-        ),
+        typer.Option(metavar="NAME=VALUE", help="a setting of all brokers; repeatable"),
     ] = None,
 ) -> None:
     """Run a cluster on this machine: ZooKeepers (Java), bookies, brokers and autorecovery
     processes.
 
-    When all processes serve, it prints a table on a terminal and one line of JSON elsewhere. The
-    same JSON is in DIR/cluster.json. `. DIR/env.sh` sets the variables that other commands read.
-    Logs are in DIR. The same DIR has the same data and ports at the next start. SIGTERM or Ctrl-C
-    stops all processes.
+    When all processes serve, the command prints a table on a terminal, or one line of JSON
+    elsewhere. The same JSON is in DIR/cluster.json. `. DIR/env.sh` sets the variables that other
+    commands read. DIR also holds data and logs; a later start with the same DIR keeps data and
+    ports. SIGTERM or Ctrl-C stops all processes.
     """
     configure_logging()
     cluster = LocalCluster(
@@ -91,7 +89,8 @@ def _parse_setting(text: str) -> tuple[str, str]:
 
 
 def print_table(cluster: LocalCluster, directory: Path, console: Console) -> None:
-    """The processes, the addresses, and the next commands, as `directory` was given."""
+    """Print the processes, the addresses, and commands to try next. `directory` is printed as the
+    user wrote it."""
     table = Table("process", "pid", "ports", box=None, pad_edge=False, header_style="bold")
     for process in cluster.processes:
         ports = ", ".join(f"{kind} {port}" for kind, port in process.ports.items())
@@ -105,7 +104,7 @@ def print_table(cluster: LocalCluster, directory: Path, console: Console) -> Non
         ("metadata", cluster.metadata_url),
     ):
         console.print(f"{name:<15} {url}", soft_wrap=True)
-    # Lines of text are not wrapped: a reader copies them.
+    # These lines are not wrapped, so that the user can copy them.
     console.print(f"\nThe same as JSON: {directory / DESCRIPTION}", soft_wrap=True)
     console.print(f"Logs: {directory}/<process>/*.log", soft_wrap=True)
     console.print("In another shell:")

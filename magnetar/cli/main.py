@@ -1,5 +1,5 @@
-"""The `magnetar` command. Each subcommand has its own module, and only the one that runs is
-imported: `magnetar produce` does not wait for the libraries of a server."""
+"""The `magnetar` command. Each subcommand has its own module. Only the module of the subcommand
+that runs is imported, so `magnetar produce` does not wait for the libraries of a server."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from magnetar.cli.interrupt import INTERRUPTED
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# name -> (the module whose `add_to(app)` makes it, what `magnetar --help` says of it)
+# name -> (the module whose `add_to(app)` adds the command, its text in `magnetar --help`)
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "standalone": (
         "magnetar.cli.standalone",
         "Run a whole server in one process, for development and tests.",
     ),
-    "bookie": ("magnetar.cli.bookie", "Run a bookie of a cluster: it keeps the entries."),
+    "bookie": ("magnetar.cli.bookie", "Run a bookie of a cluster: it stores entries."),
     "broker": ("magnetar.cli.broker", "Run a broker of a cluster: it serves topics."),
     "autorecovery": (
         "magnetar.cli.autorecovery",
@@ -29,7 +29,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "local-cluster": (
         "magnetar.cli.local_cluster",
-        "Run a cluster on this machine, each server a process of its own.",
+        "Run a cluster on this machine, each server in its own process.",
     ),
     "produce": ("magnetar.cli.produce", "Send messages to a topic."),
     "consume": ("magnetar.cli.consume", "Receive messages from a topic."),
@@ -52,10 +52,10 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "bookies": (
         "magnetar.cli.bookies",
-        "Look at bookies and what they hold: list, drain, decommission, under-replicated, ledger.",
+        "Show and manage bookies and their ledgers: list, drain, decommission, repair.",
     ),
-    "ledgers": ("magnetar.cli.ledgers", "Look for ledgers that belong to no topic: orphans."),
-    "spark": ("magnetar.cli.spark", "Jobs that run on Spark (they need Java)."),
+    "ledgers": ("magnetar.cli.ledgers", "List and delete orphaned ledgers, which no topic lists."),
+    "spark": ("magnetar.cli.spark", "Run jobs on Spark (needs Java)."),
 }
 
 
@@ -63,12 +63,13 @@ def main() -> None:
     """The console script."""
     try:
         make_app(sys.argv[1:])(prog_name="magnetar")
-    except KeyboardInterrupt:  # while a command's libraries were imported: seconds, for some
+    except KeyboardInterrupt:  # during the import of a command's libraries, which can take seconds
         sys.exit(INTERRUPTED)
 
 
 def make_app(arguments: Sequence[str]) -> typer.Typer:
-    """All commands by name and text. Only the one that `arguments` name is complete."""
+    """Return the app with all commands by name and text. Only the command that `arguments` names
+    can run."""
     app = App(
         name="magnetar",
         help="Magnetar: publish-subscribe and queueing on quorum-replicated storage.",
@@ -106,7 +107,7 @@ Version = Annotated[
 
 
 def _listed_only() -> None:
-    raise AssertionError("the command line's first word names the command")
+    raise AssertionError("this command was not named by the first argument")
 
 
 if __name__ == "__main__":

@@ -60,11 +60,11 @@ def create(
 def delete(
     namespace: Namespace,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="delete its topics with all their messages")
+        bool, typer.Option("--force", "-f", help="first delete its topics with all their messages")
     ] = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Delete a namespace without topics, or with all of them."""
+    """Delete a namespace. Without --force, it must have no topics."""
     query = "?force=true" if force else ""
     command(admin_url, "DELETE", f"{namespace_path(namespace)}{query}")
     typer.echo(f"deleted {namespace}")
@@ -83,7 +83,7 @@ def topics(
 
 
 def bundles(namespace: Namespace, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Print how the topics of a namespace are divided among brokers."""
+    """Print the bundles of a namespace: ranges of topics by hash. A broker owns whole bundles."""
     print_json(command(admin_url, "GET", f"{namespace_path(namespace)}/bundles"))
 
 

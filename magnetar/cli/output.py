@@ -1,4 +1,4 @@
-"""How commands print tables, JSON and numbers."""
+"""Prints tables, JSON and numbers for the commands."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 PROGRAM: Final = "magnetar"
-WIDE: Final = 200  # columns where there is no terminal: nothing is cut
+WIDE: Final = 200  # columns of an output that is not a terminal: enough to cut nothing
 
 
 def program() -> str:
-    """How a user starts this program: by its name, or by the path if it is not on the PATH."""
+    """Return the command that starts this program: its name, or its path if the PATH lacks it."""
     typed = sys.argv[0]
     return typed if shutil.which(PROGRAM) is None and Path(typed).name == PROGRAM else PROGRAM
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """One line for each row, on a terminal folded to its width."""
+    """Print one line for each row. On a terminal, fold the cells to the terminal's width."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in head:
         table.add_column(title, overflow="fold")
@@ -39,17 +39,17 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_json(found: object) -> None:
-    """Indented, for people and programs."""
+    """Print indented JSON, for people and programs."""
     typer.echo(json.dumps(found, indent=2))
 
 
 def time_of(ms: int) -> str:
-    """Milliseconds since 1970, in UTC."""
+    """Format milliseconds since 1970 as a time in UTC."""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def size_of(size: float) -> str:
-    """Bytes, in the largest unit that leaves at least 1."""
+    """Format a number of bytes in the largest unit that leaves at least 1."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""The commands of `policy_table.py`, made for one level: namespaces or topics."""
+"""Makes the commands of `policy_table.py` for one level: namespaces or topics."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 Namespace = Annotated[str, typer.Argument(help="as tenant/namespace")]
 Applied = Annotated[
-    bool, typer.Option("--applied", "-ap", help="show the policy that is in effect")
+    bool, typer.Option("--applied", "-ap", help="show the policy in effect, of any level")
 ]
 
 
 def add_namespace_policies(app: typer.Typer) -> None:
-    """Commands of each policy that namespaces set."""
+    """Add the commands of each policy that namespaces can set."""
     for row in POLICIES:
         if row.namespace_path:
             _add(app, row.name, row.text, row.flags, "namespace", row.namespace_path, "")
@@ -41,7 +41,7 @@ def add_namespace_policies(app: typer.Typer) -> None:
 
 
 def add_topic_policies(app: typer.Typer) -> None:
-    """Commands of each policy that topics set."""
+    """Add the commands of each policy that topics can set."""
     for row in POLICIES:
         if row.topic_path:
             name, flags = row.topic_name or row.name, row.topic_flags or row.flags
@@ -50,7 +50,7 @@ def add_topic_policies(app: typer.Typer) -> None:
 
 
 def namespace_path(namespace: str) -> str:
-    """The path of a namespace below the address of a broker. Ends the command for an invalid
+    """Return the path of a namespace below the address of a broker. Ends the command for an invalid
     name."""
     try:
         name = NamespaceName.parse(namespace)
@@ -85,7 +85,7 @@ def _add(
         found = command(admin_url, "GET", f"{_path(level, target)}/{last}{query}")
         print_json(found)
         if found is None:
-            typer.echo(f"{target} does not set it; --applied shows what is in effect", err=True)
+            typer.echo(f"{target} does not set it; --applied shows the policy in effect", err=True)
 
     def remove_policy(target: str, admin_url: str) -> None:
         command(admin_url, "DELETE", f"{_path(level, target)}/{last}")
@@ -137,7 +137,7 @@ def _body(flags: Sequence[Flag], given: dict[str, Any]) -> Any:
 
 
 def _options(flags: Sequence[Flag]) -> dict[str, tuple[Any, Any]]:
-    """Type and default of each option, by the name of its parameter."""
+    """Return the type and the default of each option, keyed by the name of its parameter."""
     return {
         flag.key or "value": (
             Annotated[
@@ -161,7 +161,8 @@ def _register(
     level: str,
     options: dict[str, tuple[Any, Any]],
 ) -> None:
-    """Typer reads the options from the signature: each row has its own."""
+    """Add one command. Typer reads the options from the signature of a function, so each command
+    gets a function with its own signature."""
 
     def called(**given: Any) -> None:
         function(given.pop(level), **given)

@@ -1,7 +1,8 @@
-"""The verbs that set, show and remove policies: a row for each, under Pulsar's names.
+"""The table of the commands that set, show and remove policies. The names are Pulsar's.
 
-A row makes three commands at each level where it has a path: `set-NAME`, `get-NAME`, `remove-NAME`.
-The broker checks the values; its table is `broker/operations/policy_table.py`.
+Each row is a policy. It makes three commands at each level where it has a path: `set-NAME`,
+`get-NAME` and `remove-NAME`. The broker checks the values with its own table,
+`broker/operations/policy_table.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Flag:
     names: tuple[str, ...]
     text: str
     kind: Any = int
-    value: Callable[[Any], Any] = lambda given: given  # the sent value of a given one
+    value: Callable[[Any], Any] = lambda given: given  # converts a given value to the sent value
     default: Any = ...  # `...`: the option is required; None: the key is left out
 
 
@@ -42,13 +43,13 @@ class PolicyCommands:
     namespace_path: str = ""  # the last part of the REST path; "": not at this level
     topic_path: str = ""
     flags: tuple[Flag, ...] = ()
-    topic_flags: tuple[Flag, ...] = ()  # (): the same
-    topic_name: str = ""  # "": the same
-    parameter: str = ""  # the parameter of a topic's path that carries the value; "": the body does
+    topic_flags: tuple[Flag, ...] = ()  # (): `flags`
+    topic_name: str = ""  # "": `name`
+    parameter: str = ""  # the query parameter that carries a topic's value; "": the body carries it
 
 
 def size(text: str) -> int:
-    """Bytes, of 4096, 10M, 16G or 3T; -1: no limit."""
+    """Parse a size such as 4096, 10M, 16G or 3T into bytes. -1: no limit. Raises BadParameter."""
     found = _SIZE.fullmatch(text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is not a size; expected for example 4096, 10M or 16G")
@@ -56,7 +57,8 @@ def size(text: str) -> int:
 
 
 def seconds(text: str) -> int:
-    """Seconds, of 90, 90s, 10m, 3h, 2d or 5w; -1: no limit."""
+    """Parse a time such as 90, 90s, 10m, 3h, 2d or 5w into seconds. -1: no limit. Raises
+    BadParameter."""
     found = _TIME.fullmatch(text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is not a time; expected for example 90s, 10m or 3h")
@@ -118,7 +120,7 @@ _DISPATCH = (
 POLICIES: Final = (
     PolicyCommands(
         "retention",
-        "how long and how much of the acknowledged messages is kept",
+        "how long, and up to which size, acknowledged messages are kept",
         "retention",
         "retention",
         (
@@ -140,7 +142,7 @@ POLICIES: Final = (
     ),
     PolicyCommands(
         "message-ttl",
-        "after how long unacknowledged messages expire",
+        "the time after which unacknowledged messages expire",
         "messageTTL",
         "messageTTL",
         (
@@ -153,13 +155,15 @@ POLICIES: Final = (
     ),
     PolicyCommands(
         "persistence",
-        "the quorums of new ledgers, and how often a cursor is written",
+        "the ensemble and the quorums of new ledgers, and the rate of cursor writes",
         "persistence",
         "persistence",
         (
             Flag("bookkeeperEnsemble", ("--bookkeeper-ensemble", "-e"), "bookies of a ledger"),
-            Flag("bookkeeperWriteQuorum", ("--bookkeeper-write-quorum", "-w"), "copies"),
-            Flag("bookkeeperAckQuorum", ("--bookkeeper-ack-quorum", "-a"), "durable copies"),
+            Flag(
+                "bookkeeperWriteQuorum", ("--bookkeeper-write-quorum", "-w"), "copies of an entry"
+            ),
+            Flag("bookkeeperAckQuorum", ("--bookkeeper-ack-quorum", "-a"), "copies before an ack"),
             Flag(
                 "managedLedgerMaxMarkDeleteRate",
                 ("--ml-mark-delete-max-rate", "-r"),
@@ -196,7 +200,7 @@ POLICIES: Final = (
     ),
     PolicyCommands(
         "auto-topic-creation",
-        "whether producers and consumers create the topics that they name",
+        "whether producers and consumers create missing topics",
         "autoTopicCreation",
         "",
         (
@@ -207,7 +211,7 @@ POLICIES: Final = (
     ),
     PolicyCommands(
         "auto-subscription-creation",
-        "whether consumers create the subscriptions that they name",
+        "whether consumers create missing subscriptions",
         "autoSubscriptionCreation",
         "autoSubscriptionCreation",
         (Flag("allowAutoSubscriptionCreation", _ENABLE, "", bool),),
@@ -262,7 +266,7 @@ POLICIES: Final = (
     ),
     PolicyCommands(
         "publish-rate",
-        "what producers of a topic may publish in a second",
+        "how much the producers of a topic may publish per second",
         "publishRate",
         "publishRate",
         (
@@ -282,21 +286,21 @@ POLICIES: Final = (
     ),
     PolicyCommands(
         "dispatch-rate",
-        "what a topic may deliver in a period",
+        "how much a topic may deliver in each period",
         "dispatchRate",
         "dispatchRate",
         _DISPATCH,
     ),
     PolicyCommands(
         "subscription-dispatch-rate",
-        "what a subscription may deliver in a period",
+        "how much a subscription may deliver in each period",
         "subscriptionDispatchRate",
         "subscriptionDispatchRate",
         _DISPATCH,
     ),
     PolicyCommands(
         "subscribe-rate",
-        "how often a consumer may subscribe in a period",
+        "how often a consumer may subscribe in each period",
         "subscribeRate",
         "subscribeRate",
         (
@@ -321,7 +325,7 @@ POLICIES: Final = (
     ),
     PolicyCommands(
         "inactive-topic-policies",
-        "whether the broker deletes topics that are not used, and when",
+        "whether and when the broker deletes unused topics",
         "inactiveTopicPolicies",
         "inactiveTopicPolicies",
         (
@@ -348,14 +352,14 @@ POLICIES: Final = (
     ),
     PolicyCommands(
         "subscription-expiration-time",
-        "after how many minutes unused subscriptions are deleted",
+        "the time after which unused subscriptions are deleted",
         "subscriptionExpirationTime",
         "",
         _count("--time", "-t", text="minutes; 0: never"),
     ),
     PolicyCommands(
         "schema-compatibility-strategy",
-        "what must hold between the versions of a schema",
+        "the rule by which a new version of a schema must be compatible with earlier versions",
         "schemaCompatibilityStrategy",
         "schemaCompatibilityStrategy",
         (
@@ -370,21 +374,21 @@ POLICIES: Final = (
     ),
     PolicyCommands(
         "is-allow-auto-update-schema",
-        "whether clients add versions of a schema",
+        "whether clients may add versions of a schema",
         "isAllowAutoUpdateSchema",
         "",
         (Flag("", _ENABLE, "", bool),),
     ),
     PolicyCommands(
         "schema-validation-enforce",
-        "whether producers of a topic with a schema need one",
+        "whether a producer needs a schema if its topic has one",
         "schemaValidationEnforced",
         "schemaValidationEnforced",
         (Flag("", _ENABLE, "", bool),),
     ),
     PolicyCommands(
         "max-message-size",
-        "the largest message of a topic",
+        "the largest size of a message of a topic",
         "",
         "maxMessageSize",
         _count("--max-message-size", "-m", text="bytes; 0: as the broker allows"),

@@ -16,7 +16,7 @@ from magnetar.cli.lines import STDIN, LineSource
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-# Pending messages: those of one full batch, and of one that is being filled.
+# Pending messages: enough for one full batch and for the next one, which is being filled.
 IN_FLIGHT_MAX: Final = 2000
 
 
@@ -41,7 +41,7 @@ def produce(
         typer.Option("--files", "-f", help="a file to send as one message"),
     ] = None,
     num_produce: Annotated[
-        int, typer.Option("--num-produce", "-n", min=1, help="how often to send all messages")
+        int, typer.Option("--num-produce", "-n", min=1, help="send all messages this many times")
     ] = 1,
     rate: Annotated[
         float, typer.Option("--rate", "-r", min=0, help="messages per second; 0: no limit")
@@ -81,7 +81,7 @@ def produce(
                 topic,
                 batching_enabled=not disable_batching,
                 max_pending_messages=IN_FLIGHT_MAX,
-                block_if_queue_full=True,  # large messages can reach the limit of bytes first
+                block_if_queue_full=True,  # large messages may reach the limit in bytes first
             )
             pace = _Pace(rate)
             async for chunk in _chunks(contents, lines, num_produce):

@@ -1,4 +1,4 @@
-"""Commands that run a server. Every key of the role's settings is also a flag."""
+"""Commands that run a server of a role. Each setting of the role is also a flag."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def add_role(
 ) -> None:
     """Add the command of a role. It reads the settings (`load_config`) and serves until SIGTERM.
 
-    Its exit code is the one of `run_process`. Wrong settings end it with USAGE; the log names each.
+    The command ends with the exit code of `run_process`. After wrong settings the exit code is
+    USAGE, and the log names each wrong setting.
     """
 
     def run(**given: Any) -> None:

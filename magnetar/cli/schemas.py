@@ -45,7 +45,7 @@ def get(
     ] = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Print the newest version of a topic's schema as JSON, or another version, or all."""
+    """Print the newest version of a topic's schema as JSON, or the given version, or all."""
     path = schema_path(topic)
     if all_versions:
         print_json(command(admin_url, "GET", f"{path}/schemas")["getSchemaResponses"])
@@ -63,11 +63,11 @@ def upload(topic: Topic, filename: Definition, admin_url: AdminUrl = DEFAULT_ADM
 def delete(
     topic: Topic,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="also the versions that messages may need")
+        bool, typer.Option("--force", "-f", help="delete all versions, even if messages need them")
     ] = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Delete the schema of a topic. Without --force its versions can be read by their numbers."""
+    """Delete the schema of a topic. Without --force, its versions can still be read by number."""
     query = "?force=true" if force else ""
     command(admin_url, "DELETE", f"{schema_path(topic)}/schema{query}")
     typer.echo(f"deleted the schema of {topic}")
@@ -76,7 +76,7 @@ def delete(
 def compatibility(
     topic: Topic, filename: Definition, admin_url: AdminUrl = DEFAULT_ADMIN_URL
 ) -> None:
-    """Tell whether a definition could become a version of a topic's schema."""
+    """Check whether a definition could become the next version of a topic's schema."""
     found = command(admin_url, "POST", f"{schema_path(topic)}/compatibility", _read(filename))
     verdict = "compatible" if found["isCompatibility"] else "incompatible"
     typer.echo(f"{verdict} by strategy {found['schemaCompatibilityStrategy']}")
@@ -85,8 +85,8 @@ def compatibility(
 
 
 def schema_path(topic: str) -> str:
-    """The path of a topic's schema. Persistent and non-persistent topics of one name share a
-    schema, so the path has no domain."""
+    """Return the path of a topic's schema. A persistent and a non-persistent topic of the same name
+    share a schema, so the path has no domain."""
     _, _, rest = topic_path(topic).removeprefix("/admin/v2/").partition("/")
     return f"/admin/v2/schemas/{rest}"
 
@@ -97,5 +97,5 @@ def _read(file: Path) -> Any:
     except (OSError, ValueError) as error:
         fail(f"{file}: {error}", code=USAGE)
     if not isinstance(found, dict) or not isinstance(found.get("schema"), str):
-        fail(f"{file}: expected an object with the texts type and schema", code=USAGE)
+        fail(f"{file}: expected an object with the strings type and schema", code=USAGE)
     return found

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from magnetar.spark.pipelines.archive import Compared
     from magnetar.spark.pipelines.incremental import Archived
 
-# Enough for a year of days. An archive by key can have many more; then the sum matters.
+# Enough for the days of a year. An archive by key can have many more partitions; then the last row,
+# the sum, matters.
 ROWS_SHOWN_MAX: Final = 400
 
-jobs = App(help="Jobs that run on Spark (they need Java).", no_args_is_help=True)
+jobs = App(help="Run jobs on Spark (needs Java).", no_args_is_help=True)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -57,7 +58,7 @@ def archive(
     ] = False,
     incremental: Annotated[
         bool,
-        typer.Option("--incremental", help="add what was published since the last run"),
+        typer.Option("--incremental", help="add the messages published since the last run"),
     ] = False,
     subscription: Annotated[
         str,
@@ -82,8 +83,9 @@ def archive(
     archive to PATH and exits with 0. Otherwise PATH is unchanged. The archive does not include
     messages that are published during the job.
 
-    With --incremental, the archive at PATH holds several topics, and each run adds what is new:
-    every message once, also after a kill. Its directories are topics and publish dates.
+    With --incremental, the archive at PATH holds several topics. Each run adds the messages that
+    were published since the last run. Every message is in the archive once, even if a run was
+    killed. The archive has a directory for each topic and publish date.
     """
     if incremental and (overwrite or partition_by != "publish-date"):
         raise typer.BadParameter(

@@ -1,8 +1,8 @@
-"""How the jobs of `magnetar spark` reach the brokers: the URL, credentials and certificates.
+"""The options of `magnetar spark` for the connection to brokers: URL, credentials, certificates.
 
-`connects` gives a command these options. The command gets them as options of Spark's source and
-sink. A secret is accepted from an environment variable or a file, not as an argument: other users
-of the machine can see the arguments of a process.
+`connects` adds these options to a command. The command receives them as options of Spark's source
+and sink. A secret is accepted from an environment variable or a file, not as an argument: other
+users of the machine can see the arguments of a process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Connection = dict[str, str]
 """The options `service.url` and `pulsar.client.*`."""
 
-PARAMETER: Final = "connection"  # the parameter of a command; the options take its place
+PARAMETER: Final = "connection"  # the parameter of a command that the options replace
 
 
 def connects(command: Callable[..., None]) -> Callable[..., None]:
@@ -73,7 +73,7 @@ _OPTIONS: Final[dict[str, tuple[str, Any, str]]] = {
         access.PARAMS,
         _option(
             "--auth-params",
-            "the credentials: of token file:///path or env:NAME; secrets only in the variable",
+            "the credentials, for token file:///path or env:NAME; a secret only in the variable",
         ),
         "",
     ),

@@ -1,4 +1,4 @@
-"""Runs one job of `magnetar spark`: the checks before Spark starts, its progress, its errors."""
+"""Runs one job of `magnetar spark`: checks before Spark starts, shows progress, reports errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def job_errors() -> Iterator[None]:
 
 
 def require_spark() -> None:
-    """Raise SparkMissing or JavaMissing before anything else is done."""
+    """Raise SparkMissing or JavaMissing if the machine lacks PySpark or Java. Call this first."""
     try:
         import pyspark.sql  # noqa: F401
     except ImportError as error:

@@ -26,7 +26,7 @@ DELIVERIES = ("dedup", "at-least-once")
 Delivery = Annotated[
     str,
     typer.Option(
-        help="dedup: exactly once, the target's namespace needs deduplication; or at-least-once"
+        help="at-least-once, or dedup: exactly once, if the target's namespace has deduplication"
     ),
 ]
 
@@ -46,9 +46,9 @@ def replay(
 ) -> None:
     """Write Parquet files into a topic.
 
-    Files with a column `value`, such as an archive, are messages. Rows of other files become JSON
-    objects. With `--delivery dedup` the command can be run again after a kill: it stores only what
-    is missing.
+    Each row becomes a message. In files with a column `value`, such as an archive, a row is a whole
+    message. Rows of other files become JSON objects. With `--delivery dedup` you can run the
+    command again after a kill: it stores only the missing messages.
     """
     _check_delivery(delivery)
     with job_errors():
@@ -87,7 +87,7 @@ def compact(
 ) -> None:
     """Write the newest message of each key into another topic.
 
-    Keys whose newest message has no value are left out, and so are messages without a key.
+    The command leaves out messages without a key, and keys whose newest message has no value.
     """
     _check_delivery(delivery)
     with job_errors():
@@ -145,7 +145,7 @@ def stats(
 
 
 def show(found: Statistics) -> None:
-    """Print the tables."""
+    """Print the statistics as tables."""
     topics = Table("topic", title="topics")
     keys = Table("topic", "key", title="keys with the most messages")
     for table in (topics, keys):

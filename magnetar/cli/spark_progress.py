@@ -53,8 +53,8 @@ class TaskCount:
 
 @contextmanager
 def task_progress(tracker: Tracker, text: str, console: Console) -> Iterator[None]:
-    """Show a bar of completed tasks while the block runs. Prints nothing unless `console` is a
-    terminal. Spark's API blocks, so a thread of its own polls it."""
+    """Show a bar of completed tasks while the block runs. Shows nothing unless `console` is a
+    terminal. Spark's API blocks, so a separate thread polls it."""
     if not console.is_terminal:
         yield
         return

@@ -26,7 +26,7 @@ def add_to(app: typer.Typer) -> None:
         app,
         StandaloneConfig,
         serve,
-        text="Run a whole server in one process: metadata, one bookie, a broker. All its data is in"
+        text="Run a whole server in one process: metadata, a bookie and a broker. All data is in"
         " one directory.",
     )
 
@@ -37,7 +37,7 @@ async def serve(config: StandaloneConfig, stop: asyncio.Event) -> None:
 
 
 def print_next(server: BrokerRegistration) -> None:
-    """The addresses of the server, and commands that use them."""
+    """Print the addresses of the server, and commands that use them."""
     service = "" if server.grpc_url == LOCAL_SERVICE_URL else f" -u {server.grpc_url}"
     admin = "" if server.http_url == LOCAL_ADMIN_URL else f" --admin-url {server.http_url}"
     magnetar = program()

@@ -105,10 +105,10 @@ def reset(
     ],
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Reset a subscription to a position: its next message is the one at this position.
+    """Reset a subscription to a position: it continues with the message at this position.
 
-    The broker disconnects its consumers; they reconnect without help. A message id with a third
-    number (3:15:2) is a message of a batch.
+    The broker disconnects the consumers of the subscription, and they reconnect by themselves. A
+    message id with a third number (3:15:2) names a message of a batch.
     """
     target = parse_target(to, now=datetime.now(UTC))
     path = f"{subscription_path(topic, subscription)}/resetcursor"
@@ -127,7 +127,7 @@ def skip(
         typer.Option("--count", "-n", min=1, max=INT64_MAX, help="entries; a batch is one entry"),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="the whole backlog, as clear-backlog does")
+        bool, typer.Option("--all", help="skip the whole backlog, as clear-backlog does")
     ] = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
@@ -154,7 +154,7 @@ def expire(
     age: Annotated[str, typer.Option("--older-than", help="an age: 30s, 10m, 2h, 1d, or seconds")],
     subscription: Annotated[
         str | None,
-        typer.Argument(help="name of the subscription; not given: every subscription"),
+        typer.Argument(help="name of the subscription; without it, all subscriptions"),
     ] = None,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
@@ -170,7 +170,7 @@ def expire(
 
 
 def parse_age(text: str) -> int:
-    """Seconds. Raises BadParameter."""
+    """Parse an age into seconds. Raises BadParameter."""
     found = _AGO.fullmatch(text if not text.isdigit() else f"{text}s")
     seconds = 0
     if found is not None:
@@ -181,7 +181,7 @@ def parse_age(text: str) -> int:
 
 
 def parse_message_id(text: str) -> dict[str, int] | None:
-    """A message id for the body of a request. None: `text` is not a message id."""
+    """Parse a message id, for the body of a request. None: `text` is not a message id."""
     if text in ("earliest", "latest"):
         return EARLIEST if text == "earliest" else LATEST
     found = _MESSAGE_ID.fullmatch(text)
@@ -192,10 +192,8 @@ def parse_message_id(text: str) -> dict[str, int] | None:
 
 
 def parse_target(text: str, *, now: datetime) -> int | dict[str, int]:
-    """A publish time in milliseconds, or a message id for the request's body.
-
-    Raises BadParameter.
-    """
+    """Parse the target of a reset: a publish time in milliseconds since 1970, or a message id for
+    the body of the request. Raises BadParameter."""
     if (target := parse_message_id(text)) is not None:
         return target
     try:

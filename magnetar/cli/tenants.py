@@ -1,4 +1,4 @@
-"""`magnetar tenants`: the owners of namespaces."""
+"""`magnetar tenants`: create, list, change and delete tenants, which own namespaces."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def create(
 
 
 def get(tenant: Tenant, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Print a tenant, as JSON."""
+    """Print a tenant as JSON."""
     print_json(command(admin_url, "GET", _path(tenant)))
 
 
@@ -72,7 +72,7 @@ def update(
 
 
 def delete(tenant: Tenant, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Delete a tenant without namespaces."""
+    """Delete a tenant. It must have no namespaces."""
     command(admin_url, "DELETE", _path(tenant))
     typer.echo(f"deleted {tenant}")
 

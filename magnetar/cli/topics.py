@@ -26,7 +26,7 @@ from magnetar.cli.policies import add_topic_policies
 from magnetar.protos.errors import InvalidNamespaceName
 from magnetar.protos.names import DEFAULT_NAMESPACE, NamespaceName
 
-PEEK_MAX: Final = 1_000  # a request for each entry
+PEEK_MAX: Final = 1_000  # each entry costs one request
 RANGES_PRINTED: Final = 5  # the ranges of each cursor; --json prints all
 
 Namespace = Annotated[str, typer.Argument(help="as tenant/namespace")]
@@ -84,7 +84,7 @@ def _print_names(names: list[str], as_json: bool) -> None:
 
 
 def namespace_path(namespace: str) -> str:
-    """The path of a namespace's persistent topics. Ends the command for an invalid name."""
+    """Return the path of a namespace's persistent topics. Ends the command for an invalid name."""
     try:
         name = NamespaceName.parse(namespace)
     except InvalidNamespaceName as error:
@@ -102,7 +102,7 @@ def create(
     ] = None,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Create a topic. Producers and consumers create topics as well, when they first use them."""
+    """Create a topic. Producers and consumers also create topics when they first use them."""
     if partitions is not None:
         create_partitioned_topic(topic, partitions, admin_url)
         return
@@ -113,7 +113,7 @@ def create(
 def create_partitioned_topic(
     topic: Topic, partitions: Partitions, admin_url: AdminUrl = DEFAULT_ADMIN_URL
 ) -> None:
-    """Create a topic with partitions, which brokers share among themselves."""
+    """Create a partitioned topic. The brokers share its partitions among themselves."""
     command(admin_url, "PUT", f"{topic_path(topic)}/partitions", partitions)
     typer.echo(f"created {topic} with {partitions} partitions")
 
@@ -193,7 +193,7 @@ def delete(
 
 
 def lookup(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Print which broker serves a topic, as JSON."""
+    """Print the broker that serves a topic, as JSON."""
     path = topic_path(topic).removeprefix("/admin/v2")
     print_json(command(admin_url, "GET", f"/lookup/v2/topic{path}"))
 
@@ -215,7 +215,7 @@ def peek(
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Print the next messages of a subscription's backlog. They stay in it."""
+    """Print the next messages of a subscription's backlog. They stay in the backlog."""
     one = f"{topic_path(topic)}/subscription/{quoted(subscription)}"
     messages: list[dict[str, Any]] = []
     number = 1
@@ -374,7 +374,7 @@ def stats_internal(
 
 
 def terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Terminate a topic: it takes no more messages. Stored messages can be read."""
+    """Terminate a topic: it accepts no more messages. Stored messages can still be read."""
     last = command(admin_url, "POST", f"{topic_path(topic)}/terminate")
     if "entryId" not in last:  # it is partitioned
         _print_last_of_each(topic, last)
@@ -385,7 +385,7 @@ def terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
 
 
 def partitioned_terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Terminate all partitions of a topic: they take no more messages."""
+    """Terminate all partitions of a topic: they accept no more messages."""
     last = command(admin_url, "POST", f"{topic_path(topic)}/terminate/partitions")
     _print_last_of_each(topic, last)
 
@@ -400,7 +400,7 @@ def _print_last_of_each(topic: str, last: dict[str, Any]) -> None:
 
 
 def truncate(topic: Topic, admin_url: AdminUrl = DEFAULT_ADMIN_URL) -> None:
-    """Delete all messages of a topic, also those that are not acknowledged."""
+    """Delete all messages of a topic, even unacknowledged ones."""
     command(admin_url, "DELETE", f"{topic_path(topic)}/truncate")
     typer.echo(f"truncated {topic}")
 

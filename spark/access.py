@@ -1,8 +1,8 @@
 """The credentials of source and sink: the options `pulsar.client.*`.
 
 The names are those of StreamNative's connector. The values travel to the executors with the tasks.
-Spark hides an option in plans if its name or its value matches REDACTED_BY_SPARK, so a secret that
-Spark would show is refused.
+Spark hides an option in plans if its name or its value matches REDACTED_BY_SPARK. The connector
+refuses a secret that Spark would show.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Access:
     trust_certs: str | None = None  # None: the authorities that the system trusts
     certificate: str | None = None
     key: str | None = None
-    encrypts: bool = False  # the service URL has TLS: no call goes to a broker without it
+    encrypts: bool = False  # the service URL has TLS: the connector calls no broker without TLS
 
     def authentication(self) -> Authentication | None:
-        """One object for equal values, because it may keep a token. Raises InvalidConfiguration,
-        NotAllowedError."""
+        """Return the same object for equal values, because the object may keep a token. Raises
+        InvalidConfiguration, NotAllowedError."""
         return _authentication(self.plugin, self.params) if self.plugin else None
 
     def client_options(self, service_url: str, *, operation_timeout_s: int = 30) -> ClientOptions:
@@ -73,8 +73,8 @@ ANONYMOUS: Final = Access()
 
 
 def parse_access(values: Mapping[str, str]) -> Access:
-    """Parse the options, whose names are in lower case. Raises InvalidOption. No error shows
-    authParams."""
+    """Parse the options, whose names are in lower case. Raises InvalidOption. The text of the error
+    does not show authParams."""
     plugin, params = (values.get(name.lower(), "") for name in (PLUGIN, PARAMS))
     trust, certificate, key = (
         values.get(name.lower()) or None for name in (TRUST, CERTIFICATE, KEY)
@@ -109,7 +109,8 @@ def parse_access(values: Mapping[str, str]) -> Access:
 
 
 def may_hold_secret(params: str) -> bool:
-    """Whether authParams are more than the path or the variable that holds the secret."""
+    """Return whether authParams may hold the secret itself. A path to a file with the secret, or
+    the name of a variable with the secret, is no secret."""
     is_path = params.startswith(_WITHOUT_SECRET)
     is_json_with_path = params.lstrip().startswith("{") and "data:" not in params
     return bool(params) and not is_path and not is_json_with_path

@@ -7,11 +7,11 @@ the next message begins. The scan guesses and then proves:
    SingleMessageMetadata can begin with. The scan finds all these places in one step. Payloads with
    the same bytes give wrong places, which do no harm.
 2. The metadata of all places is parsed at once, field by field.
-3. Place 0 is right. Each place names the next one by its sizes. The chain must have exactly as
-   many messages as the batch, and end with it. So every place of the chain is proved.
+3. Place 0 is right. The sizes at each place give the next place. The chain must have exactly as
+   many messages as the batch, and end where the batch ends. So every place of the chain is proved.
 
-Metadata of 128 bytes and more, unknown wire types and batches that are damaged are left to the
-plain decoder: `scan` returns None.
+`scan` returns None for metadata of 128 bytes and more, unknown wire types and damaged batches. The
+plain decoder then decodes the batch.
 
 Pure.
 """
@@ -56,14 +56,14 @@ class Scan:
 
 
 def scan(batch: bytes | memoryview, count: int) -> Scan | None:
-    """Find the `count` messages of a batch. None: the plain decoder must look at it."""
+    """Find the `count` messages of a batch. None: the plain decoder must decode the batch."""
     data = np.frombuffer(batch, dtype=np.uint8)
     places = _places(data)
     if not len(places) or places[0] != 0 or len(places) < count:
         return None
     found, sound = _parse(data, places + 4, places + 4 + data[places + 3])
     following = found.value_start + found.value_size
-    if len(places) == count:  # as a rule
+    if len(places) == count:  # the usual case: there are no wrong places
         are_chain = following[-1] == len(data) and np.array_equal(following[:-1], places[1:])
         return found if are_chain and sound.all() else None
     chain = _chain(places, following, count, len(data))
@@ -79,8 +79,11 @@ def slices(
     *,
     null: NDArray[np.bool_],
 ) -> pa.Array:
-    """A binary array of slices of a batch, which ascend where they are not empty, and do not
-    overlap. Arrow copies the slices out of an array of slices and the gaps between them."""
+    """A binary array of slices of a batch. `null`: the rows that are null, not slices.
+
+    The slices that are not empty must ascend, and must not overlap. The function builds an array of
+    the slices and the gaps between them. Arrow copies the slices out of this array.
+    """
     count = len(starts)
     if not count:
         return pa.array([], pa.binary())
@@ -113,7 +116,7 @@ def _places(data: NDArray[np.uint8]) -> NDArray[np.int64]:
 def _parse(
     data: NDArray[np.uint8], at: NDArray[np.int64], end: NDArray[np.int64]
 ) -> tuple[Scan, NDArray[np.bool_]]:
-    """Parse the metadata that begins at each place. Returns which of them are sound, too."""
+    """Parse the metadata that begins at each place. Also returns which places are sound."""
     zeros = np.zeros(len(at), dtype=np.int64)
     sound = end <= len(data)
     by_field = {
@@ -138,7 +141,7 @@ def _parse(
         for tag in np.unique(tags):
             field, kind, mine = int(tag) >> 3, int(tag) & 7, tags == tag
             rows = active[mine]
-            # As in protobuf, a field of another wire type than its own is an unknown one.
+            # As in protobuf, a field with another wire type than its own is an unknown field.
             if kind == 2 and field == KEY:
                 key_start[rows] = after[mine]
                 key_size[rows] = value[mine]
@@ -167,7 +170,10 @@ def _parse(
 def _varints(
     data: NDArray[np.uint8], at: NDArray[np.int64], last: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Read a varint at each place: values, the places after them, and which of them are sound."""
+    """Read a varint at each place.
+
+    Returns the values, the places after the varints, and which varints are sound.
+    """
     value = np.zeros(len(at), dtype=np.int64)
     after = at.copy()
     going = np.ones(len(at), dtype=np.bool_)

@@ -18,7 +18,7 @@ class MagnetarFormat(MagnetarDataSource):
     """
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Return the writer of a batch job. Raises DeduplicationOff, WriteStalled, too."""
+        """Return the writer of a batch job. Also raises DeduplicationOff, WriteStalled."""
         from magnetar.spark.sink.writer import batch_writer
 
         return batch_writer(self.options, schema, overwrite)

@@ -1,7 +1,7 @@
 """The operating errors of this package.
 
-`definite` says whether the failed operation certainly had no effect. Reading has no effect, so here
-`definite` says that another attempt would fail in the same way.
+`definite` says whether the failed operation certainly had no effect. A read never has an effect:
+for a read, `definite` says that another attempt would fail in the same way.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class BadRecord(UnreadableEntry):
 
 
 class OutOfOrder(ReadRefused):
-    """A broker sent another entry than the next one in order."""
+    """A broker sent an entry that is not the next one in order."""
 
 
 class ReadStalled(SparkError):
@@ -162,7 +162,7 @@ class WriteRefused(SparkError):
 
 
 class DeduplicationOff(WriteRefused):
-    """The sink should write exactly once, and the topic's brokers do not drop duplicates."""
+    """The sink must write exactly once, but the topic's brokers do not drop duplicates."""
 
     def __init__(self, topic: str, reason: str = "") -> None:
         super().__init__(
@@ -174,8 +174,8 @@ class DeduplicationOff(WriteRefused):
 
 
 class RowsChanged(WriteRefused):
-    """A repeated batch holds other rows than before, or in another order, so that the sink cannot
-    tell which of them are stored."""
+    """A repeated batch holds other rows than before, or the same rows in another order. The sink
+    cannot tell which of the rows are stored."""
 
 
 class CheckpointRefused(WriteRefused):
@@ -225,7 +225,7 @@ class JobFailed(SparkError):
 
 
 class NothingToReplay(SparkError):
-    """There is no Parquet file."""
+    """The directory to replay has no Parquet file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} has no Parquet files")

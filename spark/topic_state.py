@@ -1,8 +1,8 @@
 """The driver's view of a topic, and its consequences for one batch.
 
-A broker answers with the ledgers of a topic and two indexes: that of the first stored message and
-that of the next message. The functions here find what a query lost, how much it can read, and which
-entries stand between two positions.
+A broker answers with the ledgers of a topic, the index of the first stored message, and the index
+of the next message. The methods here find which messages a query lost, how many messages it can
+read, and which entries are between two positions.
 
 Pure.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """One non-empty ledger. Its entries are 0..last; `bytes` is their size, about."""
+    """One non-empty ledger. Its entries are 0..last; `bytes` is their approximate size."""
 
     id: int
     last: int
@@ -61,7 +61,7 @@ class TopicState:
         return Place(0, 0, self.next_index)
 
     def end_from(self, start: Place) -> Place:
-        """The place of the next message, with the bytes that follow `start` counted."""
+        """The place of the next message. Its byte count also counts the bytes after `start`."""
         if self.next_index <= start.index:
             return start
         end = self.latest
@@ -76,13 +76,13 @@ class TopicState:
         return replace(self, ledgers=tuple(it for it in self.ledgers if it.id >= ledger))
 
     def updated(self, news: TopicState, *, from_ledger: int, first_ledger: int) -> TopicState:
-        """The state after news: those of its ledgers replace the ledgers from `from_ledger` on, and
-        the ledgers before `first_ledger` were deleted."""
+        """The state after `news`. The ledgers of `news` replace the ledgers from `from_ledger` on.
+        The ledgers before `first_ledger` were deleted."""
         kept = (it for it in self.ledgers if first_ledger <= it.id < from_ledger)
         return replace(news, ledgers=(*kept, *news.ledgers))
 
     def bytes_between(self, start: Place, end: Place) -> int:
-        """The size of the entries in [start, end), about."""
+        """The approximate size of the entries in [start, end)."""
         return sum(
             ledger.bytes_of(last - first + 1) for ledger, first, last in self._parts(start, end)
         )
@@ -91,7 +91,7 @@ class TopicState:
         """The entries in [start, end) that are stored.
 
         The sizes are shares of the byte counts in `start` and `end`. So the same positions give the
-        same spans, whatever has been published since.
+        same spans, even if messages were published since.
         """
         if end.index <= start.index:
             return []
@@ -107,8 +107,8 @@ class TopicState:
         """The messages that a query at `start` can never read. None: there are none.
 
         A topic that was deleted and created again has ledgers with higher ids. If the broker has
-        the ledger of `start` and fewer messages than `start` says, its answer is outdated: another
-        broker has taken the topic over.
+        the ledger of `start`, but fewer messages than `start` says, nothing is lost. The answer is
+        outdated, because another broker has taken the topic over.
         """
         is_behind = self.ledgers and self.ledgers[0].id <= start.ledger
         if (self.next_index < start.index and not is_behind) or (
@@ -136,7 +136,7 @@ class TopicState:
         return loss
 
     def is_behind(self, start: Place, end: Place) -> bool:
-        """Whether the broker's answer lacks messages of the batch [start, end) that exist."""
+        """Return whether the broker's answer lacks existing messages of the batch [start, end)."""
         return self.next_index < end.index and self.lost_between(start, end) is None
 
     def _created_again(self, start: Place) -> Loss:

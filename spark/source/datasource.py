@@ -92,12 +92,12 @@ class TopicScan(DataSourceReader):
 
 
 class FilteredScan(TopicScan):
-    """A scan that takes filters. Spark refuses it unless its own setting
-    `spark.sql.python.filterPushdown.enabled` is on, so it exists with the option `filterPushdown`
-    only."""
+    """A scan that takes filters. Spark refuses such a scan unless Spark's setting
+    `spark.sql.python.filterPushdown.enabled` is on. So the source uses this scan only with the
+    option `filterPushdown`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Keep the filters that save something. Spark evaluates all of them again."""
+        """Keep the filters that the read can use. Spark evaluates all filters again."""
         from magnetar.spark.source.filters import pushed
 
         self._options = replace(self._options, pushed=pushed(filters))
@@ -107,8 +107,8 @@ class FilteredScan(TopicScan):
 class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads the batches of one streaming query.
 
-    Spark creates one reader in a process of its own that plans, and sends another one to the
-    executors, so the planning state is made at its first use.
+    Spark creates one reader in a separate process, where it plans. Spark sends another reader to
+    the executors. So a reader creates its planning state at the first use.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:

@@ -99,7 +99,8 @@ class _Parser:
             at = match.end()
 
     def fields(self, *, end: str, separator: str, depth: int = 0) -> list[StructField]:
-        """`name<separator>type` until the sign `end`; "" is the end of the text."""
+        """Parse fields of the form `name<separator>type` until the sign `end`, or, with "", until
+        the end of the text."""
         if depth > DEPTH_MAX:
             raise ValueError(f"types are nested deeper than {DEPTH_MAX}")
         fields = []

@@ -1,9 +1,10 @@
 """Publishes bad records to a dead-letter topic (mode `dlq`).
 
-A letter has the payload and the key of the record, and the properties of Pulsar's dead letters,
-REAL_TOPIC and ORIGIN_MESSAGE_ID, and the reason in ERROR. A task publishes the bad records of a
-batch of rows before it hands the other rows to Spark, and fails if it gets no receipts. So a record
-is in one of the two places at least once: a task that is repeated publishes its letters again.
+A letter is a message with the payload and the key of the record. It has the properties REAL_TOPIC
+and ORIGIN_MESSAGE_ID, as Pulsar's dead letters have, and ERROR, the reason. A task publishes the
+bad records of a batch of rows before it hands the other rows to Spark, and fails if it gets no
+receipts. So each record reaches Spark or the dead-letter topic at least once. A repeated task
+publishes its letters again.
 """
 
 from __future__ import annotations
@@ -43,8 +44,11 @@ def send_letters(
     bad: Mapping[int, str],
     place_of: Callable[[int], tuple[int, int, int]],
 ) -> None:
-    """Publish these rows, with the reason for each, and wait for the receipts. Raises WriteRefused,
-    WriteStalled, RowRefused."""
+    """Publish the bad rows, and wait for the receipts. `bad`: the reason for each bad row, keyed by
+    the number of the row. `place_of` returns ledger, entry and batch index of a row.
+
+    Raises WriteRefused, WriteStalled, RowRefused.
+    """
     rows = pa.array(sorted(bad))
     partition = -1 if topic.partition is None else topic.partition
     properties = []

@@ -1,14 +1,14 @@
 """Plans the reads of one query on Spark's driver: a DataFrame once, a stream batch by batch.
 
-Spark asks an idle source 100 times a second for news. The owners of the topics push it
-(position_watch.py), and a broker pushes which topics exist (topic_watch.py), so that costs no call.
-The driver polls topics of which no owner pushes news, at most once in `pollIntervalMs`, and asks
-for new topics that no broker pushes, once in `discoveryIntervalMs`. A failed poll is no error until
-`readTimeoutMs` has passed.
+Spark asks an idle source 100 times a second for new data. The source answers without a call to a
+broker: the owners of the topics push new positions (position_watch.py), and a broker pushes the
+list of topics (topic_watch.py). The driver polls topics whose owners push nothing, at most once in
+`pollIntervalMs`. If no broker pushes the list of topics, the driver asks for the list once in
+`discoveryIntervalMs`. A failed poll is no error until `readTimeoutMs` has passed.
 
-With a subscription, the driver moves it to what Spark has committed: `latest` gets the end of the
-last committed batch as its start, `commit` gets an end. The first `latest` creates it where the
-query begins, before anything is read.
+With the option subscription, the driver moves the subscription to the position that Spark has
+committed. Spark passes this position to `latest`, as the end of the last committed batch, and to
+`commit`. The first `latest` creates the subscription where the query begins, before Spark reads.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from magnetar.spark.topic_state import TopicState
 
 DISCOVERY_S_MAX: Final = 300.0
-"""How often the driver asks for new topics although a broker pushes them: the broker's connection
-to the metadata store can be cut, and then it pushes nothing."""
+"""The interval in seconds in which the driver asks for new topics although a broker pushes them. A
+broker whose connection to the metadata store is cut pushes nothing."""
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class StreamDriver:
         topics: TopicWatch | None = None,
     ) -> None:
         """`now_ms` is the start of the query, `query` its id: they fence older queries. `watch` and
-        `topics` None: those with the default limits."""
+        `topics` None: the driver creates them with the default limits."""
         self._options = options
         self._view = view = TopicView(options)
         self._watch = watch or PositionWatch(options.access)
@@ -93,7 +93,7 @@ class StreamDriver:
         self._batched = Clock(options.trigger_delay_s)  # runs from the planning of the last batch
         self._query = now_ms, query
         self._held: dict[str, Place] = {}
-        self._not_held: dict[str, Place] = {}  # refused permanently, as of a deleted topic
+        self._not_held: dict[str, Place] = {}  # the places that a broker refused permanently
         self._hold_failed = Clock(options.poll_interval_s)
         self._reached: dict[str, Place] = {}  # the ends of the last batch
 
@@ -136,7 +136,8 @@ class StreamDriver:
             return start
         ends = self._ends(starts, rows_max, bytes_max)
         self._reached = ends
-        # A first batch without topics is noted, too: the next call polls, and does not begin again.
+        # Return a first batch without topics, too: then the next call polls, and does not begin
+        # again.
         if not (is_first or begins) and ends == offsets.places:
             return start
         self._batched.reset()
@@ -180,13 +181,13 @@ class StreamDriver:
         return _with_copies(options, self._view, tasks, known)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark has committed everything before `end`. Raises QueryFenced."""
+        """Move the subscription: Spark has committed all before `end`. Raises QueryFenced."""
         offsets = parse_offsets(end)
         if offsets is not None:
             self._hold(offsets.places)
 
     def close(self) -> None:
-        """The query has ended: nothing is pushed any more."""
+        """End all streams: the query has ended."""
         self._watch.close()
         self._topics.close()
 
@@ -207,7 +208,7 @@ class StreamDriver:
         return begins
 
     def _poll(self, places: Mapping[str, Place]) -> None:
-        """Bring the states up to date: by what was pushed, and by a poll if it is time."""
+        """Update the states: take what the owners pushed, and poll if a poll is due."""
         if self._frozen:
             return
         self._topics.follow()
@@ -243,13 +244,13 @@ class StreamDriver:
 
     @property
     def _discovers(self) -> bool:
-        """Whether it is time to ask for new topics."""
+        """True when it is time to ask for new topics."""
         return self._discovered.is_due and (
             not self._topics.is_live or self._discovered.age_s >= DISCOVERY_S_MAX
         )
 
     def _asks(self, places: Mapping[str, Place]) -> dict[str, int]:
-        """The topics to know of, each with the first ledger of interest."""
+        """The topics whose states the query needs, each with the first ledger of interest."""
         asks = {it: places[it].ledger if it in places else 0 for it in self._view.topics}
         return asks | {topic: place.ledger for topic, place in places.items()}
 
@@ -265,14 +266,14 @@ class StreamDriver:
             self._from[topic] = ledger
 
     def _follow(self, asks: Mapping[str, int]) -> None:
-        """Have the owners push news of these topics from now on."""
+        """Ask the owners to push changes of these topics from now on."""
         owners = {topic: self._view.owner_of(topic) for topic in asks}
         self._watch.follow(
             {topic: (owner, asks[topic]) for topic, owner in owners.items() if owner is not None}
         )
 
     def _add_unknown(self, places: Mapping[str, Place]) -> None:
-        """Ask for topics of the checkpoint that `freeze` did not find: deleted ones, perhaps."""
+        """Ask for topics of the checkpoint that `freeze` did not find. They may be deleted."""
         unknown = {it: place.ledger for it, place in places.items() if it not in self._states}
         if unknown:
             self._states |= self._view.states(unknown)
@@ -284,7 +285,10 @@ class StreamDriver:
         self._polled.reset()
 
     def _begins_now(self, places: Mapping[str, Place]) -> dict[str, Place]:
-        """New topics, and topics that continue after a loss: where they begin. Raises DataLost."""
+        """The places where new topics begin, and where topics continue after a loss.
+
+        Raises DataLost.
+        """
         begins = {}
         for topic, state in self._states.items():
             place = places.get(topic)
@@ -304,7 +308,7 @@ class StreamDriver:
         log.warning("data lost, failOnDataLoss is false: %s: %s", topic, what)
 
     def _waits_for_more(self, starts: Mapping[str, Place]) -> bool:
-        """Whether the batch waits for `minRowsPerTrigger`. AvailableNow waits for nothing."""
+        """Return whether the batch waits for `minRowsPerTrigger`. AvailableNow never waits."""
         if self._options.rows_min == 1 or self._frozen or self._batched.is_due:
             return False
         backlog = sum(
@@ -345,8 +349,11 @@ class StreamDriver:
     def _states_of(
         self, starts: Mapping[str, Place], ends: Mapping[str, Place]
     ) -> dict[str, TopicState | None]:
-        """The states of the topics of a batch. An owner that does not know all of its messages is
-        no longer the owner: wait for the next one. Raises ReadRefused, ReadStalled."""
+        """The states of the topics of a batch. An owner that does not know all messages of the
+        batch is no longer the owner: the driver waits for the next owner.
+
+        Raises ReadRefused, ReadStalled.
+        """
         retries = Retries(self._options.asked, self._options.read_timeout_s)
         missing = {
             topic: starts[topic].ledger
@@ -379,10 +386,11 @@ class StreamDriver:
         )
 
     def _hold(self, places: Mapping[str, Place]) -> None:
-        """Move the subscription. Failures are logged. If a broker was lost, the driver tries again,
-        at most once in `pollIntervalMs`; what a broker refused is not asked for again.
+        """Move the subscription to these places, and log failures. If a broker was lost, the driver
+        tries again, at most once in `pollIntervalMs`. If a broker refused a place, the driver does
+        not try this place again.
 
-        A topic that was deleted is noticed as a loss. Raises QueryFenced.
+        Elsewhere, the driver handles a deleted topic as a loss. Raises QueryFenced.
         """
         if not self._options.subscription:
             return

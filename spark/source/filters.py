@@ -1,10 +1,10 @@
 """Filters that Spark pushes down to a batch read, on columns that an entry has beside its payload.
 
-What they save: other topics and partitions, and messages outside of a range of `__index`, are not
-planned. Entries outside of a range of `__publishTime` are not uncompressed. Rows that `__key`,
-`__eventTime` and the others exclude are not decoded by `valueFormat` and do not travel to Spark.
-Publish times are those of producers' clocks, in no order, so they exclude no part of a topic from
-reading. Spark evaluates all filters again.
+The filters save work. The driver does not plan topics and partitions that they exclude, nor
+messages outside of a range of `__index`. The executors do not uncompress entries outside of a range
+of `__publishTime`. They do not decode rows that a filter excludes, and do not pass them to Spark.
+Publish times come from the clocks of producers and are in no order, so a filter on them excludes no
+part of a topic from reading. Spark evaluates all filters again.
 
 Pure.
 """
@@ -58,7 +58,7 @@ class Pushed:
     filters: tuple[Filter, ...] = ()
 
     def keeps_topic(self, topic: TopicName) -> bool:
-        """Whether rows of a topic or partition can meet the conditions."""
+        """Return whether rows of a topic or partition can meet the conditions."""
         partition = -1 if topic.partition is None else topic.partition
         values: dict[str, object] = {"__topic": str(topic), "__partition": partition}
         return all(
@@ -66,14 +66,14 @@ class Pushed:
         )
 
     def index_bounds(self) -> tuple[int, int | None]:
-        """Index of the first message that can meet the conditions, and of the first one behind
-        them; None: there is no end."""
+        """The index of the first message that can meet the conditions, and the index after the last
+        such message. None: there is no last one."""
         first, last = _bounds([_range(one) for one in self._of("__index")])
         return max(first or 0, 0), None if last is None else max(last + 1, 0)
 
     def publish_ms_bounds(self) -> tuple[int, int] | None:
-        """First and last publish time, in ms, of an entry that can meet the conditions. None: all
-        can."""
+        """The first and the last publish time, in ms, of an entry that can meet the conditions.
+        None: every entry can."""
         found = self._of("__publishTime")
         if not found:
             return None
@@ -150,7 +150,7 @@ def _holds(one: Filter, value: Any) -> bool:
 
 
 def _range(one: Filter) -> tuple[Any, Any]:
-    """The least and the greatest value that meet a condition. None: there is none."""
+    """The least and the greatest value that meet a condition. None: there is no limit."""
     match one:
         case EqualTo(_, wanted):
             return wanted, wanted

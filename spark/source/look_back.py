@@ -1,4 +1,4 @@
-"""Reads the entries before a range, for messages whose chunks begin there (chunks.py)."""
+"""Reads the entries before a range, for messages whose first chunks are there (chunks.py)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class LookBack:
         self._owner = owner
 
     def before(self, ledger: int, entry: int) -> Iterator[tuple[int, int, memoryview]]:
-        """Yield the stored entries before this one, the newest first. It ends where the stored
-        part of the topic begins. Raises ReadRefused, OutOfOrder, ReadStalled."""
+        """Yield the stored entries before this one, the newest first. The last one is the first
+        stored entry of the topic. Raises ReadRefused, OutOfOrder, ReadStalled."""
         reader = TopicReader(self._options, self._topic, owner=self._owner)
         try:
             ledgers = [span for span in reader.plan() if span.ledger <= ledger]

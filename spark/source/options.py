@@ -183,7 +183,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     target_bytes_per_task: int
     tasks_max: int
-    read_timeout_s: float  # how long a read may continue without progress
+    read_timeout_s: float  # the maximal time without progress of a read
     value_format: ValueFormat = ValueFormat.BYTES
     value_schema: str = ""  # the schema of JSON, Avro and Protobuf
     key_format: ValueFormat | None = None  # None: the payload is the value
@@ -192,11 +192,11 @@ class ReadOptions:
     mode: Mode = Mode.FAILFAST
     dead_letter_topic: TopicName | None = None  # the topic of mode dlq
     subscription: str = ""  # empty: the query does not hold messages
-    reads_from_bookies: bool = True  # bookies serve the sealed part
+    reads_from_bookies: bool = True  # executors read sealed ledgers from bookies
     rows_max: int | None = None  # the rows of one batch; None: no limit
     bytes_max: int | None = None
-    rows_min: int = 1  # the rows of one batch, unless `trigger_delay_s` has passed
-    trigger_delay_s: float = MAX_TRIGGER_DELAY_S  # how long a batch waits for `rows_min`
+    rows_min: int = 1  # the least rows of one batch, unless `trigger_delay_s` has passed
+    trigger_delay_s: float = MAX_TRIGGER_DELAY_S  # the maximal wait for `rows_min`
     waits_for_topics: bool = False  # waits for named topics that do not exist yet
     poll_interval_s: float = POLL_INTERVAL_MS / 1_000
     discovery_interval_s: float = DISCOVERY_INTERVAL_MS / 1_000
@@ -206,7 +206,7 @@ class ReadOptions:
 
     @property
     def decodes(self) -> bool:
-        """Whether a payload can be bad: it is more than bytes."""
+        """True when payloads are decoded, so that a payload can be bad."""
         return self.value_format is not ValueFormat.BYTES or self.key_format is not None
 
     @property
@@ -438,7 +438,7 @@ def _key_options(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _least_options(values: Mapping[str, str]) -> dict[str, Any]:
-    """The time that a batch waits for more rows."""
+    """The least number of rows of a batch, and the maximal time that the batch waits for them."""
     least = _limit(values, "minRowsPerTrigger")
     if least is None:
         if "maxtriggerdelay" in values:

@@ -52,7 +52,7 @@ class RangeEntry:
 
 
 class TopicReader:
-    """Reads one topic: from its owner, which it finds, and what it can from `direct`."""
+    """Reads one topic: from `direct` what it has, and the rest from the topic's owner."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class TopicReader:
         owner: str | None = None,
         direct: Callable[[Span], Iterator[RangeEntry]] | None = None,
     ) -> None:
-        """`direct` yields the first entries of a span, in order, as far as another source has them;
-        the owner has the rest. None: there is no other source."""
+        """`direct` yields the first entries of a span, in order, as far as another source has them.
+        None: there is no other source. `owner` None: the reader finds the owner."""
         self._direct = direct
         self._options = options
         self._topic = topic

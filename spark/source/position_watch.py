@@ -1,8 +1,8 @@
 """The states of topics as their owners push them to Spark's driver.
 
-One thread for each stream receives the states. The driver's thread asks for them 100 times a
-second, without a call to a broker. A topic whose stream has ended, or is silent, is not in the
-answer. The driver then asks the topic's owner, and `follow` begins a new stream.
+One thread for each stream receives the states. The driver's thread takes them 100 times a second,
+without a call to a broker. `take` returns no state of a topic whose stream has ended or is silent.
+The driver then asks the topic's owner, and `follow` begins a new stream.
 
 After a broker refused a stream, or did not know the call, the driver polls the broker's topics for
 a while. Then it tries a stream again.
@@ -47,7 +47,7 @@ class Known:
 
 
 class PositionWatch:
-    """Used only by the driver's thread."""
+    """The streams of one query. Used only by the driver's thread."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class PositionWatch:
         self._not_before_s: dict[str, float] = {}  # owner -> when to open the next stream
 
     def take(self) -> tuple[dict[str, Known], dict[str, str]]:
-        """The present knowledge of the streams: states by topic, and topics that their owners have
-        lost, with the new owner ("": not known)."""
+        """Return the current states, keyed by topic. Also return the new owners of the topics that
+        their owners have lost, keyed by topic; "": the new owner is not known."""
         known: dict[str, Known] = {}
         moved: dict[str, str] = {}
         for stream in list(self._streams):
@@ -127,7 +127,7 @@ class PositionWatch:
 
 
 class _Stream:
-    """One stream of a broker: what it says of its topics."""
+    """One stream of a broker, and the states of its topics."""
 
     def __init__(
         self, access: Access, owner: str, topics: Mapping[str, int], silence_s_max: float
@@ -151,7 +151,7 @@ class _Stream:
         return self._pushes.refused
 
     def copy_to(self, known: dict[str, Known], moved: dict[str, str]) -> None:
-        """Add what the stream knows: nothing if it has ended."""
+        """Add the new owners to `moved`. If the stream is live, add the states to `known`."""
         with self._pushes.lock:
             moved |= self._moved
             self._moved.clear()

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from magnetar.spark.range_client import Pushes
 
 SILENCE_S_MAX: Final = 6.0
-"""Three beats of a broker."""
+"""The time in seconds after which a stream without messages is silent. It is three beats of a
+broker."""
 
 RETRY_S: Final = 1.0
-"""The time between the attempts to open a stream to a broker. A broker that dies is replaced in
-3 s."""
+"""The time in seconds between the attempts to open a stream to a broker. Another broker replaces a
+dead broker in 3 s."""
 
 REFUSED_S: Final = 30.0
-"""The time after a refusal: the broker has too many watches, or is an older one."""
+"""The time in seconds before the next attempt after a refusal. The broker has too many watches, or
+has an older version."""
 
 Update = TypeVar("Update", bound="Message")
 
@@ -32,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class PushStream(Generic[Update]):
-    """`note` is called in the stream's thread with each message, under `lock`."""
+    """One stream and its thread. The thread calls `note` with each message, under `lock`."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class PushStream(Generic[Update]):
 
     @property
     def is_live(self) -> bool:
-        """The broker sends messages. Otherwise what it has pushed may be outdated."""
+        """True while the broker sends messages. After that, its last messages may be outdated."""
         return not self._ended and time.monotonic() - self._heard_s < self._silence_s_max
 
     def _receive(self) -> None:

@@ -103,7 +103,8 @@ def _by_topic(spans: tuple[Span, ...]) -> Iterator[tuple[str, list[Span]]]:
 def _groups(
     entries: Iterator[RangeEntry],
 ) -> Iterator[list[tuple[int, int, memoryview]]]:
-    """Consecutive entries, GROUP_BYTES of them or a little more."""
+    """Yield groups of consecutive entries. The entry that reaches GROUP_BYTES or GROUP_ENTRIES ends
+    a group."""
     group: list[tuple[int, int, memoryview]] = []
     size = 0
     for stored in entries:
@@ -117,7 +118,8 @@ def _groups(
 
 
 def entries_of(reader: TopicReader, span: Span, *, fails: bool) -> Iterator[RangeEntry]:
-    """The entries of a span. Without `fails`, deleted entries are left out."""
+    """Yield the entries of a span. With `fails`, deleted entries raise DataLost; otherwise they are
+    left out."""
     try:
         yield from reader.read((span,))
     except EntriesDeleted as error:

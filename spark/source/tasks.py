@@ -31,10 +31,11 @@ class Task(InputPartition):
     ) -> None:
         super().__init__(None)
         self.number = number  # among the tasks of its batch
-        self.sealed = Sealed()  # the parts that bookies can serve; they change no row
+        self.sealed = Sealed()  # the ledgers that bookies can serve; the rows are the same
         self.spans = spans
         self.owners = owners  # topic -> URL of the broker that owned it at planning time
-        # topic -> index of the first message to read, and of the first one not to (None: no limit)
+        # topic -> index of the first message to read, and the index after the last message (None:
+        # there is no limit)
         self.indexes = indexes
 
 
@@ -44,8 +45,8 @@ def tasks_between(
     ends: Mapping[str, Place],
     states: Mapping[str, TopicState],
 ) -> list[Task]:
-    """The tasks that read [start, end) of each topic. They depend on starts, ends and options
-    only, apart from the owners, and from ledgers that were deleted."""
+    """The tasks that read [start, end) of each topic. The same starts, ends and options give the
+    same tasks. Only the owners may differ, and deleted ledgers are left out."""
     spans: list[Span] = []
     for topic in sorted(states):
         spans += states[topic].spans(topic, starts[topic], ends[topic])

@@ -1,5 +1,7 @@
-"""The schemas of topics, for `valueFormat` `auto`: the newest version gives the type of the column,
-and each message is decoded with the version with which it was written.
+"""The schemas of topics, for `valueFormat` `auto`.
+
+The newest version of a schema gives the type of the column. An executor decodes each message with
+the version with which the message was written.
 
 Fields are matched by name, as in the rules of Avro: a field that a message lacks is null, and a
 field that the column lacks is left out. The driver asks for the newest versions once, in `load()`.
@@ -127,7 +129,10 @@ def writer_of(info: SchemaInfo) -> Writer:
 
 
 def _guarded(writer: Writer, kind: pa.DataType) -> Decode | None:
-    """The decoder. Where the types differ too much, Arrow raises several kinds of errors."""
+    """The decoder of a writer; None: the bytes are the value.
+
+    If the types differ too much, Arrow raises several kinds of errors. They become ValueError.
+    """
     reason = f"the message's schema, {writer.spark.simpleString()[:100]}, does not fit the column"
     try:
         decode = writer.decoder(kind)
@@ -147,7 +152,7 @@ def _guarded(writer: Writer, kind: pa.DataType) -> Decode | None:
 
 # Mechanics. State of this process; Spark forks its workers before they load this module.
 
-_known: dict[tuple[object, ...], Writer | str] = {}  # str: the reason why it has no Writer
+_known: dict[tuple[object, ...], Writer | str] = {}  # str: the reason why there is no Writer
 _lock = threading.Lock()
 
 

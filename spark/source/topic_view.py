@@ -1,6 +1,6 @@
-"""The view of Spark's driver of the topics of a query. Their owners answer its questions.
+"""The topics of a query, as Spark's driver sees them. The driver asks the owners of the topics.
 
-One call to a broker covers up to 1,000 topics that it owns. A broker that does not own a topic
+One call to a broker covers up to 1,000 topics of the broker. A broker that does not own a topic
 names the owner, which the view remembers.
 """
 
@@ -59,17 +59,18 @@ class TopicView:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._brokers = list(options.brokers)  # the one to ask first is in front
+        self._brokers = list(options.brokers)  # the first one is asked first
         self._owners: dict[str, str] = {}
-        self._missing: list[str] = []  # topics that do not exist, as the log says
+        self._missing: list[str] = []  # the missing topics that the log named last
         self.topics: tuple[str, ...] = ()  # full names; partitions instead of partitioned topics
 
     def discover(self, *, once: bool = False) -> None:
-        """Set `topics`. With `once` a failure raises BrokerLost, otherwise the call is repeated.
+        """Set `topics`. With `once`, a failure raises BrokerLost or BrokerRefused. Otherwise the
+        call is repeated after BrokerLost.
 
-        Raises TopicNotFound if a topic that the user named does not exist (with failOnDataLoss
-        false: if none of them exists; with waitingForNonExistedTopic: never); ReadRefused,
-        ReadStalled.
+        Raises TopicNotFound if no topic is known yet and a topic that the user named does not
+        exist. With failOnDataLoss false, this is an error only if none of the topics exists; with
+        waitingForNonExistedTopic, never. Raises ReadRefused, ReadStalled.
         """
         attempt = self._find_all
         found, missing = attempt() if once else self._retry(attempt)
@@ -89,12 +90,12 @@ class TopicView:
         return [(chunk, []) for chunk in _chunks([str(topic) for topic in self._options.topics])]
 
     def keeps(self, topic: str) -> bool:
-        """Whether the query wants a topic that a broker has found."""
+        """Return whether the query wants a topic that a broker has found."""
         pattern = self._options.pattern
         return pattern is None or pattern.matches(TopicName.parse(topic))
 
     def adopt(self, found: Iterable[str]) -> None:
-        """A broker has told all topics that the query wants."""
+        """Set `topics` to these: a broker has found all topics that the query wants."""
         self.topics = tuple(sorted(found) if self._options.pattern is not None else found)
 
     def states(
@@ -122,7 +123,7 @@ class TopicView:
                 return state.earliest
             case Edge.LATEST:
                 return state.latest
-            case Time() if not state.ledgers:  # the search would open a topic that has nothing
+            case Time() if not state.ledgers:  # the search would open an empty topic
                 return state.latest
             case Time(ms):
                 return self._entry(topic, pb.FindEntryRequest(topic=topic, publish_time_ms=ms))
@@ -151,8 +152,8 @@ class TopicView:
         return self._entry(topic, pb.FindEntryRequest(topic=topic, place=place))
 
     def copies(self, ledgers: Mapping[str, Sequence[int]]) -> Sealed:
-        """Where the copies of these ledgers are: {topic: sealed ledgers}. Ledgers for which no
-        owner answers are left out."""
+        """The bookies that have copies of these ledgers. `ledgers`: {topic: its sealed ledgers}.
+        Ledgers for which no owner answers are left out."""
         found = Sealed()
         for broker, topics in self._by_owner(ledgers):
             for chunk in _copies_chunks({topic: ledgers[topic] for topic in topics}):
@@ -165,10 +166,10 @@ class TopicView:
         return found
 
     def hold(self, query: tuple[int, str], places: Mapping[str, Place]) -> None:
-        """Move the subscription of the options to these places; it is created if it is new.
+        """Move the subscription of the options to these places. Create it where it does not exist.
 
-        `query` is the start in ms and the id of the query. A failure for one topic
-        does not stop the others. Raises QueryFenced, ReadRefused, ReadStalled.
+        `query` is the start in ms and the id of the query. After a failure for one topic, the other
+        topics are still moved. Raises QueryFenced, ReadRefused, ReadStalled.
         """
         left = dict(places)
         self._retry(lambda: self._hold_all(query, left))
@@ -176,7 +177,7 @@ class TopicView:
     def hold_once(
         self, query: tuple[int, str], places: Mapping[str, Place]
     ) -> dict[str, BrokerLost | BrokerRefused]:
-        """Like `hold`, with one attempt. Returns why topics were not moved.
+        """Like `hold`, with one attempt. Returns the failures, keyed by topic.
 
         Raises QueryFenced.
         """
@@ -191,15 +192,15 @@ class TopicView:
         return self._owners.get(topic)
 
     def set_owner(self, topic: str, owner: str) -> None:
-        """A broker has named the owner; "": it does not know it."""
+        """Note the owner that a broker has named. "": the broker does not know the owner."""
         if owner:
             self._owners[topic] = owner
         else:
             self._owners.pop(topic, None)
 
     def forget(self, topics: Mapping[str, object] | Sequence[str]) -> None:
-        """The owner of these topics does not answer, or does not own them any more. Ask the next
-        broker of the options."""
+        """Forget the owner of these topics: it does not answer, or does not own them any more. The
+        view then asks the next broker of the options."""
         for topic in topics:
             self._owners.pop(topic, None)
         self._brokers.append(self._brokers.pop(0))
@@ -212,8 +213,8 @@ class TopicView:
         left: dict[str, Place],
         failures: dict[str, BrokerLost | BrokerRefused] | None = None,
     ) -> None:
-        """Move all topics that can be moved, and take them out of `left`. Raises the first failure
-        of the others after that; `failures` gets all."""
+        """Move all topics that can be moved, and take them out of `left`. If topics remain, raise
+        the first BrokerRefused, or else the first BrokerLost. `failures` gets all failures."""
         failed: dict[str, BrokerLost | BrokerRefused] = {} if failures is None else failures
         for _ in range(REDIRECTS_MAX + 1):
             asked = {topic: place for topic, place in left.items() if topic not in failed}
@@ -381,7 +382,7 @@ def _copies_chunks(ledgers: Mapping[str, Sequence[int]]) -> Iterator[dict[str, l
 
 
 def sealed_of(reply: pb.PlanTopicsReply) -> Sealed:
-    """The ledgers of an answer. One that no correct broker can have sent is left out."""
+    """The sealed ledgers of an answer, without the ledgers whose data is invalid."""
     ledgers: dict[int, LedgerMetadata] = {}
     addresses: dict[Member, str] = {}
     for plan in reply.topics:
@@ -389,7 +390,7 @@ def sealed_of(reply: pb.PlanTopicsReply) -> Sealed:
             try:
                 metadata = _metadata_of(copies, reply.bookies)
             except (InvalidRecord, IndexError) as error:
-                log.error("copies of ledger %d make no sense: %s", copies.ledger, error)
+                log.error("the data about copies of ledger %d is invalid: %s", copies.ledger, error)
                 continue
             ledgers[copies.ledger] = metadata
             for segment in copies.segments:

@@ -1,9 +1,9 @@
 """The topics of a query, as a broker pushes them to Spark's driver.
 
-Any broker answers, so there is one stream for up to 1,000 named topics, or one for the namespace of
-a pattern. As long as all streams are live and have told their topics, the driver does not ask. If
-one ends or is silent, the driver asks again, and `follow` opens a stream to the next broker, whose
-first messages hold all topics.
+Any broker can answer. So one stream is enough for up to 1,000 named topics, or for the namespace of
+a pattern. As long as all streams are live and have sent their topics, the driver does not ask. If a
+stream ends or is silent, the driver asks again, and `follow` opens all streams to the next broker.
+The first messages of a stream hold all its topics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class TopicWatch:
-    """Used only by the driver's thread."""
+    """The streams of one query. Used only by the driver's thread."""
 
     def __init__(
         self,
@@ -39,9 +39,10 @@ class TopicWatch:
         silence_s_max: float = SILENCE_S_MAX,
         retry_s: float = RETRY_S,
     ) -> None:
-        """`asked`: what each stream asks for. `keeps`: whether the query wants a topic."""
+        """`asked`: the topics and namespaces of each stream. `keeps` says whether the query wants a
+        topic."""
         self._access = access
-        self._brokers = list(brokers)  # the one to ask next is in front
+        self._brokers = list(brokers)  # the first one is asked next
         self._asked = list(asked)
         self._keeps = keeps
         self._silence_s_max = silence_s_max
@@ -51,7 +52,7 @@ class TopicWatch:
 
     @property
     def is_live(self) -> bool:
-        """All topics are known, and changes will be pushed."""
+        """True when all topics are known and a broker pushes their changes."""
         return bool(self._streams) and all(stream.knows_all for stream in self._streams)
 
     def take(self) -> list[str] | None:
@@ -102,7 +103,7 @@ class _Stream:
         self.has_news = False
         self._keeps = keeps
         self._topics: dict[str, None] = {}
-        self._is_whole = False  # the broker has told all topics
+        self._is_whole = False  # the broker has sent all topics
         pushes = watch_topics(access, broker, *asked)
         self._pushes = PushStream(broker, pushes, self._note, silence_s_max=silence_s_max)
         self.close = self._pushes.close

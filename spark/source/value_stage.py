@@ -58,13 +58,13 @@ class ValueStage:
     """Turns rows as they are stored into rows as Spark expects them."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
-        """`schema` is what Spark expects."""
+        """`schema`: the columns that Spark expects."""
         self._options = options
         self._schema = schema
         self._mode = options.mode
         self._pushed = options.pushed
         names = schema.names
-        every = CORRUPT in names or ERROR in names  # all parts are decoded to find the bad ones
+        every = CORRUPT in names or ERROR in names  # both parts are decoded to find bad rows
         wanted = [name for name in ("value", "key") if every or name in names]
         self._parts = _parts(options, schema, wanted) if options.decodes else []
         self._inline = (

@@ -1,7 +1,7 @@
-"""Hooks of the program into sending and consuming, with the names of Apache's Java client.
+"""Interceptors: hooks of a program into sending and consuming, named as in Apache's Java client.
 
-A program derives from these classes and overrides what it needs. An exception in a hook is logged,
-and the message goes its way as if the hook did nothing.
+A program derives a class and overrides the hooks that it needs. If a hook raises an exception, the
+client logs it and continues as if the hook did nothing.
 """
 
 from __future__ import annotations
@@ -48,12 +48,16 @@ class MessageToSend:
 
 
 class ProducerInterceptor:
-    """Hooks of a producer. `producer` is the object that `create_producer` returned."""
+    """Hooks of a producer. A program derives a class and overrides the hooks that it needs.
+
+    If a hook raises an exception, the client logs it and continues as if the hook did nothing.
+    `producer` is the object that `create_producer` returned.
+    """
 
     def before_send(self, producer: Any, message: MessageToSend) -> MessageToSend:
-        """Return the message to send: the same, changed or not, or another one.
+        """Return the message to send: `message`, which the hook may change, or another one.
 
-        Called in the thread or task that sends, before the message is checked.
+        The client calls this hook in the thread or task that sends, before it checks the message.
         """
         return message
 
@@ -64,33 +68,41 @@ class ProducerInterceptor:
         message_id: MessageId | None,
         error: PulsarException | None,
     ) -> None:
-        """The message is stored under `message_id`, or failed with `error`; the other is None.
+        """Take the outcome of a send: `message_id` of the stored message, or `error`.
 
-        Called on the client's loop, before the callback of the send; it must not wait.
+        The other argument is None. The client calls this hook on its event loop, before the
+        callback of the send. The hook must not wait.
         """
 
     def close(self) -> None:
-        """The producer is closed."""
+        """Called when the producer has been closed."""
 
 
 class ConsumerInterceptor:
-    """Hooks of a consumer. `consumer` is the object that `subscribe` returned."""
+    """Hooks of a consumer. A program derives a class and overrides the hooks that it needs.
+
+    If a hook raises an exception, the client logs it and continues as if the hook did nothing.
+    `consumer` is the object that `subscribe` returned.
+    """
 
     def before_consume(self, consumer: Any, message: Message) -> Message:
-        """Return the message that the program gets. Called where the program receives it."""
+        """Return the message that the program gets: `message` or another one.
+
+        The client calls this hook in the thread or task that receives the message.
+        """
         return message
 
     def on_acknowledge(self, consumer: Any, message_id: MessageId) -> None:
-        """The program acknowledged a message; the broker has not confirmed it yet."""
+        """Called when the program has acknowledged a message, before the broker confirms it."""
 
     def on_acknowledge_cumulative(self, consumer: Any, message_id: MessageId) -> None:
-        """The program acknowledged all messages up to this one."""
+        """Called when the program has acknowledged a message and all messages before it."""
 
     def on_negative_acknowledge(self, consumer: Any, message_id: MessageId) -> None:
-        """The program asked for a redelivery of the message."""
+        """Called when the program has negatively acknowledged a message."""
 
     def close(self) -> None:
-        """The consumer is closed."""
+        """Called when the consumer has been closed."""
 
 
 class ProducerHooks:
@@ -115,17 +127,17 @@ class ProducerHooks:
         *args: Any,
         **kwargs: Any,
     ) -> tuple[OutgoingMessage, int, Done]:
-        """Return the message that the interceptors make of the arguments of a send, its size, and
-        what to call with the outcome instead of `done`.
+        """Let the interceptors change the arguments of a send, and make the message.
 
-        Raises the errors of `make`, and TypeError.
+        Returns the message, its size, and the function to call with the outcome instead of `done`.
+        Raises the errors of `make`, and TypeError for wrong arguments.
         """
         asked = self.before_send(producer, MessageToSend(*args, **kwargs))
         message, size = make(**asked.arguments())
         return message, size, self.around(producer, asked, done)
 
     def around(self, producer: object, message: MessageToSend, done: Done) -> Done:
-        """Return a function that tells the interceptors the outcome, then calls `done`."""
+        """Return a function that passes the outcome to the interceptors, then calls `done`."""
 
         def tell(error: PulsarException | None, message_id: MessageId | None) -> None:
             for one in self._interceptors:
@@ -179,7 +191,7 @@ def consumer_hooks(interceptors: Sequence[ConsumerInterceptor]) -> ConsumerHooks
 
 
 def _returned(result: T, kind: type[T]) -> T:
-    """Return what a hook returned. Raises TypeError for another kind, as a forgotten `return`."""
+    """Return the result of a hook. Raises TypeError if it is no `kind`, for example None."""
     if not isinstance(result, kind):
         raise TypeError(f"expected {kind.__name__}, not {type(result).__name__}")
     return result

@@ -1,7 +1,7 @@
 """The parameter `logger=` of a client: the destination of the client's logs.
 
 The client logs through Python's `logging`, below the logger `magnetar.client`. As in Apache's
-client, the choice applies to all clients of the process. The newest choice is valid.
+client, the parameter applies to all clients of the process: the newest client's logger is used.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class LoggerLevel(NamedEnum):
 
 
 class ConsoleLogger:
-    """Write the logs of the client to standard output.
+    """Writes the logs of the client to standard output.
 
-    `log_level`: the lowest level that is written.
+    `log_level`: the lowest level that the logger writes.
     """
 
     def __init__(self, log_level: LoggerLevel = LoggerLevel.Info) -> None:
@@ -37,9 +37,9 @@ class ConsoleLogger:
 
 
 class FileLogger:
-    """Append the logs of the client to a file.
+    """Appends the logs of the client to a file.
 
-    `log_level`: the lowest level that is written. `log_file`: the path of the file.
+    `log_level`: the lowest level that the logger writes. `log_file`: the path of the file.
     """
 
     def __init__(self, log_level: LoggerLevel, log_file: str) -> None:

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from magnetar.client.encryption import EncryptionContext
     from magnetar.protos.batch import Batch, ReceivedMessage
 
-_U64 = 0xFFFFFFFFFFFFFFFF  # ids are unsigned on the wire and signed in meaning
+_U64 = 0xFFFFFFFFFFFFFFFF  # ids are unsigned on the wire and signed in the client
 
 
 @dataclass(slots=True)
 class Delivery:
     """The common data of the messages of one delivered entry.
 
-    A value that is never changed after the first of its messages was made. It is not frozen, for
-    speed.
+    The client never changes a Delivery after it has made the first message. The class is not
+    frozen, for speed.
     """
 
     topic: str
@@ -36,22 +36,22 @@ class Delivery:
     generation: int  # the generation of the consumer's queue at the time of delivery
     encryption: EncryptionContext | None = None  # None: the entry was not encrypted
     decoder: Decoder | None = None  # None: the consumer has no schema
-    # How often the client had moved to another cluster. None: the program made the message.
+    # The number of the client's moves between clusters. None: the program made the message.
     cluster: int | None = None
     key: tuple[int, int] | None = None  # ledger and entry. None: the program made the message
     batch: Batch | None = None  # None: the entry holds one message
-    payload_bytes: int = 0  # the payload of the one message, if there is no batch
+    payload_bytes: int = 0  # without a batch: the size of the message's payload
     batch_size: int = field(init=False)  # 0: there is no batch
 
     def __post_init__(self) -> None:
         self.batch_size = 0 if self.batch is None else len(self.batch)
 
     def bytes_of(self, first: int, end: int) -> int:
-        """The size of the payloads of the messages from index `first` to before `end`."""
+        """Return the size of the payloads of the messages `first` to `end - 1`."""
         return self.payload_bytes if self.batch is None else self.batch.payload_bytes(first, end)
 
     def id_of(self, index: int) -> MessageId:
-        """The id of a message; -1: the entry is no batch."""
+        """Return the id of a message. `index` -1: the entry is no batch."""
         assert self.key is not None
         return MessageId(self.partition, *self.key, index, self.batch_size, self.topic)
 
@@ -63,21 +63,21 @@ class Decoder(Protocol):
 
 
 class Message:
-    """A received message. Its methods are those of Apache's client: an absent text is "".
+    """A received message. A method returns "" for a text that the message does not have.
 
-    A message of a batch is decoded when the program asks for its content. Until the program drops
-    it, the whole batch stays in memory: 125 KB for a message of 1 KB with the default batches. A
-    program that keeps many contents keeps what `data` or `value` returns, which is a copy.
+    A message of a batch holds the whole batch in memory until the program drops the message. With
+    the default batches, that is 125 KB for a message of 1 KB. A program that keeps the content of
+    many messages should keep the results of `data` or `value`, which are copies.
     """
 
     __slots__ = ("_message_id", "_received", "delivery", "place")
 
-    # Internal to the client. They are read several times for each message; a property would cost
-    # more than the rest of the work.
+    # `delivery` and `place` are internal to the client. The client reads them several times for
+    # each message: properties would cost more than the rest of the work.
     delivery: Delivery
     """The data that the message shares with the others of its entry."""
     place: int
-    """The index in the delivered batch; -1: in none."""
+    """The index in the delivered batch; -1: the message is in no batch."""
 
     def __init__(
         self,
@@ -86,8 +86,7 @@ class Message:
         delivery: Delivery,
         place: int = -1,
     ) -> None:
-        """`received` and `message_id` None: the message makes them from the delivery when they are
-        needed."""
+        """`received`, `message_id`: None: the message makes them from the delivery when needed."""
         self._received = received
         self._message_id = message_id
         self.delivery = delivery
@@ -101,18 +100,18 @@ class Message:
         return self._received.payload
 
     def value(self) -> Any:
-        """Return the value that the consumer's schema makes of the payload; without a schema, the
-        payload. A message whose content was None has the value None with a schema.
+        """Return the payload, decoded with the consumer's schema if it has one.
 
-        A schema raises ValueError or TypeError for a payload that it cannot decode. Raises
-        InvalidMessage if the broker does not know the version with which the message was written.
-        In the synchronous client the call may ask the broker for that version, once for each.
+        With a schema, a message whose content was None has the value None. The schema raises
+        ValueError or TypeError for a payload that it cannot decode. Raises InvalidMessage if the
+        broker does not know the schema version of the message. In the synchronous client, the call
+        asks the broker for a version that the client does not know, and raises the broker's errors.
         """
         decoder = self.delivery.decoder
         return self.data() if decoder is None else decoder.decode(self)
 
     def message_id(self) -> MessageId:
-        """Return the id: where the message is stored, and what `acknowledge` accepts."""
+        """Return the id, which names the place of the message in its topic."""
         if self._message_id is None:
             self._message_id = self.delivery.id_of(self.place)
         return self._message_id
@@ -130,7 +129,7 @@ class Message:
         return (self.received.ordering_key or b"").decode("utf-8", "surrogateescape")
 
     def publish_timestamp(self) -> int:
-        """Return when the producer sent the message, in milliseconds since 1970."""
+        """Return the time when the producer sent the message, in milliseconds since 1970."""
         return self.delivery.publish_time_ms
 
     def event_timestamp(self) -> int:
@@ -149,7 +148,10 @@ class Message:
         return last if last is None or message_id.batch_index() < 0 else last - behind
 
     def redelivery_count(self) -> int:
-        """Return how often the message was delivered before (Shared and Key_Shared only)."""
+        """Return the number of earlier deliveries.
+
+        The broker counts deliveries on Shared and Key_Shared subscriptions only.
+        """
         return self.delivery.redelivery_count
 
     def schema_version(self) -> str:
@@ -164,11 +166,11 @@ class Message:
         return self.delivery.producer_name
 
     def has_null_value(self) -> bool:
-        """Return whether the content was None. On a compacted topic this deletes the key."""
+        """Return whether the content was None. This deletes the key on a compacted topic."""
         return self.received.null_value
 
     def encryption_context(self) -> EncryptionContext | None:
-        """Return how the message was encrypted. None: it was not."""
+        """Return the parameters of the message's encryption. None: it was not encrypted."""
         return self.delivery.encryption
 
     @property
@@ -181,8 +183,8 @@ class Message:
 
     @property
     def was_delivered(self) -> bool:
-        """Whether a consumer received the message; False: the program made it. Internal to the
-        client."""
+        """True when a consumer received the message, False when the program made it. Internal to
+        the client."""
         return self.delivery.key is not None
 
     @property
@@ -198,8 +200,10 @@ class Message:
         return len(self._received.payload)
 
     def is_of(self, cluster: int) -> bool:
-        """Return whether the message came from this cluster: in another one, its id names another
-        message. Internal to the client."""
+        """Return whether the message's id is valid in this cluster. Internal to the client.
+
+        In another cluster than its own, the id names another message.
+        """
         return self.delivery.cluster is None or self.delivery.cluster == cluster
 
     def __repr__(self) -> str:
@@ -210,14 +214,16 @@ class Message:
 class MessageId:
     """The place where a message is stored: ledger, entry, and index in its batch.
 
-    The batch index is -1 for a message that is not in a batch. Ids order as the messages in their
-    topic. Only ids of the same topic can be compared.
+    The batch index is -1 for a message that is not in a batch. Ids have the order of the messages
+    in the topic. Only ids of the same topic can be compared.
     """
 
     __slots__ = ("_batch_index", "_batch_size", "_entry_id", "_ledger_id", "_partition", "_topic")
 
     earliest: ClassVar[MessageId]
+    """The place before the first message of every topic."""
     latest: ClassVar[MessageId]
+    """The place after the last message of every topic."""
 
     def __init__(
         self,
@@ -233,7 +239,7 @@ class MessageId:
         self._entry_id = entry_id
         self._batch_index = batch_index
         self._batch_size = batch_size  # 0: unknown, or not in a batch
-        self._topic = topic  # full name, of a partition with its number; "": unknown
+        self._topic = topic  # full name, with the number of a partition; "": unknown
 
     def ledger_id(self) -> int:
         """Return the number of the ledger."""
@@ -248,7 +254,7 @@ class MessageId:
         return self._batch_index
 
     def batch_size(self) -> int:
-        """Return the number of messages in the batch; 0 if there is no batch or it is unknown.
+        """Return the number of messages in the batch; 0 if it is unknown or there is no batch.
 
         Apache's client does not have this method.
         """
@@ -261,7 +267,8 @@ class MessageId:
     def topic_name(self) -> str:
         """Return the full name of the message's topic, or "" if it is unknown.
 
-        A consumer of several topics needs it to acknowledge. Ids of received messages have it.
+        A consumer of several topics needs this name to acknowledge a message by its id. The ids of
+        received messages have it.
         """
         return self._topic
 
@@ -291,8 +298,8 @@ class MessageId:
     def deserialize(cls, message_id_bytes: bytes, topic: str | None = None) -> MessageId:
         """Return the id that `serialize` wrote. Raises InvalidMessage for any other bytes.
 
-        `topic`: the message's `topic_name()`, which the bytes do not hold. An id for a consumer of
-        several topics needs it.
+        `topic`: the message's `topic_name()`, which the bytes do not contain. A consumer of several
+        topics needs ids with a topic.
         """
         _expect("message_id_bytes", message_id_bytes, bytes)
         _expect("topic", topic, str, type(None))
@@ -320,7 +327,7 @@ class MessageId:
 
     @property
     def first_chunk(self) -> MessageId | None:
-        """The id of the first chunk. None: the message was not sent in chunks, or it is unknown."""
+        """The id of the first chunk. None: unknown, or the message was not sent in chunks."""
         return None
 
     def __str__(self) -> str:
@@ -347,7 +354,7 @@ class MessageId:
 class ChunkedMessageId(MessageId):
     """The id of a message that was sent in chunks: the place of its last chunk.
 
-    It equals a MessageId of the same place. It also knows the first chunk, where a seek begins.
+    This id equals a MessageId of the same place. A seek to it begins at `first_chunk`.
     """
 
     __slots__ = ("_first_chunk",)

@@ -11,14 +11,18 @@ from magnetar.protos.errors import EntryError
 
 
 class MessageBatch:
-    """Reads the messages of a batch. The batch is the payload of a message that was received with
-    ConsumerCryptoFailureAction CONSUME, after the program has decrypted and decompressed it."""
+    """Reads the messages of a batch that the program decrypted itself.
+
+    With ConsumerCryptoFailureAction.CONSUME, a consumer receives an encrypted batch as one message.
+    The program decrypts and decompresses the payload of this message, then calls `parse_from`.
+    """
 
     def __init__(self) -> None:
         self._message_id = MessageId()
 
     def with_message_id(self, msg_id: MessageId) -> Self:
-        """Set the id of the entry. The ids of the messages add the index in the batch."""
+        """Set the id of the received message. The parsed messages get this id with their index in
+        the batch. Returns this MessageBatch."""
         _expect("msg_id", msg_id, MessageId)
         self._message_id = msg_id
         return self

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from magnetar.client.message import Message
 
 QUEUED_ERRORS_MAX: Final = 1000
-"""Errors of corrupt entries that wait for the user."""
+"""The maximum of errors of corrupt entries that wait for the user."""
 
 
 Place = tuple["Key | None", int, int]
-"""Where a message is stored: ledger and entry, the index in its batch, and the size of the batch. A
-queue notes the place of the last message taken, not the message: on an idle topic, the client would
-keep the whole batch in memory."""
+"""The place of a stored message: ledger and entry, the index in its batch, and the batch's size.
+
+A queue keeps the place of the last message taken, not the message: on an idle topic, the message
+would hold its whole batch in memory."""
 
 
 def place_of(message: Message) -> Place:
@@ -29,7 +30,7 @@ def place_of(message: Message) -> Place:
 
 
 def id_at(place: Place | None) -> MessageId | None:
-    """Return the id of the message at a place. None: there is none."""
+    """Return the id of the message at a place, or None for None."""
     if place is None:
         return None
     key, index, batch_size = place
@@ -44,10 +45,12 @@ class MessageQueue(Protocol):
         """Append messages."""
 
     def put_error(self, error: PulsarException) -> None:
-        """Let the next attempt to take a message raise `error`, once, also if messages wait: if the
-        queue is never empty, the user would otherwise acknowledge later messages cumulatively
-        without knowing of the error. Beyond QUEUED_ERRORS_MAX the error is dropped; the log has
-        it."""
+        """Let the next attempt to take a message raise `error` once, even if messages wait.
+
+        Otherwise, if the queue is never empty, the user would acknowledge later messages
+        cumulatively without knowing of the error. The queue drops errors beyond QUEUED_ERRORS_MAX;
+        the log has them.
+        """
 
     generation: int
     """The number of times that the queue was cleared."""
@@ -56,17 +59,17 @@ class MessageQueue(Protocol):
         """Remove and return the messages for which `unwanted` is True, in order."""
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """Put messages that the user took back at the front; drop those of older generations."""
+        """Return taken messages to the front of the queue. Drops those of older generations."""
 
     def clear(self) -> MessageId | None:
-        """Drop all messages. Returns the last message taken since the previous `clear`, or None."""
+        """Drop all messages. Returns `last_taken`, which is None from then on."""
 
     def fail(self, error: PulsarException) -> None:
         """End the queue: every current and later attempt to take a message raises `error`."""
 
     @property
     def last_taken(self) -> MessageId | None:
-        """The last message taken since the previous `clear`; None: none was."""
+        """The id of the last message taken since the previous `clear`. None: none was taken."""
 
     def __len__(self) -> int: ...
 
@@ -75,8 +78,8 @@ class Sources:
     """The state of each topic in a queue that several topics share."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, Place] = {}  # topic -> of the last message that the user took
-        self._generations: dict[str, int] = {}  # topic -> of its next messages, never used again
+        self._taken: dict[str, Place] = {}  # topic -> place of the last message that the user took
+        self._generations: dict[str, int] = {}  # topic -> generation of its next messages
         self._newest = 0
 
     def begin(self, topic: str) -> None:
@@ -85,17 +88,17 @@ class Sources:
             self._generations[topic] = self._new_generation()
 
     def forget(self, topic: str) -> None:
-        """The topic was left, and its messages were dropped."""
+        """Accept no more messages of this topic: the consumer has left it and dropped them."""
         self._generations.pop(topic, None)
         self._taken.pop(topic, None)
 
     def generation(self, topic: str) -> int:
-        """The generation of messages that arrive now. 0, which no message has: none are
+        """Return the generation of messages that arrive now. 0: the topic's messages are not
         accepted."""
         return self._generations.get(topic, 0)
 
     def on_dropped(self, topic: str) -> MessageId | None:
-        """Note that the topic's messages were dropped. Returns the last message taken, or None."""
+        """Note that the topic's messages were dropped. Returns the id of the last message taken."""
         self._generations[topic] = self._new_generation()
         taken = self.last_taken(topic)
         self._taken.pop(topic, None)
@@ -105,7 +108,10 @@ class Sources:
         self._taken[message.delivery.topic] = place_of(message)
 
     def last_taken(self, topic: str) -> MessageId | None:
-        """The last message taken of a topic since its messages were dropped. None: none was."""
+        """Return the id of the last message taken since the topic's messages were dropped.
+
+        None: none was taken.
+        """
         return id_at(self._taken.get(topic))
 
     def _new_generation(self) -> int:
@@ -113,7 +119,7 @@ class Sources:
         return self._newest
 
     def current(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages that came after the last drop of their topic's messages."""
+        """Return the messages that arrived after the last `on_dropped` of their topic."""
         return [
             message
             for message in messages
@@ -125,11 +131,11 @@ class SharedQueue(MessageQueue, Protocol):
     """A MessageQueue with messages of several topics."""
 
     def share(self) -> Sources:
-        """Begin to keep what is known about each topic. Called before the first message; a second
-        call returns the same."""
+        """Begin to keep the state of each topic, and return it. Called before the first message. A
+        second call returns the same object."""
 
     def drop(self, topic: str) -> MessageId | None:
-        """Drop the messages of one topic. Returns the last one taken of it, or None."""
+        """Drop the messages of one topic. Returns the id of its last message taken, or None."""
 
 
 class SourceQueue:

@@ -21,29 +21,31 @@ if TYPE_CHECKING:
 
 ANSWER_BYTES_MAX: Final = 1 << 20
 REQUEST_S: Final = 10.0
-"""Seconds that one request to the server may take."""
+"""The time limit in seconds of one request to the server."""
 
 EARLY_S: Final = 10.0
-"""A token is not used in its last seconds. It must still be valid when the broker reads it."""
+"""The client does not use a token in the last 10 seconds of its lifetime. The token must still be
+valid when the broker reads it."""
 
 LIFETIME_S_MAX: Final = 24 * 3600.0
-"""The longest time for which a token is kept, even if the server permits more."""
+"""The maximum time in seconds for which the client keeps a token, even if the server permits more.
+"""
 
 FRESH_S: Final = 60.0
-"""If a broker refuses a younger token, the client does not get another one: the broker would refuse
-that, too, and each reconnection would ask the server."""
+"""If a broker refuses a token that is younger than this, the client does not request another one.
+The broker would refuse the new token, too, and each reconnection would cause a request."""
 
 TOKEN_BYTES_MAX: Final = 64 << 10
-"""The largest token or file with a token. CONNECT must fit into the bytes that a broker reads
-before it knows the client. Tokens have some hundred bytes."""
+"""The maximum size of a token, or of a file with a token. CONNECT with the token must fit into the
+bytes that a broker reads before it knows the client. Usual tokens have some hundred bytes."""
 
 
 @dataclass
 class Oauth2Tokens:
-    """The tokens of one client. A token is kept until it expires."""
+    """The access tokens of one client. The client keeps a token until it expires."""
 
     issuer_url: str
-    private_key: str = field(repr=False)  # a data: URL is the secret itself
+    private_key: str = field(repr=False)  # a data: URL contains the secret
     audience: str = ""
     scope: str = ""
     _token: str = field(default="", repr=False)
@@ -52,7 +54,10 @@ class Oauth2Tokens:
 
     @classmethod
     def parse(cls, params: Mapping[str, str]) -> Oauth2Tokens:
-        """Take the parameters of Apache's client. Raises InvalidConfiguration."""
+        """Create it from the parameters of Apache's client.
+
+        Raises InvalidConfiguration if `issuer_url` is not an HTTP URL.
+        """
         issuer_url = params["issuer_url"].rstrip("/")
         if not issuer_url.startswith(("https://", "http://")):
             raise InvalidConfiguration(f"oauth2: issuer_url {issuer_url!r} is not an HTTP URL")
@@ -73,7 +78,10 @@ class Oauth2Tokens:
             self._valid_until = 0.0
 
     def _fetch(self) -> tuple[str, float]:
-        """Return a token and the time until which it is used. Blocks."""
+        """Request a token. Returns it and the monotonic time until which the client uses it.
+
+        Blocks. Raises ErrorGettingAuthenticationData.
+        """
         began = time.monotonic()
         try:
             key = json.loads(_content(self.private_key))
@@ -101,7 +109,10 @@ class Oauth2Tokens:
 
 
 def _ask(url: str, form: bytes | None = None) -> dict[str, Any]:
-    """GET, or POST a form. Raises OSError, ValueError."""
+    """Send a GET, or a POST of `form`. Return the JSON object that the server answers.
+
+    Raises OSError and ValueError.
+    """
     if not url.startswith(("https://", "http://")):
         raise ValueError(f"{url!r} is not an HTTP URL")
     request = urllib.request.Request(url, data=form, headers={"Accept": "application/json"})

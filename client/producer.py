@@ -58,15 +58,20 @@ class Producer:
 
         Messages that several tasks send in the same turn of the loop share a batch.
 
-        - `content`: the payload; None deletes the key on a compacted topic.
-        - `sequence_id`: the message's number; None lets the producer count.
-        - `event_timestamp`: the application's time, in milliseconds since 1970.
-        - `deliver_at`: when consumers get the message, in milliseconds since 1970.
-        - `deliver_after`: how long after the call consumers get the message.
+        - `content`: the payload, or the value that the schema encodes. None: no value; it deletes
+          the key on a compacted topic.
+        - `properties`: texts that the application attaches to the message.
+        - `partition_key`: the key of the message.
+        - `ordering_key`: the key that Key_Shared subscriptions use instead of `partition_key`.
+        - `sequence_id`: the number of the message. None: the producer chooses it.
+        - `event_timestamp`: the application's own time, in milliseconds since 1970.
+        - `deliver_at`: the time when Shared and Key_Shared subscriptions deliver the message, in
+          milliseconds since 1970. Other subscriptions deliver it at once.
+        - `deliver_after`: the delay from this call to `deliver_at`.
 
-        If the limit of pending messages is reached, the call waits with `block_if_queue_full`, else
-        it raises ProducerQueueIsFull or MemoryBufferIsFull. Raises Timeout if no receipt arrives
-        within `send_timeout_millis`; the message may still be stored. Raises MessageTooBig,
+        At the limit of pending messages, the call waits if the producer has `block_if_queue_full`.
+        Otherwise it raises ProducerQueueIsFull or MemoryBufferIsFull. Raises Timeout if no receipt
+        arrives within `send_timeout_millis`; the message may still be stored. Raises MessageTooBig,
         InvalidMessage, and AlreadyClosed if the producer is closed. Cancelling the call does not
         take back a message that the producer has accepted.
         """
@@ -120,9 +125,9 @@ class Producer:
         """Publish a message without waiting, and call `callback(result, message_id)` later.
 
         The parameters are those of `send`. The call never waits. If the limit of pending messages
-        is reached, or other sends wait for it, the result is ProducerQueueIsFull or
-        MemoryBufferIsFull at once. Raises InvalidMessage if the message is invalid. Apache's
-        asyncio client does not have this method; its synchronous client does.
+        is reached, or other sends wait at the limit, the client calls the callback at once with
+        ProducerQueueIsFull or MemoryBufferIsFull. Raises InvalidMessage if the message is invalid.
+        Apache's asyncio client does not have this method; its synchronous client does.
         """
         done: Done = partial(report, callback)
         if self._hooks is None:
@@ -142,8 +147,8 @@ class Producer:
     async def close(self) -> None:
         """Wait for the receipts of all pending messages, and close the producer.
 
-        Raises Timeout if receipts are missing after `operation_timeout_seconds`. The producer is
-        closed in every case. Raises AlreadyClosed if it was closed before.
+        Raises Timeout if receipts are missing after `operation_timeout_seconds`; the producer is
+        then closed nevertheless. Raises AlreadyClosed if the producer was closed before.
         """
         if self._closed:
             raise AlreadyClosed("the producer was closed", topic=self.topic())
@@ -194,7 +199,7 @@ class Producer:
     def on_burst_end(self) -> None:
         """Admit waiting sends in the next turn of the loop. Internal to the client.
 
-        Not in this call: the publisher may be sending earlier messages.
+        During this call the publisher may be sending earlier messages.
         """
         if self._waiting and not self._let_in_is_due:
             self._let_in_is_due = True

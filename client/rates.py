@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 RATE_SPAN_S_MIN: Final = 1.0
-"""Rates over a shorter time would be inaccurate."""
+"""The minimum time in seconds that a rate covers. Over a shorter time it would be inaccurate."""
 
 
 class Rates:
-    """A machine: counts and times in, averages per second out.
+    """A machine that computes averages per second from counts and times.
 
-    The averages are computed again when RATE_SPAN_S_MIN has passed since the last computation. They
-    cover the time since then.
+    `rates` computes new averages if RATE_SPAN_S_MIN has passed since the last computation. They
+    cover the time since that computation.
     """
 
     def __init__(self, now: float) -> None:

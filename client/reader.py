@@ -31,26 +31,29 @@ class Reader:
     async def read_next(self, timeout_millis: int | None = None) -> Message:
         """Return the next message; wait until there is one.
 
-        `timeout_millis`: how long to wait, in milliseconds; None waits without limit. Raises
-        Timeout if no message arrives within that time, and AlreadyClosed if the reader is closed.
+        `timeout_millis`: the time limit in milliseconds; None: no limit. Raises Timeout if no
+        message arrives within that time, and AlreadyClosed if the reader is closed.
         """
         return await take(self._subscriber, self._queue, seconds(timeout_millis))
 
     async def has_message_available(self) -> bool:
         """Return whether there is a message after the last one that was read.
 
-        The reader asks the broker if its queue is empty. Raises Timeout if the broker does not
-        answer within `operation_timeout_seconds`, and AlreadyClosed.
+        If its queue is empty, the reader asks the broker. Raises Timeout if the broker does not
+        answer within `operation_timeout_seconds`, and AlreadyClosed if the reader is closed.
         """
         return await self._subscriber.has_message_available()
 
     async def seek(self, messageid: MessageId | int) -> None:
         """Move the reader to a message id or to a publish time.
 
-        With a message id, the next message is the one after it, or the message itself with
-        `start_message_id_inclusive`. An integer is a time in milliseconds since 1970: the next
-        message is the first that was published at that time or later. Raises Timeout if the broker
-        does not answer within `operation_timeout_seconds`, and AlreadyClosed.
+        - A message id: the reader next reads the message after this id. With
+          `start_message_id_inclusive`, it next reads the message with this id.
+        - An integer is a time in milliseconds since 1970: the reader next reads the first message
+          that was published at that time or later.
+
+        Raises Timeout if the broker does not answer within `operation_timeout_seconds`, and
+        AlreadyClosed if the reader is closed.
         """
         await self._subscriber.seek(seekable(messageid))
 
@@ -91,7 +94,7 @@ class Reader:
 
 
 def reader_subscription(options: ReaderOptions, random: random.Random) -> Subscription:
-    """Return the subscription of a reader. Its name is random; it ends with the reader."""
+    """Return the subscription of a reader. It has a random name and ends with the reader."""
     name = f"reader-{random.getrandbits(40):010x}"
     if options.subscription_role_prefix:
         name = f"{options.subscription_role_prefix}-{name}"
@@ -114,10 +117,10 @@ def reader_subscription(options: ReaderOptions, random: random.Random) -> Subscr
 
 
 async def begin_at_latest(subscriber: ConsumerCore) -> None:
-    """Ask the broker for the place of a reader that begins at `latest`.
+    """Ask the broker where a reader with `MessageId.latest` begins.
 
-    With `start_message_id_inclusive`, it is the topic's last message. If the request fails, the
-    reader is closed and the error raised.
+    With `start_message_id_inclusive`, the reader begins at the topic's last message. If the request
+    fails, the function closes the reader and raises the error.
     """
     if subscriber.subscription.start != MessageId.latest:
         return

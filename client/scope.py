@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Scope:
-    """Owns every task that a client starts, and ends them when the client ends.
+    """Owns all tasks that a client starts, and ends them when the client ends.
 
     A user may create a client in one task and close it in another, so the group has its own task.
     A task that fails ends all others; then the scope calls `on_failure` and the loop's exception
@@ -69,8 +69,8 @@ class Scope:
         try:
             async with asyncio.TaskGroup() as self._group:
                 self._opened.set()
-                await asyncio.Event().wait()  # until it is cancelled
-        except ExceptionGroup as error:  # a task's; nothing else leaves the group but cancellation
+                await asyncio.Event().wait()  # until close() or cancel() cancels this task
+        except ExceptionGroup as error:  # of a task; otherwise the group raises CancelledError only
             self._on_failure(error)
             context = {"message": "a task of the client failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)

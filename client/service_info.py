@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ServiceInfo:
-    """How to connect to one cluster.
+    """The address of one cluster, with its credentials and certificates.
 
     - `service_url`: the URL of the cluster's brokers.
     - `authentication`: the credentials for this cluster.
@@ -40,12 +40,12 @@ class ServiceInfo:
 
     @property
     def authentication(self) -> Authentication | None:
-        """The credentials. None: none are sent. Apache's class keeps them private."""
+        """The credentials. None: the client sends none. In Apache's class they are private."""
         return self._authentication
 
     @property
     def use_tls(self) -> bool:
-        """Whether the URL asks for TLS."""
+        """True when the URL asks for TLS."""
         return self._service_url.partition("://")[0].endswith(("+ssl", "+tls", "s"))
 
     @property
@@ -66,10 +66,10 @@ class ServiceInfo:
 
 
 class ServiceInfoProvider:
-    """Tells a client which cluster to use, and when to change it. A program derives from it.
+    """Tells a client which cluster to use, and when to move to another cluster.
 
-    The methods are called as in Apache's client. `initialize` gets a function that the provider may
-    call from any thread.
+    A program derives a class and overrides the methods. The client calls them as Apache's client
+    does.
     """
 
     def initial_service_info(self) -> ServiceInfo:
@@ -77,26 +77,36 @@ class ServiceInfoProvider:
         raise NotImplementedError
 
     def initialize(self, on_service_info_update: Callable[[ServiceInfo], None]) -> None:
-        """Begin to watch. `on_service_info_update(service_info)` moves the client."""
+        """Begin to watch for changes. The client calls this method in a thread of its own.
+
+        To move the client to a cluster, the provider calls `on_service_info_update(service_info)`,
+        from any thread.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
-        """End background work. The client calls it when the client is closed."""
+        """End background work. The client calls this method when the client is closed."""
 
 
 @dataclass(frozen=True)
 class AutoClusterFailover:
-    """Move a client to another cluster while its primary cluster is not reachable.
+    """Moves a client to another cluster while its primary cluster is not reachable.
 
-    The client connects to a broker of the current cluster each `check_interval_ms`. After
-    `failover_threshold` failures in a row it moves to the first secondary cluster that accepts
-    connections; after `switch_back_threshold` successes in a row at the primary cluster it moves
-    back. Raises InvalidConfiguration.
+    - `primary`: the cluster that the client prefers.
+    - `secondary`: the other clusters, in the order in which the client tries them.
+    - `check_interval_ms`: the time in milliseconds between two checks. A check connects to a broker
+      of the current cluster and of the primary cluster.
+    - `failover_threshold`: after this many failed checks in a row, the client moves to the first
+      other cluster that accepts connections.
+    - `switch_back_threshold`: after this many successful checks of the primary cluster in a row,
+      the client moves back to it.
 
-    Each cluster has its own message ids. Messages that a consumer received before a move are
-    redelivered in their cluster: their acknowledgement has no effect after the move. Acknowledge
-    the message and not its id, from which the client cannot see the cluster. A reader or table view
-    begins at the earliest message of the cluster that it moves to.
+    Raises InvalidConfiguration for an empty `secondary`, and for a number below 1.
+
+    Each cluster has its own message ids. If a consumer received a message before a move, an
+    acknowledgement after the move has no effect: the former cluster redelivers the message.
+    Acknowledge messages, not their ids: an id does not tell the client which cluster it belongs to.
+    A reader or table view begins at the earliest message of the cluster that it moves to.
     """
 
     primary: ServiceInfo

@@ -39,8 +39,10 @@ def takes_parameters_of(
 def sending(
     make: Callable[Concatenate[Clock, P], object],
 ) -> Callable[[Callable[Concatenate[Owner, ...], Result]], Callable[Concatenate[Owner, P], Result]]:
-    """Declare that a method hands its arguments on to `make`, after a clock. The method itself
-    is not wrapped: only type checkers and `inspect.signature` see the difference."""
+    """Declare that a method passes its arguments on to `make`, which takes a clock before them.
+
+    The method is not wrapped: only type checkers and `inspect.signature` see the difference.
+    """
 
     def decorate(
         method: Callable[Concatenate[Owner, ...], Result],

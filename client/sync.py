@@ -124,10 +124,10 @@ class Client:
 
     @takes_parameters_of(ReaderOptions)
     def create_reader(self, options: ReaderOptions) -> Reader:
-        """Create a reader of a topic. The parameters are those of ReaderOptions; the reader begins
-        at `start_message_id`.
+        """Create a reader of a topic. The parameters are those of ReaderOptions.
 
-        Raises the same errors as `subscribe`.
+        Raises the same errors as `subscribe`. Raises OperationNotSupported if the topic has
+        partitions and `start_message_id` is neither `MessageId.earliest` nor `MessageId.latest`.
         """
         return self._thread.call(self._create_reader(options))
 
@@ -135,7 +135,7 @@ class Client:
     def create_table_view(self, options: TableViewOptions) -> TableView:
         """Create a table view: a dictionary with the last value of each key of a topic.
 
-        The call returns when the view has read the messages that the topic held at its beginning.
+        The call returns when the view has read all messages that the topic held before the call.
         Raises the same errors as `subscribe`.
         """
         rows = self._thread.call(self._client.table_rows(options))
@@ -232,7 +232,7 @@ class Client:
 
         def deliver(message: Message) -> None:
             current = owner_of()
-            if current is not None:  # otherwise the program has dropped it, and its client
+            if current is not None:  # None: the program has dropped the owner and the client
                 taken(message)
                 shown = current.shown(message) if isinstance(current, Consumer) else message
                 listener(current, shown)
@@ -244,8 +244,8 @@ class Client:
 class _Engine:
     """The parts that run for a client: the loop's thread, the asyncio client, listeners' threads.
 
-    It does not refer to the objects of the program, so that they are freed when the program drops
-    them.
+    The engine does not refer to the objects of the program. So Python frees these objects when the
+    program drops them.
     """
 
     def __init__(self, thread: LoopThread, client: AsyncClient, listener_threads_max: int) -> None:
@@ -270,7 +270,7 @@ class _Engine:
         self.is_closed = True
         timeout_s = self._client.parts.timeout_s
         try:
-            self._stop_listeners(timeout_s)  # first: their acknowledgements must become durable
+            self._stop_listeners(timeout_s)  # first: the listeners' acks must become durable
             self._thread.call(self._client.close())
         finally:
             self._stop(timeout_s)
@@ -282,7 +282,10 @@ class _Engine:
             self._stop(0.0)
 
     def drop(self) -> None:
-        """End everything without waiting: the program has dropped the client and all it made."""
+        """End everything without waiting.
+
+        Called when the program has dropped the client and all its producers and consumers.
+        """
         if not self.is_closed:
             self.is_closed = True
             _RUNNING.discard(self)
@@ -334,15 +337,20 @@ class Producer:
 
         The producer sends the message's batch at once, without waiting for more messages.
 
-        - `content`: the payload; None deletes the key on a compacted topic.
-        - `sequence_id`: the message's number; None lets the producer count.
-        - `event_timestamp`: the application's time, in milliseconds since 1970.
-        - `deliver_at`: when consumers get the message, in milliseconds since 1970.
-        - `deliver_after`: how long after the call consumers get the message.
+        - `content`: the payload, or the value that the schema encodes. None: no value; it deletes
+          the key on a compacted topic.
+        - `properties`: texts that the application attaches to the message.
+        - `partition_key`: the key of the message.
+        - `ordering_key`: the key that Key_Shared subscriptions use instead of `partition_key`.
+        - `sequence_id`: the number of the message. None: the producer chooses it.
+        - `event_timestamp`: the application's own time, in milliseconds since 1970.
+        - `deliver_at`: the time when Shared and Key_Shared subscriptions deliver the message, in
+          milliseconds since 1970. Other subscriptions deliver it at once.
+        - `deliver_after`: the delay from this call to `deliver_at`.
 
-        If the limit of pending messages is reached, the call waits with `block_if_queue_full`, else
-        it raises ProducerQueueIsFull or MemoryBufferIsFull. Raises Timeout if no receipt arrives
-        within `send_timeout_millis`; the message may still be stored. Raises MessageTooBig,
+        At the limit of pending messages, the call waits if the producer has `block_if_queue_full`.
+        Otherwise it raises ProducerQueueIsFull or MemoryBufferIsFull. Raises Timeout if no receipt
+        arrives within `send_timeout_millis`; the message may still be stored. Raises MessageTooBig,
         InvalidMessage, and AlreadyClosed if the producer is closed.
         """
         self._thread.check_may_wait()
@@ -362,10 +370,12 @@ class Producer:
         """Publish a message without waiting, and call `callback(result, message_id)` later.
 
         The parameters are those of `send`. The client calls the callback on its own thread; the
-        callback must not wait for the client. If the limit of pending messages is reached, the call
-        waits with `block_if_queue_full`. Otherwise the result is ProducerQueueIsFull or
-        MemoryBufferIsFull at once. Raises InvalidMessage if the message is invalid, and
-        AlreadyClosed if the client is closed.
+        callback must not wait for the client.
+
+        At the limit of pending messages, the call waits if the producer has `block_if_queue_full`.
+        Otherwise the client calls the callback at once with ProducerQueueIsFull or
+        MemoryBufferIsFull. Raises InvalidMessage if the message is invalid, and AlreadyClosed if
+        the client is closed.
         """
         self._thread.check_not_forked()
         done: Done = partial(report, callback)
@@ -383,8 +393,8 @@ class Producer:
     def close(self) -> None:
         """Wait for the receipts of all pending messages, and close the producer.
 
-        Raises Timeout if receipts are missing after `operation_timeout_seconds`. The producer is
-        closed in every case. Raises AlreadyClosed if it was closed before.
+        Raises Timeout if receipts are missing after `operation_timeout_seconds`; the producer is
+        then closed nevertheless. Raises AlreadyClosed if the producer was closed before.
         """
         if self._closed:
             raise AlreadyClosed("the producer was closed", topic=self.topic())
@@ -426,10 +436,10 @@ class Producer:
         close_once(self)
 
     def _hand_over(self, message: OutgoingMessage, size: int, done: Done, *, waits: bool) -> None:
-        """Pass a message on when the limit admits it; else call `done` with the error.
+        """Pass a message on when the limit admits it. Otherwise call `done` with the error.
 
-        An interrupt (Ctrl-C) may arrive between any two steps; see `ThreadLimit.reserve`. The
-        reservation of a message that was not passed on ends here.
+        An interrupt (Ctrl-C) may arrive between any two steps; see `ThreadLimit.reserve`. If the
+        message was not passed on, this method takes its reservation back.
         """
         reserved = False
         late: BaseException | None = None  # an interrupt after the message was passed on
@@ -487,8 +497,8 @@ class Consumer:
     def receive(self, timeout_millis: int | None = None) -> Message:
         """Return the next message; wait until there is one.
 
-        `timeout_millis`: how long to wait, in milliseconds; None waits without limit. Raises
-        Timeout if no message arrives within that time, and AlreadyClosed if the consumer is closed.
+        `timeout_millis`: the time limit in milliseconds; None: no limit. Raises Timeout if no
+        message arrives within that time, and AlreadyClosed if the consumer is closed.
         Raises InvalidConfiguration if the consumer has a `message_listener`.
         """
         if self.listener is not None:
@@ -500,8 +510,8 @@ class Consumer:
     def batch_receive(self) -> list[Message]:
         """Return messages as soon as one limit of the consumer's `batch_receive_policy` is reached.
 
-        The list can be empty if the policy's time limit is reached first. If Ctrl-C interrupts the
-        call, its messages go back to the queue for the next call. Raises AlreadyClosed if the
+        The list can be empty if the time limit of the policy is reached first. If the call raises
+        an error, its messages go back to the queue for the next call. Raises AlreadyClosed if the
         consumer is closed, and InvalidConfiguration if it has a `message_listener`.
         """
         refuse_beside_listener(self.listener)
@@ -526,10 +536,14 @@ class Consumer:
         """Acknowledge a message, or a list of messages, so that the broker does not deliver it
         again.
 
-        The call does not wait. The client sends acknowledgements in groups within 100 ms, and sends
-        them again after a reconnection if they were not confirmed. `close` waits until they are
-        durable. The ids of a list travel in commands of at most 1,000; if one of them cannot be
-        acknowledged, none is. Raises AlreadyClosed if the consumer is closed.
+        The call does not wait for the broker. The client sends acknowledgements in groups within
+        100 ms. After a reconnection it sends those again that the broker has not confirmed. `close`
+        waits until all are durable.
+
+        The client sends a list in commands of at most 1,000 ids. If one message of the list cannot
+        be acknowledged, the client acknowledges none of them. Raises AlreadyClosed if the consumer
+        is closed. Raises OperationNotSupported for an id that lacks its batch size, or that lacks
+        its topic when the consumer has several topics.
         """
         if isinstance(message, Message) and message.delivery.key is not None:
             self._inbox.acknowledge(message)
@@ -562,7 +576,8 @@ class Consumer:
         """
         given = known(message, self._subscriber)
         if self._orders_negative_acks and not self._thread.is_current:
-            # The thread must not take a later message of the key before the client has seen this.
+            # Wait: the thread must not take a later message of the key before the client knows of
+            # this negative acknowledgement.
             self._thread.call(self._negative_acknowledge(given))
         else:
             self._inbox.do(partial(negative_acknowledge, self._subscriber), given)
@@ -578,7 +593,7 @@ class Consumer:
         self._inbox.do(self._subscriber.redeliver_unacknowledged, None)
 
     def pause(self) -> None:
-        """Request no more messages from the broker. Those in the queue can still be received."""
+        """Request no more messages from the broker. `receive` still returns those in the queue."""
         self._inbox.do(self._subscriber.pause, None)
 
     def resume(self) -> None:
@@ -601,10 +616,10 @@ class Consumer:
     ) -> None:
         """Publish a copy of the message on the retry topic, then acknowledge the message.
 
-        The consumer receives the copy after `delay`, with `properties` added to its own. After
-        `max_redeliver_count` copies, it goes to the dead-letter topic. Needs `enable_retry=True`:
-        raises OperationNotSupported otherwise. Raises the errors of `Producer.send`; the message
-        then stays unacknowledged.
+        The consumer receives the copy after `delay`. The copy has the properties of the message and
+        `properties`. After `max_redeliver_count` copies, the message goes to the dead-letter topic.
+        Raises OperationNotSupported unless the consumer has `enable_retry=True`. Raises the errors
+        of `Producer.send`; the message then stays unacknowledged.
         """
         if not isinstance(self._subscriber, RetrySubscriber):
             raise not_enabled()
@@ -621,14 +636,17 @@ class Consumer:
             self.listener.resume()
 
     def seek(self, messageid: MessageId | int) -> None:
-        """Move to a message id or to a publish time.
+        """Move the subscription to a message id or to a publish time.
 
-        With a message id, the next message is the one after it, or the message itself with
-        `start_message_id_inclusive`. An integer is a time in milliseconds since 1970: the next
-        message is the first that was published at that time or later. With several topics, a time,
-        `MessageId.earliest` and `MessageId.latest` move all of them; another id moves its topic.
-        Raises OperationNotSupported if the id does not name one of the topics. Raises Timeout if
-        the broker does not answer within `operation_timeout_seconds`, and AlreadyClosed.
+        - A message id: the consumer next receives the message after this id. With
+          `start_message_id_inclusive`, it next receives the message with this id.
+        - An integer is a time in milliseconds since 1970: the consumer next receives the first
+          message that was published at that time or later.
+
+        With several topics, a time, `MessageId.earliest` and `MessageId.latest` apply to all
+        topics. Any other id applies to its own topic only. Raises OperationNotSupported if the id
+        does not name one of the topics. Raises Timeout if the broker does not answer within
+        `operation_timeout_seconds`, and AlreadyClosed if the consumer is closed.
         """
         self._thread.call(self._subscriber.seek(seekable(messageid)))
 
@@ -637,15 +655,16 @@ class Consumer:
 
         Raises OperationNotSupported if the consumer has several topics or partitions, as in
         Apache's client. Raises Timeout if the broker does not answer within
-        `operation_timeout_seconds`, and AlreadyClosed.
+        `operation_timeout_seconds`, and AlreadyClosed if the consumer is closed.
         """
         last, _ = self._thread.call(self._subscriber.last_message_id())
         return last
 
     def get_last_message_ids(self) -> list[MessageId]:
-        """Return the ids of the last messages of all topics, each with its `topic_name()`.
+        """Return the id of the last message of each topic. The ids have their `topic_name()`.
 
-        The name is that of Apache's Java client. Raises the errors of `get_last_message_id`.
+        The method is named as in Apache's Java client; Apache's Python client does not have it.
+        Raises Timeout and AlreadyClosed as `get_last_message_id` does.
         """
         return self._thread.call(self._subscriber.last_message_ids())
 
@@ -657,16 +676,16 @@ class Consumer:
         self._thread.call(self._subscriber.unsubscribe())
 
     def close(self, *, drain: bool = False) -> None:
-        """Close the consumer after the acknowledgements given before are durable.
+        """Wait until all acknowledgements are durable, then close the consumer.
 
-        With `drain`, first ask the broker for no more messages, and wait until the messages that
-        were delivered are acknowledged: then nothing is redelivered. Other tasks or threads must
-        receive and acknowledge them meanwhile.
+        With `drain`, the consumer first requests no more messages, and waits until the program has
+        acknowledged all delivered messages. The broker then has nothing to redeliver. The listener
+        or other threads must receive and acknowledge the messages meanwhile.
 
-        Raises Timeout if the broker does not confirm them within `operation_timeout_seconds`, and
-        the broker's refusal if it rejected some. Raises OperationNotSupported for `drain` if the
-        broker is not Magnetar's. The consumer is closed in every case. Raises AlreadyClosed if it
-        was closed before.
+        Raises Timeout if the broker does not confirm the acknowledgements within
+        `operation_timeout_seconds`, and the broker's refusal if it rejected some of them. Raises
+        OperationNotSupported for `drain` if the broker is not Magnetar's. The consumer is closed in
+        all these cases. Raises AlreadyClosed if the consumer was closed before.
         """
         if self._closed:
             raise AlreadyClosed("the consumer was closed", topic=self.topic())
@@ -679,7 +698,8 @@ class Consumer:
                 self._hooks.close()
 
     def topic(self) -> str:
-        """Return the full name of the topic; of a list, the names; of a pattern, the pattern."""
+        """Return the full name of the topic. A consumer of a list returns all names, separated by
+        commas; a consumer of a pattern returns the pattern."""
         return self._subscriber.topic
 
     def subscription_name(self) -> str:
@@ -697,7 +717,7 @@ class Consumer:
     def is_active(self) -> bool:
         """Return whether the broker delivers messages to this consumer now.
 
-        Of the consumers of a Failover subscription, one is active. The other consumers stand by.
+        A Failover subscription has one active consumer. Its other consumers stand by.
         """
         return self._subscriber.is_active
 
@@ -726,8 +746,8 @@ class Reader:
     def read_next(self, timeout_millis: int | None = None) -> Message:
         """Return the next message; wait until there is one.
 
-        `timeout_millis`: how long to wait, in milliseconds; None waits without limit. Raises
-        Timeout if no message arrives within that time, and AlreadyClosed if the reader is closed.
+        `timeout_millis`: the time limit in milliseconds; None: no limit. Raises Timeout if no
+        message arrives within that time, and AlreadyClosed if the reader is closed.
         Raises InvalidConfiguration if the reader has a `reader_listener`.
         """
         refuse_beside_listener(self.listener)
@@ -736,18 +756,21 @@ class Reader:
     def has_message_available(self) -> bool:
         """Return whether there is a message after the last one that was read.
 
-        The reader asks the broker if its queue is empty. Raises Timeout if the broker does not
-        answer within `operation_timeout_seconds`, and AlreadyClosed.
+        If its queue is empty, the reader asks the broker. Raises Timeout if the broker does not
+        answer within `operation_timeout_seconds`, and AlreadyClosed if the reader is closed.
         """
         return self._thread.call(self._subscriber.has_message_available())
 
     def seek(self, messageid: MessageId | int) -> None:
-        """Move to a message id or to a publish time.
+        """Move the reader to a message id or to a publish time.
 
-        With a message id, the next message is the one after it, or the message itself with
-        `start_message_id_inclusive`. An integer is a time in milliseconds since 1970: the next
-        message is the first that was published at that time or later. Raises Timeout if the broker
-        does not answer within `operation_timeout_seconds`, and AlreadyClosed.
+        - A message id: the reader next reads the message after this id. With
+          `start_message_id_inclusive`, it next reads the message with this id.
+        - An integer is a time in milliseconds since 1970: the reader next reads the first message
+          that was published at that time or later.
+
+        Raises Timeout if the broker does not answer within `operation_timeout_seconds`, and
+        AlreadyClosed if the reader is closed.
         """
         self._thread.call(self._subscriber.seek(seekable(messageid)))
 
@@ -779,7 +802,7 @@ class Reader:
 class TableView:
     """The last value of each key of a topic, in memory. `Client.create_table_view` creates it.
 
-    Reads cost no network: the view follows the topic in the background.
+    Reads do not use the network: the view follows the topic in the background.
     """
 
     def __init__(self, rows: TableRows, life: Life) -> None:
@@ -789,7 +812,7 @@ class TableView:
         self._closed = False
 
     def get(self, key: str) -> Any:
-        """Return the key's value, or None if there is none."""
+        """Return the value of the key, or None if the table does not have the key."""
         return self._rows.get(key)
 
     def for_each(self, callback: Changed) -> None:
@@ -799,13 +822,13 @@ class TableView:
     def for_each_and_listen(self, callback: Changed) -> None:
         """Call `callback(key, value)` for each entry of the table, and later for each change.
 
-        A deleted key has the value b"". The client calls the callback on its own thread; the
-        callback must not wait for the client. It is called in the order of the topic.
+        For a deleted key, `value` is b"". The client calls the callback on its own thread, in the
+        order of the messages in the topic. The callback must not wait for the client.
         """
         self._thread.call(self._rows.for_each_and_listen(callback))
 
     def close(self) -> None:
-        """Close the table view. What it has read stays readable.
+        """Close the table view. The values that it has read stay available.
 
         Raises AlreadyClosed if the view was closed before.
         """
@@ -832,7 +855,7 @@ class TableView:
 class _Inbox:
     """The common part of consumers and readers: the mailbox of messages and the bridge to the loop.
 
-    It is created on the loop.
+    An inbox must be created on the loop.
     """
 
     def __init__(self, thread: LoopThread, mailbox: Mailbox, subscriber: ConsumerCore) -> None:
@@ -841,7 +864,7 @@ class _Inbox:
         self._prefetches = messages_max > 0
         # The loop asks for more messages when the queue is half empty.
         self._half = messages_max // 2 if messages_max >= YIELD_QUEUE_MIN else 0
-        self._is_above = False  # the queue was longer than that when the last delivery began
+        self._is_above = False  # at the last delivery's beginning, the queue was longer than _half
         self._yields = False  # the next call lets the loop run before it takes a message
         self._bridge = thread.add(Steps(thread.loop, self._carry_out))
         self.mailbox = mailbox
@@ -883,7 +906,7 @@ class _Inbox:
         self._bridge.on_acknowledged(message)
 
     def put_back(self, messages: list[Message]) -> None:
-        """Put messages that were taken back at the front of the queue."""
+        """Return taken messages to the front of the queue."""
         self.mailbox.put_back(messages)
         with suppress(AlreadyClosed):
             self._bridge.put(Call(self.subscriber.on_returned, messages))
@@ -938,17 +961,17 @@ def close_once(one: _Closable) -> None:
 
 def refuse_beside_listener(listener: Listener | None) -> None:
     if listener is not None:
-        raise InvalidConfiguration("the listener gets all messages: the call would get none")
+        raise InvalidConfiguration("not possible with a listener, which gets all messages")
 
 
 async def _made(options: ClientOptions, environment: Environment) -> AsyncClient:
-    """Create the asyncio client; it needs a running loop."""
+    """Create the asyncio client, on its loop."""
     return AsyncClient.in_environment(options, environment)
 
 
 _RUNNING: set[_Engine] = set()
-"""Engines of clients that are not closed. They are shut down at the program's exit, so that the
-program does not hang or crash in their threads."""
+"""The engines of all clients that are not closed. The client shuts them down at the program's exit:
+otherwise the program could hang or crash in their threads."""
 
 
 @atexit.register

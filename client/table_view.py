@@ -1,6 +1,6 @@
 """The asyncio table view: the last value of each key of a topic, kept in memory.
 
-The table is as large as the keys and values of its topic; nothing else bounds it.
+The table holds all keys and values of the topic. The client does not limit its size.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LOOK_AGAIN_S: Final = 1.0
-"""Seconds that a view which is being created waits for a message before it asks again whether there
-is one: the client drops entries that it cannot read, and chunks whose message stays incomplete."""
+"""The time in seconds that a new view waits for a message before it asks the broker again. The last
+messages of a topic may never arrive: the client drops unreadable entries and incomplete messages.
+"""
 
 Changed = Callable[[str, Any], object]
-"""Called as `callback(key, value)`. The value is decoded by the schema; without a schema it is the
-payload."""
+"""Called as `callback(key, value)`. `value` is the value that the schema decoded; without a schema,
+it is the payload."""
 
 
 class TableRows:
@@ -55,7 +56,8 @@ class TableRows:
         self._task: asyncio.Task[None] | None = None  # None: not opened
 
     async def open(self, scope: Scope) -> None:
-        """Read what the topic holds, and begin to follow it. If that fails, close the view."""
+        """Read all messages of the topic, then begin to follow it. After an error, close the view
+        and raise the error."""
         try:
             while await self._subscriber.has_message_available():
                 if self._queue.first() is not None:
@@ -79,7 +81,7 @@ class TableRows:
         return self._rows.get(key)
 
     def for_each(self, callback: Changed) -> None:
-        for key, value in list(self._rows.items()):  # the callback may wait meanwhile
+        for key, value in list(self._rows.items()):  # a copy, because the callback may take long
             callback(key, value)
 
     async def for_each_and_listen(self, callback: Changed) -> None:
@@ -148,7 +150,7 @@ class TableRows:
 class TableView:
     """The last value of each key of a topic, in memory. `Client.create_table_view` creates it.
 
-    Reads cost no network: the view follows the topic in the background.
+    Reads do not use the network: the view follows the topic in the background.
     """
 
     def __init__(self, rows: TableRows) -> None:
@@ -156,7 +158,7 @@ class TableView:
         self._closed = False
 
     def get(self, key: str) -> Any:
-        """Return the key's value, or None if there is none."""
+        """Return the value of the key, or None if the table does not have the key."""
         return self._rows.get(key)
 
     def for_each(self, callback: Changed) -> None:
@@ -166,12 +168,13 @@ class TableView:
     async def for_each_and_listen(self, callback: Changed) -> None:
         """Call `callback(key, value)` for each entry of the table, and later for each change.
 
-        A deleted key has the value b"". The callback is called in the order of the topic.
+        For a deleted key, `value` is b"". The client calls the callback on its event loop, in the
+        order of the messages in the topic.
         """
         await self._rows.for_each_and_listen(callback)
 
     async def close(self) -> None:
-        """Close the table view. What it has read stays readable.
+        """Close the table view. The values that it has read stay available.
 
         Raises AlreadyClosed if the view was closed before.
         """

@@ -50,7 +50,7 @@ INTERRUPT_SEEN_S: Final = 1.0
 steps. A signal that arrives just before the thread goes to sleep does not wake the thread."""
 
 ENDING_S: Final = 1.0
-"""Seconds that a loop waits for the end of its tasks when it is stopped."""
+"""The time in seconds that a stopped loop waits for the end of its tasks."""
 
 
 class LoopThread:
@@ -59,12 +59,12 @@ class LoopThread:
     def __init__(
         self, name: str, new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
     ) -> None:
-        """`new_loop` None: uvloop's."""
+        """`new_loop` creates the event loop. None: the loop is uvloop's."""
         # Over pulsar://, one message at a time takes a quarter less time with uvloop than with
         # asyncio's own loop, and a third less CPU; a backlog takes 6 % more CPU.
         self._new_loop = new_loop or uvloop.new_event_loop
-        # The work that the loop waits for before it ends. Connections that it leaves open over gRPC
-        # stay open as long as the process runs. None: no work.
+        # The work that the loop waits for before it ends. If this work leaves connections over gRPC
+        # open, they stay open as long as the process runs. None: no work.
         self.ending: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.is_forked = False  # this process is a fork: it does not have the thread
         self._bridges: weakref.WeakSet[ThreadBridge[Any]] = weakref.WeakSet()
@@ -100,7 +100,7 @@ class LoopThread:
             raise error.with_traceback(None) from None
         except concurrent.futures.CancelledError:
             if self._ended:
-                coroutine.close()  # it may not have begun
+                coroutine.close()  # the coroutine may not have begun
             raise AlreadyClosed("the client was closed during the call") from None
         except KeyboardInterrupt:
             result.cancel()
@@ -116,7 +116,7 @@ class LoopThread:
         return self.add(ThreadBridge(self.loop, take))
 
     def add(self, bridge: Bridge) -> Bridge:
-        """Let a bridge to this loop end with the loop. Returns it."""
+        """Let a bridge to this loop end with the loop. Returns the bridge."""
         self._bridges.add(bridge)
         return bridge
 
@@ -126,10 +126,12 @@ class LoopThread:
         return threading.current_thread() is self._thread
 
     def check_may_wait(self) -> None:
-        """Raise OperationNotSupported if waiting could not end, AlreadyClosed after the loop's end.
+        """Raise OperationNotSupported in a callback or after a fork.
 
-        Waiting cannot end in a callback, which runs on the loop's thread. Nor can it end after a
-        fork, because the new process does not have the thread.
+        Raise AlreadyClosed after the loop's end.
+
+        A callback runs on the loop's thread, so waiting there would never end. After a fork it
+        would never end either, because the new process does not have the thread.
         """
         if self.is_current:
             raise OperationNotSupported(
@@ -141,13 +143,12 @@ class LoopThread:
             raise AlreadyClosed("the client was closed")
 
     def check_not_forked(self) -> None:
-        """Raise OperationNotSupported after a fork: the new process has no loop that would take
-        items."""
+        """Raise OperationNotSupported after a fork: the new process does not have the loop."""
         if self.is_forked:
             raise OperationNotSupported("the process was forked; create a client in the new one")
 
     def on_forked(self) -> None:
-        """This process is a fork of the one that has the thread."""
+        """Note that this process is a fork of the process that has the thread."""
         self.is_forked = True
 
     def call_soon(self, function: Callable[[], object]) -> None:
@@ -206,21 +207,21 @@ def _result(call: concurrent.futures.Future[T]) -> T:
             return call.result(INTERRUPT_SEEN_S)
         except TimeoutError:
             if call.done():
-                return call.result()  # the TimeoutError is the call's, or it has just ended
+                return call.result()  # the call raised TimeoutError, or has just ended
 
 
 class Life:
-    """Keeps the threads of a client running. The client, and every producer, consumer, reader and
-    table view that it made, holds it; the loop and its tasks do not.
+    """Ends the threads and connections of a client that the program drops without closing it.
 
-    When the program has dropped the last of them without closing the client, the threads and the
-    connections end: at once, or with the next garbage collection if there are listeners.
+    The client and all its producers, consumers, readers and table views refer to one Life. The loop
+    and its tasks do not. When the program has dropped all these objects, the Life ends the threads:
+    at once, or at the next garbage collection if there are listeners.
     """
 
     def __init__(self, thread: LoopThread, end: Callable[[], None]) -> None:
         """`end` must not wait: it may run in any thread that frees the last object."""
         self.thread = thread
-        # Consumers and readers with a listener. The program need not hold them itself.
+        # Consumers and readers with a listener. The program does not have to keep them itself.
         self.listening: list[object] = []
         weakref.finalize(self, end).atexit = False
 
@@ -244,16 +245,18 @@ class ThreadBridge(Generic[T]):
         """Pass an item on, and wake the loop unless it was woken for earlier items.
 
         Raises AlreadyClosed after the loop's end. An interrupt (Ctrl-C) may arrive between any two
-        steps. Then the item is passed on or not, and other items are not delayed.
+        steps. The item may then be passed on or not. The interrupt does not delay other items.
         """
         late = self.pass_on(item)
         if late is not None:
             raise late
 
     def pass_on(self, item: T) -> BaseException | None:
-        """As `put`, for a caller that must know whether the item was passed on. Raises if it was
-        not. Returns an interrupt that arrived after that; the caller raises it. None: no
-        interrupt."""
+        """Pass an item on as `put` does, and tell the caller whether it was passed on.
+
+        Raises an exception if the item was not passed on. Otherwise returns None, or the interrupt
+        that arrived meanwhile, which the caller must raise.
+        """
         passed = False
         try:
             with self._lock:
@@ -298,7 +301,7 @@ class ThreadBridge(Generic[T]):
 
 
 class Mailbox:
-    """A MessageQueue from which user threads take."""
+    """A MessageQueue from which user threads take messages."""
 
     def __init__(self, topic: str, on_waiting: Callable[[], None] = lambda: None) -> None:
         self._topic = topic
@@ -309,10 +312,10 @@ class Mailbox:
         self._waiting = 0
         self._failure: PulsarException | None = None  # None: further messages may arrive
         self._errors: deque[PulsarException] = deque()
-        self._last_taken: Place | None = None  # None: none since the queue was cleared
+        self._last_taken: Place | None = None  # None: no message taken since the last clear()
         self.generation = 0
         self._sources: Sources | None = None  # None: all messages are of one topic
-        self.on_put: Callable[[], None] | None = None  # wakes a listener; None: there is none
+        self.on_put: Callable[[], None] | None = None  # wakes the listener; None: no listener
 
     # On the loop
 
@@ -387,8 +390,8 @@ class Mailbox:
             return self._next()
 
     def maybe_take(self) -> Message | None:
-        """Return the next message, or None if there is none. Without a listener, raises an error
-        given to `put_error`."""
+        """Return the next message, or None if the queue is empty. Without a listener, raises an
+        error given to `put_error`."""
         with self._lock:
             if self._errors and self.on_put is None:
                 raise self._errors.popleft()
@@ -430,7 +433,7 @@ class Mailbox:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Convert a Ctrl-C during a wait to Interrupted, which Apache's client raises."""
+    """Convert a Ctrl-C during a wait to InterruptedByUser."""
     try:
         yield
     except InterruptedByUser:
@@ -464,7 +467,7 @@ class Outcome:
 
     def settle(self, error: PulsarException | None, message_id: MessageId | None) -> None:
         if not self._arrived.locked():
-            return  # it has an outcome
+            return  # the send has an outcome already
         self._error, self._message_id = error, message_id
         self._arrived.release()
 

@@ -1,4 +1,4 @@
-"""Reads the names of topics that a user gives."""
+"""Parses the topic names that a user gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from magnetar.protos.names import TopicName
 
 
 def topic_name(text: object) -> TopicName:
-    """Return the name. Raises WrongType and InvalidTopicName."""
+    """Parse a topic's name. Raises WrongType if `text` is no str, and InvalidTopicName."""
     if not isinstance(text, str):
         raise WrongType(f"topic must be str, not {type(text).__name__}")
     try:

@@ -1,14 +1,13 @@
 """The options of clients, producers, consumers and readers: frozen values, checked at creation.
 
-The fields are the parameters of Apache's Python client, in its order and with its defaults. So
-calls need no change. Three defaults differ. Batching is on, with the limits of Apache's Java
-client. Batch index acknowledgement is on, because batching is on. The host's name is validated if
-TLS is used.
+The fields are the parameters of Apache's Python client, in the same order and with the same
+defaults, so calls need no change. Three defaults differ. Batching is on, with the limits of
+Apache's Java client. Batch index acknowledgement is on, because batching is on. The client
+validates the host's name if it uses TLS.
 
 The client does not ignore a parameter of an unsupported feature: it raises an error that names the
-parameter. The client accepts some parameters that have no effect here: those of I/O threads (it has
-one such thread) and of client statistics. `hashing_scheme` is a parameter of Apache's Java and C++
-clients.
+parameter. The client accepts some parameters that have no effect; each class names them.
+`hashing_scheme` is a parameter of Apache's Java and C++ clients.
 """
 
 from __future__ import annotations
@@ -36,11 +35,16 @@ if TYPE_CHECKING:
     from magnetar.client.service_info import ServiceUrl
 
 LISTED_TOPICS_MAX: Final = 10_000
-"""Topics in one list: each has a consumer of its own at its broker."""
+"""The maximum of topics in one list. Each topic has a consumer of its own at its broker."""
 
 
 class ConsumerType(NamedEnum):
-    """How the consumers of a subscription share its messages."""
+    """The way in which the consumers of a subscription share its messages.
+
+    Exclusive: the subscription has one consumer. Shared: each message goes to one of the consumers.
+    Failover: one consumer gets all messages, and the others stand by. KeyShared: all messages of a
+    key go to the same consumer.
+    """
 
     Exclusive = 0
     Shared = 1
@@ -49,25 +53,32 @@ class ConsumerType(NamedEnum):
 
 
 class InitialPosition(NamedEnum):
-    """The place where a subscription begins when `subscribe` creates it."""
+    """The place where a subscription begins when `subscribe` creates it.
+
+    Latest: after the last message of the topic. Earliest: at the first message.
+    """
 
     Latest = 0
     Earliest = 1
 
 
 class BatchingType(NamedEnum):
-    """Default: messages with different keys share a batch. KeyBased: a batch holds one key."""
+    """The messages that share a batch.
+
+    Default: messages with any keys. KeyBased: only messages with the same key.
+    """
 
     Default = 0
     KeyBased = 1
 
 
 class PartitionsRoutingMode(NamedEnum):
-    """The choice of a partition for a message without a key. A key decides its message's partition.
+    """The choice of a partition for a message without a key.
 
-    UseSinglePartition: all messages get one partition, which is chosen at random.
-    RoundRobinDistribution: a partition gets a batch, then the next partition has its turn.
-    CustomPartition: `message_router` decides for all messages, also for those with a key.
+    UseSinglePartition: the producer sends all messages to one partition, which it chooses at
+    random. RoundRobinDistribution: each partition gets one batch in turn. In both modes, the key of
+    a message with a key determines its partition. CustomPartition: `message_router` chooses the
+    partition of all messages.
     """
 
     UseSinglePartition = 0
@@ -76,10 +87,11 @@ class PartitionsRoutingMode(NamedEnum):
 
 
 class HashingScheme(NamedEnum):
-    """How a producer computes the partition of a key; see `create_producer`.
+    """The hash function with which a producer computes the partition of a key.
 
-    Producers that must agree on the partition of a key need the same scheme. JavaStringHash is the
-    default of Apache's Java client and of Magnetar. Apache's Python and C++ clients use BoostHash.
+    Producers that must agree on the partition of a key need the same function. JavaStringHash is
+    the default of Apache's Java client and of Magnetar. Apache's Python and C++ clients use
+    BoostHash.
     """
 
     Murmur3_32Hash = 0
@@ -88,11 +100,12 @@ class HashingScheme(NamedEnum):
 
 
 class ProducerAccessMode(NamedEnum):
-    """Whether a producer shares its topic with others.
+    """The access of a producer to its topic.
 
-    Exclusive: creating the producer fails if others are connected. ExclusiveWithFencing: the others
-    are closed at once. WaitForExclusive: `create_producer` waits, without a time limit, until no
-    other producer is connected.
+    Shared: other producers can have access, too. Exclusive: `create_producer` fails if another
+    producer is connected. ExclusiveWithFencing: the broker closes the other producers at once.
+    WaitForExclusive: `create_producer` waits, without a time limit, until no other producer is
+    connected.
     """
 
     Shared = 0
@@ -110,15 +123,18 @@ class RegexSubscriptionMode(NamedEnum):
 
 
 class KeySharedMode(NamedEnum):
-    """How the keys of a KeyShared subscription are assigned. AutoSplit: the broker splits the
-    hashes among the consumers. Sticky: each consumer asks for its own hash ranges."""
+    """The assignment of keys to the consumers of a KeyShared subscription.
+
+    AutoSplit: the broker splits the hashes of keys among the consumers. Sticky: each consumer asks
+    for its own hash ranges.
+    """
 
     AutoSplit = 0
     Sticky = 1
 
 
 HASH_SLOTS: Final = 65_536
-"""The hashes of keys are 0..65535."""
+"""The limit of the hashes of keys, which are 0 to 65535."""
 
 
 class KeySharedPolicy:
@@ -152,19 +168,22 @@ class KeySharedPolicy:
 
 
 class ConsumerKeySharedPolicy:
-    """How a KeyShared consumer gets its keys. All consumers of a subscription use one mode.
+    """The keys of a KeyShared consumer, and the order of their messages.
 
-    `sticky_ranges` are pairs of a first and a last hash, both included: the hash of a key is the
-    remainder of its Murmur3 hash by 65536.
+    - `key_shared_mode`: the assignment of keys. All consumers of a subscription must use the same
+      mode.
+    - `sticky_ranges`: pairs of a first and a last hash, both inclusive. The hash of a key is its
+      Murmur3 hash modulo 65536; the hash 0 counts as 1.
+    - `allow_out_of_order_delivery`: if all consumers of a subscription have this option, a new
+      consumer gets its keys at once, even if another consumer has unacknowledged messages of these
+      keys. If one consumer does not have the option, the broker keeps the order of each key.
+    - `ordered_negative_acks`: a negatively acknowledged message holds back the later messages of
+      its key until it is acknowledged. All consumers of a subscription must agree on this option.
+      Only Magnetar's brokers have this feature: with other brokers, `subscribe` raises
+      OperationNotSupported.
 
-    If all consumers of a subscription have `allow_out_of_order_delivery`, a new consumer gets its
-    keys at once, although another consumer has unacknowledged messages of these keys. As long as
-    one consumer does not have this option, the order of keys is kept.
-
-    With `ordered_negative_acks`, a negatively acknowledged message holds back the later messages of
-    its key until it is acknowledged. All consumers of a subscription must agree on this option.
-    Only Magnetar's brokers know it: with other brokers `subscribe` raises OperationNotSupported.
-    Raises InvalidConfiguration.
+    Raises InvalidConfiguration for invalid or missing ranges, and if both
+    `allow_out_of_order_delivery` and `ordered_negative_acks` are True.
     """
 
     def __init__(
@@ -201,22 +220,22 @@ class ConsumerKeySharedPolicy:
 
     @property
     def key_shared_mode(self) -> KeySharedMode:
-        """Return the mode in which keys are assigned."""
+        """The mode of assigning keys to consumers."""
         return self._policy.get_key_shared_mode()
 
     @property
     def allow_out_of_order_delivery(self) -> bool:
-        """Return whether a new consumer gets its keys at once."""
+        """True when a new consumer gets its keys at once."""
         return self._policy.is_allow_out_of_order_delivery()
 
     @property
     def ordered_negative_acks(self) -> bool:
-        """Return whether a negative acknowledgement withholds the later messages of its key."""
+        """True when a negatively acknowledged message holds back the later messages of its key."""
         return self._ordered_negative_acks
 
     @property
     def sticky_ranges(self) -> list[tuple[int, int]]:
-        """Return the hash ranges that the consumer asks for, in order."""
+        """The hash ranges that the consumer asks for, in ascending order."""
         return self._policy.get_sticky_ranges()
 
     def policy(self) -> KeySharedPolicy:
@@ -238,10 +257,10 @@ class ConsumerCryptoFailureAction(NamedEnum):
 
 
 class ConsumerDecodeFailureAction(NamedEnum):
-    """A consumer's action for a corrupt entry: its checksum, its layout or its codec is wrong.
+    """A consumer's action for an entry whose checksum, layout or compression is wrong.
 
     DISCARD: the client logs an error and reports the entry to the broker, which acknowledges it.
-    FAIL: the entry stays unacknowledged, and the next `receive` raises the reason. Apache's clients
+    FAIL: the entry stays unacknowledged, and the next `receive` raises the error. Apache's clients
     always discard.
     """
 
@@ -250,10 +269,13 @@ class ConsumerDecodeFailureAction(NamedEnum):
 
 
 class ConsumerBatchReceivePolicy:
-    """When `batch_receive` returns: as soon as one limit is reached.
+    """The limits of `batch_receive`, which returns as soon as one of them is reached.
 
-    The limits are a number of messages, bytes of payload, and milliseconds. A limit below 1 does
-    not apply. Raises InvalidConfiguration if no limit applies.
+    - `max_num_message`: the number of messages.
+    - `max_num_bytes`: the bytes of all payloads.
+    - `timeout_ms`: the time since the beginning of the call, in milliseconds.
+
+    A limit below 1 does not apply. Raises InvalidConfiguration if no limit applies.
     """
 
     def __init__(
@@ -293,16 +315,18 @@ class BatchReceivePolicy:
 
 
 ACK_TIMEOUT_TICK_MS_MIN: Final = 100
-"""Apache's lower limit."""
+"""The minimum of `ack_timeout_tick_ms`, as in Apache's client."""
 
 PRIORITY_LEVEL_MAX: Final = (1 << 31) - 1
-"""The maximum of the protocol."""
+"""The maximum of `priority_level` in the protocol."""
 
 UNACKED_TIMEOUT_MS_MIN: Final = 10_000
-"""Apache's lower limit. Below it, messages that are still being processed would be redelivered."""
+"""The minimum of `unacked_messages_timeout_ms`, as in Apache's client. With a shorter time, the
+broker would redeliver messages that the program is still processing."""
 
 MessageRouter = Callable[["Message", int], int]
-"""Called as `message_router(message, partitions)`, on the client's loop; returns the partition."""
+"""Called on the client's loop as `message_router(message, partitions)`. `partitions` is the number
+of partitions. Returns the number of the chosen one, from 0."""
 
 MessageListener = Callable[[Any, Any], object]
 """Called as `listener(consumer, message)`, or `listener(reader, message)` for a reader."""
@@ -319,13 +343,34 @@ _OPTIONAL_TEXTS: Final = (
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """How to reach the brokers and how long to try.
+    """The brokers of a client, its credentials, TLS, time limits and logs.
 
-    `service_url` names the brokers and the transport: `grpc://host:6660[,host2:6660]`,
-    `pulsar://host:6650[,…]`, with TLS `grpcs://` and `pulsar+ssl://`. With
-    `use_tls`, a URL without TLS means the one with TLS. `tls_validate_hostname` is on by default,
-    unlike in Apache's client; gRPC always validates the host's name. An AutoClusterFailover or a
-    ServiceInfoProvider in place of the URL chooses among clusters.
+    - `service_url`: the brokers and the transport: `grpc://host:6660[,host2:6660]` or
+      `pulsar://host:6650[,…]`; with TLS `grpcs://` or `pulsar+ssl://`. An AutoClusterFailover or a
+      ServiceInfoProvider in place of the URL chooses among several clusters. In this case, pass
+      `authentication` and `tls_trust_certs_file_path` to each ServiceInfo.
+    - `authentication`: the credentials of the client. None: the client has no credentials.
+    - `operation_timeout_seconds`: the time limit of each request, for example of
+      `create_producer`, `subscribe`, `seek` and `close`. Sends have `send_timeout_millis`.
+    - `connection_timeout_ms`: the time limit for opening a connection to a broker.
+    - `message_listener_threads`: the maximum of threads that call the listeners of a synchronous
+      client. All calls of one listener are on the same thread.
+    - `use_tls`: True selects TLS for a URL without TLS.
+    - `tls_trust_certs_file_path`: a PEM file with the authorities to trust. None: those of the
+      system.
+    - `tls_allow_insecure_connection`: True accepts any certificate. Over gRPC, True raises
+      NotAllowedError.
+    - `tls_validate_hostname`: True checks the host's name in the broker's certificate. The default
+      of Apache's client is False. Over gRPC, the client always checks the name.
+    - `tls_certificate_file_path`, `tls_private_key_file_path`: PEM files of the client's own
+      certificate and of its private key.
+    - `logger`: the destination of the logs of all clients of the process. None: the client logs
+      through Python's loggers `magnetar.client.*`.
+    - `listener_name`: the name of the brokers' advertised addresses to use. None: the default
+      addresses.
+
+    `io_threads`, `concurrent_lookup_requests`, `log_conf_file_path` and `stats_interval_in_seconds`
+    have no effect.
     """
 
     service_url: ServiceUrl
@@ -373,9 +418,41 @@ class ClientOptions:
 
 @dataclass(frozen=True)
 class ProducerOptions:
-    """The name, the batching and the limits of a producer.
+    """The topic of a producer, its limits, batching, routing and encryption.
 
-    With `send_timeout_millis` 0, a message waits for its receipt without a time limit.
+    - `topic`: the name of the topic. A short name is in `persistent://public/default`.
+    - `producer_name`: the name of the producer. None: the broker chooses a name.
+    - `schema`: the schema of the values that the program sends. None: the program sends bytes.
+    - `initial_sequence_id`: the sequence id before that of the first message. None: -1, or the last
+      sequence id that the broker has stored for `producer_name`.
+    - `send_timeout_millis`: the time limit from a send to its receipt. 0: no limit.
+    - `compression_type`: the compression of messages and batches.
+    - `max_pending_messages`: the maximum of messages without a receipt. With partitions, this
+      number is multiplied by the number of partitions. 0: no limit.
+    - `max_pending_messages_across_partitions`: the maximum of messages without a receipt in all
+      partitions together. 0: no limit.
+    - `block_if_queue_full`: True: a send waits while a maximum is reached. False: it fails.
+    - `batching_enabled`: True packs several messages into one entry. None: True, unless
+      `chunking_enabled` is True.
+    - `batching_max_messages`, `batching_max_allowed_size_in_bytes`,
+      `batching_max_publish_delay_ms`: the producer sends a batch as soon as it reaches one of these
+      limits.
+    - `batching_type`: the messages that share a batch.
+    - `chunking_enabled`: True sends a message that is larger than the broker's limit in chunks. It
+      needs a persistent topic, and excludes batching.
+    - `message_routing_mode`: the choice of the partition for messages without a key.
+    - `message_router`: a function that chooses the partition of each message.
+    - `hashing_scheme`: the hash function that computes the partition of a key.
+    - `lazy_start_partitioned_producers`: True attaches to a partition only when it gets its first
+      message. It needs the access mode Shared.
+    - `properties`: texts that describe the producer.
+    - `access_mode`: the access of the producer to its topic.
+    - `encryption_key`, `encryption_keys`: the names of the public keys that encrypt the messages.
+    - `crypto_key_reader`: the reader of these keys.
+    - `initial_subscription_name`: a subscription that the broker creates together with the topic.
+    - `stops_at_refusal`: True: after the broker has refused an entry, it stores no later entry of
+      this producer.
+    - `interceptors`: hooks that the client calls for each send, in this order.
     """
 
     topic: str
@@ -401,12 +478,11 @@ class ProducerOptions:
     access_mode: ProducerAccessMode = ProducerAccessMode.Shared
     message_router: MessageRouter | None = None
     hashing_scheme: HashingScheme = HashingScheme.JavaStringHash
-    # Not a parameter of Apache's client: a subscription that is created together with the topic.
+    # Apache's Python client does not have the following parameters. Spark's sink uses
+    # `stops_at_refusal`.
     initial_subscription_name: str | None = None
-    # Also not a parameter of Apache's client. Spark's sink uses it: after the broker has refused
-    # an entry, it stores no later entry of this producer.
     stops_at_refusal: bool = False
-    encryption_keys: Sequence[str] = ()  # more names of public keys, as in Apache's Java client
+    encryption_keys: Sequence[str] = ()
     interceptors: Sequence[ProducerInterceptor] = ()
 
     def __post_init__(self) -> None:
@@ -427,7 +503,7 @@ class ProducerOptions:
         _expect("crypto_key_reader", self.crypto_key_reader, CryptoKeyReader, type(None))
         if bool(self.key_names) != (self.crypto_key_reader is not None):
             raise InvalidConfiguration(
-                "encryption_key and crypto_key_reader: give both, or no message is encrypted"
+                "encryption needs both a key name (encryption_key) and a crypto_key_reader"
             )
         _expect_all("interceptors", self.interceptors, ProducerInterceptor)
         if len(self.key_names) > ENCRYPTION_KEYS_MAX:
@@ -463,13 +539,16 @@ class ProducerOptions:
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """The names of the public keys that wrap the data key. Empty: nothing is encrypted."""
+        """The names of the public keys that wrap the data key. Empty: no encryption."""
         first = (self.encryption_key,) if self.encryption_key else ()
         return (*first, *(name for name in self.encryption_keys if name not in first))
 
     def pending_messages_max(self, partitions: int = 1) -> int:
-        """The limit on pending messages of a topic with this many partitions: that of each
-        partition or that across partitions, whichever is smaller. A limit of 0 does not apply."""
+        """Return the limit of pending messages of a topic with this many partitions.
+
+        It is the smaller one of `max_pending_messages` times `partitions` and
+        `max_pending_messages_across_partitions`. A limit of 0 does not apply.
+        """
         limits = (
             self.max_pending_messages * partitions,
             self.max_pending_messages_across_partitions,
@@ -479,12 +558,59 @@ class ProducerOptions:
 
 @dataclass(frozen=True)
 class ConsumerOptions:
-    """The topics and the subscription of a consumer, its queue's size, its redelivery delays.
+    """The topics and the subscription of a consumer, its queue, redeliveries and schema.
 
-    `topic`: a name, a list of names, or a compiled regular expression: the consumer gets all topics
-    whose names match it. A pattern covers the names without the domain.
-    `pattern_auto_discovery_period`: seconds between two searches for new topics, if the broker does
-    not announce them.
+    - `topic`: a name, a list of names, or a compiled regular expression. A regular expression must
+      match `tenant/namespace/name` as a whole; without slashes, it matches names in
+      `public/default`.
+    - `subscription_name`: the name of the subscription.
+    - `consumer_type`: the type of the subscription.
+    - `schema`: the schema that decodes `Message.value()`. None: the value is the payload.
+    - `message_listener`: a function that the synchronous client calls as
+      `message_listener(consumer, message)` for each message. The program cannot call `receive`
+      then.
+    - `receiver_queue_size`: the maximum of messages in the consumer's queue. 0: the consumer
+      requests one message for each `receive`.
+    - `max_total_receiver_queue_size_across_partitions`: the same maximum for all topics and
+      partitions together.
+    - `consumer_name`: the name of the consumer. None: the client generates a name.
+    - `unacked_messages_timeout_ms`: the client requests the redelivery of a message that the
+      program has not acknowledged within this time; at least 10,000. None or 0: no such time.
+    - `negative_ack_redelivery_delay_ms`: the time from a negative acknowledgement to the
+      redelivery.
+    - `properties`: texts that describe the consumer.
+    - `pattern_auto_discovery_period`: the time in seconds after which the client searches for new
+      topics of a regular expression. The broker usually announces them earlier.
+    - `initial_position`: the place where the subscription begins if it does not exist.
+    - `crypto_key_reader`: the reader of the private keys that decrypt messages.
+    - `crypto_failure_action`: the action for a message that the client cannot decrypt.
+    - `max_pending_chunked_message`: the maximum of incomplete messages that were sent in chunks. 0:
+      no limit. Beyond it, the client gives up the oldest one, and requests it again later.
+    - `auto_ack_oldest_chunked_message_on_queue_full`: True: the client acknowledges such an oldest
+      message instead, so it is lost.
+    - `expire_time_of_incomplete_chunked_message_ms`: if no further chunk arrives within this time,
+      the client acknowledges the incomplete message. 0: no such time.
+    - `start_message_id_inclusive`: True: after a `seek` to an id, the consumer receives the message
+      with this id, too.
+    - `batch_receive_policy`: the limits of `batch_receive`.
+    - `key_shared_policy`: the keys of a KeyShared consumer.
+    - `batch_index_ack_enabled`: True: the broker records acknowledgements of single messages of a
+      batch. False: it records only batches of which all messages are acknowledged.
+    - `regex_subscription_mode`: the kinds of topics that a regular expression matches.
+    - `dead_letter_policy`: when the consumer moves a message to a dead-letter topic. None: never.
+    - `priority_level`: the broker prefers consumers with a lower number.
+    - `negative_ack_redelivery_backoff`: growing delays in place of
+      `negative_ack_redelivery_delay_ms`.
+    - `ack_timeout_redelivery_backoff`: growing delays that are added to
+      `unacked_messages_timeout_ms`.
+    - `ack_timeout_tick_ms`: the interval in which the client checks `unacked_messages_timeout_ms`;
+      at least 100.
+    - `enable_retry`: True subscribes the consumer to a retry topic, too, for `reconsume_later`.
+    - `decode_failure_action`: the action for a corrupt entry.
+    - `interceptors`: hooks that the client calls for each message, in this order.
+
+    `broker_consumer_stats_cache_time_ms` has no effect. `is_read_compacted` and
+    `replicate_subscription_state_enabled` are not supported: True raises NotAllowedError.
     """
 
     topic: str | list[str] | re.Pattern[str]
@@ -514,7 +640,7 @@ class ConsumerOptions:
     dead_letter_policy: ConsumerDeadLetterPolicy | None = None
     crypto_failure_action: ConsumerCryptoFailureAction = ConsumerCryptoFailureAction.FAIL
     # Parameters that Apache's Python client does not have; the names follow its Java client.
-    priority_level: int = 0  # a lower number is served first
+    priority_level: int = 0
     negative_ack_redelivery_backoff: RedeliveryBackoff | None = None
     ack_timeout_redelivery_backoff: RedeliveryBackoff | None = None
     ack_timeout_tick_ms: int = 1000
@@ -611,8 +737,8 @@ class ConsumerOptions:
 class AsyncConsumerOptions(ConsumerOptions):
     """The options of a consumer of the asyncio client.
 
-    `is_pattern_topic`: `topic` is the text of a regular expression. Raises InvalidConfiguration if
-    it is none.
+    `is_pattern_topic`: True: `topic` is the text of a regular expression. Raises
+    InvalidConfiguration if the text is not a regular expression.
     """
 
     is_pattern_topic: bool = False
@@ -629,7 +755,24 @@ class AsyncConsumerOptions(ConsumerOptions):
 
 @dataclass(frozen=True)
 class ReaderOptions:
-    """The topic of a reader, the message where it begins, and the size of its queue."""
+    """The topic of a reader, the message where it begins, its queue and its schema.
+
+    - `topic`: the name of the topic.
+    - `start_message_id`: the reader begins with the message after this id.
+    - `start_message_id_inclusive`: True: the reader begins with the message that has this id. The
+      same applies to a `seek` to an id.
+    - `schema`: the schema that decodes `Message.value()`. None: the value is the payload.
+    - `reader_listener`: a function that the synchronous client calls as
+      `reader_listener(reader, message)` for each message. The program cannot call `read_next` then.
+    - `receiver_queue_size`: the maximum of messages in the reader's queue. 0: the reader requests
+      one message for each `read_next`.
+    - `reader_name`: the name of the reader.
+    - `subscription_role_prefix`: the prefix of the name of the reader's temporary subscription.
+    - `crypto_key_reader`: the reader of the private keys that decrypt messages.
+    - `crypto_failure_action`: the action for a message that the client cannot decrypt.
+
+    `is_read_compacted` is not supported: True raises NotAllowedError.
+    """
 
     topic: str
     start_message_id: MessageId

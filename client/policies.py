@@ -1,4 +1,4 @@
-"""Policies that a user gives to a consumer: redelivery delays and dead letters."""
+"""The policies of a consumer: redelivery delays and dead letters."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RECONSUME_TIMES_MAX: Final = 16
-"""The passes of a message through the retry topic without a dead-letter policy: Apache's default.
-"""
+"""The maximum of passes of a message through the retry topic if the consumer has no dead-letter
+policy, as in Apache's client."""
 
 
 class RedeliveryBackoff(Protocol):
-    """The delays before a message is requested again."""
+    """The delays before the client requests the redelivery of a message."""
 
     def next(self, redelivery_count: int) -> int:
-        """Return the delay in milliseconds. `redelivery_count`: earlier redeliveries, from 0."""
+        """Return the delay in milliseconds.
+
+        `redelivery_count`: the number of earlier redeliveries of the message.
+        """
 
 
 class MultiplierRedeliveryBackoff:
@@ -36,7 +39,7 @@ class MultiplierRedeliveryBackoff:
                 raise InvalidConfiguration(f"{name} must be an integer >= 0, not {value!r}")
         if max_delay_ms < min_delay_ms:
             raise InvalidConfiguration("max_delay_ms must not be below min_delay_ms")
-        if not multiplier >= 1:  # also if it is not a number
+        if not multiplier >= 1:  # also for NaN
             raise InvalidConfiguration(f"multiplier must be a number >= 1, not {multiplier!r}")
         self.min_delay_ms = min_delay_ms
         self.max_delay_ms = max_delay_ms
@@ -61,7 +64,7 @@ class DeadLetterPolicy:
     dead_letter_topic: str  # "": <topic>-<subscription>-DLQ
     retry_letter_topic: str  # "": <topic>-<subscription>-RETRY
     initial_subscription_name: str  # "": none
-    encryption_keys: tuple[str, ...] = ()  # (): letters are not encrypted
+    encryption_keys: tuple[str, ...] = ()  # (): the client does not encrypt the copies
 
     def __post_init__(self) -> None:
         if type(self.max_redeliver_count) is not int or self.max_redeliver_count < 1:
@@ -118,19 +121,23 @@ class DeadLetterPolicyBuilder:
 class ConsumerDeadLetterPolicy:
     """Moves a message to the dead-letter topic after `max_redeliver_count` redeliveries.
 
-    A program sees a message at most `max_redeliver_count` + 1 times. Redeliveries are counted on
-    Shared and Key_Shared subscriptions, and per pass of the retry topic.
+    Without a retry topic, a program receives a message at most `max_redeliver_count` + 1 times. The
+    broker counts redeliveries on Shared and Key_Shared subscriptions only. With a retry topic, the
+    consumer also moves a message after `max_redeliver_count` passes through it, and each pass
+    begins a new count of redeliveries.
 
-    - `max_redeliver_count`: redeliveries before the message is moved; at least 1.
-    - `dead_letter_topic`: None means `<topic>-<subscription>-DLQ`.
+    - `max_redeliver_count`: the number of redeliveries before the move; at least 1.
+    - `dead_letter_topic`: the topic of the copies. None: `<topic>-<subscription>-DLQ`.
     - `initial_subscription_name`: a subscription that the broker creates with the dead-letter
-      topic; None creates none, and messages can be deleted before a consumer subscribes.
-    - `retry_letter_topic`: None means `<topic>-<subscription>-RETRY`. Apache's Python client does
-      not have this parameter; its Java client does.
-    - `encryption_keys`: the names of the public keys with which the copies on both topics are
-      encrypted. The consumer's `crypto_key_reader` reads the keys. With None the copies are not
-      encrypted, as in Pulsar. In Apache's Java client, a customizer of the copies' producers sets
-      the keys.
+      topic. None: no subscription; messages can be deleted before a consumer subscribes.
+    - `retry_letter_topic`: the retry topic. None: `<topic>-<subscription>-RETRY`. Apache's Python
+      client does not have this parameter; its Java client does.
+    - `encryption_keys`: the names of the public keys with which the consumer encrypts the copies on
+      both topics. The consumer's `crypto_key_reader` reads the keys. None: the consumer does not
+      encrypt the copies, as in Pulsar. In Apache's Java client, a customizer of the copies'
+      producers sets the keys.
+
+    Raises InvalidConfiguration for invalid values.
     """
 
     def __init__(
@@ -154,27 +161,27 @@ class ConsumerDeadLetterPolicy:
 
     @property
     def encryption_keys(self) -> list[str]:
-        """Return the names of the keys with which the copies are encrypted; [] means none."""
+        """The names of the keys that encrypt the copies. []: the copies are not encrypted."""
         return list(self._policy.encryption_keys)
 
     @property
     def dead_letter_topic(self) -> str:
-        """Return the dead-letter topic; "" means the default name."""
+        """The dead-letter topic. "": the default name."""
         return self._policy.dead_letter_topic
 
     @property
     def retry_letter_topic(self) -> str:
-        """Return the retry topic; "" means the default name."""
+        """The retry topic. "": the default name."""
         return self._policy.retry_letter_topic
 
     @property
     def max_redeliver_count(self) -> int:
-        """Return how often a message is redelivered before it is moved."""
+        """The number of redeliveries before the consumer moves a message."""
         return self._policy.max_redeliver_count
 
     @property
     def initial_subscription_name(self) -> str:
-        """Return the subscription created with the dead-letter topic; "" means none."""
+        """The subscription that the broker creates with the dead-letter topic. "": none."""
         return self._policy.initial_subscription_name
 
     def policy(self) -> DeadLetterPolicy:

@@ -663,6 +663,8 @@ class Consumer:
     def get_last_message_ids(self) -> list[MessageId]:
         """Return the id of the last message of each topic. The ids have their `topic_name()`.
 
+        With `enable_retry`, the ids of the retry topic come last.
+
         The method is named as in Apache's Java client; Apache's Python client does not have it.
         Raises Timeout and AlreadyClosed as `get_last_message_id` does.
         """

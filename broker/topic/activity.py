@@ -1,4 +1,4 @@
-"""When the consumers of a subscription did something: times for its statistics. Pure.
+"""The times at which the consumers of a subscription were active, for its statistics. Pure.
 
 Times are milliseconds since 1970-01-01 UTC; 0: never. The names of `describe` are those of Pulsar's
 ConsumerStats.

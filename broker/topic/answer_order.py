@@ -1,12 +1,13 @@
 """Keeps the answers to a producer in the order of its sends. A machine.
 
-The topic answers an appended entry when the log has it; the log reports its entries in order. An
-answer without the log (duplicate, refuse) waits for the entries that were appended before it.
+The topic answers an appended entry when the log reports it as durable; the log reports entries in
+order. An answer without the log (duplicate, refuse) waits for the entries that were appended before
+it.
 
 Invariants (`check`):
-    1. The waiting answers are in the order of the sends, each behind at least one entry that the
-       log does not have yet.
-    2. `waiting` is what the answers that wait add up to.
+    1. The waiting answers are in the order of the sends, each behind at least one entry that is not
+       durable yet.
+    2. `waiting` is the number of entries of the waiting answers.
 """
 
 from __future__ import annotations
@@ -31,22 +32,23 @@ class _Waiting:
 
 class AnswerOrder:
     def __init__(self) -> None:
-        self.waiting = 0  # entries that are decided, and wait for those before them
-        self._appended = 0  # entries that the log took
-        self._known = 0  # those of these entries that are known to be in the log
+        self.waiting = 0  # decided entries that wait for the entries before them
+        self._appended = 0  # entries that were appended to the log
+        self._known = 0  # appended entries that the log has reported as durable
         self._queue: deque[_Waiting] = deque()
 
     @property
     def outstanding(self) -> int:
-        """Entries that the log took, and does not have yet."""
+        """The number of appended entries that are not durable yet."""
         return self._appended - self._known
 
     def on_append(self, entries: int) -> None:
-        """The log took this many entries."""
+        """This many entries were appended to the log."""
         self._appended += entries
 
     def on_decided(self, decided: Decided) -> bool:
-        """Duplicate, or refused. True: answer now; False: `on_appended` returns it in its turn."""
+        """These entries are duplicates, or refused. Returns True when the answer must be sent now.
+        False: a later `on_appended` returns the answer, in order."""
         if not self.outstanding:
             return True
         self._queue.append(_Waiting(self._appended, decided))
@@ -54,14 +56,14 @@ class AnswerOrder:
         return False
 
     def on_appended(self, parts: Sequence[Appended]) -> Sequence[Appended | Decided]:
-        """The log has these entries, in order. Returns the answers to send now, in order."""
+        """These entries are durable. Returns the answers to send now, in order."""
         if not self._queue:
             for part in parts:
                 self._known += part.count
             return parts
         ready: list[Appended | Decided] = []
         for part in parts:
-            # A part ends where its publish ends, or before; so no answer belongs inside of it.
+            # A part ends where its publish ends, or before. So no answer belongs inside a part.
             self._known += part.count
             ready.append(part)
             while self._queue and self._queue[0].behind <= self._known:

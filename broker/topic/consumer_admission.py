@@ -1,4 +1,4 @@
-"""Whether a consumer may join: the limits of a topic's policies. Pure.
+"""The admission of consumers to a topic, by the limits of its policies. Pure.
 
 The limits are checked at each SUBSCRIBE, so a changed policy applies to the next one. Consumers
 that are connected stay.
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from magnetar.metadata.policies import EffectivePolicies, SubscribeRate
 
 SUBSCRIBERS_MAX: Final = 10_000
-"""Consumers of one topic whose rate of subscribing is remembered: 2 MB, and only with a policy for
-this rate. Beyond it the topic forgets the consumer that was seen longest ago."""
+"""The limit of consumers of one topic whose rate of subscribing the topic remembers: 2 MB, and only
+with a policy for this rate. At the limit the topic forgets the consumer that subscribed longest
+ago."""
 
 _Key = tuple[str, str, int]  # host of the client, name and id of the consumer
 
@@ -30,10 +31,11 @@ class SubscribeRates:
     __slots__ = "_tokens"
 
     def __init__(self) -> None:
-        self._tokens: dict[_Key, tuple[float, float]] = {}  # tokens, since when; oldest first
+        # The tokens of each consumer, and the time of that count; oldest first.
+        self._tokens: dict[_Key, tuple[float, float]] = {}
 
     def take(self, key: _Key, rate: SubscribeRate, now: float) -> bool:
-        """Whether this consumer may subscribe now. It is counted if it may."""
+        """Take a token of this consumer. Returns True when it had one: it may subscribe now."""
         if rate.subscribes_max == 0:
             self._tokens.clear()
             return True
@@ -75,7 +77,7 @@ class ConsumerAdmission:
     def require_rate(
         self, request: SubscribeRequest, policies: EffectivePolicies, now: float
     ) -> None:
-        """Raises NotAllowed."""
+        """Raise NotAllowed if the consumer subscribes too often."""
         rate = policies.subscribe_rate
         host = request.client.address.rpartition(":")[0]
         key = host, request.consumer_name, request.consumer_id
@@ -86,7 +88,7 @@ class ConsumerAdmission:
             )
 
     def require_type(self, request: SubscribeRequest, policies: EffectivePolicies) -> None:
-        """Raises NotAllowed."""
+        """Raise NotAllowed if the policies do not allow the subscription type."""
         if Allowed(request.type.title) not in policies.subscription_types:
             allowed = ", ".join(sorted(policies.subscription_types))
             raise NotAllowed(

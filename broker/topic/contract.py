@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SubscriptionType(IntEnum):
-    """How the entries of a subscription are shared among its consumers."""
+    """The way in which the consumers of a subscription share its entries."""
 
     EXCLUSIVE = 0
     SHARED = 1
@@ -40,7 +40,7 @@ class InitialPosition(IntEnum):
 
 
 class AccessMode(IntEnum):
-    """Whether other producers may produce to the topic beside this one."""
+    """The right of other producers to produce to the topic beside this one."""
 
     SHARED = 0
     EXCLUSIVE = 1
@@ -55,14 +55,14 @@ class AccessMode(IntEnum):
 
 class CloseReason(Enum):
     """The reason why the broker closed a producer or consumer. The client looks the topic up again
-    and reconnects, whatever the reason; after DELETED it finds no topic and makes none."""
+    and reconnects, for every reason. After DELETED it finds no topic, and does not create one."""
 
     UNLOADED = "the topic is not served here any more"
-    LOG_FAILED = "an append failed; what was not acknowledged must be sent again"
-    SEEK = "the subscription was moved"
-    FENCED = "another producer has taken its place"
+    LOG_FAILED = "an append to the log failed; send messages without a receipt again"
+    SEEK = "a seek moved the subscription"
+    FENCED = "another producer has exclusive access now"
     QUOTA = "the topic's backlog exceeds its quota"
-    REPLACED = "another connection of the same client took the place"
+    REPLACED = "a newer connection has taken its place"
     UNSUBSCRIBED = "the subscription was deleted"
     TERMINATED = "the topic takes no more messages"
     NEGATIVE_ACKS = "the subscription withholds too many negatively acknowledged entries"
@@ -80,22 +80,22 @@ class ClientInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProducerRequest:
-    """PRODUCER, as the topic wants it."""
+    """The content of a PRODUCER command."""
 
     producer_id: int
-    name: str  # "": the broker makes one
+    name: str  # "": the broker makes a name
     client: ClientInfo
     user_provided_name: bool = True
-    epoch: int = 0  # how often this producer has reconnected
+    epoch: int = 0  # the number of reconnects of this producer
     access_mode: AccessMode = AccessMode.SHARED
-    topic_epoch: int | None = None  # None: has never been exclusive
+    topic_epoch: int | None = None  # None: the producer has never been exclusive
     metadata: Mapping[str, str] = field(default_factory=dict)
-    stops_at_refusal: bool = False  # nothing is stored after a publish that was refused
+    stops_at_refusal: bool = False  # True: the broker stores nothing after a refused publish
 
 
 @dataclass(frozen=True, slots=True)
 class SubscribeRequest:
-    """SUBSCRIBE, as the topic wants it."""
+    """The content of a SUBSCRIBE command."""
 
     consumer_id: int
     subscription: str
@@ -104,12 +104,12 @@ class SubscribeRequest:
     consumer_name: str = ""
     durable: bool = True
     initial_position: InitialPosition = InitialPosition.LATEST
-    # The start of a non-durable subscription; None: as `initial_position` says.
+    # The start of a non-durable subscription. None: `initial_position` applies.
     start: Position | None = None
     start_rollback_s: int = 0  # a new subscription begins this long ago, by publish time; 0: off
     priority: int = 0  # lower is served first
     key_shared: KeySharedPolicy | None = None  # None: the client sent none
-    # The epoch of its last redelivery request; None: it sends no epochs.
+    # The epoch of the consumer's last redelivery request. None: the consumer sends no epochs.
     consumer_epoch: int | None = None
     read_compacted: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class LastMessage:
 
 
 class ReadyProducer(Protocol):
-    """The facts about a producer that its client is told."""
+    """The facts about a producer that the session reports to its client."""
 
     name: str
     last_sequence_id: int
@@ -136,48 +136,53 @@ class ReadyProducer(Protocol):
 
 
 class ProducerEvents(Protocol):
-    """A session's work for a producer. Called on the loop; must not call back synchronously."""
+    """The events of a producer, which its session handles. The topic calls the methods on the loop.
+    They must not call back synchronously."""
 
     def receipts(self, ledger: int, receipts: Iterable[tuple[int, int, int]]) -> None:
         """The sent entries are durable in this ledger. `receipts`: sequence id, highest sequence id
-        (0: not said) and entry id of each, in send order. Ledger and entry ids are -1 for entries
-        that the log held already."""
+        (0: the client sent none) and entry id of each, in send order. Ledger and entry ids are -1
+        for duplicates of stored entries."""
 
     def send_error(self, sequence_id: int, error: Exception) -> None:
-        """This publish was refused. Refusals also arrive in send order."""
+        """The broker refuses this publish. Receipts and refusals come in send order."""
 
     def ready(self, producer: ReadyProducer) -> None:
         """The producer waited for exclusive access and has it now: answer PRODUCER again."""
 
     def refused(self, error: Exception) -> None:
-        """The producer waited for exclusive access and will not get it: tell the client; nothing
-        more is called."""
+        """The producer waited for exclusive access and will not get it: tell the client. No other
+        event follows."""
 
     def closed(self, reason: CloseReason) -> None:
-        """Tell the client; nothing more is called."""
+        """The broker has closed the producer: tell the client. No other event follows."""
 
     async def probe(self) -> bool:
-        """Whether the client's connection is alive, after asking it (a few seconds at most)."""
+        """Probe the client's connection, for a few seconds at most. Returns True when the client
+        answers."""
 
 
 class ConsumerEvents(Protocol):
-    """A session's work for a consumer. Called on the loop; must not call back synchronously."""
+    """The events of a consumer, which its session handles. The subscription calls the methods on
+    the loop. They must not call back synchronously."""
 
     def writable(self) -> bool:
-        """Whether the connection takes more now. After False, `ConsumerHandle.on_writable` is
-        called once it does."""
+        """Returns True when the connection accepts more bytes now. After False, the session calls
+        `ConsumerHandle.on_writable` when the connection accepts more bytes again."""
 
     def deliver(self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail]) -> None:
-        """Send these entries. `details` is sparse, by index in `entries`."""
+        """Send these entries. `details`: see Deliver."""
 
     def reached_end(self) -> None:
-        """Tell the client that its subscription has acknowledged all of a terminated topic."""
+        """Tell the client that its subscription has acknowledged all messages of a terminated
+        topic."""
 
     def active_changed(self, active: bool) -> None:
         """Tell the client whether its consumer is the active one (single-active types)."""
 
     def closed(self, reason: CloseReason) -> None:
-        """Tell the client; nothing more is called."""
+        """The broker has closed the consumer: tell the client. No other event follows."""
 
     async def probe(self) -> bool:
-        """Whether the client's connection is alive, after asking it (a few seconds at most)."""
+        """Probe the client's connection, for a few seconds at most. Returns True when the client
+        answers."""

@@ -26,7 +26,8 @@ class SubscriptionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The facts of one moment. The broker's own facts are set by the caller."""
+    """The facts from which `explain` derives the reasons. The caller adds the facts of the
+    broker."""
 
     state: SubscriptionState = SubscriptionState.OPEN
     dispatcher: tuple[Reason, ...] | None = None  # None: no consumer since the start or a seek
@@ -35,7 +36,7 @@ class Snapshot:
     rate: str = ""  # the dispatch rate that a read waits for; "": none
     rate_wait_s: float = 0.0
     unconfirmed: int = 0  # entries that are published and not durable yet
-    log_trouble: str = ""  # the reason: the bookies that failed
+    log_trouble: str = ""  # the cause of `unconfirmed`: the bookies that failed
     budget_waiting: int = 0  # connections that wait before they may publish
     budget_used: int = 0  # bytes
     budget_max: int = 0
@@ -52,7 +53,8 @@ _STATES: Final[Mapping[SubscriptionState, Reason]] = {
 
 
 def explain(at: Snapshot) -> list[Reason]:
-    """Every reason. A closed subscription and a quarantined topic have no other."""
+    """Every reason that holds. A quarantine of the topic hides the other reasons, and so does the
+    close of the subscription."""
     if at.quarantine:
         detail = (
             f"the broker refuses the topic for {at.quarantine_s:.0f} s more, because it failed"

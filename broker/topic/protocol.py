@@ -46,27 +46,28 @@ class Producer(Protocol):
     def events(self) -> ProducerEvents: ...
 
     @property
-    def is_waiting(self) -> bool: ...  # whether it waits for exclusive access
+    def is_waiting(self) -> bool: ...  # True: the producer waits for exclusive access
 
     def publish(self, sends: SendRun, now: float) -> None:
-        """Take what the client sent. The outcome comes by the events."""
+        """Accept entries that the client sent. The producer reports their outcome through
+        `events`."""
 
     @property
     def has_room(self) -> bool:
-        """True: `wait_room` would return at once."""
+        """True when `wait_room` would return at once."""
 
     async def wait_room(self) -> None:
-        """Return when the topic takes more, or at once when the producer has ended."""
+        """Return when the topic accepts more entries, or at once if the producer has ended."""
 
     async def close(self) -> None:
-        """The client closes. What it sent is answered first."""
+        """The client closes the producer, which first answers the outstanding publishes."""
 
     def close_nowait(self) -> None:
-        """The connection is gone: nothing is answered any more."""
+        """The connection has closed: the producer ends, and answers nothing more."""
 
 
 class ServedTopic(Protocol):
-    """A topic that this broker serves, of either kind. Everything is called on the loop."""
+    """A topic that this broker serves, persistent or not. All methods are called on the loop."""
 
     @property
     def name(self) -> TopicName: ...
@@ -84,40 +85,42 @@ class ServedTopic(Protocol):
 
     @property
     def delivered_total(self) -> tuple[int, int]:
-        """Messages and bytes that were delivered since the topic was opened."""
+        """The numbers of messages and bytes that were delivered since the topic was opened."""
 
     async def add_producer(self, request: ProducerRequest, events: ProducerEvents) -> Producer:
-        """Let a producer in. A producer that is in its way is probed first, and evicted if its
-        client does not answer. One that asks to wait for exclusive access may be queued: its state
-        is WAITING then, and `ready` or `refused` of its events follows.
+        """Admit a producer. If another producer blocks it, the topic probes the client of the other
+        one, and evicts the other one if its client does not answer. A producer that asks to wait
+        for exclusive access may be queued: its state is then WAITING, and the topic calls `ready`
+        or `refused` of its events later.
 
-        Raises ProducerBusy, ProducerFenced, NotAllowed, TopicClosing, TopicFull; BacklogQuotaHeld,
-        BacklogQuotaRefused; LogFenced and LogUnavailable while recording the epoch of an exclusive
-        one.
+        Raises ProducerBusy, ProducerFenced, NotAllowed, PoliciesUnavailable, TopicClosing,
+        TopicTerminated, TopicFull; BacklogQuotaHeld, BacklogQuotaRefused; LogError.
         """
 
     async def subscribe(self, request: SubscribeRequest, events: ConsumerEvents) -> ConsumerHandle:
-        """Let a consumer in. Makes the subscription if there is none of that name.
+        """Admit a consumer. Creates the subscription if it does not exist.
 
-        Raises ConsumerBusy, NotAllowed, SubscriptionFenced, TopicClosing; LogError.
+        Raises ConsumerBusy, NotAllowed, SubscriptionNotFound (the policies do not let consumers
+        create it), SubscriptionFenced, TopicClosing, PoliciesUnavailable; LogError.
         """
 
     async def ensure_subscription(
         self, name: str, start: Position, properties: Mapping[str, str] | None = None
     ) -> None:
-        """A durable subscription of this name, beginning with the entry at or after `start` if it
-        is new. Durable on return. Raises TopicClosing, LogError."""
+        """Create the durable subscription of this name if it does not exist. A new subscription
+        begins with the entry at or after `start`, and is stored on return. Raises TopicClosing,
+        NotAllowed (the topic has too many), PoliciesUnavailable, LogError."""
 
     async def unsubscribe(self, name: str, *, force: bool = False) -> None:
         """Delete a subscription. Raises SubscriptionNotFound, ConsumersConnected (unless `force`),
         SubscriptionFenced, TopicClosing, LogError."""
 
     async def stats(self) -> dict[str, Any]:
-        """Pulsar's TopicStats, as the admin call gives it. Raises ReadFailed."""
+        """The statistics in the form of Pulsar's TopicStats. Raises ReadFailed."""
 
     async def close(self, reason: CloseReason = ...) -> None:
-        """Serve no more. Returns within a few seconds, and never raises operating errors. May be
-        called more than once."""
+        """Stop serving the topic. Returns within a few seconds, and never raises operating errors.
+        May be called more than once."""
 
 
 class Topic(ServedTopic, Protocol):
@@ -125,7 +128,7 @@ class Topic(ServedTopic, Protocol):
 
     @property
     def log(self) -> Log:
-        """The places of the topic's entries, to be read by range."""
+        """The log with the entries of the topic."""
 
     @property
     def cursors(self) -> Cursors: ...
@@ -142,50 +145,50 @@ class Topic(ServedTopic, Protocol):
 
     @property
     def backlog_age_s(self) -> int:
-        """How long ago the oldest entry that a durable subscription has not acknowledged was
-        appended, as far as its time is known without a read. -1: there is none."""
+        """The age in seconds of the oldest entry that a durable subscription has not acknowledged,
+        by the times that are known without a read. -1: no such time is known."""
 
     @property
     def all_subscriptions(self) -> Sequence[Subscription]:
-        """The durable ones and the others, also two of one name."""
+        """All subscriptions. A durable and a non-durable one may have the same name."""
 
     async def expire(self, subscription: Subscription, *, older_than_s: int) -> int:
-        """Skip what was appended longer ago than that. Returns how many entries. Raises
-        SubscriptionFenced, ReadFailed, LogError."""
+        """Acknowledge the entries of the subscription that were appended more than `older_than_s`
+        seconds ago. Returns their number. Raises SubscriptionFenced, ReadFailed, LogError."""
 
     async def expire_through(self, subscription: Subscription, position: Position) -> int:
-        """Skip every entry up to this one, as `expire` does."""
+        """Acknowledge every entry up to this one, as `expire` does."""
 
     def trim(self) -> None:
         """Drop the ledgers that no subscription needs and retention does not keep."""
 
     async def truncate(self) -> None:
-        """Drop every message published before this call, acknowledged or not, whatever retention
-        says. Consumers are disconnected and come back. Raises TopicClosing, SubscriptionFenced,
-        LogError."""
+        """Drop every message published before this call, acknowledged or not, even if retention
+        would keep it. The topic disconnects the consumers, which reconnect. Raises TopicClosing,
+        SubscriptionFenced, LogError."""
 
     async def terminate(self) -> Position:
-        """Take no more messages, permanently. Returns the last one, EARLIEST if there is none; a
-        topic that is terminated already gives the same answer. Raises TopicClosing, LogError."""
+        """Accept no more messages, permanently. Returns the position of the last message; EARLIEST:
+        there is none. A second call returns the same position. Raises TopicClosing, LogError."""
 
     def now_ms(self) -> int:
-        """The wall clock."""
+        """The wall-clock time in milliseconds."""
 
     def explain(self, name: str) -> list[Reason]:
-        """The reasons why a subscription dispatches nothing. Raises SubscriptionNotFound."""
+        """The reasons why a subscription delivers nothing now. Raises SubscriptionNotFound."""
 
     def begin_deletion(self, *, force: bool) -> frozenset[str]:
-        """Disconnect all clients and let none in any more. Returns their names, as tombstones keep
-        them. Raises TopicInUse (unless `force`), TopicClosing."""
+        """Disconnect all clients, and admit no more. Returns the names of the clients as a
+        tombstone stores them. Raises TopicInUse (unless `force`), TopicClosing."""
 
     async def wait_released(self) -> None:
-        """Call it after `begin_deletion`. Returns when nothing holds the topic any more."""
+        """Return when nothing holds the topic any more. Call it after `begin_deletion`."""
 
     @property
     def idle_since(self) -> float | None:
-        """Since when (in the loop's time) the topic has had no clients and no work. None: it has
-        some."""
+        """The loop's time since which the topic has had no clients and no work. None: it has
+        clients or work."""
 
     def end_deletion(self) -> None:
-        """Call it after `begin_deletion`: the topic is deleted, or the broker does not know whether
-        it is."""
+        """End the topic after `begin_deletion`: the topic is deleted, or the outcome of its
+        deletion is unknown."""

@@ -11,12 +11,13 @@ if TYPE_CHECKING:
 
 
 async def check_backlog_quotas(topic: Topic) -> None:
-    """Raises ReadFailed."""
+    """Apply the backlog quotas of a persistent topic. Raises LogError, PoliciesUnavailable."""
     if isinstance(topic, PersistentTopic):
         await topic.quotas.check()
 
 
 async def tend_deduplication(topic: Topic) -> None:
-    """Raises LogError."""
+    """Journal sequence ids of a persistent topic if that is due. See Deduplication.visit. Raises
+    LogError, PoliciesUnavailable."""
     if isinstance(topic, PersistentTopic):
         await topic.deduplication.visit(topic.producers)

@@ -1,11 +1,12 @@
 """Decodes Avro's binary encoding with one writer's schema: a small part of Avro, without a library.
 
-All types of Avro 1.11 are read. Logical types: date, timestamp-millis, timestamp-micros, uuid;
-others are read as their base type. A union must be of null and one other type. A recursive schema
-is refused. Types in Spark: record -> struct, enum -> string, map -> map, fixed -> binary.
+The decoder reads all types of Avro 1.11. It knows the logical types date, timestamp-millis,
+timestamp-micros and uuid, and reads other logical types as their base types. A union must be of
+null and one other type. The parser refuses a recursive schema. Types in Spark: record -> struct,
+enum -> string, map -> map, fixed -> binary.
 
-A payload is decoded as a whole. Bytes after the value, lengths beyond the payload and invalid
-indexes are errors (ValueError).
+A value must fill its payload. Bytes after the value, lengths beyond the payload and invalid indexes
+are errors (ValueError).
 
 Pure.
 """
@@ -41,12 +42,12 @@ from magnetar.protos.entry import read_varint
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ITEMS_MAX: Final = 1_000_000  # the items of one array or map: items may have no bytes
+ITEMS_MAX: Final = 1_000_000  # the items of one array or map: an item can have 0 bytes
 DEPTH_MAX: Final = 64  # the depth of nested types
 
 
 class InvalidAvroSchema(ValueError):
-    """The schema is not an Avro schema that can be read."""
+    """The schema is not an Avro schema that the decoder can read."""
 
 
 @dataclass(frozen=True, slots=True)

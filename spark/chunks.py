@@ -1,14 +1,16 @@
 """Joins the chunks of large messages within a range of entries.
 
 A chunked message is a row of the range that holds its last chunk. A range can begin in the middle
-of a message: then the entries before the range are read, back to chunk 0. The result of this
-backward search defines the message. The pieces that a range keeps in memory only save searches:
+of a message. Then the executor searches backwards through the entries before the range, up to chunk
+0. The result of this search defines the message. A range keeps pieces of messages in memory only to
+save searches. The search has three rules:
 
-1. Of each chunk, the newest entry before the last chunk counts. A producer without a receipt sends
-   chunks again.
-2. If another last chunk of the message comes before all chunks are found, the message ended there:
-   the newer last chunk is a copy, and no row.
-3. If the topic begins before all chunks are found, the message was deleted in part: it is lost.
+1. If a chunk has several entries, the newest one before the last chunk counts. A producer without a
+   receipt sends chunks again.
+2. If the search finds another last chunk of the message before it has all chunks, the message ended
+   there. The newer last chunk is a copy, and no row.
+3. If the search reaches the first stored entry before it has all chunks, a part of the message was
+   deleted: the message is lost.
 
 So the rows of a topic do not depend on its division into ranges. A message whose last chunk is not
 stored is no row of any range.
@@ -31,17 +33,17 @@ if TYPE_CHECKING:
     from magnetar.protos.message import ReceivedEntry
 
 PENDING_BYTES_MAX: Final = 256 << 20
-"""Pieces of incomplete messages that one range keeps. Beyond this number, the pieces of the
-oldest message are dropped, unless it is the only one; if its last chunk comes, they are read again.
-"""
+"""Bytes of the pieces of incomplete messages that one range keeps. Beyond this limit, the range
+drops the pieces of the oldest message, unless it is the only one. If the last chunk of this message
+arrives, a search reads the pieces again."""
 
 MESSAGE_BYTES_MAX: Final = 1 << 30
-"""The limit of one chunked message, as it is sent. A row of Spark has at most 2 GiB."""
+"""Bytes of one chunked message, as its producer sent it. A row of Spark has at most 2 GiB."""
 
 SEARCH_ENTRIES_MAX: Final = 100_000
-"""Entries between the first and the last chunk of a message, if the range has not all of them."""
+"""Entries that one search reads for the chunks of a message."""
 
-ENDED_MAX: Final = 1_000  # messages that are known to have ended; others cost a search
+ENDED_MAX: Final = 1_000  # ended messages that a range remembers: their later copies need no search
 
 _Id = tuple[str, str]  # producer, uuid
 
@@ -53,7 +55,7 @@ class Earlier(Protocol):
         """Yield the stored entries (ledger, entry, bytes) before this one, the newest first."""
 
     def on_lost(self, ledger: int, entry: int, what: str) -> None:
-        """A message whose last chunk is this entry cannot be read any more. May raise DataLost."""
+        """Report that the message whose last chunk is this entry is lost. May raise DataLost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """Converts stored entries to Arrow. An executor calls it with the bytes of a range read.
 
 The decoder works per entry where the format allows it: decompression, checksum, publish time,
-index, message ids and constants do not look at single messages. The messages of batches are found
-by a scan of many at once (batch_scan.py). Where the scan gives up, and for properties, the messages
-are read in turn, because each message tells where the next one begins. With entry-level columns
-only, the decoder does not open the payload.
+index, message ids and constants do not need single messages. A scan finds many messages of batches
+at once (batch_scan.py). If the scan gives up, and for properties, the decoder reads the messages in
+turn, because each message says where the next one begins. If no column needs single messages, the
+decoder does not open the payload.
 
-On one core, for messages of 100 bytes, the scan decodes three times as many rows in a second as the
-plain walk: `value` alone, in batches of 100 or 1,000.
+On one core, the scan decodes three times as many rows in a second as the plain walk. This was
+measured with the column `value` alone, and messages of 100 bytes in batches of 100 or 1,000.
 
 Pure.
 """
@@ -74,7 +74,7 @@ class Rows:
         publish_ms: tuple[int, int] | None = None,
     ) -> None:
         """`earlier`: the entries before the first one that is added. `publish_ms`: first and last
-        publish time of entries that add rows; None: all do."""
+        publish time of entries that add rows. None: entries of all times add rows."""
         self._schema = schema
         self._topic = str(topic)
         self._columns = [COLUMNS[name](topic) for name in schema.names]
@@ -86,7 +86,7 @@ class Rows:
         self._chunks = Chunks(earlier)
         self._publish_ms = publish_ms
         self.rows = 0
-        # The size of the entries; with uncompressed payloads where the decoder opens them.
+        # The size of the entries. If the decoder opens a payload, its uncompressed size counts.
         self.bytes = 0
 
     def add(
@@ -100,8 +100,9 @@ class Rows:
     ) -> None:
         """Add the messages of one stored entry whose index is in [first_index, end_index).
 
-        None: all from `first_index` on. A chunk adds a row if it is the last one of its message.
-        Raises UnreadableEntry, and what `earlier` raises; then it adds no row.
+        `end_index` None: all messages from `first_index` on. A chunk adds a row if it is the last
+        one of its message. Raises UnreadableEntry, and the errors of `earlier`. After an error, the
+        entry has added no row.
         """
         try:
             opened = self._open(ledger, entry, stored)
@@ -129,8 +130,8 @@ class Rows:
         """Add consecutive entries (ledger, entry, stored) as `add` does, at less cost: if all of
         them are batches, one scan finds the messages of all.
 
-        Returns how many were added: it stops when the rows hold `bytes_max`, because a small entry
-        can be large when it is uncompressed. One entry is added in any case.
+        Returns the number of added entries, at least one. The method stops when the rows hold
+        `bytes_max`, because a small entry can be large when it is uncompressed.
         """
         if self._add_merged(entries, first_index, end_index, bytes_max):
             return len(entries)
@@ -147,7 +148,7 @@ class Rows:
         end_index: int | None,
         bytes_max: int,
     ) -> bool:
-        """Returns whether the entries were added. If not, they need a look one by one."""
+        """Add entries with one scan. Returns whether they were added: all of them, or none."""
         if not self._messages or self._properties or len(entries) < 2:
             return False
         every: list[Opened] = []
@@ -217,8 +218,8 @@ class Rows:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _open(self, ledger: int, entry: int, stored: bytes | memoryview) -> Opened | None:
-        """Open a stored entry. Returns None if it adds no row: a marker, which holds no message of
-        a user, a chunk that does not complete its message, or an entry of another time."""
+        """Open a stored entry. Returns None if the entry adds no row: a marker (it holds no message
+        of a user), a chunk that does not complete its message, or an entry of another time."""
         received = read_entry(stored)
         if received.metadata.HasField("marker_type"):
             return None
@@ -251,7 +252,7 @@ class Rows:
         return not first <= received.publish_time_ms <= last
 
     def _opened(self, ledger: int, entry: int, received: ReceivedEntry, size: int) -> Opened:
-        """Uncompress the payload if a column needs it. `size`: of the stored entry."""
+        """Uncompress the payload if a column needs it. `size`: the bytes of the stored entry."""
         opened = Opened(ledger, entry, received, received.num_messages, size, (), ())
         if self._messages and (received.is_batch or self._payload):
             opened.plain = _plain(received)
@@ -278,7 +279,7 @@ class Opened:
 
     @property
     def batch_size(self) -> int:
-        """The messages of the entry, those that are left out too."""
+        """The number of messages of the entry, including those that are left out."""
         return self.whole or self.count
 
     @property
@@ -290,7 +291,7 @@ class Opened:
 
 
 def _merged(every: Sequence[Opened]) -> Opened | None:
-    """The messages of several batches as if they were of one. None: the scan did not find them."""
+    """The messages of several batches, as one batch. None: the scan did not find the messages."""
     counts = np.cumsum([opened.count for opened in every])
     count = int(counts[-1])
     if count < MESSAGES_MIN:
@@ -337,8 +338,9 @@ def _plain(received: ReceivedEntry) -> bytes | memoryview:
 def _walk(payload: bytes, count: int) -> tuple[list[pb.SingleMessageMetadata], list[bytes]]:
     """Return metadata and value of each message of a batch. Raises BatchDeserializeError.
 
-    It works as `decode_messages` of magnetar.protos.message, but creates no objects for columns
-    that may not be requested. A size that is too large shows at the next message or at the end.
+    The function is like `decode_messages` of magnetar.protos.message, but creates no objects for
+    columns that may not be requested. It detects a size that is too large at the next message, or
+    at the end.
     """
     metadata: list[pb.SingleMessageMetadata] = []
     values: list[bytes] = []
@@ -628,7 +630,8 @@ class _SchemaVersion:
 
 
 class _Index:
-    """The index of the message in its topic. The broker stores that of an entry's last message."""
+    """The index of the message in its topic. The broker stores only the index of an entry's last
+    message."""
 
     of_message = False
 

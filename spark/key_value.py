@@ -1,7 +1,7 @@
 """Splits the payloads of Pulsar's KeyValue schema with the encoding INLINE.
 
-A payload is `i32 size | key | i32 size | value`, big-endian; the size -1 means that the part is
-null. With the encoding SEPARATED the payload is the value, and the message's key the key.
+A payload is `i32 size | key | i32 size | value`, big-endian. The size -1 means that the part is
+null. With the encoding SEPARATED, the payload is the value, and the message's key is the key.
 
 Pure.
 """
@@ -48,7 +48,7 @@ def _sizes(
     ends: NDArray[np.int64],
     sound: NDArray[np.bool_],
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The size of the part at each place, and which of them fit into their payloads."""
+    """The size of the part at each place, and which parts fit into their payloads."""
     sound = sound & (at + _SIZE_BYTES <= ends)
     sizes = np.full(len(at), -1, dtype=np.int64)
     heads = data[at[sound][:, None] + np.arange(_SIZE_BYTES)]

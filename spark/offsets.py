@@ -6,16 +6,18 @@
     {"v": 1, "t": {...}, "tasks": [bytes, most]}                 how the batch is divided into tasks
 
 A position is the place of the next message: `index` is its number in the topic, `entry` holds it.
-A batch therefore reads [start, end). The index decides what is lost: indexes are dense, and an
-owner never reuses one. `bytes` counts what the query has read of the topic, as far as sizes are
-known; differences between positions are rows and bytes.
+A batch therefore reads [start, end). The index shows which messages are lost, because indexes are
+dense, and an owner never uses an index twice. `bytes` counts the bytes of the topic that the query
+has read, as far as sizes are known. The difference of two positions gives rows and bytes.
 
 `from` holds the position at which a topic begins in this batch, if the preceding offsets do not
-have it: all topics of the first batch, new topics, and topics whose next messages were lost. So a
-batch can be repeated from the checkpoint alone, also after the topic was trimmed.
+have this position. These are all topics of the first batch, new topics, and topics whose next
+messages were lost. So Spark can repeat a batch from the checkpoint alone, even after the topic was
+trimmed.
 
-`tasks` holds the options by which the batch that ends here was divided: a sink that writes exactly
-once needs the same tasks when the batch is repeated, also if the options were changed in between.
+`tasks` holds the options by which the batch that ends here was divided into tasks. A sink that
+writes exactly once needs the same tasks when the batch is repeated, even if the options were
+changed in between.
 
 Spark compares offsets as JSON text. Equal positions must therefore have equal text: topics are
 sorted, and a query that has read nothing new returns the same offsets, `from` included.
@@ -55,7 +57,7 @@ class Offsets:
 
     places: Mapping[str, Place]
     begun: Mapping[str, Place] = field(default_factory=dict)  # `from`
-    tasks: tuple[int, int] | None = None  # bytes of one, the most of them; None: not noted
+    tasks: tuple[int, int] | None = None  # bytes of one task, maximal number; None: unknown
 
     def to_json(self) -> dict[str, Any]:
         """The offsets for Spark, topics in order."""

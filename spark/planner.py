@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 # 100,000 rows of 150 bytes: 0.1 s of decoding, several times the cost of a task itself.
 TARGET_BYTES_PER_TASK: Final = 16 << 20
 # The driver's Python process does not know how many cores the executors have. More tasks than cores
-# cost little. Sixteen tasks keep a small cluster busy; users of a large one set maxPartitions.
+# cost little. Sixteen tasks keep a small cluster busy. Users of a large cluster set maxPartitions.
 TASKS_MAX: Final = 16
 # The size of an open ledger is not known. The guess lies between an unbatched message (1 KiB) and a
-# full batch (128 KiB). If the topic has ledgers of known size, their mean is used instead.
+# full batch (128 KiB). If the topic has ledgers of known size, the mean of their entries is used.
 ENTRY_BYTES_GUESS: Final = 16 << 10
 
 

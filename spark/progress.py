@@ -5,9 +5,10 @@
     spark.streams.addListener(ProgressMetrics(REGISTRY))
     start_http_server(9465)
 
-The listener sees all queries of its session. Rows and bytes behind exist for the sources of format
-"magnetar" only: they are differences of offsets, so the listener asks no broker. Spark reports the
-progress after each batch, and every ten seconds that a query is idle.
+The listener sees all queries of its session. It exports the rows and bytes that a query has not
+read yet only for sources of the format "magnetar". These are differences of offsets, so the
+listener asks no broker. Spark reports the progress after each batch, and every ten seconds while a
+query is idle.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     )
 
 TOPICS_MAX: Final = 1_000
-"""Series of one source: the topics that are furthest behind. The other topics are summed up, as
-OTHERS. A thousand topics are about 150 kB a scrape."""
+"""The topics of one source with a series of their own: those that are furthest behind. The series
+OTHERS is the sum of the other topics. A thousand topics are about 150 kB a scrape."""
 OTHERS: Final = "others"
 
 
@@ -74,7 +75,7 @@ class ProgressMetrics(StreamingQueryListener, Collector):
         registry.register(self)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """The query has not reported progress yet."""
+        """Do nothing: the query has not reported progress yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Keep the progress of a batch."""
@@ -84,7 +85,7 @@ class ProgressMetrics(StreamingQueryListener, Collector):
         self._queries[run] = _query_of(progress, before.rows if before else 0)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """An idle query has no rate. It is as far behind as after its last batch."""
+        """Set the rates to 0. The query is as far behind as after its last batch."""
         run = str(event.runId)
         if run in self._queries:
             self._queries[run] = replace(
@@ -107,7 +108,7 @@ class ProgressMetrics(StreamingQueryListener, Collector):
         )
         size = GaugeMetricFamily(
             "magnetar_spark_bytes_behind",
-            "Stored bytes that a query has not read yet, about.",
+            "Stored bytes that a query has not read yet (approximate).",
             labels=by_topic,
         )
         batch = GaugeMetricFamily(
@@ -115,16 +116,16 @@ class ProgressMetrics(StreamingQueryListener, Collector):
         )
         rate = GaugeMetricFamily(
             "magnetar_spark_input_rows_per_second",
-            "Rows that arrived in a second, as of the last batch.",
+            "Rows that arrived per second, at the last batch.",
             labels=["query"],
         )
         processed = GaugeMetricFamily(
             "magnetar_spark_processed_rows_per_second",
-            "Rows that the last batch processed in a second.",
+            "Rows that the last batch processed per second.",
             labels=["query"],
         )
         read = CounterMetricFamily(
-            "magnetar_spark_input_rows", "Rows read, of all sources.", labels=["query"]
+            "magnetar_spark_input_rows", "Rows read from all sources.", labels=["query"]
         )
         for query in queries:
             batch.add_metric([query.name], query.batch_s)
@@ -169,7 +170,7 @@ def _behind(source: SourceProgress) -> dict[str, Behind]:
 
 
 def _offsets(text: str | None) -> Offsets | None:
-    """None: they are symbolic, unknown, or of another source."""
+    """Parse offsets. None: the offsets are symbolic, unknown, or of another source."""
     try:
         parsed = json.loads(text or "null")
         return parse_offsets(parsed) if isinstance(parsed, dict) else None

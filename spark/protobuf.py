@@ -4,8 +4,8 @@ The definition is JSON: `fileDescriptorSet` (base64), `rootMessageTypeName`, and
 `rootFileDescriptorName`, which is not needed here. Types in Spark: message -> struct, repeated ->
 array, map -> map, enum -> string (the number as text if it has no name), uint32 -> bigint, uint64
 -> decimal(20,0), google.protobuf.Timestamp -> timestamp. A field that a payload lacks is null if
-the definition tells a missing field from a default one; otherwise it has its default. A type that
-contains itself is refused.
+the field has presence: then Protobuf distinguishes a missing field from a default value. Otherwise
+the field has its default value. The parser refuses a type that contains itself.
 
 The columns are built field by field from all messages of an array, not message by message.
 
@@ -46,14 +46,13 @@ from pyspark.sql.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-FIELDS_MAX: Final = (
-    10_000  # of a definition; the fields of a type count at each place that has the type
-)
+FIELDS_MAX: Final = 10_000
+"""The fields of a definition. The fields of a type count once for each place that has the type."""
 TIMESTAMP: Final = "google.protobuf.Timestamp"
 
 
 class InvalidProtobufSchema(ValueError):
-    """The definition is not one of a Protobuf message that can be read."""
+    """The definition does not describe a Protobuf message that the decoder can read."""
 
 
 @dataclass(frozen=True, slots=True)

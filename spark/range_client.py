@@ -1,9 +1,9 @@
 """Blocking calls to a broker for Spark's Python processes.
 
-Each call carries the credentials of the options in its metadata, as a CONNECT. Each process keeps
-one channel for each broker and access until it ends: Spark reuses a worker for many tasks,
-and a channel costs more than a small task. This module imports grpc and is loaded after Spark's
-start, because grpc's threads do not survive the fork that creates a worker.
+Each call carries the credentials of the options in its metadata, as a CONNECT command. Each process
+keeps one channel for each broker and access until the process ends. Spark reuses a worker for many
+tasks, and a channel costs more than a small task. This module imports grpc and is loaded after
+Spark's start, because grpc's threads do not survive the fork that creates a worker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from magnetar.spark.access import Access
 
-# Frames to read ahead. A frame has 2 MiB, at most 16 MiB.
+# Frames to read ahead. A frame has about 2 MiB, and at most 16 MiB.
 FRAMES_AHEAD: Final = 2
 # If a broker sends nothing for this time, the reader looks for the owner again. Opening a topic
 # after a takeover takes up to 3 s.
@@ -109,8 +109,8 @@ def find_topics(
 
 
 def plan_topics(access: Access, broker: str, topics: Mapping[str, int]) -> list[pb.TopicPlan]:
-    """Ask a broker for plans: {topic: first ledger of interest}. Raises BrokerLost,
-    BrokerRefused."""
+    """Ask a broker for the plans of topics. `topics`: {topic: first ledger of interest}. Raises
+    BrokerLost, BrokerRefused."""
     asks = [pb.TopicAsk(topic=topic, from_ledger=ledger) for topic, ledger in topics.items()]
     request = pb.PlanTopicsRequest(topics=asks)
     reply = _ask(access, broker, f"{_SERVICE}PlanTopics", request, pb.PlanTopicsReply)
@@ -120,8 +120,8 @@ def plan_topics(access: Access, broker: str, topics: Mapping[str, int]) -> list[
 def ledger_copies(
     access: Access, broker: str, ledgers: Mapping[str, Sequence[int]]
 ) -> pb.PlanTopicsReply:
-    """Ask a broker where the copies of sealed ledgers are: {topic: ledgers}. Raises BrokerLost,
-    BrokerRefused."""
+    """Ask a broker where the copies of sealed ledgers are. `ledgers`: {topic: its ledgers}. Raises
+    BrokerLost, BrokerRefused."""
     asks = [
         pb.TopicAsk(topic=topic, from_ledger=NO_LEDGERS, copies_of=part)
         for topic, part in ledgers.items()
@@ -133,7 +133,7 @@ def ledger_copies(
 def watch_positions(
     access: Access, broker: str, topics: Mapping[str, int]
 ) -> Pushes[pb.PositionsUpdate]:
-    """Ask a broker to push the states of topics: {topic: first ledger of interest}."""
+    """Ask a broker to push the states of topics. `topics`: {topic: first ledger of interest}."""
     asks = [pb.TopicAsk(topic=topic, from_ledger=ledger) for topic, ledger in topics.items()]
     request = pb.WatchPositionsRequest(topics=asks)
     return _watch(access, broker, "WatchPositions", request, pb.PositionsUpdate)
@@ -313,7 +313,7 @@ _channels_lock = threading.Lock()
 
 
 def _channel(access: Access, broker: str) -> grpc.Channel:
-    """Raises BrokerRefused if TLS cannot be used."""
+    """The channel to a broker. Raises BrokerRefused if TLS cannot be used."""
     with _channels_lock:
         if (access, broker) not in _channels:
             _channels[access, broker] = _new_channel(access, broker)
@@ -349,7 +349,7 @@ def _greeting(access: Access) -> tuple[tuple[str, bytes], ...]:
 
 
 def _on_refused(access: Access) -> None:
-    """A broker has refused the credentials: they may be outdated."""
+    """Tell the authentication that a broker refused the credentials: they may be outdated."""
     authentication = access.authentication()
     if authentication is not None:
         authentication.auth.on_refused()

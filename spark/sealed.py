@@ -31,7 +31,7 @@ class Sealed:
     addresses: Mapping[Member, str] = field(default_factory=dict)
 
     def only(self, ledgers: Iterable[int]) -> Sealed:
-        """The given ledgers that are known here."""
+        """The part of this object with these ledgers. Unknown ledgers are left out."""
         kept = {it: self.ledgers[it] for it in ledgers if it in self.ledgers}
         members = {
             member for it in kept.values() for segment in it.segments for member in segment.members

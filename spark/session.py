@@ -1,7 +1,7 @@
 """Starts a Spark session for Magnetar's own jobs, with the settings that Spark needs.
 
-Without them, Python workers run the `python3` of the PATH, and Spark resolves the host's name to an
-address, which fails on many machines.
+Without these settings, Python workers run the `python3` of the PATH. Spark also resolves the host's
+name to an address, which fails on many machines.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
 # Magnetar's jobs hold no data in the JVM: rows pass through, aggregates are small.
 DRIVER_MEMORY: Final = "1g"
-# The time between fork and exec; milliseconds, unless the machine is overloaded.
+# The limit of the time between fork and exec: milliseconds, unless the machine is overloaded.
 EXEC_S_MAX: Final = 5.0
 
 
 def spark_session(name: str, *, master: str = "local[*]", **settings: str) -> SparkSession:
-    """Start Spark, or return the session of this process. Settings of `spark-submit` win.
+    """Start Spark, or return the session of this process.
 
-    `settings` are Spark's settings, with "_" for ".". Raises JavaMissing, SparkMissing.
+    `settings` are Spark's settings, with "_" for ".". Settings of `spark-submit` take precedence.
+    Raises JavaMissing, SparkMissing.
     """
     require_java()
     for variable, value in environment_for(master).items():
@@ -75,20 +76,22 @@ def fork_plainly() -> None:
 def end_java() -> None:
     """Kill the Java process that this process has started.
 
-    It is needed after Ctrl-C: PySpark makes Java ignore the signal. A Java process that is still
-    starting would run on for seconds and then print an error.
+    Call this function after Ctrl-C, because PySpark makes Java ignore the signal. A Java process
+    that is still starting would run on for seconds and then print an error.
     """
     for children in Path("/proc/self/task").glob("*/children"):
         for pid in map(int, children.read_text().split()):
-            # True also while it is still the script bin/spark-submit.
+            # This also finds a child that still runs the script bin/spark-submit.
             if b"spark" in _command_of(pid):
                 os.kill(pid, signal.SIGKILL)
 
 
 def _command_of(child: int) -> bytes:
-    """The command line of a child; empty if it has ended. A child that was forked a moment ago
-    still has the command line of this process, and in the middle of its exec it has none: wait
-    until it has its own."""
+    """Wait until a child has its own command line, and return it; empty if the child has ended.
+
+    Right after the fork, a child still has the command line of this process. During its exec, it
+    has none.
+    """
     own, give_up_s = Path("/proc/self/cmdline").read_bytes(), time.monotonic() + EXEC_S_MAX
     while True:
         try:
@@ -102,7 +105,7 @@ def _command_of(child: int) -> bytes:
 
 
 def require_java() -> None:
-    """Raise JavaMissing if Spark would find no Java. If JAVA_HOME is set, Spark uses it alone."""
+    """Raise JavaMissing if Spark would find no Java. If JAVA_HOME is set, Spark uses only it."""
     home = os.environ.get("JAVA_HOME")
     if home and not os.access(Path(home, "bin", "java"), os.X_OK):
         raise JavaMissing(home)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ERROR_CHARACTERS_MAX: Final = 200  # the length of a bad record's reason
-# The rows of one call of the parser: prefixes are cached for this many.
+# The rows of one call of the parser. The prefixes of this many rows are cached.
 JSON_ROWS_MAX: Final = 16_384
 
 
@@ -140,7 +140,7 @@ def _require_whole(texts: pa.Array) -> None:
 
 
 def _are_in_braces(ends: NDArray[np.int64], data: NDArray[np.uint8]) -> bool:
-    """Whether each text begins with an opening brace and ends with a closing one."""
+    """Return whether each text begins with an opening brace and ends with a closing brace."""
     begins = np.concatenate([[0], ends[:-1]])
     return bool(
         np.all(ends > begins)

@@ -118,7 +118,7 @@ def _partition_columns(partition_by: PartitionBy) -> dict[str, Column]:
         case PartitionBy.EVENT_DATE:
             return {"event_date": F.to_date("__eventTime")}
         case PartitionBy.KEY:
-            # Text, or base64 if the key is not UTF-8. "" cannot be a directory's value.
+            # Text, or base64 if the key is not UTF-8. A directory cannot have the value "".
             text = "if(is_valid_utf8(cast(__key as string)), cast(__key as string), base64(__key))"
             return {"key": F.expr(f"nullif({text}, '')")}
         case PartitionBy.NONE:

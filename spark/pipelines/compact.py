@@ -7,10 +7,10 @@ times, and their order within a task.
 The newest message of a key is the one with the highest index of its partition. A key can be in
 several partitions, for example if partitions were added. Among these, the publish time decides.
 
-The job ends with the messages that exist at its start. With the guarantee dedup, the job's id is
-made of the topics and of the first and last messages. So a job that was killed continues, if no
-message was published or deleted meanwhile; otherwise it begins again, and the newest message of a
-key is still the last one.
+The job reads only the messages that exist at its start. With the guarantee dedup, the job's id is
+made of the topics and of the first and last messages. So a job that was killed and is run again
+continues, if no message was published or deleted meanwhile. Otherwise the job begins again. In both
+cases, the newest message of a key comes last.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Archives several topics to Parquet. Each run adds what is new, each message exactly once.
+"""Archives several topics to Parquet. Each run adds the new messages, each exactly once.
 
     <path>/topic=<tenant%2F...>/date=<publish date>/part-*.parquet
     <path>/_checkpoint     how far each topic is archived
     <path>/_spark_metadata which files belong to the archive
 
-A run reads the topics as a stream up to their present end, and stops. Spark's file sink lists the
-files of a batch before the batch counts as done. So a run that was killed leaves files that the
-list does not name, and the next run repeats the batch. Read the archive with Spark, which obeys the
-list. One run at a time writes to an archive (flock).
+A run reads the topics as a stream up to their ends at its start, and stops. Spark's file sink lists
+the files of a batch before the batch counts as done. So a run that was killed can leave files that
+the list does not name, and the next run repeats the batch. Read the archive with Spark, which reads
+only listed files. One run at a time writes to an archive (flock).
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ def archive_new(
     skip_lost: bool = False,
     bytes_per_batch: int = BYTES_PER_BATCH,
 ) -> Archived:
-    """Archive what was published since the last run, and compare the archive with the topics.
+    """Archive the messages published since the last run, and compare the archive with the topics.
 
-    A `subscription` keeps the topics from deleting messages before they are archived. Without one,
-    a topic may delete messages between two runs: then the run fails, unless `skip_lost`.
+    A `subscription` keeps the topics from deleting messages before they are archived. Without a
+    subscription, a topic may delete messages between two runs. Then the run fails, unless
+    `skip_lost` is true.
 
     Raises TargetBusy, OSError, and Spark's exceptions, which wrap the source's errors.
     """
@@ -92,9 +93,9 @@ def _archive(spark: SparkSession, path: Path, schema: StructType) -> DataFrame:
 def _compare(
     spark: SparkSession, connection: Mapping[str, str], topics: Sequence[str], archived: DataFrame
 ) -> list[Compared]:
-    """Compare what is archived with the same messages of the topics.
+    """Compare the archived messages with the same messages of the topics.
 
-    Messages that a topic no longer has are not compared, nor those published after the run.
+    Messages that a topic has deleted, and messages published after the run, are not compared.
     """
     stored = messages(spark, connection, topics)
     parts = ["__topic", "__partition"]

@@ -18,11 +18,12 @@ START_ATTEMPTS: Final = 5
 WORKER_LATE: Final = "Python worker failed to connect back"  # Spark waits 10 s for it
 
 TASKS: Final = 4
-"""Tasks that write. Fixed: a job that is run again must divide its rows in the same way."""
+"""The number of tasks that write. A job that is run again must divide its rows in the same way, so
+the number is fixed."""
 
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
-    # All Parquet readers support it; Spark's default is INT96.
+    # All Parquet readers support this type; Spark's default is INT96.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Otherwise the division of rows would depend on sizes and on the number of cores.
     "spark.sql.adaptive.enabled": "false",
@@ -66,7 +67,7 @@ def extents(
 
 
 def within(frame: DataFrame, extents: dict[tuple[str, int], tuple[int, int]]) -> DataFrame:
-    """Return the messages of these extents. So a frame that Spark plans again has the same rows."""
+    """Return the messages of these extents. A frame that Spark plans again has the same rows."""
     kept: Column = F.lit(False)
     for (topic, _), (first, last) in extents.items():
         kept = kept | ((F.col("__topic") == topic) & F.col("__index").between(first, last))
@@ -106,8 +107,8 @@ def run_to_end(start: Callable[[], StreamingQuery]) -> StreamingQuery:
 def write(
     frame: DataFrame, connection: Mapping[str, str], topic: str, *, guarantee: str, job: str
 ) -> None:
-    """Write messages to a topic. With the guarantee dedup, a job that is run again under the same
-    id continues where it was."""
+    """Write messages to a topic. With the guarantee dedup, a job that is run again with the same id
+    continues where it stopped."""
     writer = frame.write.format("magnetar").mode("append").options(**connection)
     writer = writer.option("topic", topic).option("deliveryGuarantee", guarantee)
     (writer.option("jobId", job) if guarantee == "dedup" else writer).save()

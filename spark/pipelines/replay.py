@@ -31,7 +31,7 @@ MESSAGE_COLUMNS: Final = ("value", "__key", "__orderingKey", "__eventTime", "__m
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The report."""
+    """The report of a replay."""
 
     files: int
     rows: int
@@ -61,7 +61,7 @@ def replay(
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """The files that Spark reads, in order: `path` itself, or those below it."""
+    """The files that Spark reads, in order: `path` itself, or the Parquet files below it."""
     if path.is_file():
         return [path]
     return [

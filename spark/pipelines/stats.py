@@ -39,7 +39,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """The report."""
+    """The report of `statistics`."""
 
     topics: list[Counted]
     keys: list[Counted]  # the keys with the most messages, at most KEYS_SHOWN

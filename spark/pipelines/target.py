@@ -73,7 +73,8 @@ def staged(path: Path) -> Iterator[Path]:
 def locked(path: Path) -> Iterator[None]:
     """Create the directory of an incremental archive, and hold its lock.
 
-    Raises TargetBusy if another run holds it, TargetForeign if the directory holds something else.
+    Raises TargetBusy if another run holds the lock, and TargetForeign if the directory holds
+    anything but an incremental archive.
     """
     if path.is_dir():
         names = {child.name for child in path.iterdir()}
@@ -108,7 +109,8 @@ def _put_back(staging: Path, path: Path) -> None:
 def _lock(held: int, staging: Path, path: Path) -> None:
     """Lock the staging directory. Raises TargetBusy.
 
-    Another run may have ended and removed the directory after it was opened; this counts as busy.
+    Another run may have ended, and removed the directory after this run opened it. This counts as
+    busy, too.
     """
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

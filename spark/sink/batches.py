@@ -4,13 +4,14 @@ The cut depends on the messages alone: not on time, receipts, or what is stored 
 that is repeated produces the same entries, and the broker's deduplication knows each of them. An
 entry is cut when
 
-1. it holds MESSAGES_MAX messages or BYTES_MAX bytes, or the next message would exceed the latter,
-2. all open entries together hold `open_bytes_max`, or there are OPEN_MAX of them: all are cut, in
-   the order of their first messages,
+1. the entry holds MESSAGES_MAX messages or BYTES_MAX bytes, or would hold more than BYTES_MAX bytes
+   with the next message,
+2. all open entries together hold `open_bytes_max` bytes, or there are OPEN_MAX open entries: the
+   cutter then cuts all of them, in the order of their first messages,
 3. the task ends.
 
-Messages are numbered as their entries are cut. So sequence ids rise from entry to entry, also if an
-entry holds one key only and several are open.
+A message gets its number when its entry is cut. So sequence ids rise from entry to entry, also if
+each entry holds one key only and several entries are open.
 
 Pure.
 """
@@ -66,7 +67,7 @@ class Cutter:
         self.open_bytes = 0
 
     def add(self, target: Target, message: OutgoingMessage, size: int, row: int) -> list[Entry]:
-        """Add a message of `size` bytes. Returns the entries that this cuts."""
+        """Add a message of `size` bytes. Returns the entries that are cut now."""
         cut: list[Entry] = []
         place = (target, _key_of(message)) if self._by_key else target
         entry = self._open.get(place)

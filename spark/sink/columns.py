@@ -1,8 +1,8 @@
 """The columns of a DataFrame that is written, and the messages that its rows become.
 
-The names are those of the source. What a topic assigns itself (`__index`, `__publishTime`, ...) is
-ignored, so that a topic can be copied. Without a column `value`, the columns without a leading
-"__" become a JSON object.
+The names are the same as in the source. The sink ignores the columns that a topic assigns itself
+(`__index`, `__publishTime`, ...), so that a job can copy a topic. Without a column `value`, the
+columns without a leading "__" become a JSON object.
 
 Pure.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from magnetar.spark.sink.options import WriteOptions
 
 MESSAGE_OVERHEAD_BYTES: Final = 16
-"""About how many bytes a message has in an entry besides payload, keys and properties."""
+"""The approximate bytes of a message in an entry besides payload, keys and properties."""
 
 TOPICS_MAX: Final = 1_000
 """Topics that one task writes to. Each of them needs a producer."""
@@ -88,7 +88,7 @@ class Addressed(NamedTuple):
 
 
 def check_columns(schema: spark.StructType, options: WriteOptions) -> None:
-    """Check the columns of what is written, on the driver. Raises InvalidSchema, InvalidOption."""
+    """Check the columns of a write, on the driver. Raises InvalidSchema, InvalidOption."""
     for field in schema:
         kinds = METADATA.get(field.name)
         if kinds is not None and field.dataType.simpleString() not in kinds:
@@ -282,7 +282,7 @@ def _plain(column: pa.Array) -> list[Any]:
 
 
 def _key(key: str | bytes) -> tuple[str, bool]:
-    """The key as text, and whether that is base64 of bytes that are not UTF-8."""
+    """The key as text, and whether the text is base64. It is base64 if the key is not UTF-8."""
     if isinstance(key, str):
         return key, False
     try:

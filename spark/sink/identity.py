@@ -1,18 +1,19 @@
-"""Names of producers and sequence ids, such that a repeated task repeats them.
+"""The names of producers and the sequence ids of messages: a repeated task has the same.
 
-The producer of a task is named after the query (or the batch job) and the task's partition, and
-after what else decides which rows an entry holds, unless it has its default: the options `batching`
-and `pendingBytes`, and the number of the topic's partitions. If one of these changes before a batch
-is repeated, the entries are others than those that are stored. With another name, rows are then
-stored again; with the same name, the broker would drop rows that it never had.
+The name of a task's producer holds the query (or the batch job) and the task's partition. It also
+holds everything else that decides which rows are in an entry: the options `batching`,
+`pendingBytes` and `rowOrder` if they do not have their defaults, and the number of the topic's
+partitions. If one of these changes before a batch is repeated, the new entries differ from the
+stored entries. The producer then has another name, so the broker stores the rows again. With the
+same name, the broker would drop rows that it never had.
 
-Its messages have the sequence ids
+The messages of a task have the sequence ids
 
-    batch << 31 | place of the message among those of its task
+    batch << 31 | number of the message in its task
 
-Thus they rise from batch to batch and from message to message. The broker drops messages that it
-has stored under the same name and sequence id. Exactly-once depends on this: a repeated task gets
-the same rows in the same order, and cuts them into the same entries (batches.py).
+Thus sequence ids rise from batch to batch and from message to message. The broker drops messages
+that it has stored under the same name and sequence id. Exactly-once depends on this: a repeated
+task gets the same rows in the same order, and cuts them into the same entries (batches.py).
 
 Pure.
 """
@@ -37,14 +38,17 @@ class Identity:
     writer: str  # id of the query or of the job
     batch: int
     partition: int
-    division: tuple[str, ...] = ()  # options that are not the default ones
+    division: tuple[str, ...] = ()  # see WriteOptions.division
     sink: str = ""  # name under which topics note its batches; empty: they note none
 
     def __post_init__(self) -> None:
         assert 0 <= self.batch < BATCHES_MAX
 
     def producer_name(self, topic_partitions: int = 0) -> str:
-        """The same for all batches and attempts of this partition. 0: the topic has none."""
+        """The producer's name, the same for all batches and attempts of this partition.
+
+        `topic_partitions` 0: the topic has no partitions.
+        """
         among = (f"of-{topic_partitions}",) if topic_partitions else ()
         return "/".join(("spark", self.writer, str(self.partition), *self.division, *among))
 

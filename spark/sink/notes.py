@@ -1,16 +1,18 @@
-"""Notes of the batches that a streaming query has stored whole, kept by the owners of its topics.
+"""Notes of the batches that a streaming query has stored completely.
 
-The sink's name is that of the query (`queryName`), or its id. With its first rows for a topic, a
-task learns the last note there:
+The owners of the topics keep the notes. The sink's name is the name of the query (`queryName`), or
+else the query's id. Before a task writes its first rows to a topic, it gets the last note:
 
-- It is of another query: the checkpoint was lost or replaced, and the query would store rows again
-  that another one has stored. The task fails.
-- It is of a later batch: the checkpoint is older than the topic, for example a backup. The broker
-  would drop new rows as duplicates of other ones. The task fails.
-- It is of this batch: the driver was killed before Spark noted the batch in the checkpoint. The
-  task writes nothing; the digests of its rows are compared when the batch is noted again.
+- The note is of another query: the checkpoint was lost or replaced. This query would store rows
+  again that the other query has stored. The task fails.
+- The note is of a later batch: the checkpoint is older than the topic, for example a backup. The
+  broker would drop new rows as duplicates of other rows. The task fails.
+- The note is of this batch: the driver was killed before Spark noted the batch in the checkpoint.
+  The task writes nothing. When the driver notes the batch again, the owner compares the digests of
+  the rows.
 
-The driver notes a batch when all of its tasks have succeeded, before Spark does.
+The driver notes a batch when all tasks of the batch have succeeded, before Spark notes it in the
+checkpoint.
 
 Pure, except for `note_batch`.
 """
@@ -43,14 +45,14 @@ TOPICS_MAX: Final = 1_000  # the topics of one call
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The last batch that a topic is known to hold whole."""
+    """The last batch that a query has stored completely in a topic."""
 
     query: str
     batch: int
 
 
 def is_stored(topic: str, identity: Identity, note: Note | None) -> bool:
-    """Whether the topic holds the whole batch. Raises CheckpointRefused."""
+    """Return whether the topic holds the whole batch. Raises CheckpointRefused."""
     if note is None:
         return False
     if note.query != identity.writer:
@@ -66,7 +68,7 @@ def is_stored(topic: str, identity: Identity, note: Note | None) -> bool:
 
 
 def behind(topic: str, identity: Identity, batch: int) -> CheckpointRefused:
-    """The error of a checkpoint that is older than what the topic holds."""
+    """The error of a checkpoint that is older than the rows of the topic."""
     return CheckpointRefused(
         topic,
         f"the topic holds rows of batch {batch} of this query, and its checkpoint continues with"
@@ -77,8 +79,8 @@ def behind(topic: str, identity: Identity, batch: int) -> CheckpointRefused:
 
 
 class Digest:
-    """The digest of rows for one topic: equal for equal rows, however tasks divide and order
-    them."""
+    """The digest of rows for one topic. It does not depend on how tasks divide and order the
+    rows."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -100,7 +102,7 @@ _crc32c = google_crc32c.value
 
 
 def joined(tasks: Sequence[Mapping[str, tuple[int, int]]]) -> dict[str, str]:
-    """Return the digest of each topic, from those of the tasks by topic."""
+    """Return the digest of each topic. `tasks`: the digests of each task, keyed by topic."""
     rows: Counter[str] = Counter()
     checksums: Counter[str] = Counter()
     for task in tasks:
@@ -140,7 +142,7 @@ def note_batch(
 def _note(
     access: Access, broker: str, sink: str, query: str, batch: int, left: dict[str, str]
 ) -> None:
-    """One round: ask a broker, then the owners that it names. Noted topics are removed."""
+    """One round: ask a broker, then the owners that it names. Remove noted topics from `left`."""
     from magnetar.protos import broker_pb2 as pb
     from magnetar.spark.range_client import BrokerLost, note_batches, raise_named
 

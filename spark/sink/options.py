@@ -47,15 +47,15 @@ JOB_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Guarantee(StrEnum):
-    """The guarantee after failures. At least once: rows of a repeated task are stored twice.
-    Dedup: exactly once, by the broker's deduplication."""
+    """The guarantee after failures. AT_LEAST_ONCE: rows of a repeated task are stored twice.
+    DEDUP: the broker's deduplication stores each row exactly once."""
 
     AT_LEAST_ONCE = "at-least-once"
     DEDUP = "dedup"
 
 
 class ValueFormat(StrEnum):
-    """How the payload is made. Auto: bytes for a binary or text `value`, else JSON."""
+    """The form of the payload. AUTO: bytes for a binary or text `value`, else JSON."""
 
     AUTO = "auto"
     BYTES = "bytes"
@@ -71,7 +71,8 @@ class RowOrder(StrEnum):
 
 
 class Batching(StrEnum):
-    """Key: an entry holds messages of one key, as Key_Shared subscriptions need it."""
+    """The division of messages into entries. KEY: an entry holds messages of one key, as Key_Shared
+    subscriptions need it."""
 
     DEFAULT = "default"
     KEY = "key"
@@ -98,7 +99,7 @@ class WriteOptions:
     batching: Batching
     compression: CompressionType
     pending_bytes: int  # the limit of one task: rows that are gathered or have no receipt
-    send_timeout_s: float  # how long a task may continue without a receipt
+    send_timeout_s: float  # the maximal time that a task waits for a receipt
     job_id: str | None  # the id of a batch job with dedup; None: a new one for each job
     row_order: RowOrder = RowOrder.ARRIVAL
     query_name: str = ""  # the name of a streaming query; empty: it has none
@@ -106,8 +107,8 @@ class WriteOptions:
 
     @property
     def division(self) -> tuple[str, ...]:
-        """The options that decide how rows are divided into entries, if they are not the default
-        ones."""
+        """The options that decide how the task divides rows into entries. Options with their
+        default values are left out."""
         by_key = (f"by-{self.batching}",) if self.batching is not Batching.DEFAULT else ()
         pending = (f"pending-{self.pending_bytes}",) if self.pending_bytes != PENDING_BYTES else ()
         order = (f"{self.row_order}",) if self.row_order is not RowOrder.ARRIVAL else ()

@@ -1,7 +1,7 @@
 """Puts the rows of a task into an order that depends on the rows alone.
 
-After a shuffle, the rows of a repeated task come in another order. A streaming query cannot sort
-them before the sink. Rows that are equal in all columns may change places.
+After a shuffle, the rows of a repeated task can have another order. A streaming query cannot sort
+rows before the sink. Rows that are equal in all columns may change places.
 
 Pure.
 """

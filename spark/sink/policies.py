@@ -28,8 +28,8 @@ class Policies:
 
 
 def policies_of(options: WriteOptions, topic: str, sink: str = "") -> Policies:
-    """Ask the brokers in turn, until one answers. `sink`: the sink whose last note is asked for;
-    empty: no note.
+    """Ask the brokers in turn, until one answers. `sink`: the sink whose last note the answer has;
+    empty: the answer has no note.
 
     Raises WriteRefused, WriteStalled.
     """

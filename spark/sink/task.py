@@ -1,10 +1,11 @@
 """Publishes the rows of one task: a thin shell around Encoder and Cutter.
 
-All entries go through one asyncio client. At most `pendingBytes` are gathered or without a receipt.
-The task ends when every row has a receipt, or with the first error. After an error the client is
-shut down at once and sends nothing more. The broker stores nothing after an entry that it refused
-(`stops_at_refusal`). So a topic always holds the first entries of a task, without a gap. A repeated
-task continues at the place where the former one ended, by the broker's sequence ids.
+All entries go through one asyncio client. At most `pendingBytes` bytes of rows are in open entries
+or wait for a receipt. The task ends when every row has a receipt, or with the first error. After an
+error the task shuts the client down at once, and the client sends nothing more. The broker stores
+nothing after an entry that it refused (`stops_at_refusal`). So a topic always holds the first
+entries of a task, without a gap. A repeated task gets the last stored sequence id from the broker,
+and continues after it.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class TaskWriter:
                 await asyncio.sleep(0)
 
     async def _look_up(self, target: Target) -> None:
-        """Learn how many partitions the topic has. A partition is a target of its own."""
+        """Find out how many partitions the topic has. Each partition becomes a separate target."""
         names = await self._insist(
             target.topic, lambda: self._client.get_topic_partitions(target.topic)
         )
@@ -141,7 +142,7 @@ class TaskWriter:
 
     async def _insist(self, topic: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat an attempt while brokers restart, or while an earlier attempt of this task is
-        connected: the broker takes one producer of a name at a time. Raises WriteStalled,
+        connected: the broker accepts one producer with a name at a time. Raises WriteStalled,
         WriteRefused."""
         loop = asyncio.get_running_loop()
         began_at = loop.time()
@@ -189,7 +190,7 @@ class TaskWriter:
             raise self._failure
 
     async def _open(self, target: Target) -> _Send:
-        """Attach a producer, and learn what an earlier attempt has stored."""
+        """Attach a producer, and find out which entries an earlier attempt has stored."""
         send = _Send(await self._insist(target.topic, lambda: self._attached(target)))
         if self._identity is not None:
             policies = await self._policies(target.topic)
@@ -236,8 +237,8 @@ class TaskWriter:
                 if rows
                 else self._encoder.refused(entry.first_row, "value", _reason(error))
             )
-            # Not only when the task checks for a failure: it may wait for rows, and on a new
-            # connection the client would send what comes after the refused entry.
+            # Do not wait until the task checks for a failure: it may wait for rows. On a new
+            # connection the client would send the entries after the refused one.
             self._shut_down()
 
     async def _wait(self, until: Callable[[], bool]) -> None:
@@ -259,7 +260,7 @@ class TaskWriter:
                 ) from None
 
     def _shut_down(self) -> None:
-        # The shutdown fails the remaining entries, which leads here again.
+        # The shutdown fails the remaining entries, and their outcomes call this method again.
         if not self._is_shut_down:
             self._is_shut_down = True
             self._client.shutdown()
@@ -282,7 +283,7 @@ class _Send:
 
 
 class _Unlimited:
-    """The task has a limit for all of its producers, so that they have none themselves."""
+    """The limit of a single producer: none. The task limits all its producers together."""
 
     def on_released(self, messages: int, message_bytes: int) -> None:
         pass
@@ -292,8 +293,8 @@ class _Unlimited:
 
 
 def _partition_of(addressed: Addressed, count: int) -> int:
-    """The partition of a message: by its key, as this client's producers choose it, else in turn
-    by the number of the row, so that a repeated task chooses the same."""
+    """The partition of a message. The key decides it, as in this client's producers. Without a key,
+    the number of the row decides it, so that a repeated task chooses the same partition."""
     key = addressed.message.partition_key
     return (addressed.row if key is None else java_string_hash(key)) % count
 

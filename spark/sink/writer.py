@@ -1,9 +1,9 @@
 """`df.write.format("magnetar")` and `df.writeStream.format("magnetar")`: rows become messages.
 
-Spark sends a writer to the executors; each task writes its rows (task.py). Consumers get them at
-once, also if another task of the job fails later: there are no transactions, so `abort` undoes
-nothing. When Spark repeats a task, an at-least-once sink stores its rows again; with dedup, the
-broker drops the rows that it has stored.
+Spark sends a writer to the executors, where each task writes its rows (task.py). Consumers get the
+rows at once, even if another task of the job fails later. There are no transactions, so `abort`
+undoes nothing. When Spark repeats a task, an at-least-once sink stores the rows of the task again.
+With dedup, the broker drops the rows that it has stored.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 def batch_writer(
     given: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """Check what is written, on the driver. Raises InvalidOption, InvalidSchema, DeduplicationOff,
-    WriteStalled."""
+    """Check options and columns on the driver, and return the writer.
+
+    Raises InvalidOption, InvalidSchema, DeduplicationOff, WriteStalled.
+    """
     if overwrite:
         raise InvalidOption("mode", "overwrite: a topic is never emptied by a write; use append")
     options = parse_options(given)
@@ -51,9 +53,10 @@ def batch_writer(
 def stream_writer(
     given: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """Check what is written, on the driver. Raises InvalidOption, InvalidSchema.
+    """Check options and columns on the driver, and return the writer.
 
-    Spark calls it twice for each micro-batch, so it asks no broker.
+    Spark calls this function twice for each micro-batch, so it asks no broker. Raises
+    InvalidOption, InvalidSchema.
     """
     if overwrite:
         raise InvalidOption("outputMode", "complete: a topic is never emptied; use append")

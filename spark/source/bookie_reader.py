@@ -72,8 +72,8 @@ class BookieReader:
         )
 
     def entries(self, span: Span) -> Iterator[RangeEntry]:
-        """Yield entries from the first one of the span on, in order. It may end at any entry: read
-        the rest from the owner."""
+        """Yield entries from the first one of the span on, in order. The iterator may end at any
+        entry. The caller then reads the rest from the owner."""
         metadata = self._sealed.ledgers.get(span.ledger)
         if metadata is None or metadata.last_entry is None or span.last > metadata.last_entry:
             return
@@ -109,7 +109,9 @@ class BookieReader:
 
 @contextmanager
 def reading_from_bookies(sealed: Sealed, *, turn: int) -> Iterator[BookieReader]:
-    """Yield the reader of a task, and close its connections afterwards: a bookie serves 1,000.
+    """Yield the reader of a task, and close its connections afterwards.
+
+    A bookie serves at most 1,000 connections.
 
     `turn`: tasks with different numbers ask different replicas first.
     """
@@ -126,19 +128,19 @@ _UNREACHABLE: Final = frozenset({BookieCode.CONNECTION_LOST, BookieCode.TIMEOUT}
 
 @dataclass(frozen=True, slots=True)
 class _Services:
-    """ReadServices of the ledger package."""
+    """The services that a LedgerReader needs: ReadServices of the ledger package."""
 
     config: LedgerConfig
     records: _NoRecords
     directory: _Bookies
     pool: _Bookies
     health: BookieHealth
-    bad_copies: BadCopies  # not reported: the bookies' own scrub finds them
+    bad_copies: BadCopies  # not reported: the bookies' own scrub finds bad copies
     random: random.Random
 
 
 class _NoRecords:
-    """There is no metadata store here."""
+    """The metadata store of an executor: it has none."""
 
     async def get(self, ledger: LedgerId) -> LedgerMetadata | None:
         raise Unavailable("an executor has no metadata store")

@@ -2,11 +2,11 @@
 
 The broker opens a topic when the first producer or consumer asks for it and the broker holds the
 topic's bundle. Before that the broker waits for the policies of the topic and the bundles of its
-namespace: it decides nothing for a topic whose policies are unknown.
+namespace. It serves no topic whose policies are unknown.
 
-The broker closes the topic when it loses the bundle. Either the broker stops cleanly and hands the
-bundle over, or another broker has judged this one dead and taken the bundle. In the second case the
-topic is fenced already, so the close saves nothing and loses nothing.
+The broker closes the topic when it loses the bundle. Either the broker hands the bundle over, or
+another broker took the bundle because it found this broker dead. In the second case the next owner
+fences the topic when it opens it. So a close that fails loses no acknowledged entry.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ RELEASE_TIMEOUT_S: Final = 30.0
 that are left."""
 
 ORPHAN_GRACE_S: Final = 24 * 3600.0
-"""A younger ledger is kept, also if no record of a topic lists it."""
+"""The minimum age of a ledger that is deleted because no topic's record lists it."""
 
 SWEEP_PERIOD_S: Final = 60.0
 """The pause between two searches for unfinished deletions and old tombstones."""
@@ -141,12 +141,12 @@ class _Served:
 
     bundle: Bundle  # the bundle by which this broker owns it; a later division does not change it
     opened: asyncio.Future[ServedTopic]
-    used_s: float = 0.0  # when it was last asked for, in the loop's time
-    left: asyncio.Event | None = None  # set when it has been unloaded or deleted; None: it stays
+    used_s: float = 0.0  # the loop's time of the last request for the topic
+    left: asyncio.Event | None = None  # set when the topic was unloaded or deleted; None: it stays
 
 
 class Broker:
-    """Serves topics while `run` runs. `me` must be registered by then (main.py does it)."""
+    """Serves topics while `run` runs. The caller keeps `me` registered meanwhile (main.py)."""
 
     def __init__(
         self,
@@ -185,9 +185,9 @@ class Broker:
         creates. `chores`: the periodic work on the open topics, besides that of `life`.
         `message_bytes_max`: the limit of a payload as sent. `strict_delays`,
         `fixed_delay_look_ahead`: see DelayPolicy. `cluster`: the cluster's name for administrators.
-        `partitions_max`: see PartitionedTopics. `non_persistent`: whether non-persistent topics are
-        enabled; each connection may have `non_persistent_per_connection` of their messages under
-        way. `publish_rate`: the rate of all topics together. `silence_s`: see Liveness.
+        `partitions_max`: see PartitionedTopics. `non_persistent`: True enables non-persistent
+        topics. `non_persistent_per_connection`: the limit of unanswered messages to them on one
+        connection. `publish_rate`: the limit for all topics together. `silence_s`: see Liveness.
         `find_bookie`: see BookieRegistry.find; None: clients cannot reach the bookies."""
         self.failures = Failures()
         self.policies = PolicyCache(
@@ -209,7 +209,7 @@ class Broker:
         self._non_persistent = non_persistent
         loop = asyncio.get_running_loop()
         self._cap = Cap(non_persistent_per_connection, loop.call_soon)
-        self.started = asyncio.Event()  # the broker takes requests
+        self.started = asyncio.Event()  # set when the broker accepts requests
         self.message_bytes_max = message_bytes_max
         self._failover = failover
         self._strict_delays = strict_delays
@@ -252,7 +252,7 @@ class Broker:
         self.publish_budget = publish_budget or PublishBudget()  # the budget of all topics together
         self.publish_rate = PausingRate()
         self.publish_rate.set_rate(publish_rate, loop.time())
-        self.opened_topics = 0  # the count so far; a topic may have been created by its opening
+        self.opened_topics = 0  # the count so far, including topics that the opening created
         self.quarantine = Quarantine()
         chores = (*chores, *self._chores_of_life(life))
         self._chores = Chores(chores, lambda: self.topics, self.failures)
@@ -264,7 +264,7 @@ class Broker:
         return self._me
 
     def now_ms(self) -> int:
-        """The wall clock."""
+        """Return the wall clock's time, in milliseconds since 1970-01-01 UTC."""
         return self._clock.now_ms()
 
     @property
@@ -316,7 +316,7 @@ class Broker:
                 task.cancel()
 
     async def _supervise(self, name: str, child: Callable[[], Awaitable[None]]) -> None:
-        """Run a child task. A bug in the child is counted, and the child is started again."""
+        """Run a child task. After a bug in the child, count the bug and start the child again."""
 
         async def guarded() -> None:
             try:
@@ -330,24 +330,24 @@ class Broker:
         await supervise(name, guarded, backoff=self._backoff)
 
     def next_owner_of(self, name: TopicName) -> BrokerRegistration | None:
-        """The next owner of a topic that is being handed over. None: the topic is not being handed
-        over, or no next owner is known."""
+        """Return the next owner of a topic that is being handed over. None: the topic is not being
+        handed over, or no next owner is known."""
         served = self._topics.get(name)
         return None if served is None else self._owners.next_owner_of(served.bundle)
 
     async def locate(self, name: TopicName, *, authoritative: bool) -> Located:
-        """See Owners.locate. Raises PoliciesUnavailable, too."""
+        """See Owners.locate. Also raises PoliciesUnavailable, NamespaceNotFound, NotAllowed."""
         return await self._owners.locate(await self._bundle_of(name), authoritative=authoritative)
 
     async def topic(
         self, name: TopicName, *, create: bool = True, client: str = "", reconnects: bool = False
     ) -> ServedTopic:
-        """The open topic. The first request for it opens it.
+        """Return the open topic. The first request for a topic opens it.
 
-        `client` (see `client_key`) and `reconnects` say which client asks: a client of a deleted
-        topic does not create it again. Raises NotOwner, TopicNotFound, NamespaceNotFound,
-        PoliciesUnavailable, TooManyRequests, TopicQuarantined, TimeoutError, and the errors of
-        PersistentTopic.open and Catalog.require_creatable.
+        `client` (see `client_key`) and `reconnects` say which client asks: a client that was
+        connected to a deleted topic does not create it again. Raises NotOwner, NotAllowed,
+        TopicNotFound, NamespaceNotFound, PoliciesUnavailable, TooManyRequests, TopicQuarantined,
+        TimeoutError, and the errors of PersistentTopic.open and Catalog.require_creatable.
         """
         bundle = await self._bundle_of(name)
         if not self._owners.holds(bundle):
@@ -356,26 +356,26 @@ class Broker:
                 raise NotOwner(str(name))
         asking = Asking(client, reconnects) if create else None
         while True:
-            if not self._owners.holds(bundle):  # another broker has it by now
+            if not self._owners.holds(bundle):  # another broker owns the bundle by now
                 raise NotOwner(str(name))
             served = self._topics.get(name)
             begun = served is None
             if served is None:
                 served = self._begin(name, bundle, asking)
             elif served.left is not None:
-                await served.left.wait()  # the topic is loaded again then
+                await served.left.wait()  # then this request loads the topic again
                 continue
             try:
                 topic = await asyncio.shield(served.opened)
             except TopicNotFound:
                 if begun or not create:
                     raise
-                continue  # the request that began to open it did not create it; this one may
+                continue  # the request that began to open it may not create it; this one may
             served.used_s = asyncio.get_running_loop().time()
             return topic
 
     async def stored_topic(self, name: TopicName, *, create: bool = True) -> PersistentTopic:
-        """Like `topic`, for operations that need stored messages. Raises NotAllowed for a
+        """Like `topic`, for operations that need stored messages. Also raises NotAllowed for a
         non-persistent topic."""
         if name.domain is not Domain.PERSISTENT:
             raise NotAllowed(str(name), "the messages of a non-persistent topic are not stored")
@@ -384,13 +384,14 @@ class Broker:
         return topic
 
     def is_open(self, name: TopicName) -> bool:
-        """Whether the topic is open here, or is being opened, and stays."""
+        """Return True if the topic is open or opening here, and is not being unloaded or
+        deleted."""
         served = self._topics.get(name)
         return served is not None and served.left is None
 
     async def closed_chain(self, name: TopicName) -> Chain | None:
-        """The ledgers of a topic that is not open here, read without opening it. None: open it. See
-        log/closed.py."""
+        """Return the ledgers of a topic that is not open here, read without opening the topic.
+        None: the caller must open the topic. See log/closed.py."""
         if self.is_open(name):
             return None
         return await closed_chain(name, store=self._store, ledgers=self._ledgers)
@@ -398,7 +399,7 @@ class Broker:
     async def create_topic(self, name: TopicName) -> None:
         """Create the topic. Of several requests at the same time, one creates the topic.
 
-        Raises TopicExists, NotOwner, PoliciesUnavailable, and the errors of Topic.open.
+        Raises TopicExists, NotOwner, and the errors of `topic`.
         """
         bundle = await self._bundle_of(name)
         exists = await self.exists(name)
@@ -406,7 +407,7 @@ class Broker:
             raise NotOwner(str(name))
         served = self._topics.get(name)
         if served is not None:
-            await asyncio.shield(served.opened)  # it exists once it is open
+            await asyncio.shield(served.opened)  # an open topic exists
             exists = True
         if exists:
             raise TopicExists(str(name))
@@ -419,8 +420,8 @@ class Broker:
         topic is deleted. If the deletion fails half-way, this broker or another one finishes it
         later.
 
-        `unless_used` is called in the step after which no client is admitted any more. It returns
-        whether the topic is in use although it has no clients. Raises TopicNotFound, TopicInUse
+        `unless_used` is called in the step in which the topic stops admitting clients. It returns
+        True if the topic is in use although it has no clients. Raises TopicNotFound, TopicInUse
         (unless `force`), NotOwner, and the errors of `topic`.
         """
         deleting = self._deleting.get(name)
@@ -429,7 +430,7 @@ class Broker:
             self._deleting[name] = deleting
             deleting.add_done_callback(lambda _: self._deleting.pop(name, None))
             deleting.add_done_callback(_retrieve)
-        outcome = await asyncio.shield(deleting)  # a caller that leaves does not stop it half-way
+        outcome = await asyncio.shield(deleting)  # a cancelled caller does not stop the deletion
         if outcome is not None:
             raise outcome
 
@@ -471,7 +472,7 @@ class Broker:
             self._forget(topic.name, served)
 
     def _forget(self, name: TopicName, served: _Served) -> None:
-        """The topic has left. Requests that wait load it again."""
+        """Forget a topic that was closed or deleted. Waiting requests open it again."""
         if self._topics.get(name) is served:
             del self._topics[name]
             self.policies.unfollow(name)
@@ -480,7 +481,7 @@ class Broker:
         self.changes.tell(name)
 
     async def _other_brokers(self) -> dict[str, str]:
-        """The other registered brokers with their incarnations. Raises MetadataError."""
+        """Return the other registered brokers with their incarnations. Raises MetadataError."""
         await self._brokers.refresh()
         live = self._brokers.live.values()
         return {it.broker: it.incarnation for it in live if it.broker != self._me.broker}
@@ -507,7 +508,8 @@ class Broker:
         return served
 
     async def _bundle_of(self, name: TopicName) -> Bundle:
-        """Waits until the namespace is known. Raises PoliciesUnavailable, NotAllowed."""
+        """Wait until the namespace is known, and return the topic's bundle. Raises
+        PoliciesUnavailable, NamespaceNotFound, NotAllowed."""
         if name.domain is Domain.NON_PERSISTENT and not self._non_persistent:
             why = "non-persistent topics are switched off (enable_non_persistent_topics)"
             raise NotAllowed(str(name), why)
@@ -528,8 +530,8 @@ class Broker:
     async def create_partitioned_topic(
         self, name: TopicName, partitions: int, properties: Mapping[str, str]
     ) -> None:
-        """Called for an administrator's request. Raises InvalidPartitionCount, ReservedName,
-        TopicExists, PoliciesUnavailable, NamespaceNotFound, MetadataError."""
+        """Create a partitioned topic for an administrator. Raises InvalidPartitionCount,
+        ReservedName, TopicExists, PoliciesUnavailable, NamespaceNotFound, MetadataError."""
         await self._bundle_of(name)
         if is_system(name):
             raise ReservedName(str(name), "the name is reserved for the system")
@@ -538,8 +540,8 @@ class Broker:
     async def topics_of(
         self, namespace: NamespaceName, domains: Collection[Domain] = (Domain.PERSISTENT,)
     ) -> list[TopicName]:
-        """The namespace's topics. Of the non-persistent topics that are not partitioned, only those
-        that are open at this broker."""
+        """Return the namespace's topics. A non-persistent topic without partitions is included only
+        if it is open at this broker."""
         found: list[TopicName] = []
         for it in domains:
             found += await self.catalog.names(namespace, it)
@@ -555,7 +557,8 @@ class Broker:
         return found
 
     async def close_non_persistent(self, name: TopicName, *, force: bool) -> None:
-        """Called for an administrator's request. Raises TopicNotFound, NonPersistentInUse."""
+        """Close a non-persistent topic for an administrator. Raises TopicNotFound,
+        NonPersistentInUse."""
         served = self._topics.get(name)
         if served is None:
             raise TopicNotFound(str(name))
@@ -584,7 +587,7 @@ class Broker:
         return found
 
     def _on_idle(self, name: TopicName) -> None:
-        """A non-persistent topic has been without clients for a while."""
+        """Close a non-persistent topic that has had no clients for a while."""
         self._tasks.create_task(self._close(name, CloseReason.UNLOADED))
 
     def watch_topics(
@@ -596,8 +599,8 @@ class Broker:
         return self._store.watch(folder, on_change)
 
     async def stored_partitions_of(self, name: TopicName) -> int:
-        """See Catalog.partitions_of. Reads the metadata also for a topic that is open here: it may
-        be in deletion."""
+        """See Catalog.partitions_of. Reads the metadata even for a topic that is open here, because
+        the topic may be in deletion."""
         await self._bundle_of(name)
         return await self.catalog.partitions_of(name, create=False)
 
@@ -624,7 +627,7 @@ class Broker:
             log.warning("topic did not open", topic=str(name), error=str(error))
             del self._topics[name]
             served.opened.set_exception(error)
-            served.opened.exception()  # all requests for it may have ended: that is no error
+            served.opened.exception()  # marks it as retrieved: every caller may have left
             return
         except Exception as error:  # guard.py
             self.failures.note("open", str(name), error)
@@ -657,7 +660,7 @@ class Broker:
         return topic
 
     async def _open_non_persistent(self, name: TopicName, asking: Asking | None) -> ServedTopic:
-        """The topic has no record: it is created whenever it is opened."""
+        """Open a non-persistent topic. It has no record, so each opening creates it."""
         await self._require_creatable(name, asking)
         return NonPersistentTopic(
             name,
@@ -673,7 +676,8 @@ class Broker:
         )
 
     async def _require_creatable(self, name: TopicName, asking: Asking | None) -> None:
-        """Raises the errors of Catalog.require_creatable. TopicNotFound: no request creates it."""
+        """Raise the errors of Catalog.require_creatable. Without `asking`, the request does not
+        create the topic: raise IsPartitioned or TopicNotFound."""
         if asking is not None:
             await self.catalog.require_creatable(name, by_user=asking is ADMINISTRATOR)
             return
@@ -685,8 +689,8 @@ class Broker:
     async def _open_or_create(
         self, name: TopicName, bundle: Bundle, asking: Asking | None
     ) -> Topic:
-        """`asking`: the client for which the topic is created if it does not exist; None: it is not
-        created."""
+        """Open the topic. If it does not exist, create it for the client `asking`; None: do not
+        create it."""
         try:
             return await self._open_topic(name, bundle, create=False)
         except TopicDeleted:
@@ -758,7 +762,7 @@ class Broker:
         self._failing.set()
 
     async def _close_failed(self) -> None:
-        """Close topics whose logs have failed, so that the next request opens them again."""
+        """Close the topics that have failed, so that the next request opens them again."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._failing.wait()
@@ -774,10 +778,10 @@ class Broker:
         try:
             topic = await asyncio.shield(served.opened)
         except OPERATING_ERRORS:
-            return  # it did not open: there is nothing to close
+            return  # the topic did not open: there is nothing to close
         try:
             await topic.close(reason)
-        except Exception as error:  # guard.py; the next owner recovers what was not closed
+        except Exception as error:  # guard.py; the next owner recovers open ledgers
             self.failures.note("close", str(name), error)
         log.info("topic closed", topic=str(name), reason=reason.value)
         self._forget(name, served)
@@ -815,7 +819,7 @@ class Broker:
         return not may_delete(topic, asyncio.get_running_loop().time(), self._clock.now_ms())
 
     async def live_brokers(self) -> list[BrokerRegistration]:
-        """The registered brokers, by id. Raises MetadataError."""
+        """Return the registered brokers, sorted by id. Raises MetadataError."""
         await self._brokers.refresh()
         return [each for _, each in sorted(self._brokers.live.items())]
 
@@ -824,7 +828,8 @@ class Broker:
         await self._close(name, CloseReason.UNLOADED)
 
     async def owner_of(self, bundle: Bundle) -> BrokerRegistration | None:
-        """The live broker that owns the bundle; None: it is free. Raises MetadataError."""
+        """Return the live broker that owns the bundle; None: the bundle is free. Raises
+        MetadataError."""
         return await self._owners.owner_of(bundle)
 
     async def unload_bundle(self, bundle: Bundle) -> BrokerRegistration | None:
@@ -844,8 +849,9 @@ class Broker:
         for number, name in enumerate(self.changes.watched, 1):
             if number % NAMES_PER_TURN == 0:
                 await asyncio.sleep(0)
-            with suppress(PoliciesUnavailable):  # its namespace was deleted, and its topics with it
-                # Not "is in this bundle": the namespace may have been divided again meanwhile.
+            with suppress(PoliciesUnavailable):  # the namespace was deleted
+                # Ask for the ownership, not for this bundle: the namespace may have been divided
+                # again meanwhile.
                 if not self._owners.holds(self.policies.bundle_of(name)):
                     self.changes.tell(name)
 
@@ -864,6 +870,6 @@ class Broker:
 
 
 def _retrieve(task: asyncio.Task[Exception | None]) -> None:
-    """Retrieve the outcome of a task. Every caller may have left, and this is no error."""
+    """Retrieve the outcome of a task, so that asyncio logs no error if every caller has left."""
     if not task.cancelled():
         task.exception()

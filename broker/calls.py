@@ -17,10 +17,11 @@ Answer = TypeVar("Answer")
 async def call_each(
     items: Sequence[Item], call: Callable[[Item], Awaitable[Answer]], *, at_once: int
 ) -> list[Answer]:
-    """The answers in the order of the items, with at most `at_once` calls in flight.
+    """Call `call` for each item, at most `at_once` at a time. Returns the answers in the order of
+    the items.
 
-    After a call has failed with an operating error, no further call begins. Raises the first of
-    these errors, after the calls in flight have ended.
+    After a call has failed with an operating error, no further call begins. When the calls in
+    flight have ended, the first of these errors is raised.
     """
     left = iter(enumerate(items))
     answers: dict[int, Answer] = {}

@@ -1,8 +1,8 @@
 """Periodic work on the open topics: one task for each kind of work, and no task for a topic.
 
-A chore visits the open topics one after the other, once in each period. It gives the loop a turn
-after each VISITS_PER_TURN visits that did not wait for anything. A visit that fails is logged, and
-the topic is visited again in the next period.
+A chore visits the open topics one after the other, once in each period. After each VISITS_PER_TURN
+visits it gives the event loop a turn. A visit that fails is logged, and the topic is visited again
+in the next period.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.protocol import Topic
 
 VISITS_PER_TURN: Final = 100
-"""A visit that has nothing to do takes some microseconds."""
+"""The number of visits between two turns of the event loop. A visit without work takes some
+microseconds."""
 
 log = get_logger(__name__)
 
@@ -42,8 +43,8 @@ class Chores:
         topics: Callable[[], Sequence[Topic]],
         failures: Failures | None = None,
     ) -> None:
-        """`topics` gives the open topics of this moment; `failures` counts unexpected exceptions,
-        which end a visit and nothing else. None: they are raised."""
+        """`topics` returns the topics that are open now. `failures` counts unexpected exceptions,
+        which end only one visit; None: `run` raises them."""
         self._chores = chores
         self._topics = topics
         self._failures = failures

@@ -11,7 +11,8 @@ from magnetar.broker.settings import BrokerSettings
 
 
 class BrokerConfig(BrokerSettings):
-    """Read from a TOML file, MAGNETAR_BROKER_<KEY> and flags. Ports may be 0: any free one."""
+    """The settings come from a TOML file, the environment (MAGNETAR_BROKER_<KEY>) and flags. Port 0
+    means any free port."""
 
     role: ClassVar[str] = "broker"
 
@@ -35,10 +36,12 @@ class BrokerConfig(BrokerSettings):
         description="this broker hands bundles over to brokers that own fewer",
     )
     load_balancer_shedding_interval_minutes: float = Field(
-        default=1.0, gt=0, description="how often it looks for such brokers"
+        default=1.0, gt=0, description="time between two searches for brokers with fewer bundles"
     )
     load_balancer_shedding_grace_period_minutes: float = Field(
-        default=30.0, ge=0, description="time before it hands the same bundle over again"
+        default=30.0,
+        ge=0,
+        description="minimum time before this broker hands the same bundle over again",
     )
     ensemble_size: int = Field(default=3, ge=1, description="bookies of a ledger (E)")
     write_quorum: int = Field(default=3, ge=1, description="copies of each entry (Qw)")
@@ -48,7 +51,7 @@ class BrokerConfig(BrokerSettings):
     ensemble_change_delay_s: float = Field(
         default=0.0,
         ge=0,
-        description="how long the broker waits for a bookie that is gone before it replaces it",
+        description="time that the broker waits for a lost bookie before it replaces the bookie",
     )
 
     @property
@@ -60,13 +63,14 @@ class BrokerConfig(BrokerSettings):
         )
 
     def survives(self, error: BaseException) -> bool:
-        """A client must not be able to end a broker, which has no data that a bug could damage."""
+        """Return True for every error: no client may end a broker, and a broker stores no data that
+        a bug could damage."""
         del error
         return True
 
     @model_validator(mode="after")
     def quorums(self) -> Self:
-        """1 <= Qa <= Qw <= E."""
+        """Check that 1 <= Qa <= Qw <= E."""
         if self.write_quorum > self.ensemble_size:
             raise ValueError(
                 f"write_quorum {self.write_quorum} exceeds ensemble_size {self.ensemble_size}"

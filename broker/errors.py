@@ -1,8 +1,8 @@
-"""The broker's operating errors. Each carries its data and whether the outcome is known.
+"""The broker's operating errors. Each error says whether the outcome of the call is known.
 
-`definite` is True when the call that raised certainly changed nothing. An error that is raised by
-`Log.append` means that nothing was appended. The same error, reported for contexts that were
-accepted before, leaves their outcome unknown.
+`definite` is True when the call that raised the error certainly changed nothing. An error that
+`Log.append` raises means that nothing was appended. When the log reports the same error for
+contexts that it accepted before, their outcome is unknown.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class BrokerError(Exception):
 
 
 class LogError(BrokerError):
-    """Base of what a log raises."""
+    """Base of the errors of a topic's log."""
 
 
 class LogFenced(LogError):
-    """Another broker has taken the topic over, or it was deleted, or its cursors failed
-    permanently. This log takes no more appends."""
+    """Another broker has taken the topic over, the topic was deleted, or its cursors failed
+    permanently. This log accepts no more appends."""
 
     definite = False
 
@@ -56,8 +56,9 @@ class LogUnavailable(LogError):
 
 
 class LogDamaged(LogError):
-    """The stored data contradicts itself: a ledger is gone, a record cannot be read. The topic is
-    not served until an operator has repaired it; the broker skips nothing silently."""
+    """The stored data contradicts itself: for example, a ledger is gone or a record cannot be read.
+    The broker skips nothing silently, and serves the topic only after an operator has repaired
+    it."""
 
     def __init__(self, topic: str, ledger: int, why: str) -> None:
         super().__init__(f"{topic}: ledger {ledger}: {why}")
@@ -67,7 +68,7 @@ class LogDamaged(LogError):
 
 
 class TopicFull(LogError):
-    """The topic's record has no space for the change. What is stored can be read."""
+    """The topic's record has no space for the change. Stored messages can still be read."""
 
     def __init__(self, topic: str, why: str) -> None:
         super().__init__(f"{topic} is full: {why}")
@@ -76,7 +77,7 @@ class TopicFull(LogError):
 
 
 class TopicTerminated(LogError):
-    """The topic takes no more messages, permanently. What is stored can be read."""
+    """The topic accepts no more messages, permanently. Stored messages can still be read."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"{topic} is terminated: it takes no more messages")
@@ -99,7 +100,7 @@ class ReadFailed(LogError):
 
 
 class CursorError(BrokerError):
-    """Base of what cursors raise besides LogFenced and LogClosed."""
+    """Base of the errors of cursors, besides LogFenced and LogClosed."""
 
 
 class SubscriptionNotFound(CursorError):
@@ -130,7 +131,7 @@ class TooManyReceipts(CursorError):
 
 
 class InvalidCursorRecord(CursorError):
-    """Stored cursor state that cannot be read (FORMAT.md)."""
+    """The stored state of a cursor cannot be decoded (cursor/FORMAT.md)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"cursor record: {reason}")
@@ -177,7 +178,7 @@ class TopicDeleted(LogError):
 
 
 class NoSchema(BrokerError):
-    """The topic has no schema, or not this version of it (None: any)."""
+    """The topic has no schema, or its schema lacks `version` (None: any version)."""
 
     def __init__(self, topic: str, version: int | None = None) -> None:
         wanted = "" if version is None else f" of version {version}"
@@ -254,7 +255,7 @@ class ReservedName(BrokerError):
 
 
 class IsPartitioned(BrokerError):
-    """The topic consists of partitions, and the request needs a topic that does not."""
+    """The topic is partitioned, and the request needs a topic without partitions."""
 
     def __init__(self, topic: str, partitions: int) -> None:
         one = f"{topic}-partition-0"
@@ -294,7 +295,7 @@ class ListUnavailable(BrokerError):
 
 
 class TooManyWatchers(BrokerError):
-    """The connection has the most watchers of topic lists that one connection can have."""
+    """The connection has reached the limit of watchers of topic lists."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"this connection has {limit} watchers of topic lists already")
@@ -302,8 +303,8 @@ class TooManyWatchers(BrokerError):
 
 
 class BundleUnavailable(BrokerError):
-    """No broker serves these topics at the moment: the bundle moves between brokers. Look it up
-    again."""
+    """No broker serves the bundle's topics at the moment: the bundle moves between brokers. Look
+    the topic up again."""
 
     def __init__(self, bundle: str, why: str) -> None:
         # Apache's C++ client closes the whole connection on some errors unless it finds the first
@@ -314,8 +315,8 @@ class BundleUnavailable(BrokerError):
 
 
 class PoliciesUnavailable(BrokerError):
-    """The policies or bundles that the request depends on are unknown: the metadata store did not
-    give them. The request may be made again."""
+    """The policies or bundles that the request depends on are unknown, because the metadata store
+    did not return them. The client may repeat the request."""
 
     def __init__(self, subject: str, why: str) -> None:
         super().__init__(f"policies of {subject} are unknown: {why}; try again")
@@ -324,7 +325,7 @@ class PoliciesUnavailable(BrokerError):
 
 
 class NotOwner(BrokerError):
-    """Another broker serves the topic: look it up."""
+    """Another broker serves the topic: look the topic up again."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"{topic} is not served by this broker; look it up again")
@@ -349,8 +350,8 @@ class RangeDeleted(BrokerError):
 
 
 class RangeNotConfirmed(BrokerError):
-    """A range read asks for entries that the log does not have. Another broker may have them, if
-    this one is no longer the owner and does not know it yet."""
+    """A range read asks for entries that the log does not have. If another broker has taken the
+    topic over, and this broker does not know it yet, the new owner may have them."""
 
     def __init__(self, topic: str, ledger: int, last: int, confirmed: int) -> None:
         super().__init__(
@@ -379,10 +380,10 @@ class QueryFenced(BrokerError):
 
 
 class TopicClosing(BrokerError):
-    """This broker unloads the topic: look it up again."""
+    """This broker unloads the topic: look the topic up again."""
 
     def __init__(self, topic: str) -> None:
-        super().__init__(f"{topic} is being unloaded")  # words that Apache's C++ client knows
+        super().__init__(f"{topic} is being unloaded")  # Apache's C++ client knows these words
         self.topic = topic
 
 
@@ -407,7 +408,7 @@ class TaskFailed(BrokerError):
 
 
 class TopicQuarantined(BrokerError):
-    """The topic failed several times within a minute, and is refused for a while."""
+    """The topic failed several times within a minute, and the broker refuses it for a while."""
 
     def __init__(self, topic: str, reason: str, ends_in_s: float) -> None:
         super().__init__(
@@ -420,7 +421,8 @@ class TopicQuarantined(BrokerError):
 
 
 class TooManyAnswers(BrokerError):
-    """The answers that wait for slow clients use all memory that is meant for them."""
+    """The answers that wait for slow clients use all memory that the broker reserves for such
+    answers."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(
@@ -432,7 +434,7 @@ class TooManyAnswers(BrokerError):
 
 
 class ProducerBusy(BrokerError):
-    """A connected producer has the name, or an exclusive producer has the topic."""
+    """A connected producer has the same name, or an exclusive producer has the topic."""
 
     def __init__(self, topic: str, producer: str, why: str) -> None:
         super().__init__(f"producer {producer!r} cannot join {topic}: {why}")
@@ -465,7 +467,8 @@ class StraddlingBatch(BrokerError):
 
 
 class BacklogQuotaHeld(BrokerError):
-    """The topic's backlog exceeds its quota, and producers are to wait until it is below."""
+    """The topic's backlog exceeds its quota, and producers must wait until it is below the
+    quota."""
 
     def __init__(self, topic: str, why: str) -> None:
         super().__init__(f"{topic} holds its producers: {why}")
@@ -474,7 +477,7 @@ class BacklogQuotaHeld(BrokerError):
 
 
 class BacklogQuotaRefused(BrokerError):
-    """The topic's backlog exceeds its quota, and sends are to fail until it is below."""
+    """The topic's backlog exceeds its quota, and sends fail until it is below the quota."""
 
     def __init__(self, topic: str, why: str) -> None:
         super().__init__(f"{topic} refuses its producers: {why}")
@@ -492,7 +495,8 @@ class ConsumerBusy(BrokerError):
 
 
 class ConsumerAssignFailed(BrokerError):
-    """The hash ranges or the policy of a Key_Shared consumer do not fit the connected ones."""
+    """The hash ranges or the policy of a Key_Shared consumer contradict those of the connected
+    consumers."""
 
     def __init__(self, subscription: str, why: str) -> None:
         super().__init__(f"subscription {subscription!r}: {why}")
@@ -537,7 +541,7 @@ class SubscriptionFenced(BrokerError):
 
 
 class ConsumersConnected(BrokerError):
-    """Only a subscription without consumers can be deleted, or one by its only consumer."""
+    """Other consumers are connected to the subscription, so it is not deleted."""
 
     def __init__(self, subscription: str, count: int) -> None:
         super().__init__(f"subscription {subscription!r} has {count} connected consumers")
@@ -554,7 +558,8 @@ class InvalidPermits(BrokerError):
 
 
 class InvalidAck(BrokerError):
-    """An acknowledgement that names no possible entry, or messages that its batch cannot have."""
+    """An acknowledgement names an entry that cannot exist, or messages that the batch cannot
+    have."""
 
     def __init__(self, subscription: str, position: tuple[int, int], why: str = "") -> None:
         ledger, entry = position

@@ -1,14 +1,14 @@
 """Guard: the edge at which an unexpected exception becomes the failure of one topic.
 
-A bug that is met while a topic's callback, timer or task runs must not end the broker, which serves
-thousands of other topics: bookies and metadata call these functions in their own steps, and an
-exception would go up into those. The topic's state in memory may be wrong after it, so the topic
-fails: its clients are disconnected, it is closed, and the next request opens it again from what is
-stored. This topic alone meets what all topics of a broker meet when the broker dies. The guard also
-measures the steps that it runs (runtime/steps.py).
+A bug in a topic's callback, timer or task must not end the broker, which serves thousands of other
+topics. The code for bookies and metadata calls these functions in its own steps, and an exception
+would propagate into that code. After the exception, the topic's state in memory may be wrong, so
+the topic fails. The broker disconnects its clients and closes it, and the next request opens it
+again from the stored data. The topic's clients see the same as after the death of a broker. The
+guard also measures the steps that it runs (runtime/steps.py).
 
-A topic that fails FAILURES_MAX times within WINDOW_S is quarantined: requests are refused for
-PAUSE_S_FIRST, and twice as long each further time, up to PAUSE_S_MAX.
+A topic that fails FAILURES_MAX times within WINDOW_S is quarantined: the broker refuses requests
+for PAUSE_S_FIRST. Each further quarantine takes twice as long, up to PAUSE_S_MAX.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ P = ParamSpec("P")
 FAILURES_MAX: Final = 3
 WINDOW_S: Final = 60.0
 PAUSE_S_FIRST: Final = 30.0
-"""Clients look a topic up again after at most a minute."""
+"""The first quarantine. Clients look a topic up again after at most a minute."""
 PAUSE_S_MAX: Final = 600.0
 FORGET_S: Final = 3600.0
 """After this time without a failure, the earlier failures of a topic are forgotten."""
 TOPICS_MAX: Final = 10_000
-"""Topics whose failures are remembered. Beyond it, the topic that failed longest ago is forgotten.
-"""
+"""The limit of topics whose failures the broker remembers. Beyond it, the topic that failed longest
+ago is forgotten."""
 
 log = get_logger(__name__)
 
 
 class Failures:
-    """Unexpected exceptions that the broker survived, counted by where they were met."""
+    """Counts the unexpected exceptions that the broker survived, by the place where they
+    occurred."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -53,9 +54,9 @@ class Failures:
 
 
 class Guard:
-    """`on_failure` fails the topic; it is called after the exception was counted and logged, and
-    may be called more than once. Without `failures` the guard catches nothing, as for tests that
-    look for bugs."""
+    """Runs the steps and tasks of one topic, and catches their unexpected exceptions. `on_failure`
+    fails the topic. The guard calls it after it has counted and logged the exception, possibly more
+    than once. Without `failures` the guard catches nothing, so that tests find bugs."""
 
     __slots__ = ("_failures", "_name", "_on_failure", "_steps")
 
@@ -75,7 +76,7 @@ class Guard:
     def call(
         self, step: str, work: Callable[P, object], *arguments: P.args, **options: P.kwargs
     ) -> None:
-        """One step, measured."""
+        """Run one step, and measure it."""
         began = self._steps.begin()
         try:
             work(*arguments, **options)
@@ -85,7 +86,7 @@ class Guard:
             self._steps.end(step, began)
 
     async def run(self, task: str, work: Callable[[], Awaitable[Any]]) -> None:
-        """The work of a task."""
+        """Run the work of a task."""
         try:
             await work()
         except Exception as error:
@@ -113,7 +114,7 @@ class Quarantine:
     """The topics that are refused for a while. `now` is the loop's time."""
 
     def __init__(self) -> None:
-        self._records: dict[TopicName, _Record] = {}  # the one that failed last comes last
+        self._records: dict[TopicName, _Record] = {}  # in the order of their last failures
 
     def on_failure(self, topic: TopicName, reason: str, now: float) -> None:
         record = self._records.pop(topic, None)
@@ -130,21 +131,23 @@ class Quarantine:
             del self._records[next(iter(self._records))]
 
     def refusal(self, topic: TopicName, now: float) -> tuple[str, float] | None:
-        """The reason of the refusal, and its remaining seconds. None: the topic is not refused."""
+        """Return the reason of the refusal and its remaining seconds. None: the topic is not
+        refused."""
         record = self._records.get(topic)
         if record is None or record.until <= now:
             return None
         return record.reason, record.until - now
 
     def failures_of(self, topic: TopicName, now: float) -> list[str]:
-        """The latest ones within FORGET_S."""
+        """Describe the last failures of the topic, at most FAILURES_MAX, if one is younger than
+        FORGET_S. All have the reason of the last failure."""
         record = self._records.get(topic)
         if record is None or now - record.times[-1] > FORGET_S:
             return []
         return [f"{now - time:.0f} s ago: {record.reason}" for time in record.times]
 
     def describe(self, now: float) -> dict[str, dict[str, object]]:
-        """The topics that are refused at present, by name."""
+        """Return the topics that are refused at present, by name."""
         return {
             str(topic): {"reason": record.reason, "ends_in_s": round(record.until - now)}
             for topic, record in self._records.items()

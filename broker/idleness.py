@@ -1,8 +1,8 @@
-"""When a topic that is not used is unloaded, and when it is deleted.
+"""The rules for unloading and for deleting a topic that is not used.
 
-Unloading frees memory only. A topic stays loaded while something may happen to it by time: a
-subscription has a backlog (its metrics and its expiry need the topic), retention will delete
-ledgers, or the topic is to be deleted when it is inactive.
+Unloading only frees memory. A topic stays loaded while time alone may change it: a subscription has
+a backlog (its metrics and its expiry need the topic), retention will delete ledgers, or a policy
+deletes the topic when it is inactive.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def may_unload(topic: Topic, idle_s: float, now: float) -> bool:
 
 
 def may_delete(topic: Topic, now: float, now_ms: int) -> bool:
-    """Whether the policy for inactive topics deletes this one now. False if the policies may have
-    changed since they were read."""
+    """Return True if the policy for inactive topics deletes this topic now. Return False if the
+    policies may have changed since the broker read them."""
     idle_since = topic.idle_since
     if idle_since is None or not topic.policies.is_fresh:
         return False
@@ -58,8 +58,8 @@ def _has_backlog(topic: Topic) -> bool:
 
 
 def _is_retained(topic: Topic, now: float, now_ms: int) -> bool:
-    """Whether retention keeps messages of the topic, as in Pulsar by their age only: a topic whose
-    last message is younger than the retention time is not deleted."""
+    """Return True if retention keeps messages of the topic. As in Pulsar, only their age counts: a
+    topic whose last message is younger than the retention time is not deleted."""
     retention_s = topic.policies.effective.retention.time_s
     if retention_s == 0 or topic.log.chain.entry_count == 0:
         return False

@@ -13,7 +13,7 @@ class KeySharedSettings:
     enabled: bool = True
     # AUTO_SPLIT: points of each consumer on the ring; 0: auto-split hash ranges, without a ring.
     ring_points: int = 100
-    # An unblocked key waits this long, so that one read serves many keys.
+    # The time that an unblocked key waits, so that one read serves many keys.
     unblocking_interval_s: float = 0.010
     # Each entry without a key gets a key of its own. False: they share NONE_KEY.
     spread_keyless: bool = True
@@ -22,10 +22,11 @@ class KeySharedSettings:
     look_ahead_per_consumer: int = 4_000
     look_ahead_per_subscription: int = 40_000
     # Entries that are negatively acknowledged in the order of keys and not acknowledged yet: about
-    # 200 bytes each, 10 MB for a subscription. A consumer that goes beyond it is disconnected.
+    # 200 bytes each, 10 MB for a subscription. The broker disconnects a consumer that exceeds the
+    # limit.
     withheld_max: int = 50_000
-    # How many pending entries of a consumer that left the dispatcher returns in one step, or how
-    # many slots it queues: at most 5 ms, in which the event loop does nothing else.
+    # The limit of one step: pending entries of a departed consumer that the dispatcher returns, or
+    # slots that it queues. A step takes at most 5 ms, in which the event loop does nothing else.
     part_entries: int = 2_000
 
     def __post_init__(self) -> None:

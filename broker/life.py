@@ -1,4 +1,4 @@
-"""The settings of the life of topics: loading, unloading, and the deletion of inactive ones."""
+"""The settings for loading and unloading topics, and for deleting inactive topics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class LifeConfig:
     """Topics that one broker loads at once."""
     load_timeout_s: float = 60.0
     idle_unload_s: float = 300.0
-    """A topic without clients and without work is unloaded after this time. 0: never."""
+    """The time after which a topic without clients and without work is unloaded. 0: never."""
     inactive_check_s: float = 60.0
     """The period of the search for inactive topics."""
 

@@ -1,9 +1,9 @@
-"""Limits the topics that are loaded at once, and those that wait.
+"""Limits the number of topics that load at once, and of topics that wait to be loaded.
 
 A load reads and writes the metadata store and recovers ledgers. After a failover clients ask for
 thousands of topics at once: loads beyond the limit wait in FIFO order, and beyond the queue's limit
 the broker answers TooManyRequests. A load that takes too long ends with TimeoutError, and the next
-request begins another one.
+request begins another load.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class TopicLoads:
 
     @asynccontextmanager
     async def slot(self, topic: str) -> AsyncIterator[None]:
-        """Wait for a turn; within it the load has `timeout_s`. Raises TooManyRequests,
-        TimeoutError."""
+        """Wait for a place, and hold it while the load runs, for at most `timeout_s`. Raises
+        TooManyRequests, TimeoutError."""
         if self._running < self._loads_max:
             self._running += 1
         else:
@@ -53,7 +53,7 @@ class TopicLoads:
             self._leave()
 
     async def _wait_turn(self, topic: str) -> None:
-        """Returns when an ended load has passed its place on."""
+        """Wait until a load ends and passes its place on."""
         if len(self._waiting) >= self._waiting_max:
             raise TooManyRequests(topic, f"{len(self._waiting)} topics wait to be loaded")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

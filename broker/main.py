@@ -1,4 +1,4 @@
-"""The broker's process: its ports, its registration, and a stop that hands its topics over."""
+"""The broker's process: its ports, its registration, and the stop that hands its topics over."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def trim(topic: Topic) -> None:
 
 
 def _garbage_of(broker: Broker, endpoint: Endpoint) -> int:
-    """The approximate number of objects in cycles that the broker has dropped."""
+    """Estimate the number of objects in cycles that the broker has dropped."""
     closed_topics = broker.opened_topics - len(broker.topics)
     return CONNECTION_OBJECTS * endpoint.limits.ended + TOPIC_OBJECTS * closed_topics
 
@@ -140,7 +140,7 @@ async def _trim_memory() -> None:
 async def return_memory(
     budget: PublishBudget, give_back: Callable[[], Awaitable[object]] = _trim_memory
 ) -> None:
-    """Give the memory of a burst of publishes back to the system when it is over."""
+    """After a burst of publishes, give its memory back to the operating system."""
     memory = MemoryReturn()
     while True:
         await asyncio.sleep(LOOK_S)
@@ -150,7 +150,7 @@ async def return_memory(
 
 CONNECTION_OBJECTS: Final = 50
 TOPIC_OBJECTS: Final = 250
-"""The objects in cycles that a connection leaves and that a topic leaves when it is unloaded
+"""The objects in cycles that an ended connection leaves, and that an unloaded topic leaves
 (measured)."""
 
 
@@ -170,9 +170,10 @@ class BrokerProcess:
         role: str = "broker",
         bookies_have_ports: bool = True,
     ) -> None:
-        """`role` is what /health says. `bookies_have_ports`: clients can read from bookies."""
-        self.ready = asyncio.Event()  # registered, and every port is served
-        self.registration: BrokerRegistration  # set when the broker is ready
+        """`role`: the role that /health reports. `bookies_have_ports`: clients can read from
+        bookies."""
+        self.ready = asyncio.Event()  # set when registered and every port is served
+        self.registration: BrokerRegistration  # set before `ready`
         self._config = config
         self._store = store
         self._open_peer = open_peer
@@ -183,7 +184,7 @@ class BrokerProcess:
         self._readings: list[Callable[[], Awaitable[Collector]]] = []  # metrics of all topics
         self._role = role
         self._bookies_have_ports = bookies_have_ports
-        self._registered = asyncio.Event()  # while the lease is held
+        self._registered = asyncio.Event()  # set while the lease is held
         self._stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -275,7 +276,7 @@ class BrokerProcess:
         counter(
             self._registry,
             "magnetar_silent_brokers_total",
-            "How often this broker found a registered broker to be silent, and its bundles free.",
+            "Times that this broker found a registered broker silent, and so its bundles free.",
             lambda: broker.liveness.found_silent,
         )
         gauge(
@@ -293,7 +294,7 @@ class BrokerProcess:
         counter(
             self._registry,
             "magnetar_standstills_total",
-            "How often this broker's event loop stood still for a second or longer.",
+            "Times that this broker's event loop stood still for a second or longer.",
             lambda: broker.standstill.count,
         )
 
@@ -424,7 +425,7 @@ class BrokerProcess:
         )
 
     def _chores(self) -> list[Chore]:
-        """The periodic work on open topics."""
+        """Return the periodic work on open topics."""
         config = self._config
         expiry_check_s = 60.0 * config.message_expiry_check_interval_in_minutes
         dedup_s = min(60.0, config.broker_deduplication_snapshot_interval_seconds / 2)
@@ -444,7 +445,8 @@ class BrokerProcess:
         ]
 
     def _default_policies(self) -> EffectivePolicies:
-        """New ledgers get the quorums that this process is configured with."""
+        """Return the policies of the settings. The quorums of new ledgers are those of this
+        process's ledger configuration."""
         ledger = self._ledger_config
         return self._config.default_policies(
             ensemble_size=ledger.ensemble_size,
@@ -465,7 +467,7 @@ class BrokerProcess:
         await lease.run()
 
     async def _sweep(self, broker: Broker) -> None:
-        """One broker of the cluster deletes the ledgers that belong to no topic."""
+        """Delete the ledgers that belong to no topic, while this broker is elected for it."""
         election = Election(
             self._store,
             paths.LEDGER_SWEEPER,
@@ -510,8 +512,8 @@ class BrokerProcess:
         self.ready.set()
 
     def _is_leftover(self, value: bytes) -> bool:
-        """Whether an earlier process of this broker left this registration, with the same ports.
-        That process is dead, because the ports are bound here."""
+        """Return True if an earlier process of this broker left this registration, with the same
+        gRPC port. That process is dead, because this process has bound the port."""
         try:
             stored = codec.decode_broker_registration(value)
         except InvalidRecord:
@@ -530,8 +532,9 @@ class BrokerProcess:
         return BaseApp(lambda: self._health(broker), self._registry, make_rest, self._readings)
 
     def _health(self, broker: Broker) -> Health:
-        """Clients and brokers find this broker only while its lease is held. Without a connection
-        to the metadata store the broker does not know whether the lease is still held."""
+        """Describe this broker for /health. Clients and brokers find the broker only while its
+        lease is held. Without a connection to the metadata store, the broker does not know whether
+        it still holds the lease, and reports "unregistered"."""
         connected = self._store.session_state is SessionState.CONNECTED
         if self._stopping:
             state = "stopping"

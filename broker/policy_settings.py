@@ -1,7 +1,7 @@
-"""The broker's policies for namespaces and topics that set none, under Pulsar's names.
+"""The broker's default policies, under Pulsar's names, for namespaces and topics that set none.
 
-Each setting is the default of one policy, or of a part of one. A namespace overrides it, and a
-topic overrides both.
+Each setting is the default of one policy, or of a part of a policy. A namespace overrides the
+default, and a topic overrides both.
 """
 
 from __future__ import annotations
@@ -38,43 +38,49 @@ class PolicySettings(RoleConfig):
         default=0,
         ge=UNLIMITED,
         le=_INT32_MAX,
-        description="how long acknowledged messages are kept; -1: no limit",
+        description="time for which acknowledged messages are kept; -1: no limit",
     )
     default_retention_size_in_mb: int = Field(
         default=0,
         ge=UNLIMITED,
         le=_INT32_MAX,
-        description="how much of acknowledged messages is kept; -1: no limit",
+        description="size of the acknowledged messages that are kept; -1: no limit",
     )
     ttl_duration_default_in_seconds: int = Field(
-        default=0, ge=0, le=_INT32_MAX, description="unacknowledged messages expire; 0: never"
+        default=0,
+        ge=0,
+        le=_INT32_MAX,
+        description="age at which unacknowledged messages expire; 0: never",
     )
     subscription_expiration_time_minutes: int = Field(
-        default=0, ge=0, le=_INT32_MAX, description="unused subscriptions are deleted; 0: never"
+        default=0,
+        ge=0,
+        le=_INT32_MAX,
+        description="time after which an unused subscription is deleted; 0: never",
     )
     backlog_quota_default_limit_gb: float = Field(
         default=UNLIMITED,
         ge=UNLIMITED,
         le=1 << 32,
         allow_inf_nan=False,
-        description="backlog of a topic; -1: no quota",
+        description="quota for the size of a topic's backlog; -1: no quota",
     )
     backlog_quota_default_limit_second: int = Field(
         default=UNLIMITED,
         ge=UNLIMITED,
         le=_INT32_MAX,
-        description="age of a topic's backlog; -1: no quota",
+        description="quota for the age of a topic's backlog; -1: no quota",
     )
     backlog_quota_default_retention_policy: BacklogAction = Field(
         default=BacklogAction.HOLD_PRODUCERS,
-        description="what happens at a backlog quota",
+        description="what the broker does when a backlog exceeds its quota",
     )
     managed_ledger_default_mark_delete_rate_limit: float = Field(
         default=1.0,
         ge=0,
         le=1_000_000,
         allow_inf_nan=False,
-        description="writes of a cursor per second; 0: no limit",
+        description="stored and shown only: the broker writes cursors without a rate limit",
     )
 
     # ---- features ----
@@ -88,7 +94,10 @@ class PolicySettings(RoleConfig):
         default=1_000, ge=1, le=_INT32_MAX, description="precision of delayed delivery"
     )
     delayed_delivery_max_delay_in_millis: int = Field(
-        default=0, ge=0, le=1 << 53, description="the longest delay; 0: no limit"
+        default=0,
+        ge=0,
+        le=1 << 53,
+        description="the longest delay that a producer may ask for; 0: no limit",
     )
     allow_auto_topic_creation: bool = Field(
         default=True, description="producers and consumers create the topics that they name"
@@ -114,7 +123,7 @@ class PolicySettings(RoleConfig):
         default=False, description="delete topics that are not used"
     )
     broker_delete_inactive_topics_mode: InactiveMode = Field(
-        default=InactiveMode.NO_SUBSCRIPTIONS, description="which topics count as unused"
+        default=InactiveMode.NO_SUBSCRIPTIONS, description="the topics that count as unused"
     )
     broker_delete_inactive_topics_max_inactive_duration_in_seconds: int = Field(
         default=60, ge=1, le=_INT32_MAX, description="time after which an unused topic is deleted"
@@ -122,13 +131,13 @@ class PolicySettings(RoleConfig):
 
     schema_compatibility_strategy: SchemaCompatibility = Field(
         default=SchemaCompatibility.FULL,
-        description="what must hold between the versions of a schema",
+        description="the compatibility rule for a new version of a schema",
     )
     is_allow_auto_update_schema_enabled: bool = Field(
-        default=True, description="clients add versions of a schema"
+        default=True, description="clients may add versions of a schema"
     )
     is_schema_validation_enforced: bool = Field(
-        default=False, description="producers of a topic with a schema need one"
+        default=False, description="refuse producers without a schema on a topic with a schema"
     )
 
     # ---- limits; 0: no limit ----
@@ -160,13 +169,13 @@ class PolicySettings(RoleConfig):
         default=0,
         ge=0,
         le=_INT32_MAX,
-        description="messages per second that a topic takes; 0: no limit",
+        description="messages per second that a topic accepts; 0: no limit",
     )
     max_publish_rate_per_topic_in_bytes: int = Field(
         default=0,
         ge=0,
         le=_BYTES_MAX,
-        description="bytes per second that a topic takes; 0: no limit",
+        description="bytes per second that a topic accepts; 0: no limit",
     )
     dispatch_throttling_rate_per_topic_in_msg: int = Field(
         default=0,
@@ -208,7 +217,7 @@ class PolicySettings(RoleConfig):
     @field_validator("subscription_types_enabled", mode="before")
     @classmethod
     def split(cls, given: Any) -> Any:
-        """Flags and the environment give text: names with commas between them."""
+        """Split the text of a flag or of the environment: names with commas between them."""
         return [name.strip() for name in given.split(",")] if isinstance(given, str) else given
 
     @model_validator(mode="after")
@@ -225,7 +234,7 @@ class PolicySettings(RoleConfig):
     def default_policies(
         self, *, ensemble_size: int, write_quorum: int, ack_quorum: int
     ) -> EffectivePolicies:
-        """The policies of a topic that sets none, in a namespace that sets none."""
+        """Return the policies of a topic that sets none, in a namespace that sets none."""
         minutes, megabytes = (
             self.default_retention_time_in_minutes,
             self.default_retention_size_in_mb,

@@ -1,8 +1,8 @@
 """The error codes of Pulsar that a client gets for each operating error.
 
-The C++ client, which Apache's Python client wraps, gives up on some codes and retries the others
-until its operation times out. A temporary condition (a moving bundle, bookies that do
-not answer) must have a code that it retries.
+Apache's Python client wraps the C++ client. That client gives up on some codes, and retries the
+others until its operation times out. So a temporary condition (a moving bundle, bookies that do not
+answer) must have a code that the C++ client retries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from magnetar.metadata.errors import MetadataError
 from magnetar.protos import errors as protocol
 from magnetar.protos import pulsar_pb2 as pb
 
-# The first row with a class of the error decides; base classes come last.
+# The first row whose class matches the error decides, so base classes come last.
 _CODES: Final[tuple[tuple[type[Exception], pb.ServerError.ValueType], ...]] = (
     (protocol.InvalidTopicName, pb.InvalidTopicName),
     (protocol.InvalidNamespaceName, pb.InvalidTopicName),
@@ -75,11 +75,11 @@ OPERATING_ERRORS: Final = (
     MetadataError,
     TimeoutError,
 )
-"""The errors that a command may raise. Any other exception is a bug and ends the connection."""
+"""The errors that a command may raise. Any other exception is a bug, and ends the connection."""
 
 
 def code_of(error: Exception) -> pb.ServerError.ValueType:
-    """The code for one of `OPERATING_ERRORS`."""
+    """Return the code for one of `OPERATING_ERRORS`."""
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code

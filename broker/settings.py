@@ -1,7 +1,7 @@
 """The settings that a broker of a cluster and a standalone server share.
 
-A setting that Pulsar has keeps Pulsar's name, in snake case. Flags, the environment and the file
-know a setting as soon as it is a field here; `broker/main.py` passes its value on.
+A setting that Pulsar has keeps Pulsar's name, in snake case. Each field here is a setting in flags,
+the environment and the file. `broker/main.py` passes its value on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class BrokerSettings(PolicySettings):
 
     # ---- memory ----
     cache_bytes: int = Field(
-        default=256 << 20, ge=1 << 20, description="entries kept in memory for tailing consumers"
+        default=256 << 20,
+        ge=1 << 20,
+        description="bytes of entries kept in memory for tailing consumers",
     )
     max_message_publish_buffer_size_in_mb: int = Field(
         default=256,
@@ -45,18 +47,18 @@ class BrokerSettings(PolicySettings):
         default=0,
         ge=0,
         le=(1 << 31) - 1,
-        description="messages per second that the broker takes for all topics; 0: no limit",
+        description="messages per second that the broker accepts for all topics; 0: no limit",
     )
     broker_publisher_throttling_max_byte_rate: int = Field(
         default=0,
         ge=0,
         le=1 << 53,
-        description="bytes per second that the broker takes for all topics; 0: no limit",
+        description="bytes per second that the broker accepts for all topics; 0: no limit",
     )
 
     # ---- connections ----
     broker_max_connections: int = Field(
-        default=0, ge=0, description="connections of clients in all; 0: no limit"
+        default=0, ge=0, description="connections of all clients; 0: no limit"
     )
     broker_max_connections_per_ip: int = Field(
         default=0, ge=0, description="connections of clients from one address; 0: no limit"
@@ -72,19 +74,21 @@ class BrokerSettings(PolicySettings):
 
     is_delayed_delivery_deliver_at_time_strict: bool = Field(
         default=False,
-        description="never deliver a delayed message early, but up to a tick late instead",
+        description="true: a delayed message is up to a tick late; false: up to a tick early",
     )
-    # Pulsar's default is 50,000. Off here, because an undelayed message would wait for the delayed
-    # messages, and an entry of the index takes only 19 bytes.
+    # Pulsar's default is 50,000. The default here is 0: otherwise an undelayed message would wait
+    # for the delayed messages, and an entry of the index takes only 19 bytes.
     delayed_delivery_fixed_delay_detection_lookahead: int = Field(
         default=0,
         ge=0,
-        le=2_000_000,  # INDEX_ENTRIES_MAX: more are not kept
-        description="after so many delayed messages with the same delay, a subscription reads no "
-        "more until the first one is due; 0: it always reads on",
+        le=2_000_000,  # INDEX_ENTRIES_MAX
+        description="number of delayed messages with the same delay at which a subscription stops "
+        "reading until the first of them is due; 0: it never stops",
     )
     message_expiry_check_interval_in_minutes: float = Field(
-        default=5.0, gt=0, description="how often messages are checked against their time to live"
+        default=5.0,
+        gt=0,
+        description="time between two checks of messages against their time to live",
     )
 
     # ---- ledgers ----
@@ -95,22 +99,27 @@ class BrokerSettings(PolicySettings):
         default=2048, ge=1, description="size after which a topic begins a new ledger, at any age"
     )
     managed_ledger_min_ledger_rollover_time_minutes: float = Field(
-        default=10, ge=0, description="age before which the number of entries does not count"
+        default=10,
+        ge=0,
+        description="age of a ledger before which its number of entries does not matter",
     )
     managed_ledger_max_ledger_rollover_time_minutes: float = Field(
         default=240, gt=0, description="age after which a topic begins a new ledger"
     )
     retention_check_interval_in_seconds: float = Field(
-        default=120, gt=0, description="how often topics are checked for ledgers to delete"
+        default=120, gt=0, description="time between two checks for ledgers that can be deleted"
     )
     orphaned_ledger_check_interval_in_minutes: float = Field(
-        default=360, gt=0, description="how often one broker looks for orphaned ledgers"
+        default=360,
+        gt=0,
+        description="time between two searches for orphaned ledgers in the cluster",
     )
     orphaned_ledger_grace_period_in_minutes: float = Field(
-        default=1440, ge=10, description="age before which a ledger is never called orphaned"
+        default=1440, ge=10, description="age before which a ledger never counts as orphaned"
     )
     auto_skip_non_recoverable_data: bool = Field(
-        default=False, description="skip entries that all bookies have lost, instead of waiting"
+        default=False,
+        description="skip entries that all bookies have lost, instead of waiting for them",
     )
 
     # ---- namespaces ----
@@ -121,7 +130,7 @@ class BrokerSettings(PolicySettings):
         default=1_000,
         ge=1,
         le=1_000_000,
-        description="unanswered messages of one connection; further messages are dropped",
+        description="unanswered non-persistent messages of a connection; further ones are dropped",
     )
     max_num_partitions_per_partitioned_topic: int = Field(
         default=0, ge=0, le=10_000, description="the most partitions of a topic; 0: 10,000"
@@ -143,12 +152,12 @@ class BrokerSettings(PolicySettings):
     idle_topic_unload_seconds: float = Field(
         default=LIFE_DEFAULTS.idle_unload_s,
         ge=0,
-        description="a topic without clients leaves the memory after this; 0: never",
+        description="time after which a topic without clients is unloaded from memory; 0: never",
     )
     broker_delete_inactive_topics_frequency_seconds: float = Field(
         default=LIFE_DEFAULTS.inactive_check_s,
         gt=0,
-        description="how often topics to be deleted by policy are looked for",
+        description="time between two searches for inactive topics to delete",
     )
 
     # ---- subscriptions ----
@@ -156,12 +165,12 @@ class BrokerSettings(PolicySettings):
         default=1_000,
         ge=0,
         le=600_000,
-        description="time for a replaced active consumer to acknowledge what it has",
+        description="time for a replaced active consumer to acknowledge its pending messages",
     )
     failover_non_partitioned: Literal["subscribe_order", "hash"] = Field(
         default="subscribe_order",
         description="how the active consumer of a topic without partitions is chosen: "
-        "subscribe_order, or hash of topic and consumer name",
+        "subscribe_order, or hash (of the names of topic and consumers)",
     )
 
     # ---- Key_Shared subscriptions ----
@@ -179,30 +188,31 @@ class BrokerSettings(PolicySettings):
     )
     subscription_key_shared_spread_keyless: bool = Field(
         default=KEY_SHARED_DEFAULTS.spread_keyless,
-        description="messages without a key go to all consumers; false: all of them to one",
+        description="spread messages without a key over all consumers; false: send all to one",
     )
     key_shared_unblocking_interval_ms: float = Field(
         default=1_000 * KEY_SHARED_DEFAULTS.unblocking_interval_s,
         ge=0,
         le=60_000,
-        description="how long keys that have drained are collected before they are delivered",
+        description="time for which drained keys are collected before their messages are delivered",
     )
     key_shared_look_ahead_msg_in_replay_threshold_per_consumer: int = Field(
         default=KEY_SHARED_DEFAULTS.look_ahead_per_consumer,
         ge=1,
         le=1_000_000,
-        description="entries that wait, for each consumer, while the broker reads on for others",
+        description="waiting entries, for each connected consumer, at which reading stops",
     )
     key_shared_look_ahead_msg_in_replay_threshold_per_subscription: int = Field(
         default=KEY_SHARED_DEFAULTS.look_ahead_per_subscription,
         ge=1,
         le=1_000_000,
-        description="the same for all consumers of a subscription together",
+        description="the most waiting entries of a subscription, with any number of consumers",
     )
 
     # ---- metrics ----
     expose_topic_level_metrics_in_prometheus: bool = Field(
-        default=True, description="metrics of each topic; otherwise sums of each namespace"
+        default=True,
+        description="expose metrics of each topic; false: only sums for each namespace",
     )
     broker_deduplication_entries_interval: int = Field(
         default=1_000, ge=1, description="entries after which a topic's sequence ids are written"
@@ -217,12 +227,12 @@ class BrokerSettings(PolicySettings):
         default=360, ge=1, description="time after which an inactive producer is forgotten"
     )
     backlog_quota_check_interval_in_seconds: int = Field(
-        default=60, ge=1, description="how often backlogs are compared with their quotas"
+        default=60, ge=1, description="time between two comparisons of backlogs with their quotas"
     )
 
     @model_validator(mode="after")
     def rollover_times(self) -> Self:
-        """The least age is below the largest."""
+        """Check that the minimum age is below the maximum age."""
         least = self.managed_ledger_min_ledger_rollover_time_minutes
         most = self.managed_ledger_max_ledger_rollover_time_minutes
         if least >= most:
@@ -273,7 +283,7 @@ class BrokerSettings(PolicySettings):
 
     @property
     def shared(self) -> dict[str, Any]:
-        """The values of the settings of this class, keyed by name."""
+        """The values of this class's settings, keyed by name."""
         return {name: getattr(self, name) for name in BrokerSettings.model_fields}
 
     @property

@@ -1,6 +1,7 @@
-"""Callbacks for topics of this broker that are opened or leave the broker.
+"""Callbacks for topics that are opened at this broker or leave it.
 
-A watch of a topic outlives the open topic: an idle topic is unloaded and opened again later.
+A watch of a topic outlives the open topic, because an idle topic is unloaded and opened again
+later.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ if TYPE_CHECKING:
 
 
 class TopicChanges:
-    """The broker calls `tell`; the callbacks run at once and do not fail."""
+    """The watches of all topics. The broker calls `tell`; the callbacks run at once and do not
+    fail."""
 
     def __init__(self) -> None:
         self._watchers: dict[TopicName, dict[object, Callable[[], None]]] = {}
 
     def watch(self, name: TopicName, on_change: Callable[[], None]) -> Callable[[], None]:
-        """Call back when the topic was opened here, was unloaded or deleted, or when this broker
-        lost its bundle. Returns the function that ends the watch."""
+        """Call `on_change` after the topic was opened here, unloaded or deleted, or after this
+        broker lost its bundle. Returns the function that ends the watch."""
         key = object()
         self._watchers.setdefault(name, {})[key] = on_change
 
@@ -39,6 +41,7 @@ class TopicChanges:
         return list(self._watchers)
 
     def tell(self, name: TopicName) -> None:
-        """The topic was opened, has left, or its bundle was lost."""
+        """Call the callbacks of the topic: it was opened or has left, or this broker lost its
+        bundle."""
         for on_change in list(self._watchers.get(name, {}).values()):
             on_change()

@@ -1,9 +1,9 @@
 """The role and the permissions of a client: the seam between sessions and authentication.
 
-The session machine gives the credentials of CONNECT to an `Authenticator`. The answer accepts the
-client with its grants, asks for more (AUTH_CHALLENGE), or refuses the client. Grants are asked
-before each command that names a topic or namespace. Commands of an open producer or consumer need
-no grant of their own: PRODUCER and SUBSCRIBE were granted.
+The session machine passes the credentials of CONNECT to an `Authenticator`. The authenticator
+accepts the client with its grants, challenges it (AUTH_CHALLENGE), or refuses it. The broker checks
+the grants before each command that names a topic or namespace. Commands of an open producer or
+consumer need no further check, because PRODUCER and SUBSCRIBE were granted.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Grants(Protocol):
     """The permissions of one client."""
 
     def allow(self, permission: Permission, resource: Resource) -> bool:
-        """Whether the client has this permission now. Does no I/O."""
+        """Return True if the client has this permission now. Does no I/O."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The authentication data of one side: that of CONNECT, AUTH_CHALLENGE or AUTH_RESPONSE."""
+    """The authentication data in a CONNECT, AUTH_CHALLENGE or AUTH_RESPONSE."""
 
     method: str  # auth_method_name; "" if the client names none
     data: bytes
@@ -70,8 +70,8 @@ class Authenticator(Protocol):
     """Authenticates the client of one connection; each connection has its own."""
 
     def authenticate(self, credentials: Credentials) -> Outcome:
-        """Judge the credentials of CONNECT, then the answer to each challenge. Does no I/O: keys
-        and roles are kept up to date elsewhere. An exception fails the connection."""
+        """Judge the credentials of CONNECT, then the answer to each challenge. Does no I/O: other
+        code keeps keys and roles up to date. An exception fails the connection."""
 
 
 class AllowAll:

@@ -1,13 +1,14 @@
-"""Answers that are large and often asked for: a list of 10,000 topics has half a megabyte.
+"""Answers that are large and that many clients ask for: a list of 10,000 topics has half a
+megabyte.
 
-Equal requests share one answer. A request that comes while an answer is being made waits for the
-next one, since the present one may have been read before a change that its client knows of; so at
-most two are made for any number of requests. An answer is kept for KEEP_S, unless the broker opens
-a topic or the metadata store reports a change before.
+Equal requests share one answer. A request may arrive while an answer is being made. That answer may
+lack a change that the client already knows of, so the request waits for the next answer. At most
+two answers are made for any number of concurrent requests. The broker keeps an answer for KEEP_S,
+or until it opens a topic or the metadata store reports a change.
 
-The bytes of an answer are shared, too, by all connections that have not taken them yet: only its
-request id is the connection's own. All answers that wait for their clients have ANSWER_BYTES_MAX
-together; beyond it the broker answers TooManyRequests. An answer is never truncated.
+All connections whose clients have not taken an answer yet share its bytes. Each connection adds
+only its request id. All answers that wait for clients have at most ANSWER_BYTES_MAX together;
+beyond this limit the broker answers TooManyRequests. An answer is never truncated.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
 
 ANSWER_BYTES_MAX: Final = 64 << 20
-"""The bytes of distinct waiting answers: a hundred namespaces with 10,000 topics each."""
+"""The limit of the bytes of distinct waiting answers: a hundred namespaces with 10,000 topics
+each."""
 
 REQUEST_BYTES: Final = 512
 """The memory of a waiting answer beside its shared bytes."""
 
 KEEP_S: Final = 1.0
 KEPT_MAX: Final = 16
-"""Answers that no client waits for."""
+"""The limit of kept answers."""
 
 _SIZES: Final = struct.Struct(">II")
 
@@ -48,12 +50,12 @@ class Shared:
 
     kind: int
     body: bytes
-    holders: int = 0  # answers with these bytes that were not sent yet
+    holders: int = 0  # the number of answers with these bytes that are not sent yet
 
 
 @dataclass(slots=True)
 class Answer:
-    """One client's answer. Give it back with `Answers.release` when it was sent or dropped."""
+    """One client's answer. Call `Answers.release` after the answer was sent or dropped."""
 
     shared: Shared
     parts: tuple[bytes, ...]
@@ -63,7 +65,7 @@ class Answer:
 class _Kept:
     shared: Shared
     until: float
-    opened: int  # topics that the broker had opened when it was begun
+    opened: int  # `Broker.opened_topics` when the handler was called
     unwatch: Callable[[], None]
 
 
@@ -91,7 +93,8 @@ class Answers:
         handler: Callable[[Any, Any], Awaitable[bytes]],
         watch: Callable[[Asking, Any, Callable[[], None]], Callable[[], None]],
     ) -> Answer:
-        """Raises TooManyAnswers, and what `handler` raises."""
+        """Return the answer to `body`: a shared one, or a new one that `handler` makes. `watch`
+        calls back when the answer changes. Raises TooManyAnswers, and the errors of `handler`."""
         asked = type(body)()
         asked.CopyFrom(body)
         asked.request_id = 0
@@ -122,7 +125,7 @@ class Answers:
                 break
             await asyncio.wait({making})
             outcome = making.result()
-            if making is before or outcome is None:  # begun before this request came, or cancelled
+            if making is before or outcome is None:  # begun before this request, or cancelled
                 continue
             if isinstance(outcome, Exception):
                 raise outcome
@@ -179,7 +182,8 @@ class Answers:
 def shared_list(
     handler: Callable[[Any, Any], Awaitable[bytes]],
 ) -> Callable[[Asking, Any], Awaitable[Answer]]:
-    """A handler for the topics of the body's namespace whose answers are shared."""
+    """Make a handler whose answers are shared. `handler` answers for the topics of the body's
+    namespace."""
 
     def watch(context: Asking, body: Any, on_change: Callable[[], None]) -> Callable[[], None]:
         return context.broker.watch_topics(NamespaceName.parse(body.namespace), on_change)
@@ -191,7 +195,7 @@ def shared_list(
 
 
 def _divided(frame: bytes) -> Shared:
-    """The body in the whole frame of a command, which `framing.encode_command` made."""
+    """Return the body of the command in a frame that `framing.encode_command` made."""
     at = _SIZES.size
     kind, at = read_varint(frame, at + 1)  # the bytes after the tag of the type
     _, at = read_varint(frame, at)  # the tag of the body
@@ -201,8 +205,8 @@ def _divided(frame: bytes) -> Shared:
 
 
 def _parts(shared: Shared, request_id: int) -> tuple[bytes, ...]:
-    """The frame with this request id. The id is appended: if a field occurs twice, protobuf uses
-    the last value."""
+    """Return the frame with this request id. The id is appended to the body: if a field occurs
+    twice, protobuf uses the last value."""
     field = pb.BaseCommand.DESCRIPTOR.fields_by_number[shared.kind].message_type
     assert field is not None, "an answer has fields"
     number = field.fields_by_name["request_id"].number

@@ -1,9 +1,9 @@
-"""Notes of the batches that Spark's sinks have stored whole, beside the messages of each topic.
+"""Notes about the batches that Spark's sinks have stored whole, kept with each topic.
 
 Deduplication knows what one producer has stored. It does not know whether a batch was stored whole,
 nor by which query, and it forgets idle producers. So a sink notes each batch at its topics after
-all rows have their receipts. A repeated batch is recognised by its note, and a checkpoint that is
-older than the topic, or of another query, too.
+all rows have their receipts. The last note shows whether a batch is a repetition, and whether the
+checkpoint is outdated or of another query.
 
 A note is a property of the topic's record: it moves with the topic and ends with it.
 """
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "spark-sink/"  # the beginning of the property's name
 SINKS_MAX: Final = 20
-"""Sinks of one topic that are remembered, at most 500 bytes of its record each. Beyond, the one
-whose last note is the oldest is forgotten: its next batch is checked by deduplication alone."""
+"""The limit of sinks that one topic remembers. Each takes at most 500 bytes of the topic's record.
+Beyond the limit the topic forgets the sink with the oldest note; then only deduplication checks the
+next batch of that sink."""
 
 TOPICS_MAX: Final = 1_000  # the topics of one request
 SINK_BYTES_MAX: Final = 200
@@ -54,13 +55,14 @@ class Note:
 
 
 def note_of(properties: Mapping[str, str], sink: str) -> Note | None:
-    """The last note of a sink among the properties of a topic. None: there is none."""
+    """Return the last note of a sink from the properties of a topic. None: the sink has no note
+    there."""
     text = properties.get(PREFIX + sink)
     return None if text is None else _parsed(text)
 
 
 async def note_batches(broker: Broker, asked: pb.NoteBatchesRequest) -> pb.NoteBatchesReply:
-    """See NoteBatches. Raises NotAllowed if a value of the request is invalid."""
+    """See NoteBatches in broker.proto. Raises NotAllowed if a value of the request is invalid."""
     require_few("topics", len(asked.topics), TOPICS_MAX)
     _require_valid(asked)
 
@@ -95,7 +97,7 @@ async def _note_one(
 
 
 def _refusal(last: Note | None, new: Note) -> str:
-    """The reason why a note must not follow the last note. Empty: it may follow."""
+    """Return the reason why the new note must not follow the last one. Empty: it may follow."""
     if last is None:
         return ""
     if last.query != new.query:
@@ -123,7 +125,7 @@ def _parsed(text: str) -> Note:
 
 def _require_valid(asked: pb.NoteBatchesRequest) -> None:
     if not 0 < len(asked.sink.encode()) <= SINK_BYTES_MAX:
-        raise NotAllowed("NoteBatches", f"the sink's name has not 1 to {SINK_BYTES_MAX} bytes")
+        raise NotAllowed("NoteBatches", f"the sink's name must have 1 to {SINK_BYTES_MAX} bytes")
     if asked.batch < 0:
         raise NotAllowed("NoteBatches", f"{asked.batch} is not a batch")
     for what, text in [("query", asked.query), *(("digest", it.digest) for it in asked.topics)]:

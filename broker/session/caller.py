@@ -1,8 +1,8 @@
-"""The client of a gRPC call other than a session: who it is, and what it may do.
+"""The client of a gRPC call other than a session: its role and its permissions.
 
-Such a call is authenticated as a session is: its greeting holds a CONNECT, which the session
-machine judges before the broker reads the request. A call without a greeting is one with a CONNECT
-without credentials. A call cannot answer a challenge.
+The broker authenticates such a call in the same way as a session. The greeting of the call holds a
+CONNECT, which the session machine judges before the broker reads the request. For a call without a
+greeting, the broker assumes a CONNECT without credentials. A call cannot answer a challenge.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Caller:
     grants: Grants
 
     def require(self, request: Message) -> None:
-        """Raises NotAuthorized: the client lacks a permission for something that the request
-        names; InvalidNamespaceName."""
+        """Check that the client has the permission for each topic and namespace of the request.
+        Raises NotAuthorized, InvalidNamespaceName."""
         permission, resources = _NEEDS[type(request)]
         for resource in resources(request):
             if not self.grants.allow(permission, resource):
@@ -48,8 +48,8 @@ class Caller:
 
 
 def authenticated(endpoint: Endpoint, greeting: bytes) -> Caller:
-    """The client with this greeting; b"": it has none. Raises NotAuthenticated, FrameError,
-    CommandError."""
+    """Authenticate the client of a call with this greeting; b"": the call has none. Raises
+    NotAuthenticated, FrameError, CommandError."""
     now = asyncio.get_running_loop().time()
     session = Session(
         now,
@@ -70,7 +70,7 @@ def authenticated(endpoint: Endpoint, greeting: bytes) -> Caller:
 
 
 def _topics(names: Iterable[str]) -> Iterator[Resource]:
-    """A name that is invalid means nothing, and the call refuses it."""
+    """Return the valid names. An invalid name needs no permission: the call itself refuses it."""
     for name in names:
         try:
             yield TopicName.parse(name)

@@ -1,7 +1,7 @@
-"""Every command of the protocol: when it is admitted, the permission that it needs, and its
-handler; or the reason why this broker does not support it.
+"""Every command of the protocol. A supported command has its admission, the permission that it
+needs, and its handler. An unsupported command has the reason why the broker refuses it.
 
-Each type is in exactly one of `COMMANDS` and `UNSUPPORTED`.
+Each type of command is in exactly one of `COMMANDS` and `UNSUPPORTED`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A command with exactly one answer. Its handler returns the answer, and runs beside others."""
+    """A command with exactly one answer. Its handler returns the answer, and runs in a task of its
+    own."""
 
     admission: Admission
     handler: Callable[[Context, Any], Awaitable[bytes | Answer]]
-    needs: Needs | None = None  # None: the resource was granted when it was opened
+    needs: Needs | None = None  # None: an earlier command was granted the resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A command whose runs are handled at once, in the connection's reader task."""
+    """A command that arrives in runs. Its handler takes a whole run, in the connection's reader
+    task."""
 
     admission: Admission
     handler: Callable[[Context, SendRun, float], None]

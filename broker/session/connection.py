@@ -1,16 +1,17 @@
-"""The loop of one connection: reads frames, feeds the session machine, carries out its answers.
+"""The loop of one connection: reads frames, feeds the session machine, carries out its actions.
 
 One reader (the task of `run`), one writer (the outbox) and two timers live as long as the
-connection. Requests (LOOKUP, PRODUCER, SUBSCRIBE, …) may wait, so each runs in its own task. SEND,
-ACK and FLOW are handled in the reader task, a frame at a time, without another task or a queue.
+connection. Requests (LOOKUP, PRODUCER, SUBSCRIBE, …) may wait, so each runs in its own task. The
+reader task itself handles SEND, ACK and FLOW, in slices of a frame, without another task or a
+queue.
 
 Back-pressure: while a topic has too many bytes in flight to its bookies, the readers of the
 connections that publish to it wait. While all topics together have too many, the readers of all
-connections that publish wait. At most DELIVERY_BYTES_MAX wait here for a consumer. The connection
-calls the consumer's subscription when there is room again.
+connections that publish wait. While the outbox holds DELIVERY_BYTES_MAX or more, no subscription
+delivers to the connection. The connection calls those subscriptions when there is room again.
 
-An unexpected exception in any of this is a bug: the connection logs and counts it, and ends. The
-broker continues.
+An unexpected exception in these tasks is a bug. The connection logs and counts the exception, and
+ends. The broker continues.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "Transport"]
 
-STALL_BYTES: Final = 16 << 20  # waiting for a client that takes nothing: stop reading from it
+STALL_BYTES: Final = 16 << 20  # pending bytes at which the broker stops reading from the client
 REQUEST_TIMEOUT_S: Final = 60.0  # Pulsar's topicLoadTimeoutSeconds; no request may take longer
 REQUESTS_READ_MAX: Final = (
-    1_000  # requests under way at which reading pauses; a program that opens all its producers at
-    # once sends thousands, and an error would cost Apache's C++ client its whole connection
+    1_000  # requests under way at which reading pauses. A program that opens all its producers at
+    # once sends thousands. After an error Apache's C++ client would close its whole connection.
 )
 SLICE_COMMANDS: Final = 100
 """The commands of one step of the event loop. A command takes 10 us, or up to 60 us if it starts a
@@ -68,11 +69,12 @@ COMMAND_UNIT_BYTES: Final = 1 << 10
 its bytes are parsed."""
 
 PROBE_TIMEOUT_S: Final = 5.0  # Pulsar's connectionLivenessCheckTimeoutMillis
-# The client's time to take the command that gives the reason of the close.
+# The client's time to take the last command, which gives the reason of the close.
 LAST_COMMAND_TIMEOUT_S: Final = 1.0
 CLOSE_SLICE_S: Final = 0.005
-"""A connection may have 50,000 consumers. The close of a consumer takes 0.5 ms of a Key_Shared
-subscription, and more if the subscription has more consumers."""
+"""The time of one step that closes producers and consumers. A connection may have 50,000 consumers.
+Closing a consumer of a Key_Shared subscription takes 0.5 ms, and more if the subscription has more
+consumers."""
 
 SERVER_VERSION: Final = "Magnetar 0.1.0"
 MALFORMED: Final = -1  # stands for the type of a command that cannot be read
@@ -98,7 +100,8 @@ class Connection:
         *,
         on_connected: Callable[[], None] | None = None,
     ) -> None:
-        """`on_connected`: the client is known, and larger frames are admitted."""
+        """`on_connected` is called when the client is authenticated. The transport then admits
+        larger frames."""
         self._stream = stream
         self._endpoint = endpoint
         self._session = Session(
@@ -186,7 +189,7 @@ class Connection:
                 )
 
     async def _guarded(self, work: Callable[..., Awaitable[None]], *arguments: Command) -> None:
-        """A bug in the work of this connection ends this connection and nothing else."""
+        """Run a part of the connection's work. A bug in it ends only this connection."""
         try:
             await work(*arguments)
         except Exception as error:
@@ -197,13 +200,15 @@ class Connection:
     # ---- reading ---------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        """Read until the stream ends. After the connection's end, frames are read and dropped."""
+        """Read until the stream ends. After the broker has ended the connection, drop the
+        frames."""
         context = self._context
         try:
             if self._transport is Transport.GRPC:
                 await self._shake_hands()
             while True:
-                # No name for the frame: an idle connection would keep it until the next one.
+                # No variable for the frame: an idle connection would keep the frame until the next
+                # one.
                 await self._take(await self._stream.receive())
         except StreamClosed as end:
             if not (end.clean or context.over):
@@ -218,8 +223,8 @@ class Connection:
                 await self._take(await self._stream.receive())
 
     async def _take(self, frame: memoryview) -> None:
-        """Carry out one transport frame, which has whole Pulsar frames, in slices. The loop has a
-        turn between two slices. After the connection's end the rest is dropped."""
+        """Carry out one transport frame, which holds whole Pulsar frames, in slices. The event loop
+        has a turn between two slices. After the connection's end, drop the rest."""
         self._heard.set()
         context, session, steps = self._context, self._session, self._steps
         if context.over:
@@ -246,7 +251,7 @@ class Connection:
 
     def _take_slice(self, frame: memoryview, at: int) -> int:
         """Carry out the commands from `at` on, up to a run of SENDs, a long list, or
-        SLICE_COMMANDS. Returns the begin of the next command."""
+        SLICE_COMMANDS. Returns the place of the next command."""
         now = asyncio.get_running_loop().time()
         context = self._context
         left = SLICE_COMMANDS
@@ -282,7 +287,7 @@ class Connection:
         return at
 
     async def _take_long(self, command: LongList) -> None:
-        """Carry out a list with very many message ids: one piece in each turn."""
+        """Carry out a list with very many message ids, one piece in each turn of the loop."""
         self._long = None
         loop, steps = asyncio.get_running_loop(), self._steps
         parts = in_pieces(self._context, command)
@@ -297,7 +302,7 @@ class Connection:
                 steps.end("long list", began)
             if more is None:
                 return
-            self._session.on_paused(loop.time())  # the client has been heard
+            self._session.on_paused(loop.time())  # the client was heard
             await asyncio.sleep(0)
 
     async def _wait_room(self) -> None:
@@ -344,15 +349,15 @@ class Connection:
             budget.leave(turn)
 
     async def _has_room(self, producer_id: int) -> bool:
-        """Wait for at most PROBE_TIMEOUT_S until the producer's topic takes more, or the producer
-        is closed."""
+        """Wait for at most PROBE_TIMEOUT_S until the producer's topic has room, or the producer is
+        closed. Returns True if there is no more reason to wait."""
         producer = self._context.producers.get(producer_id)
         if producer is None or producer.has_room:
             return True
         return await self._within(producer.wait_room())
 
     async def _within(self, wait: Coroutine[Any, Any, None]) -> bool:
-        """Wait for at most PROBE_TIMEOUT_S. Returns whether the wait has ended by then."""
+        """Wait for at most PROBE_TIMEOUT_S. Returns True if the wait has ended by then."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 await wait
@@ -361,7 +366,7 @@ class Connection:
         return True
 
     def _refuse(self, error: CommandError) -> None:
-        """Answer a command that did not parse with an error if it is a request. Otherwise end the
+        """Refuse a command that did not parse. A request gets an error; any other command ends the
         connection."""
         request_id = error.request_id if isinstance(error, MalformedCommand) else None
         if request_id is None or not self._session.connected:
@@ -411,7 +416,7 @@ class Connection:
         except asyncio.CancelledError:
             if task.cancelling():
                 raise
-            failure = TimeoutError("what it waited for was cancelled")
+            failure = TimeoutError("the operation that the request waited for was cancelled")
         if failure is None:
             self._refusals.on_success(command.type)
         else:
@@ -427,8 +432,8 @@ class Connection:
             self._outbox.put_control(answer)
 
     async def _put_shared(self, answer: Answer) -> None:
-        """Send an answer that equal requests share. Its bytes count until the client has taken
-        nearly all of them."""
+        """Send an answer that equal requests share. Its bytes count as waiting until the client has
+        taken nearly all of them."""
         try:
             self._outbox.put_control(*answer.parts)
             with suppress(StreamClosed):
@@ -467,7 +472,7 @@ class Connection:
     # ---- ends ------------------------------------------------------------------------------------
 
     def _end(self, reason: str, last_command: bytes = b"") -> None:
-        """The broker ends the connection, after sending `last_command`. Idempotent."""
+        """End the connection, after sending `last_command`. Idempotent."""
         if self._context.over:
             return
         log.warning("closing a connection", peer=self._stream.peer, reason=reason)
@@ -493,7 +498,7 @@ class Connection:
             self._tasks.create_task(self._guarded(self._close_rest))
 
     def _close_slice(self) -> bool:
-        """Close a slice of the producers and consumers. Returns whether more are left."""
+        """Close a slice of the producers and consumers. Returns True if more are left."""
         began, until = self._steps.begin(), time.perf_counter() + CLOSE_SLICE_S
         while more := self._context.close_one():
             if time.perf_counter() >= until:
@@ -517,7 +522,7 @@ class Connection:
         if not self._standstill.sure:
             await self._standstill.wait_sure()
         await self._stream.send(parts)
-        if self._draining:  # each frame that the client takes shows that it lives: 4 KB/s suffice
+        if self._draining:  # each frame that the client takes is a sign of life: 4 KB/s suffice
             self._session.on_paused(asyncio.get_running_loop().time())
 
     async def _keep_alive(self) -> None:
@@ -534,7 +539,7 @@ class Connection:
                 self._carry_out(action)
 
     async def _offer_room(self) -> None:
-        """Call the subscriptions that were refused when there is room again."""
+        """When there is room again, call the subscriptions that were refused room."""
         context = self._context
         with suppress(StreamClosed):
             while True:
@@ -545,8 +550,8 @@ class Connection:
                 context.offer_room()
 
     async def _probe(self) -> bool:
-        """Whether the client answers a PING. While the broker does not read its commands, the
-        client counts as alive as long as the connection is open."""
+        """Return True if the client answers a PING. While the broker does not read from the client,
+        the client counts as alive as long as the connection is open."""
         if self._context.over:
             return False
         self._heard.clear()

@@ -34,8 +34,8 @@ async def subscribe(context: Context, body: pb.CommandSubscribe) -> bytes:
 
 
 async def close_consumer(context: Context, body: pb.CommandCloseConsumer) -> bytes:
-    """The answer says whether the consumer's acknowledgements are durable. The consumer is closed
-    in any case."""
+    """Close the consumer. The answer is an error if its acknowledgements may not be durable. The
+    consumer is closed in any case."""
     handle = context.consumers.get(body.consumer_id)
     try:
         if handle is not None:
@@ -46,8 +46,8 @@ async def close_consumer(context: Context, body: pb.CommandCloseConsumer) -> byt
 
 
 async def drain_consumer(context: Context, body: pb.CommandDrainConsumer) -> bytes:
-    """The answer comes when the consumer has acknowledged its pending messages. After the time
-    limit of a request, the answer is an error, and the client asks again."""
+    """Drain the consumer. The answer comes when the consumer has acknowledged its pending messages.
+    After the time limit of a request, the answer is an error, and the client asks again."""
     await context.consumer(body.consumer_id).drain()
     return reply.success(body.request_id)
 

@@ -1,7 +1,8 @@
-"""One connection as its handlers and events see it.
+"""One connection, as its handlers and events see it.
 
-The context holds what is open on the connection and the ways to talk to the client. It has no task
-and never waits; the connection (connection.py) reads, writes and keeps time.
+The context holds the open producers, consumers and watchers of the connection, and the functions
+that send to the client. It has no task and never waits: the connection (connection.py) reads,
+writes and runs the timers.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ if TYPE_CHECKING:
     from magnetar.runtime.frames import Outbox
 
 DELIVERY_BYTES_MAX: Final = 1 << 20
-"""Bytes in a connection's outbox above which no subscription delivers to the connection. Four full
-frames keep a stream busy."""
+"""The bytes in a connection's outbox at which subscriptions stop delivering to the connection. Four
+full frames keep a stream busy."""
 
 SCHEMAS_MAX: Final = 4
-"""Requests of one connection that parse, compare or read schemas at the same time; further ones
-wait. The clients of other connections take turns with these (schemas/registry.py)."""
+"""The limit of requests of one connection that parse, compare or read schemas at the same time;
+further requests wait. Connections take turns (schemas/registry.py)."""
 
 DELETED_MAX: Final = 1_000
-"""Producers and consumers of one connection whose topic was deleted. Beyond it the oldest are
-forgotten; most of them will not come back."""
+"""The limit of remembered producers and consumers of one connection whose topic was deleted. Beyond
+it the oldest are forgotten; most clients do not open them again."""
 
 
 class Transport(StrEnum):
-    """How the client connected; a lookup answers with the owner's address for it."""
+    """The client's transport. A lookup answers with the owner's address for this transport."""
 
     GRPC = "grpc"
     PULSAR = "pulsar"
@@ -69,13 +70,13 @@ class Context:
         self.consumers: dict[int, ConsumerHandle] = {}
         self.watchers: dict[int, Callable[[], None]] = {}  # the call that ends each watcher
         self.published: set[int] = set()  # producers that published in the frame being read
-        self.over = False  # the connection ends: nothing more is opened or carried out
+        self.over = False  # True: the connection ends, and carries out nothing more
         self.put = outbox.put  # sends a message
         self.put_control = outbox.put_control  # sends a command, before messages
         self.end = end  # closes the connection, for this reason
-        self.probe = probe  # whether the client answers a PING
+        self.probe = probe  # returns True if the client answers a PING
         self.schemas = asyncio.Semaphore(SCHEMAS_MAX)
-        self.lacking_room = asyncio.Event()  # some consumers were refused room
+        self.lacking_room = asyncio.Event()  # set when a consumer was refused room
         self._refused_room: set[int] = set()
         self._deleted: dict[tuple[str, int], TopicName] = {}  # see `remember_deleted`
         self._closing: deque[Callable[[], None]] = deque()  # the calls that `close_one` makes next
@@ -94,7 +95,7 @@ class Context:
     # ---- permissions -----------------------------------------------------------------------------
 
     def require(self, permission: Permission, resource: Resource) -> None:
-        """Raises NotAuthorized if the client lacks the permission."""
+        """Raise NotAuthorized if the client lacks the permission."""
         grants = self.session.grants
         assert grants is not None, "a request before the client is authenticated"
         if not grants.allow(permission, resource):
@@ -103,8 +104,8 @@ class Context:
     # ---- producers and consumers -----------------------------------------------------------------
 
     def add_producer(self, producer_id: int, handle: Producer) -> bool:
-        """The topic has opened the producer. False: the client has gone or has closed the id
-        meanwhile, and the producer is closed."""
+        """Add a producer that the topic has opened. Returns False if the client has left or has
+        closed the id meanwhile; then the producer is closed."""
         if self.over or not self.session.on_producer_opened(producer_id):
             handle.close_nowait()
             return False
@@ -120,39 +121,40 @@ class Context:
         return True
 
     def consumer(self, consumer_id: int) -> ConsumerHandle:
-        """Raises ConsumerNotFound: the subscription closed it after the request was admitted."""
+        """Return the open consumer. Raises ConsumerNotFound if the subscription closed the consumer
+        after the request was admitted."""
         try:
             return self.consumers[consumer_id]
         except KeyError:
             raise ConsumerNotFound(consumer_id) from None
 
     def remove_producer(self, producer_id: int, handle: Producer | None) -> None:
-        """The producer is closed. No effect if its id is free or in use again."""
+        """Remove a closed producer. No effect if its id is free or in use again."""
         if handle is not None and self.producers.get(producer_id) is handle:
             del self.producers[producer_id]
             self.session.on_producer_closed(producer_id)
 
     def remove_consumer(self, consumer_id: int, handle: ConsumerHandle | None) -> None:
-        """The consumer is closed. No effect if its id is free or in use again."""
+        """Remove a closed consumer. No effect if its id is free or in use again."""
         if handle is not None and self.consumers.get(consumer_id) is handle:
             del self.consumers[consumer_id]
             self._refused_room.discard(consumer_id)
             self.session.on_consumer_closed(consumer_id)
 
     def remember_deleted(self, kind: str, number: int, topic: TopicName) -> None:
-        """The topic of this producer or consumer was deleted: when the client opens it again,
-        the broker does not create the topic again."""
+        """Remember that the topic of this producer or consumer was deleted. When the client opens
+        the producer or consumer again, the broker does not create the topic."""
         while len(self._deleted) >= DELETED_MAX:
             del self._deleted[next(iter(self._deleted))]
         self._deleted[kind, number] = topic
 
     def returns_to_deleted(self, kind: str, number: int, topic: TopicName) -> bool:
-        """Whether this producer or consumer had the topic when it was deleted."""
+        """Return True if the topic was deleted while this producer or consumer was open on it."""
         return self._deleted.get((kind, number)) == topic
 
     def leave(self) -> bool:
-        """The connection is gone. Returns whether something is to be closed since (`close_one`).
-        Idempotent."""
+        """Hand everything that is open over to `close_one`, because the connection is gone. Returns
+        True if something was open. Idempotent."""
         self.over = True
         open_before = len(self._closing)
         self._closing += [producer.close_nowait for producer in self.producers.values()]
@@ -164,8 +166,8 @@ class Context:
         return len(self._closing) > open_before
 
     def close_one(self) -> bool:
-        """Close a producer, a consumer or a watcher of a connection that is gone. Returns whether
-        there are others to close."""
+        """Close one producer, consumer or watcher of a connection that is gone. Returns True if
+        there are more to close."""
         if self._closing:
             try:
                 self._closing.popleft()()
@@ -176,8 +178,8 @@ class Context:
     # ---- room for messages -----------------------------------------------------------------------
 
     def writable(self, consumer_id: int) -> bool:
-        """Whether a subscription may deliver. If not, the context calls it when there is room, or
-        when the broker has verified its ownership."""
+        """Return True if the consumer's subscription may deliver. After False, the context calls
+        the subscription when there is room and the broker has verified its ownership."""
         if self.over:
             return False  # the consumer is about to be closed
         if self._outbox.pending_bytes < DELIVERY_BYTES_MAX and self.broker.standstill.sure:
@@ -197,10 +199,10 @@ class Context:
     # ---- addresses -------------------------------------------------------------------------------
 
     def url(self, broker: BrokerRegistration) -> str:
-        """The broker's address for the transport of this client."""
+        """Return the broker's address for the transport of this client."""
         return broker.grpc_url if self._transport is Transport.GRPC else broker.pulsar_url
 
     def next_owner_url(self, topic: TopicName) -> str:
-        """The address of the broker that takes the topic over; "": none is chosen."""
+        """Return the address of the broker that takes the topic over; "": no broker is chosen."""
         next_owner = self.broker.next_owner_of(topic)
         return self.url(next_owner) if next_owner is not None else ""

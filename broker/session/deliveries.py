@@ -1,7 +1,7 @@
-"""FLOW, ACK and REDELIVER_UNACKNOWLEDGED_MESSAGES: commands of an open consumer.
+"""FLOW, ACK, NEGATIVE_ACK and REDELIVER_UNACKNOWLEDGED_MESSAGES: commands of a consumer.
 
-They are carried out in the connection's reader task. Hot: a consumer can acknowledge each message
-on its own.
+The connection's reader task carries them out. This is a hot path: a client may send one ACK for
+each message.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def redeliver(context: Context, body: pb.CommandRedeliverUnacknowledgedMessages)
 
 
 def negative_ack(context: Context, body: pb.CommandNegativeAck) -> None:
-    """Runs in the reader task, so that the request to redeliver does not overtake it. The answer is
-    queued after the deliveries, so deliveries that follow the answer keep the order."""
+    """Carry out the command in the reader task, so that a later request to redeliver does not
+    overtake it. The answer is queued after the deliveries, so deliveries that follow the answer
+    keep the order."""
     positions = [request.position(item) for item in body.message_ids]
     returned = [request.position(item) for item in body.returned]
     try:
@@ -45,8 +46,8 @@ def negative_ack(context: Context, body: pb.CommandNegativeAck) -> None:
 
 
 def acknowledge(context: Context, ack: pb.CommandAck) -> None:
-    """With a request id the client gets an ACK_RESPONSE when the acknowledgement is durable, or
-    with the error."""
+    """Acknowledge messages. If the ACK has a request id, the client gets an ACK_RESPONSE when the
+    acknowledgement is durable or has failed."""
     handle = context.consumers[ack.consumer_id]
     done = None
     if ack.HasField("request_id"):

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Endpoint:
-    """The broker that the connections serve, how their clients are authenticated, what limits
-    them, and a counter."""
+    """The broker, the authentication of clients, the limits of connections, and a counter of
+    failures."""
 
     broker: Broker
     make_authenticator: Callable[[], Authenticator] = AllowAll  # called once per connection

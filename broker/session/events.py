@@ -1,4 +1,4 @@
-"""A topic's events for the producers and consumers of one connection, as Pulsar's commands."""
+"""Sends a topic's events to the producers and consumers of one connection, as Pulsar's commands."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from magnetar.protos.names import TopicName
 
 END_OF_TOPIC_SINCE: Final = 9
-"""The first of Pulsar's protocol versions with this command: older clients do not know it."""
+"""The Pulsar protocol version that introduced REACHED_END_OF_TOPIC. Older clients do not know the
+command."""
 
 CPP_CLIENT: Final = "Pulsar-CPP"
-"""How the version of Apache's C++ client begins, also inside other languages' clients.
+"""The prefix of the client version of Apache's C++ client, which other languages' clients wrap.
 
-It closes the connection when it receives REACHED_END_OF_TOPIC, reconnects, and receives it again.
-Its producer drops a message for ChecksumError and continues, and logs the text. For every other
-error it closes the connection and sends the message again, without end; client 4.2.0 then aborts
-its process at the send timeout."""
+The C++ client closes the connection when it receives REACHED_END_OF_TOPIC, reconnects, and receives
+the command again. After ChecksumError its producer logs the text, drops the message and continues.
+After every other error the client closes the connection and sends the message again, without end.
+Client 4.2.0 then aborts its process at the send timeout."""
 
 log = get_logger(__name__)
 
@@ -42,8 +43,8 @@ class SessionProducerEvents:
     def __init__(
         self, context: Context, producer_id: int, topic: TopicName, schema_version: bytes
     ) -> None:
-        self.schema_version = schema_version  # b"": it has no schema
-        self.waiting_request: int | None = None  # its PRODUCER; None: it does not wait
+        self.schema_version = schema_version  # b"": no schema
+        self.waiting_request: int | None = None  # the id of a waiting PRODUCER; None: none waits
         self._context = context
         self._topic = topic
         self._producer_id = producer_id
@@ -81,7 +82,8 @@ class SessionProducerEvents:
         )
 
     def closed(self, reason: CloseReason) -> None:
-        """The topic closed the producer; its client looks the topic up again."""
+        """Tell the client that the topic closed the producer. The client looks the topic up
+        again."""
         context, producer_id = self._context, self._producer_id
         context.remove_producer(producer_id, context.producers.get(producer_id))
         if reason is CloseReason.DELETED:
@@ -107,14 +109,14 @@ class SessionConsumerEvents:
         self._topic = topic
         self._consumer_id = consumer_id
         self._partition = -1 if topic.partition is None else topic.partition
-        self._active: bytes = b""  # follows the answer to SUBSCRIBE; b"": nothing to tell
+        self._active: bytes = b""  # sent after the answer to SUBSCRIBE; b"": nothing to send
 
     def writable(self) -> bool:
         return self._context.writable(self._consumer_id)
 
     def deliver(self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail]) -> None:
-        """Each message carries the consumer's epoch: the client drops messages from before its last
-        request for redelivery."""
+        """Send entries as messages. Each message carries the consumer's epoch, so that the client
+        drops messages from before its last request for redelivery."""
         epoch = self.handle.epoch if self.handle is not None else None
         put, consumer_id = self._context.put, self._consumer_id
         wants_broker_metadata = self._context.session.wants_broker_metadata
@@ -149,12 +151,13 @@ class SessionConsumerEvents:
             self._context.put_control(reply.reached_end_of_topic(self._consumer_id))
 
     def take_active(self) -> bytes:
-        """The command that tells the client whether it is active, if that is known already."""
+        """Return the command that tells the client whether it is active; b"": not known yet."""
         active, self._active = self._active, b""
         return active
 
     def closed(self, reason: CloseReason) -> None:
-        """The subscription closed the consumer; its client looks the topic up again."""
+        """Tell the client that the subscription closed the consumer. The client looks the topic up
+        again."""
         context, consumer_id = self._context, self._consumer_id
         context.remove_consumer(consumer_id, context.consumers.get(consumer_id))
         if reason is CloseReason.DELETED:

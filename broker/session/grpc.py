@@ -1,4 +1,4 @@
-"""The broker's gRPC service (broker.proto): sessions of clients, and range reads for Spark."""
+"""The broker's gRPC service (broker.proto): sessions of clients, and calls for Spark."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Request = TypeVar("Request", bound=Message)
 
 
 class BrokerService:
-    """The handlers of the calls, and the open sessions. A stop closes the sessions first."""
+    """The handlers of the calls, and the open sessions, which a stop closes first."""
 
     def __init__(self) -> None:
         self._serving = asyncio.Event()
@@ -58,8 +58,8 @@ class BrokerService:
         self._requests = Requests()
 
     def serve(self, endpoint: Endpoint) -> None:
-        """Answer calls from now on; earlier calls wait for this. (A broker is made after its port
-        is bound, because its registration contains the port.)"""
+        """Answer calls from now on, and the earlier calls, which have waited. (The port is bound
+        before the broker is made, because the broker's registration contains the port.)"""
         self._endpoint = endpoint
         self._serving.set()
 
@@ -96,7 +96,7 @@ class BrokerService:
 
     @property
     def session_count(self) -> int:
-        """Sessions that are open."""
+        """The number of open sessions."""
         return len(self._sessions)
 
     async def close_sessions(self) -> None:
@@ -168,8 +168,8 @@ async def _policies(broker: Broker, asked: pb.TopicPoliciesRequest) -> pb.TopicP
     with suppress(TopicNotFound):  # for an absent topic the namespace's policies apply
         topic = await broker.stored_topic(name, create=False)
         if topic.deduplication.wanted:
-            # The topic may not have applied the newest policy yet. Before it has, the next owner
-            # would not know the producers' sequence ids.
+            # The topic may not have applied the newest policy yet. Until then, a next owner would
+            # not know the producers' sequence ids.
             await topic.deduplication.follow()
         note = note_of(topic.log.properties, asked.sink) if asked.sink else None
         if note is not None:
@@ -181,7 +181,7 @@ async def _policies(broker: Broker, asked: pb.TopicPoliciesRequest) -> pb.TopicP
 
 
 def _parsed(kind: type[Request], data: bytes) -> Request:
-    """Raises MalformedCommand, RequestRefused."""
+    """Parse a request. Raises MalformedCommand, RequestRefused."""
     if has_more_fields(data, cast("Descriptor", kind.DESCRIPTOR), REQUEST_FIELDS_MAX):
         raise RequestRefused(f"it has more than {REQUEST_FIELDS_MAX} fields")
     try:

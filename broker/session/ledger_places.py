@@ -1,8 +1,8 @@
 """The places of the copies of sealed ledgers, for clients that read them from the bookies.
 
 A client that may consume from a topic (caller.py) gets, for each ledger it asks for, the bookies of
-its segments and the ledger's read key. The key allows neither adds nor fences. It is valid as long
-as the bookies have the ledger, so also after the client lost its permission.
+its segments and the ledger's read key. The key allows neither adds nor fences. The key is valid as
+long as the bookies have the ledger, even after the client has lost its permission.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 
 
 class LedgerPlaces:
-    """The ledgers of one answer, and their bookies."""
+    """The places of the ledgers in one answer, and their bookies."""
 
     def __init__(self, broker: Broker) -> None:
         self._find_bookie = broker.find_bookie
-        self._bookies: dict[Member, int] = {}  # -> place in the answer
+        self._bookies: dict[Member, int] = {}  # -> index in `bookies`
 
     @property
     def bookies(self) -> Sequence[pb.BookieData]:
-        """The bookies that the answers of `of` name by place."""
+        """The bookies. The results of `of` refer to them by index."""
         return [self._data_of(member) for member in self._bookies]
 
     async def of(self, log: Log, ledger: int) -> pb.LedgerCopies | None:
-        """None: read it from the owner. Raises MetadataError."""
+        """Return the places of the ledger's copies. None: the client must read the ledger from the
+        topic's owner. Raises MetadataError."""
         if self._find_bookie is None or not log.chain.is_closed(ledger):
             return None
         metadata = await log.ledgers.metadata(LedgerId(ledger))

@@ -1,16 +1,17 @@
 """The limits of a broker's connections: in all, from one address, and in the handshake.
 
-A refused connection gets an ERROR that says which limit it met, and is closed.
+The broker closes a refused connection after an ERROR that names the exceeded limit.
 
-Before CONNECT a client is unknown, so what it sends is bounded: a frame has at most
+Before CONNECT a client is unknown, so the broker bounds its input: a frame has at most
 HANDSHAKE_BYTES_MAX. gRPC delivers only whole messages, so over gRPC the broker learns the size too
 late. Therefore CONNECT travels in the metadata of the call, which gRPC bounds
-(runtime/grpc_frames.py), and the broker reads no message of a client before it has accepted the
-CONNECT. Only a client that must answer a challenge sends messages before: the broker reads at most
-HANDSHAKES_MAX such streams; the others wait in FIFO order. While others wait, a stream that takes
-longer than HANDSHAKE_FAIR_S is closed. `Requests` limits the requests of other gRPC calls in the
-same way, with REQUESTS_READ_MAX and REQUEST_FAIR_S, and also their bytes. What gRPC gathers of the
-streams that wait is bounded for each connection (STREAMS_MAX, STREAM_WINDOW_BYTES).
+(runtime/grpc_frames.py). The broker reads no message of a client before it has accepted the
+CONNECT. The exception is a client that must answer a challenge. The broker reads at most
+HANDSHAKES_MAX streams of such clients at once; the others wait in FIFO order. While others wait,
+the broker closes a stream that takes longer than HANDSHAKE_FAIR_S. `Requests` limits the requests
+of other gRPC calls in the same way, with REQUESTS_READ_MAX and REQUEST_FAIR_S, and also limits
+their bytes. For each connection, gRPC bounds the bytes that it buffers of waiting streams
+(STREAMS_MAX, STREAM_WINDOW_BYTES).
 """
 
 from __future__ import annotations
@@ -27,31 +28,36 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 HANDSHAKE_BYTES_MAX: Final = 64 << 10
-"""A CONNECT has some hundred bytes, and with a large token some kilobytes."""
+"""The limit of a frame before CONNECT. A CONNECT has some hundred bytes, and with a large token
+some kilobytes."""
 
 HANDSHAKES_MAX: Final = 32
-"""An honest client needs a few milliseconds. Over gRPC a challenged client may send 6 MB: 192 MB in
-all."""
+"""The limit of streams that are read in the handshake. An honest client needs a few milliseconds.
+Over gRPC a challenged client may send 6 MB: 192 MB in all."""
 
 HANDSHAKE_FAIR_S: Final = 1.0
-"""A client on the other side of the world needs a third of it."""
+"""The time of a handshake after which the stream is closed if others wait. A client on the other
+side of the world needs a third of it."""
 
 REQUESTS_READ_MAX: Final = 8
-"""Requests that are read at once. gRPC takes 6 MB and holds them twice: 96 MB."""
+"""The limit of requests that are read at once. gRPC accepts 6 MB for each and holds them twice: 96
+MB."""
 
 REQUEST_FAIR_S: Final = HANDSHAKE_FAIR_S / 4
-"""A request that waited is in gRPC's window already, if it has at most STREAM_WINDOW_BYTES: reading
-it needs no round trip. So slow requests give up as many places a second as slow handshakes."""
+"""The time of reading a request after which it is refused if others wait. A request of at most
+STREAM_WINDOW_BYTES is already in gRPC's window when its turn comes, so reading it needs no round
+trip. With this value, slow requests free as many places per second as slow handshakes."""
 
 REQUEST_BYTES_MAX: Final = 2 << 20
-"""A thousand topics with their longest names. gRPC alone would take the largest frame."""
+"""The limit of one request: a thousand topics with their longest names. gRPC alone would accept the
+largest frame."""
 
 REQUEST_FIELDS_MAX: Final = 6_000
-"""HoldTopics for a thousand topics has 5,003. Each field may be a topic's name, which takes 3 us to
-check; 2 MB of empty topics would take 3 s."""
+"""The limit of fields in one request. HoldTopics for a thousand topics has 5,003. Each field may be
+a topic's name, which takes 3 us to check; 2 MB of empty topics would take 3 s."""
 
 REQUESTS_BYTES_MAX: Final = 64 << 20
-"""All requests that are being answered have at most this many bytes; beyond it the broker refuses
+"""The limit of the bytes of all requests that are being answered; beyond it the broker refuses
 requests. The request of an honest client has some kilobytes."""
 
 
@@ -67,7 +73,8 @@ class ConnectionLimits:
         self._by_address: Counter[str] = Counter()
 
     def enter(self, peer: str) -> str | None:
-        """Count a connection, until `leave`. Returns why it is refused; None: it is not."""
+        """Count a connection, until `leave`. Returns the reason of a refusal; None: the connection
+        is admitted."""
         address = address_of(peer)
         refusal = None
         if 0 < self._connections_max <= self.connections:
@@ -94,20 +101,20 @@ class ConnectionLimits:
 
 
 class Handshakes:
-    """The streams that are read before their clients are connected."""
+    """The streams that the broker reads before their clients are connected."""
 
     def __init__(self, places: int = HANDSHAKES_MAX, *, fair_s: float = HANDSHAKE_FAIR_S) -> None:
         self._places = asyncio.Semaphore(places)
         self._fair_s = fair_s
-        # The start time, and the call that ends it.
+        # The start time, and the function that ends the stream.
         self._running: dict[object, tuple[float, Callable[[], None]]] = {}
         self._waiting = 0
         self._timer: asyncio.TimerHandle | None = None  # None: no stream waits
 
     @asynccontextmanager
     async def place(self, give_up: Callable[[], None]) -> AsyncIterator[Callable[[], None]]:
-        """Wait for a place. It is free again when the yielded function is called, or on leaving.
-        `give_up` is called when others wait and this one takes long."""
+        """Wait for a place, and hold it until the yielded function is called or the block ends.
+        `give_up` is called if this stream takes longer than `fair_s` while others wait."""
         await self._acquire()
         key = object()
         self._running[key] = asyncio.get_running_loop().time(), give_up
@@ -131,7 +138,7 @@ class Handshakes:
             self._waiting -= 1
 
     def _end_slow(self) -> None:
-        """End the streams that have been in the handshake for too long, while others wait."""
+        """If streams wait, end those that have held their places for too long."""
         self._timer = None
         if self._waiting == 0:
             return
@@ -153,11 +160,11 @@ class Requests:
 
     @asynccontextmanager
     async def hold(self, read: Callable[[], Awaitable[bytes]]) -> AsyncIterator[bytes]:
-        """Read a request, and count it while inside. Raises RequestRefused."""
+        """Read a request, and count its bytes until the block ends. Raises RequestRefused."""
         request = await self._read(read)
         size = len(request)
         if size > REQUEST_BYTES_MAX:
-            del request  # the traceback would keep it until the garbage collector comes
+            del request  # the traceback would keep it until the garbage collector runs
             raise RequestRefused(f"it has {size} bytes; at most {REQUEST_BYTES_MAX} are allowed")
         if self._bytes + size > REQUESTS_BYTES_MAX:
             raise RequestRefused(f"requests of {self._bytes} bytes are being answered; try again")
@@ -179,7 +186,7 @@ class Requests:
 
 
 def address_of(peer: str) -> str:
-    """The address in "127.0.0.1:5", "::1:5" or, as gRPC writes them, "ipv4:127.0.0.1:5" and
+    """Return the address in "127.0.0.1:5", "::1:5" or, as gRPC writes them, "ipv4:127.0.0.1:5" and
     "ipv6:%5B::1%5D:5"."""
     text = unquote(peer)
     for scheme in ("ipv4:", "ipv6:"):

@@ -30,13 +30,13 @@ log = get_logger(__name__)
 
 
 def is_too_large(frame: memoryview) -> bool:
-    """Whether the command in a frame exceeds COMMAND_BYTES_MAX, as only a long list may. The size
-    of the entry after the command does not count."""
+    """Return True if the command in a frame exceeds COMMAND_BYTES_MAX. Only a long list may do so.
+    The size of the entry after the command does not count."""
     return len(frame) > COMMAND_BYTES_MAX and int.from_bytes(frame[:4], "big") > COMMAND_BYTES_MAX
 
 
 def in_pieces(context: Context, command: LongList) -> Iterator[bool]:
-    """Carry the list out, a piece for each `next`. Raises MalformedCommand."""
+    """Carry the list out, one piece for each call of `next`. Raises MalformedCommand."""
     before: Command | None = None
     for piece in pieces(command):
         if piece is not None:
@@ -49,7 +49,7 @@ def in_pieces(context: Context, command: LongList) -> Iterator[bool]:
 
 
 def _carry_out(context: Context, command: Command, *, last: bool) -> bool:
-    """Returns whether the next piece may follow."""
+    """Carry out one piece. Returns True if the next piece may follow."""
     actions = context.session.on_command(command, asyncio.get_running_loop().time())
     if not (len(actions) == 1 and isinstance(actions[0], Carry)):
         if actions:  # only a connected client may send the command

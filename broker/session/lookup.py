@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from magnetar.broker.session.context import Context
 
 LISTENER_SHOWN: Final = 200
-"""Characters of an unknown listener's name in the answer."""
+"""The characters of an unknown listener's name that the answer shows."""
 
 
 async def partitions(context: Context, body: pb.CommandPartitionedTopicMetadata) -> bytes:
-    """May create the topic, if the policies say so and the request does not forbid it."""
+    """Answer the number of partitions. This may create a topic with partitions, if the policies
+    allow it and the request does not forbid it."""
     name = request.topic_name(body.topic)
     create = body.metadata_auto_creation_enabled
     count = await context.broker.partitions_of(name, create=create)
@@ -29,9 +30,9 @@ async def partitions(context: Context, body: pb.CommandPartitionedTopicMetadata)
 async def lookup(context: Context, body: pb.CommandLookupTopic) -> bytes:
     name = request.topic_name(body.topic)
     if body.advertised_listener_name:
-        # Pulsar answers ServiceNotReady. Apache's C++ client then closes its connection, with all
-        # that is open on it, and asks again until its operation times out; but a listener that is
-        # not configured does not appear.
+        # Pulsar answers ServiceNotReady. Apache's C++ client then closes its connection with
+        # everything on it, and asks again until its operation times out. Asking again is useless,
+        # because a listener that is not configured does not appear.
         listener = body.advertised_listener_name[:LISTENER_SHOWN]
         text = f"the broker do not have {listener} listener"  # clients look for these words
         raise NotAllowed("lookup", text)

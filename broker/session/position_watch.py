@@ -1,13 +1,14 @@
-"""Pushes the states of topics to a client (WatchPositions), so that an idle query asks nothing.
+"""Pushes the states of topics to a client (WatchPositions), so that an idle query sends no
+requests.
 
-A watch has one task, which sends one message after the other, at most one in GATHER_S. Changes that
-happen while a message is sent are gathered into the next message; so a slow client costs no queue.
-A message has only the ledgers of a topic that are new to the client, and the last one it knows.
+A watch has one task, which sends one message after the other, at most one in GATHER_S. The next
+message holds all changes that happen while a message is sent, so a slow client needs no queue. For
+each topic, a message holds the last ledger that the client knows and all newer ledgers.
 
-A watch follows the log of each of its open topics, and the broker's TopicChanges. A topic that is
-not open, or is unloaded because it is idle, is watched without being opened (log/closed.py):
-nothing is published to it before the broker opens it. A topic that this broker does not own, or
-cannot open, is reported once. The client then looks for its owner.
+A watch follows the log of each of its open topics, and the broker's TopicChanges. A watch does not
+open a topic that is not open or is unloaded because it is idle (log/closed.py): no message is
+published to the topic before the broker opens it. The watch reports a topic once that this broker
+does not own or cannot open. The client then looks for the owner.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ for each watch."""
 
 NEWS_LEDGERS_MAX: Final = 5_000
 """An update ends with the topic that reaches this number of ledgers, at 2.4 us each; the next
-update has the other topics. A topic's record bounds the ledgers of one."""
+update has the other topics. A topic's record bounds the number of its ledgers."""
 
 WATCHES_MAX: Final = 256
-"""The limit of one broker. A query has one watch for each 1,000 of its topics."""
+"""The limit of watches of one broker. A query has one watch for each 1,000 of its topics."""
 
 WATCHED_MAX: Final = 50_000
 """The limit for the topics of all watches of a broker; a topic of two watches counts twice. Each
-needs 1 KB."""
+topic needs 1 KB."""
 
 
 class PositionWatches:
@@ -67,11 +68,11 @@ class PositionWatches:
     def __init__(self, *, watched_max: int = WATCHED_MAX, beat_s: float = BEAT_S) -> None:
         self._watched_max = watched_max
         self._beat_s = beat_s
-        self._running: dict[_Watch, int] = {}  # its number of topics
+        self._running: dict[_Watch, int] = {}  # -> the number of its topics
 
     async def serve(self, broker: Broker, asked: pb.WatchPositionsRequest, send: Send) -> None:
-        """Push until the client leaves, or `end_all`. Raises NotAllowed, InvalidTopicName,
-        RequestRefused, what `send` raises."""
+        """Push until the client leaves or `end_all` is called. Raises NotAllowed, InvalidTopicName,
+        RequestRefused, and the errors of `send`."""
         count = len(asked.topics)
         require_few("topics", count, TOPICS_MAX)
         if len(self._running) >= WATCHES_MAX:
@@ -92,7 +93,7 @@ class PositionWatches:
 
 
 def _nothing() -> None:
-    """There is no watch to end."""
+    """Do nothing: there is no watch to end."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,9 +102,9 @@ class _Watched:
 
     name: TopicName
     from_ledger: int  # the next message has the ledgers from this one on
-    log: Log | None = None  # None: it is not open here
-    seen: bool = False  # the client knows it, or that it does not exist
-    over: bool = False  # nothing more is said of it
+    log: Log | None = None  # None: the topic is not open here
+    seen: bool = False  # the client knows whether the topic exists
+    over: bool = False  # the client gets no more updates about the topic
     unwatch: Callable[[], None] = _nothing  # ends the watch of the broker's changes
     unfollow: Callable[[], None] = _nothing  # ends the watch of `log`
 
@@ -119,7 +120,7 @@ class _Watch:
         # By place in the request:
         self._changed: dict[int, None] = dict.fromkeys(range(len(self._topics)))
         self._looks: dict[int, asyncio.Task[None]] = {}
-        self._found: dict[int, pb.TopicPlan] = {}  # the plans to be sent; none of an open topic
+        self._found: dict[int, pb.TopicPlan] = {}  # the plans to send; none of an open topic
         self._woken = asyncio.Event()
         self._ended = False
 
@@ -190,13 +191,13 @@ class _Watch:
         except OPERATING_ERRORS as error:
             found = pb.TopicPlan(error=text_of(error))
         del self._looks[place]
-        if found is not None and not watched.over:  # it was told while this was looked up
+        if found is not None and not watched.over:  # `over`: an update ended it meanwhile
             self._found[place] = found
         self._woken.set()
 
     async def _state_of(self, place: int, watched: _Watched) -> pb.TopicPlan | None:
-        """The update for a topic without an open log here. None: no update, or the topic has a log
-        now."""
+        """Return the update for a topic without an open log here. None: no update, or the topic has
+        an open log now."""
         if owner := await other_owner(self._broker, watched.name):
             return pb.TopicPlan(owner_url=owner)
         if watched.seen and not self._broker.is_open(watched.name):
@@ -208,7 +209,7 @@ class _Watch:
             log = (await self._broker.stored_topic(watched.name, create=False)).log
         except TopicNotFound:
             return pb.TopicPlan(exists=False)
-        if not log.has_ended:  # otherwise the topic is about to leave, which is a change
+        if not log.has_ended:  # otherwise the topic is closing, and `_on_change` is called
             watched.unfollow()
             watched.log = log
             watched.unfollow = log.watch(

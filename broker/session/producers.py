@@ -42,8 +42,8 @@ async def open_producer(context: Context, body: pb.CommandProducer) -> bytes:
 
 
 def confirm_producer(context: Context, body: pb.CommandProducer) -> bytes:
-    """The answer to PRODUCER when the producer is open, or waits for exclusive access. When the
-    wait is over, the broker answers the newest of the producer's requests again."""
+    """Return the answer to PRODUCER for a producer that is open or waits for exclusive access. When
+    the wait is over, the broker answers the newest of the producer's requests again."""
     handle = context.producers[body.producer_id]
     ready = not handle.is_waiting
     events = handle.events
@@ -60,8 +60,8 @@ def confirm_producer(context: Context, body: pb.CommandProducer) -> bytes:
 
 
 async def close_producer(context: Context, body: pb.CommandCloseProducer) -> bytes:
-    """The broker first answers what the client sent before. If the topic has closed the producer
-    meanwhile, the request succeeds, too."""
+    """Close the producer, after the answers to its earlier SENDs. If the topic has closed the
+    producer meanwhile, the request succeeds, too."""
     handle = context.producers.get(body.producer_id)
     try:
         if handle is not None:

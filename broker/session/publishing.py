@@ -1,7 +1,7 @@
 """SENDs: from the connection's reader task to the producer, in runs.
 
-Every SEND takes this path: the session machine admits the run, then its producer publishes it. For
-a bad entry the client gets an error in the order of its SENDs; the connection stays open.
+Every SEND takes this path: the session machine admits the run, then the producer publishes it. For
+a bad entry the client gets an error, in the order of its SENDs, and the connection stays open.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from magnetar.protos.sends import SendRun
 
 read_run: Final = read_sends
-"""Reads the run of SENDs at a place of a frame. None: there is none, and the command at that place
-must be parsed."""
+"""Reads the run of SENDs at a place of a frame. None: there is no run, and the command at that
+place must be parsed."""
 
 
 def publish_run(context: Context, run: SendRun, now: float) -> None:

@@ -3,9 +3,10 @@
 A stream of bytes becomes a FrameStream whose frames hold one or more whole Pulsar frames. The gRPC
 transport carries the same frames, so sessions do not depend on the transport.
 
-A connection keeps received bytes until its session takes them: one read of the socket is passed on
-without a copy, several reads are joined once. `receive` looks for frames, not `data_received`: how
-large a frame may be depends on whether the session has answered CONNECT.
+A connection keeps received bytes until its session takes them. The bytes of one socket read are
+passed on without a copy; the bytes of several reads are joined once. `receive` looks for frames,
+not `data_received`, because the limit of a frame depends on whether the session has answered
+CONNECT.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from magnetar.runtime.frames import Buffer
 
 READ_AHEAD_BYTES: Final = 256 << 10
-"""The transport stops reading when this much waits beyond the frame that is being gathered: the
-size of a coalesced frame. One read of the socket (up to 256 KB) comes on top."""
+"""The transport stops reading when this many bytes wait beyond the frame that is being received:
+the size of a coalesced frame. One socket read (up to 256 KB) may be added."""
 
 CLOSE_TIMEOUT_S: Final = 1.0
 _TOTAL: Final = struct.Struct(">I")
@@ -40,7 +41,7 @@ log = get_logger(__name__)
 
 class PulsarTcpStream(asyncio.Protocol):
     """The broker's end of one connection: a `FrameStream` (runtime/frames.py), and the protocol of
-    its transport. Made by `PulsarServer`."""
+    its transport. `PulsarServer` makes it."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class PulsarTcpStream(asyncio.Protocol):
         *,
         frame_bytes_max: int = COMMAND_FRAME_BYTES_MAX,
     ) -> None:
-        """`on_open` is called once the connection is there."""
+        """`on_open` is called when the connection is open."""
         self.peer = "unknown"
         self._on_open = on_open
         self._frame_bytes_max = frame_bytes_max
@@ -107,12 +108,12 @@ class PulsarTcpStream(asyncio.Protocol):
         raise self._closed
 
     def on_connected(self) -> None:
-        """The client is authenticated: accept frames of any size that the protocol allows."""
+        """Accept frames of any size that the protocol allows: the client is authenticated."""
         self._limit = self._frame_bytes_max
 
     async def close(self) -> None:
         self._end("closed here", clean=True)
-        # A peer that does not read does not keep the connection.
+        # A peer that does not read must not keep the connection open.
         timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._abort)
         try:
             await self._lost.wait()
@@ -124,7 +125,7 @@ class PulsarTcpStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        address = transport.get_extra_info("peername")  # None: it is closed already
+        address = transport.get_extra_info("peername")  # None: the socket is closed already
         if address:
             self.peer = f"{address[0]}:{address[1]}"
         self._on_open(self)
@@ -148,7 +149,7 @@ class PulsarTcpStream(asyncio.Protocol):
     def eof_received(self) -> bool:
         self._eof = True
         wake(self._receiver)
-        return True  # commands that have arrived are executed and answered before this end closes
+        return True  # do not close yet: received commands are executed and answered first
 
     def pause_writing(self) -> None:
         self._writing_paused = True
@@ -171,7 +172,7 @@ class PulsarTcpStream(asyncio.Protocol):
 
     @property
     def _may_read(self) -> bool:
-        """Whether less than a frame and READ_AHEAD_BYTES wait for the session."""
+        """True when fewer bytes than a frame and READ_AHEAD_BYTES wait for the session."""
         return len(self._data) < self._wanted + READ_AHEAD_BYTES
 
     def _resume_reading(self) -> None:
@@ -181,13 +182,14 @@ class PulsarTcpStream(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _whole_bytes(self) -> int:
-        """The number of received bytes in whole frames. Ends the stream at an oversized frame."""
+        """Return the number of received bytes in whole frames. End the stream at an oversized
+        frame."""
         at, gathered = 0, len(self._data)
         self._wanted = _TOTAL.size
         while gathered - at >= _TOTAL.size:
             size = _TOTAL.size + int(_TOTAL.unpack_from(self._data, at)[0])
             if size > self._limit:
-                if at:  # the frames before it may be the CONNECT
+                if at:  # the frames before it may contain the CONNECT
                     break
                 reason = str(FrameTooLarge(size, self._limit))
                 log.warning("closing a connection", peer=self.peer, reason=reason)
@@ -230,12 +232,12 @@ class PulsarServer:
 
     @property
     def connection_count(self) -> int:
-        """Connections that are open."""
+        """The number of open connections."""
         return len(self._streams)
 
     async def start(self, listener: socket.socket, group: asyncio.TaskGroup) -> None:
-        """Accept on a bound socket (runtime/listener.py), which this takes over. The handlers run
-        in `group`; none of them fails."""
+        """Accept connections on a bound socket (runtime/listener.py), which the server closes when
+        it stops. The handlers run in `group`; none of them fails."""
 
         def on_open(stream: PulsarTcpStream) -> None:
             self._streams[stream] = group.create_task(self._serve(stream))
@@ -245,7 +247,7 @@ class PulsarServer:
         )
 
     async def stop(self) -> None:
-        """Stop listening, close every connection, and wait for their handlers."""
+        """Stop listening, close every connection, and wait for the handlers."""
         if self._server is None:
             return
         self._server.close()
@@ -267,7 +269,7 @@ class PulsarServer:
     async def _serve(self, stream: PulsarTcpStream) -> None:
         try:
             await self._handle(stream)
-        except Exception as error:  # the transport's edge: the error ends only this connection
+        except Exception as error:  # the transport's edge: the error ends this connection only
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a handler of connections failed", "exception": error}
             )

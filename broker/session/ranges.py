@@ -1,7 +1,8 @@
 """Reading stored entries by range, without a subscription, for Spark's executors.
 
 A plan divides the topic at its ledgers. Ledger boundaries never move, so the same plan always reads
-the same entries. A read keeps no state here between its frames. It stops when its client stops.
+the same entries. A read keeps no state at the broker between its frames. The read stops when its
+client stops.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ class LedgerRange:
 
 
 async def plan(broker: Broker, name: TopicName) -> list[LedgerRange]:
-    """The ranges that can be read now, oldest first. Raises NotOwner, TopicNotFound, and the errors
-    of opening the topic."""
+    """Return the ranges that can be read now, oldest first. Raises NotOwner, TopicNotFound, and the
+    errors of opening the topic."""
     return of_log((await broker.stored_topic(name, create=False)).log)
 
 
 def of_log(log: Log, from_ledger: int = 0) -> list[LedgerRange]:
-    """The ranges of a log that can be read now, from a ledger on, oldest first."""
+    """Return the ranges of a log that can be read now, oldest first, from `from_ledger` on."""
     return of_chain(log.chain, from_ledger, open_bytes=log.open_bytes)
 
 
 def of_chain(chain: Chain, from_ledger: int = 0, *, open_bytes: int = 0) -> list[LedgerRange]:
-    """The readable ranges of a chain. `open_bytes`: the size of its open ledger."""
+    """Return the readable ranges of a chain. `open_bytes`: the size of its open ledger."""
     ranges = []
     for record in chain.records_from(from_ledger):
         count = chain.counts[record.ledger]
@@ -69,7 +70,7 @@ def of_chain(chain: Chain, from_ledger: int = 0, *, open_bytes: int = 0) -> list
 async def read(
     broker: Broker, name: TopicName, *, ledger: int, first: int, last: int
 ) -> AsyncIterator[list[Buffer]]:
-    """Frames of records for the entries first..last of one ledger, in order.
+    """Yield frames of records for the entries first..last of one ledger, in order.
 
     Raises NotOwner, TopicNotFound, RangeDeleted, RangeNotConfirmed, ReadFailed.
     """

@@ -1,13 +1,14 @@
-"""Counts the refused requests of one connection: slows a flood, and has each kind logged once.
+"""Counts the refused requests of one connection, to slow a flood and to log each kind once.
 
 A client that repeats a refused request at once (Apache's Java client does so with schemas) would
-keep the broker busy and fill its log. The first FREE refusals of a command are answered at once.
-Then the answer to each waits longer, up to DELAY_S_MAX. A success of the same command ends that.
+keep the broker busy and fill its log. The broker answers the first FREE refusals of a command at
+once. Each later answer waits twice as long as the one before, up to DELAY_S_MAX. A success of the
+same command ends the delays.
 
-Refusals for a temporary condition, such as those while a bundle moves, are not slowed: their
-clients wait on their own, and a reconnect of many producers must not take longer.
+Refusals for a temporary condition, such as a moving bundle, are not delayed: clients back off by
+themselves, and a reconnect of many producers must not take longer.
 
-A machine; the connection waits and writes the log.
+This is a machine: the connection waits and writes the log.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import Final
 from magnetar.protos import pulsar_pb2 as pb
 
 FREE: Final = 10
-"""Refusals of one command in a row without a delay: a program that opens several consumers with
-wrong parameters gets all errors at once."""
+"""The number of consecutive refusals of one command without a delay: a program that opens several
+consumers with wrong parameters gets all errors at once."""
 
 DELAY_S_FIRST: Final = 0.01
 DELAY_S_MAX: Final = 1.0
-"""Well below the operation timeout of Apache's clients (30 s), which also covers retries."""
+"""The longest delay: well below the operation timeout of Apache's clients (30 s), which also covers
+retries."""
 
 PASSING: Final = frozenset(
     {pb.ServiceNotReady, pb.MetadataError, pb.PersistenceError, pb.UnknownError}
@@ -38,8 +40,8 @@ class Refusals:
         self._counts: Counter[tuple[int, int]] = Counter()  # keyed by command and code
 
     def on_refused(self, command: int, code: int) -> tuple[float, bool]:
-        """A request of this type is refused. Returns after how many seconds to answer it, and
-        whether it is the first of its kind and should be logged."""
+        """Count a refused request of this type. Returns the delay of its answer in seconds, and
+        True if the refusal is the first of its kind and should be logged."""
         kind = command, code
         self._counts[kind] += 1
         is_first = self._counts[kind] == 1
@@ -55,6 +57,6 @@ class Refusals:
         self._in_row.pop(command, None)
 
     def repeated(self) -> list[tuple[int, int, int]]:
-        """Command, code and number of what was refused more than once: for the log, at the end of
-        the connection."""
+        """Return command, code and count of each kind of refusal that occurred more than once, for
+        the log at the end of the connection."""
         return [(*kind, count) for kind, count in self._counts.items() if count > 1]

@@ -1,4 +1,4 @@
-"""The commands that a broker sends, as bytes: here values become Pulsar's protobuf."""
+"""The commands that a broker sends, as bytes. This module converts values to Pulsar's protobuf."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def error(request_id: int, code: pb.ServerError.ValueType, message: str) -> byte
 
 
 def error_for(command: Command, code: pb.ServerError.ValueType, message: str) -> bytes:
-    """The failure of `command`, as the type of answer that its client expects."""
+    """Return the failure of `command`, in the type of answer that its client expects."""
     request_id: int = getattr(command.body, "request_id")  # noqa: B009
     match command.type:
         case Type.LOOKUP:
@@ -107,7 +107,8 @@ def partitions_failed(request_id: int, code: pb.ServerError.ValueType, message: 
 
 
 def lookup(request_id: int, url: str, *, connect: bool, authoritative: bool) -> bytes:
-    """The broker at `url` serves the topic (connect), or the client must ask it (not connect)."""
+    """Return the answer to a lookup. `connect` True: the broker at `url` serves the topic. False:
+    the client must ask the broker at `url`."""
     kinds = pb.CommandLookupTopicResponse
     return _lookup(
         pb.CommandLookupTopicResponse(
@@ -140,12 +141,12 @@ def schema(request_id: int, stored: SchemaVersion) -> bytes:
 
 
 def encoded_version(version: int | None) -> bytes:
-    """A schema version in the form that messages carry. b"" for None."""
+    """Return a schema version in the form that messages carry. b"" for None."""
     return b"" if version is None else version.to_bytes(8, signed=True)
 
 
 def schema_version(request_id: int, version: bytes) -> bytes:
-    """b"": messages of bytes have no schema."""
+    """`version` b"": the messages are bytes, without a schema."""
     body = pb.CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version)
     return framing.encode_command(body)
 
@@ -215,8 +216,8 @@ def ack_response(
 def message_id(
     ledger: int, entry: int, batch_index: int = -1, *, partition: int = -1
 ) -> pb.MessageIdData:
-    """Ids are signed numbers, sent as unsigned ones: -1 as 2**64 - 1. `partition` -1: the topic has
-    no partitions."""
+    """Ids are signed numbers that travel as unsigned ones: -1 as 2**64 - 1. `partition` -1: the
+    topic is not a partition."""
     return pb.MessageIdData(
         ledgerId=ledger & _U64,
         entryId=entry & _U64,
@@ -235,8 +236,8 @@ def last_message_id(request_id: int, last: pb.MessageIdData, mark_delete: tuple[
 
 
 def consumer_stats(request_id: int, stats: Mapping[str, Any], backlog_entries: int) -> bytes:
-    """`stats` has the names of Pulsar's ConsumerStats, which are the command's too. The rate of
-    expired messages is the subscription's, and left out."""
+    """`stats` has the names of Pulsar's ConsumerStats, which the command uses, too. The rate of
+    expired messages is left out, because it belongs to the subscription."""
     body = pb.CommandConsumerStatsResponse(
         request_id=request_id,
         msgRateOut=stats["msgRateOut"],

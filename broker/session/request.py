@@ -1,4 +1,4 @@
-"""Pulsar's commands as the values that a topic takes, or the reason to refuse them."""
+"""Converts Pulsar's commands to the values that a topic accepts, or refuses them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from magnetar.broker.schemas.schema import Schema
 
 NAME_BYTES_MAX: Final = 1_024
-"""The longest name of a subscription, producer or consumer: the limit of topic names, too
-(protos/names.py). Names are part of the topic's record, of statistics and of metrics."""
+"""The longest name of a subscription, producer or consumer, as of a topic (protos/names.py). Names
+are part of the topic's record, of statistics and of metrics."""
 
 _NO_SCHEMA: Final = (pb.Schema.Bytes, pb.Schema.AutoConsume)
 
 METADATA_BYTES_MAX: Final = 64 << 10
-"""The keys and values of all properties of a producer, a consumer or a subscription, in UTF-8. The
-topic's record stores those of a subscription."""
+"""The limit for the keys and values of all properties of a producer, consumer or subscription, in
+UTF-8. The topic's record stores the properties of a subscription."""
 
 
 def topic_name(text: str) -> TopicName:
@@ -89,7 +89,7 @@ def subscribe(body: pb.CommandSubscribe, client: ClientInfo) -> tuple[TopicName,
 
 
 def position(item: pb.MessageIdData) -> Position:
-    """Ids are signed numbers, sent as unsigned ones."""
+    """Return the position. Ids are signed numbers that travel as unsigned ones."""
     return Position(_signed(item.ledgerId), _signed(item.entryId))
 
 
@@ -106,7 +106,8 @@ async def schema(
     registry: SchemaRegistry,
     body: pb.CommandProducer | pb.CommandSubscribe | pb.CommandGetOrCreateSchema,
 ) -> Schema | None:
-    """None: no schema, BYTES or AUTO_CONSUME. Raises InvalidSchema."""
+    """Return the schema in a command. None: no schema, BYTES or AUTO_CONSUME. Raises
+    InvalidSchema."""
     if not body.HasField("schema") or body.schema.type in _NO_SCHEMA:
         return None
     found = body.schema

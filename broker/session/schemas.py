@@ -27,8 +27,8 @@ VERSION_BYTES = 8
 
 
 async def get_schema(context: Context, body: pb.CommandGetSchema) -> bytes:
-    """Any broker answers. Brokers give versions of 8 bytes; a version of another length raises
-    NotAllowed."""
+    """Answer with a version of the schema; any broker can. A version number has 8 bytes; another
+    length raises NotAllowed."""
     name = request.topic_name(body.topic)
     version: int | None = None
     if body.schema_version:
@@ -41,8 +41,9 @@ async def get_schema(context: Context, body: pb.CommandGetSchema) -> bytes:
 
 
 async def get_or_create_schema(context: Context, body: pb.CommandGetOrCreateSchema) -> bytes:
-    """Apache's Java client asks for the version of a schema of bytes too (its dead-letter producer
-    does so before each message), and expects an empty version."""
+    """Answer with the version of a schema, and add the schema if it is new. Apache's Java client
+    asks for the version of a schema of bytes, too, and expects an empty version. Its dead-letter
+    producer asks before each message."""
     name = request.topic_name(body.topic)
     schema = await presented(context, body)
     topic = await context.broker.topic(name, create=False)
@@ -52,13 +53,14 @@ async def get_or_create_schema(context: Context, body: pb.CommandGetOrCreateSche
 async def presented(
     context: Context, body: pb.CommandProducer | pb.CommandSubscribe | pb.CommandGetOrCreateSchema
 ) -> Schema | None:
-    """None: no schema, BYTES or AUTO_CONSUME. Raises InvalidSchema."""
+    """Return the schema in a command. None: no schema, BYTES or AUTO_CONSUME. Raises
+    InvalidSchema."""
     async with context.schemas:
         return await request.schema(context.broker.schemas, body)
 
 
 async def admit_producer(context: Context, topic: ServedTopic, schema: Schema | None) -> bytes:
-    """The version with which the producer writes; b"": it has no schema.
+    """Return the schema version with which the producer writes; b"": it has no schema.
 
     Raises IncompatibleSchema, TooManySchemas, TopicClosing, MetadataError."""
     rules = _rules_of(context, topic.name)
@@ -80,8 +82,8 @@ async def admit_consumer(context: Context, topic: ServedTopic, schema: Schema) -
 
 
 def _held(topic: ServedTopic) -> AbstractContextManager[None]:
-    """A schema that is stored after the topic's deletion would be the first one of the next topic
-    of that name."""
+    """Hold up the topic's deletion while a schema is stored. A schema stored after the deletion
+    would be the first schema of the next topic of that name."""
     return topic.held() if isinstance(topic, PersistentTopic) else nullcontext()
 
 
@@ -95,7 +97,7 @@ def _rules_of(context: Context, name: TopicName) -> SchemaRules:
 
 
 def _in_use(topic: ServedTopic) -> bool:
-    """Whether a topic without a schema has messages of bytes, or clients that use bytes."""
+    """Return True if a topic without a schema has messages of bytes, or clients that use bytes."""
     if isinstance(topic, NonPersistentTopic):
         has_messages = topic.published.messages > 0
         found = [it.consumers.values() for it in topic.subscriptions.values()]

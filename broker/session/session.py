@@ -14,10 +14,10 @@ connection.
 
 After the handshake the machine answers a command itself, or admits it. An admitted command is a
 *request* or a *notice*. The shell answers a request exactly once, and may wait for metadata or
-bookies. The shell carries out a notice at once. SENDs are admitted in runs (`on_sends`). The rules
-say for each type of command when it is admitted. Between commands the machine keeps the states of
-producer and consumer ids, the number of requests under way, and the time when the client was last
-heard.
+bookies. The shell carries out a notice at once. The machine admits SENDs in runs (`on_sends`). For
+each type of command, the rules say when it is admitted. Between commands the machine keeps the
+states of producer and consumer ids, the number of requests under way, and the time when the client
+was last heard.
 
 Both transports use this machine: gRPC frames and Pulsar's TCP framing carry the same bytes.
 
@@ -29,8 +29,9 @@ The states of a producer or consumer id:
                                          v                 v
                                          +---> CLOSING <---+ --opened, failed, closed--> (unknown)
 
-SENDs can be under way to a producer that either side has closed. The machine drops them: the client
-sends them again after its reconnect. A SEND for an id that was never open ends the connection.
+SENDs can be under way to a producer that either side has closed. The machine drops these SENDs: the
+client sends them again after its reconnect. A SEND for an id that was never open ends the
+connection.
 
 Invariants (see `check`):
     1. Before the client is connected no id exists and no request is under way.
@@ -69,12 +70,14 @@ REQUESTS_MAX: Final = (
 )
 PRODUCERS_MAX: Final = 50_000
 CONSUMERS_MAX: Final = 50_000
-"""The consumers of one connection that are opening or open. An open topic costs its broker more
-than either. A client that needs more opens another connection."""
+"""The limits of producers and of consumers of one connection that are opening or open. An open
+topic costs its broker more than a producer or a consumer. A client that needs more opens another
+connection."""
 
 CLOSED_PRODUCERS_MAX: Final = PRODUCERS_MAX
-"""Closed producers that are remembered, so that SENDs under way to them are recognised: the broker
-may unload all producers at once. 8 MB for a connection that reaches this number."""
+"""The limit of closed producers that the machine remembers, so that it recognises SENDs under way
+to them. The broker may unload all producers at once. A connection that reaches this number needs 8
+MB."""
 
 Type = pb.BaseCommand.Type
 
@@ -111,7 +114,7 @@ class Admission(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How the machine treats commands of one type."""
+    """The treatment of commands of one type."""
 
     admission: Admission
     request: bool  # False: a notice, without an answer of its own
@@ -196,7 +199,7 @@ class Session:
     protocol_version: int = 0  # the lower version of both sides; 0: CONNECT has not come
     client_version: str = ""
     supports_partial_producer: bool = False  # only statistics show it
-    # Whether delivered entries begin with the broker's metadata.
+    # True: delivered entries begin with the broker's metadata.
     wants_broker_metadata: bool = False
     role: str = ""
     grants: Grants | None = None  # None: not connected
@@ -217,7 +220,7 @@ class Session:
     # ---- commands --------------------------------------------------------------------------------
 
     def on_command(self, command: Command, now: float) -> list[Action]:
-        """A command that parsed. `on_sends` takes SENDs."""
+        """Handle a parsed command; `on_sends` handles SENDs. Returns the actions for the shell."""
         self.heard_at, self.pinged = now, False
         if self.phase is not Phase.CONNECTED:
             return self._handshake(command)
@@ -237,7 +240,7 @@ class Session:
         return self._answer(command, rule.admission)
 
     def on_sends(self, producer_id: int, now: float) -> Sends | Close:
-        """SENDs of one producer: one, or several that follow each other. Hot."""
+        """Handle one SEND, or consecutive SENDs, of one producer. This is a hot path."""
         self.heard_at, self.pinged = now, False
         state = self.producers.get(producer_id)
         if state is ResourceState.OPEN:
@@ -251,7 +254,7 @@ class Session:
     # ---- time ------------------------------------------------------------------------------------
 
     def timer_at(self) -> float:
-        """When to call `on_timer` next."""
+        """Return the time of the next call of `on_timer`."""
         if self.phase is not Phase.CONNECTED:
             return self.began_at + KEEPALIVE_S
         return self.heard_at + KEEPALIVE_S * (2 if self.pinged else 1)
@@ -268,18 +271,19 @@ class Session:
         return [Send(reply.PING)]
 
     def on_stalled(self, lost_s: float, now: float) -> None:
-        """The broker itself did not run for `lost_s`: commands of the client wait to be read."""
+        """Do not count a time of `lost_s` in which the broker did not run: commands of the client
+        wait to be read."""
         self.heard_at = min(now, self.heard_at + lost_s)
         self.began_at = min(now, self.began_at + lost_s)
 
     def on_paused(self, now: float) -> None:
-        """The shell does not read: the client's silence means nothing."""
+        """Do not count the client's silence: the shell does not read."""
         self.heard_at, self.pinged = now, False
 
     # ---- what the shell has done -----------------------------------------------------------------
 
     def on_request_ended(self, command: Command, *, failed: bool) -> None:
-        """A `Start` was carried out and answered. `failed`: it opened no producer or consumer."""
+        """Take note that a `Start` was answered. `failed`: it opened no producer or consumer."""
         assert self.requests > 0, "a request ended twice"
         self.requests -= 1
         if failed:
@@ -291,8 +295,8 @@ class Session:
                 self.on_consumer_closed(_id(command, "consumer_id"))
 
     def on_producer_opened(self, producer_id: int) -> bool:
-        """The shell has opened the producer. False: the client has closed the id meanwhile, so the
-        shell must close the producer again."""
+        """Take note that the shell has opened the producer. Returns False if the client has closed
+        the id meanwhile; then the shell must close the producer again."""
         return self._opened(self.producers, producer_id)
 
     def on_consumer_opened(self, consumer_id: int) -> bool:
@@ -300,14 +304,14 @@ class Session:
         return self._opened(self.consumers, consumer_id)
 
     def on_producer_closed(self, producer_id: int) -> None:
-        """The producer failed to open, or either side closed it."""
+        """Take note that the producer failed to open, or that either side closed it."""
         if self.producers.pop(producer_id, None) is not None:
             self.closed_producers[producer_id] = None
             if len(self.closed_producers) > CLOSED_PRODUCERS_MAX:
                 self.closed_producers.popitem(last=False)
 
     def on_consumer_closed(self, consumer_id: int) -> None:
-        """The consumer failed to open, or either side closed it."""
+        """Take note that the consumer failed to open, or that either side closed it."""
         self.consumers.pop(consumer_id, None)
 
     def check(self) -> None:
@@ -366,7 +370,7 @@ class Session:
     # ---- requests --------------------------------------------------------------------------------
 
     def _answer(self, command: Command, admission: Admission) -> list[Action]:
-        """A command that the machine answers itself."""
+        """Answer a command that needs no shell."""
         assert admission is not Admission.OPEN_PRODUCER, "SENDs go to on_sends"
         if admission is Admission.CONNECTING:
             return [Close(f"a second {_name(command.type)}")]
@@ -454,7 +458,7 @@ _HANDSHAKE: Final = {
 
 
 def _refuse(command: Command, unsupported: Unsupported) -> list[Action]:
-    """A command of the protocol that this broker does not support."""
+    """Refuse a command of the protocol that this broker does not support."""
     text = f"{_name(command.type)} is not supported: {unsupported.reason}"
     if unsupported.ends_connection:
         return [Close(text)]
@@ -477,7 +481,7 @@ def _too_many(command: Command, what: str) -> Decline:
 
 
 def _id(command: Command, name: str) -> int:
-    """An id that every command with this admission has."""
+    """Return an id that every command with this admission has."""
     return cast("int", getattr(command.body, name))
 
 

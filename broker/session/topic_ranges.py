@@ -1,12 +1,13 @@
-"""Planning reads of many topics for Spark's driver, and holding their messages by subscriptions.
+"""Plans reads of many topics for Spark's driver, and holds their messages by subscriptions.
 
-Each topic of a request is answered on its own: another owner, an error or a plan. A broker answers
-for the topics that it owns; `FindTopics` reads metadata only, so every broker answers it. A plan
-does not open topics (log/closed.py), unless their last ledger must be recovered.
+Each topic of a request gets an answer of its own: another owner, an error or a plan. A broker
+answers for the topics that it owns. `FindTopics` reads metadata only, so every broker answers it. A
+plan does not open a topic (log/closed.py), unless the topic's last ledger must be recovered.
 
 A hold is a durable subscription that only `HoldTopics` moves, by cumulative acknowledgements. The
-newest query that uses a subscription fences the older ones. The owner remembers it in memory: after
-a takeover the first query counts until a newer one comes.
+newest query that uses a subscription fences the older ones. The owner knows the newest query in
+memory only. After a takeover, the first query that asks counts as the newest until a newer one
+asks.
 """
 
 from __future__ import annotations
@@ -33,26 +34,26 @@ if TYPE_CHECKING:
 
 TOPICS_MAX: Final = 1_000  # the topics of one request
 NAMESPACES_MAX: Final = 100  # the namespaces of one request
-FOUND_MAX: Final = 100_000  # topics of one answer: their names fit into a frame
-COPIES_MAX: Final = 1_000  # ledgers of one request: each costs a read of its metadata
-CONCURRENT_MAX: Final = 32  # topics of one request that are being opened
+FOUND_MAX: Final = 100_000  # the topics of one answer: their names fit into a frame
+COPIES_MAX: Final = 1_000  # the ledgers of one request: each costs a read of its metadata
+CONCURRENT_MAX: Final = 32  # the topics of one request that are opened at the same time
 HOLDS_MAX: Final = 10_000  # holds whose query a broker remembers; the least recently used one goes
 NAME_CHARACTERS_MAX: Final = 256  # the characters of the name of a subscription or a query
-# How far the clock of a query may be ahead of the broker's. Without a limit, a query with a wrong
-# clock would fence all later ones.
+# The time that the clock of a query may be ahead of the broker's clock. Without a limit, a query
+# with a wrong clock would fence all later queries.
 CLOCK_SKEW_MS_MAX: Final = 60_000
 
 
 class TopicRanges:
-    """The calls about topics of one broker."""
+    """The calls of Spark's driver about topics."""
 
     def __init__(self) -> None:
         # (topic, subscription) -> (start in ms, id) of the newest query
         self._queries: OrderedDict[tuple[TopicName, str], tuple[int, str]] = OrderedDict()
 
     async def find(self, broker: Broker, asked: pb.FindTopicsRequest) -> pb.FindTopicsReply:
-        """See FindTopics. Raises InvalidTopicName, InvalidNamespaceName, NotAllowed, and what
-        reading the metadata raises."""
+        """See FindTopics in broker.proto. Raises InvalidTopicName, InvalidNamespaceName,
+        NotAllowed, and the errors of reading the metadata."""
         require_few("topics", len(asked.topics), TOPICS_MAX)
         require_few("namespaces", len(asked.namespaces), NAMESPACES_MAX)
         reply = pb.FindTopicsReply()
@@ -76,7 +77,8 @@ class TopicRanges:
         return reply
 
     async def plan(self, broker: Broker, asked: pb.PlanTopicsRequest) -> pb.PlanTopicsReply:
-        """See PlanTopics. Raises NotAllowed if there are too many topics or ledgers."""
+        """See PlanTopics in broker.proto. Raises NotAllowed if there are too many topics or
+        ledgers."""
         copies = LedgerPlaces(broker)
 
         async def one(topic: pb.TopicAsk) -> pb.TopicPlan:
@@ -109,8 +111,8 @@ class TopicRanges:
         return plan
 
     async def find_entry(self, broker: Broker, asked: pb.FindEntryRequest) -> pb.FindEntryReply:
-        """See FindEntry. Raises NotOwner, NotAllowed, ReadFailed, and what opening a topic
-        raises."""
+        """See FindEntry in broker.proto. Raises NotOwner, NotAllowed, ReadFailed, and the errors of
+        opening a topic."""
         name = stored_name(asked.topic)
         if owner := await other_owner(broker, name):
             return pb.FindEntryReply(owner_url=owner)
@@ -135,7 +137,8 @@ class TopicRanges:
         )
 
     async def hold(self, broker: Broker, asked: pb.HoldTopicsRequest) -> pb.HoldTopicsReply:
-        """See HoldTopics. Raises NotAllowed if a value of the request is too large."""
+        """See HoldTopics in broker.proto. Raises NotAllowed if a value of the request is too large,
+        or the subscription has no name."""
 
         async def one(topic: pb.TopicPlace) -> pb.HeldTopic:
             try:
@@ -168,7 +171,7 @@ class TopicRanges:
         return pb.HeldTopic()
 
     def _fence(self, name: TopicName, subscription: str, query: tuple[int, str]) -> None:
-        """Note the query of a hold. Raises QueryFenced if a newer one holds it."""
+        """Note the query of a hold. Raises QueryFenced if a newer query holds the subscription."""
         key = name, subscription
         newest = max(self._queries.get(key, query), query)
         if query != newest:
@@ -180,7 +183,7 @@ class TopicRanges:
 
 
 def plan_of(chain: Chain, parts: Sequence[ranges.LedgerRange]) -> pb.TopicPlan:
-    """The plan of a topic that exists, with some of its ledgers."""
+    """Return the plan of a topic that exists, with some of its ledgers."""
     return pb.TopicPlan(
         exists=True,
         ledgers=map(ledger_range, parts),
@@ -190,7 +193,7 @@ def plan_of(chain: Chain, parts: Sequence[ranges.LedgerRange]) -> pb.TopicPlan:
 
 
 def ledger_range(part: ranges.LedgerRange) -> pb.LedgerRange:
-    """A range as the protocol has it."""
+    """Convert a range to its protobuf message."""
     return pb.LedgerRange(
         ledger=part.ledger,
         first_entry=part.first,
@@ -202,13 +205,13 @@ def ledger_range(part: ranges.LedgerRange) -> pb.LedgerRange:
 
 
 async def other_owner(broker: Broker, name: TopicName) -> str:
-    """URL of the topic's owner; "": this broker."""
+    """Return the gRPC URL of the topic's owner; "": this broker owns the topic."""
     located = await broker.locate(name, authoritative=False)
     return "" if located.broker == broker.me else located.broker.grpc_url
 
 
 def _before(chain: Chain, position: Position) -> Position:
-    """The entry before `position`, which may be the place after the last entry."""
+    """Return the entry before `position`, which may be the place after the last entry."""
     return chain.confirmed if position == chain.end else chain.previous_position(position)
 
 

@@ -1,12 +1,14 @@
-"""Pushes which topics exist to a client (WatchTopics), so that an idle query does not ask.
+"""Pushes the names of the existing topics to a client (WatchTopics), so that an idle query does not
+ask.
 
-A watch of namespaces follows the lists that the broker reads once for all its watchers
-(catalog/watching.py). A watch of named topics follows, in the metadata store, the records that
-decide how many partitions they have. Every broker can serve it, not only the owner of the topics.
+A watch of namespaces follows the lists that the broker reads once for all watchers
+(catalog/watching.py). A watch of named topics follows the records in the metadata store that decide
+the number of their partitions. Every broker can serve a watch, not only the owner of the topics.
 
-A watch has one task, which sends one message after the other. Changes that happen while a message
-is sent are gathered: a topic that came and went meanwhile is in no message, and a slow client costs
-no queue. If the metadata store does not answer, the watch ends, and the client asks another broker.
+A watch has one task, which sends one message after the other. The next message holds all changes
+that happen while a message is sent, so a slow client needs no queue. A topic that was created and
+deleted meanwhile is in no message. If the metadata store does not answer, the watch ends, and the
+client asks another broker.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ GATHER_S: Final = 0.1
 """Seconds between two messages of a watch, as between two reads of a watched list."""
 
 WATCHES_MAX: Final = 256
-"""The limit of one broker. A query has one watch, or one for each 1,000 topics that it names."""
+"""The limit of watches of one broker. A query has one watch, or one for each 1,000 topics that it
+names."""
 
 NAMED_MAX: Final = 20_000
 """The limit for the named topics of all watches of a broker. Each is one or two watches in the
@@ -64,12 +67,12 @@ class TopicWatches:
     def __init__(self, *, named_max: int = NAMED_MAX, beat_s: float = BEAT_S) -> None:
         self._named_max = named_max
         self._beat_s = beat_s
-        self._running: dict[_Watch, int] = {}  # its number of named topics
+        self._running: dict[_Watch, int] = {}  # -> the number of its named topics
 
     async def serve(self, broker: Broker, asked: pb.FindTopicsRequest, send: Send) -> None:
-        """Push until the client leaves, or `end_all`. Raises NotAllowed, InvalidTopicName,
-        InvalidNamespaceName, RequestRefused, ListUnavailable, what reading the metadata raises, and
-        what `send` raises."""
+        """Push until the client leaves or `end_all` is called. Raises NotAllowed, InvalidTopicName,
+        InvalidNamespaceName, RequestRefused, ListUnavailable, and the errors of `send` and of
+        reading the metadata."""
         named = len(asked.topics)
         require_few("topics", named, TOPICS_MAX)
         require_few("namespaces", len(asked.namespaces), NAMESPACES_MAX)
@@ -103,10 +106,10 @@ class _Watch:
         namespaces = dict.fromkeys(map(NamespaceName.parse, asked.namespaces))
         self._named = [_Named(broker, name, self._wake) for name in names]
         self._lists = [_List(namespace, self._change) for namespace in namespaces]
-        # The number of names in `_named` that a topic or partition belongs to.
+        # For each topic or partition, the number of items in `_named` that include it.
         self._count: Counter[str] = Counter()
-        self._total = 0  # topics that exist
-        # What the client does not know yet. It knows the topics in `_gone`, not those in `_added`.
+        self._total = 0  # the number of topics that exist
+        # The unsent changes: the client knows the topics in `_gone`, and not those in `_added`.
         self._added: dict[str, None] = {}
         self._gone: dict[str, None] = {}
         self._woken = asyncio.Event()
@@ -132,7 +135,7 @@ class _Watch:
 
     async def _push(self) -> None:
         loop = asyncio.get_running_loop()
-        beat_at = 0.0  # the first message comes at once, also without topics
+        beat_at = 0.0  # the first message is sent at once, even without topics
         while not self._ended:
             self._woken.clear()
             await self._look()
@@ -192,7 +195,7 @@ class _Named:
 
     def __init__(self, broker: Broker, name: TopicName, on_change: Callable[[], None]) -> None:
         self.changed = True
-        self.texts: dict[str, None] = {}  # the topic, or its partitions; empty: it does not exist
+        self.texts: dict[str, None] = {}  # the topic, or its partitions; empty: no topic
         self._broker = broker
         self._name = name
         self._on_change = on_change
@@ -200,7 +203,8 @@ class _Named:
         self._unwatch_record: Callable[[], None] | None = None  # None: the topic is partitioned
 
     async def look(self) -> dict[str, None]:
-        """Returns the new `texts`. Raises what reading the metadata raises."""
+        """Read the records again. Returns the new `texts`. Raises the errors of reading the
+        metadata."""
         self.changed = False
         count = await self._count()
         if not count and self._unwatch_record is None:
@@ -222,12 +226,13 @@ class _Named:
             self._unwatch_record()
 
     async def _count(self) -> int | None:
-        """None: the topic does not exist."""
+        """Return the number of partitions; 0: the topic is not partitioned. None: it does not
+        exist."""
         try:
             return await self._broker.stored_partitions_of(self._name)
         except (TopicNotFound, ReservedName):  # the topic has fewer partitions
             return None
-        except IsPartitioned as error:  # it was created while the metadata was read
+        except IsPartitioned as error:  # the topic was created while the metadata was read
             return error.partitions
 
     def _note(self) -> None:
@@ -243,10 +248,10 @@ class _List:
     ) -> None:
         self._namespace = namespace
         self._change = change
-        self._early: list[tuple[Names, Names]] | None = []  # None: the list was told
+        self._early: list[tuple[Names, Names]] | None = []  # None: `begin` has passed the list on
 
     async def begin(self, broker: Broker) -> None:
-        """Raises ListUnavailable."""
+        """Pass the list on, then each change. Raises ListUnavailable."""
         names = await broker.watched_lists.watch(self._namespace, self._on_change)
         self._change(names, ())
         for new, gone in self._early or ():
@@ -259,5 +264,5 @@ class _List:
     async def _on_change(self, new: Names, gone: Names) -> None:
         if self._early is None:
             self._change(new, gone)
-        else:  # a change of a list that `begin` has not told yet
+        else:  # a change of a list that `begin` has not passed on yet
             self._early.append((new, gone))

@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from magnetar.protos import pulsar_pb2 as pb
 
 WATCHERS_MAX: Final = 100
-"""The watchers of one connection. Each keeps the set of the names that match: 0.5 MB for 10,000."""
+"""The limit of watchers of one connection. Each keeps the set of the names that match: 0.5 MB for
+10,000 names."""
 
 LIST_BYTES_MAX: Final = 4 << 20
-"""The bytes of the names in one command, in UTF-8: a frame has at most 5 MB."""
+"""The limit for the names in one command, in UTF-8: a frame has at most 5 MB."""
 
 
 class _Watcher:
-    """Keeps the pattern as text: an automaton takes up to 1 MB."""
+    """One watcher. It keeps the pattern as text, because an automaton takes up to 1 MB."""
 
     def __init__(
         self, context: Context, watcher_id: int, namespace: NamespaceName, pattern: str
@@ -35,13 +36,13 @@ class _Watcher:
         self._watcher_id = watcher_id
         self._namespace = namespace
         self._pattern = pattern
-        # The names that match, almost sorted: to sort 100,000 unsorted names for the hash takes 60
-        # ms.
+        # The names that match, almost sorted, because sorting 100,000 unsorted names for the hash
+        # takes 60 ms.
         self._matched: dict[str, None] | None = None  # None: the first list is not complete
         self._changes: list[tuple[Names, Names]] = []  # not yet sent to the client
 
     async def begin(self, pattern: TopicPattern) -> list[str]:
-        """The names that match, sorted."""
+        """Begin to watch. Returns the names that match, sorted."""
         broker = self._context.broker
         names = await broker.watched_lists.watch(self._namespace, self.on_change)
         shown = await visible_of(list(names.values()), broker.turns)
@@ -87,8 +88,8 @@ class _Watcher:
 
 
 async def watch(context: Context, body: pb.CommandWatchTopicList) -> bytes:
-    """Unlike an answer to GET_TOPICS_OF_NAMESPACE, updates are not filtered by clients. So a
-    pattern that the broker does not understand is refused, and the client asks for the list
+    """Begin a watch. Clients filter an answer to GET_TOPICS_OF_NAMESPACE, but not the updates. So
+    the broker refuses a pattern that it does not understand, and the client asks for the list
     periodically instead."""
     namespace = NamespaceName.parse(body.namespace)
     pattern = await compiled(body.topics_pattern, context.broker.turns)

@@ -1,9 +1,11 @@
-"""AddStream: the one write stream of this process to one bookie, shared by all its ledgers.
+"""AddStream: a stream of adds from this process to one bookie, shared by the ledgers that use it.
 
-Adds go into the stream's outbox. A frame of acks is handed to the ledgers in one step, each
-ledger's acks together. When the stream is lost, every ledger is told at once, so no ledger waits
-for acks that cannot come. The adds in flight are then unknown, and sending them again is harmless.
-While a ledger is attached, the stream is opened again, with growing pauses.
+PeerPool keeps up to three streams for each bookie: for writers, for recoveries and for copies.
+
+Adds go into the stream's outbox. The stream hands a frame of acks to the ledgers in one step, all
+acks of a ledger together. When the stream is lost, it tells every ledger at once, so no ledger
+waits for acks that cannot come. The outcome of the adds in flight is then unknown, and sending them
+again is harmless. While a ledger is attached, `run` opens the stream again, with growing pauses.
 """
 
 from __future__ import annotations
@@ -29,12 +31,12 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 RESUME_BELOW_BYTES: Final = 1 << 20
-"""A bookie keeps up while its outbox has less than this: four frames."""
+"""A bookie keeps up while fewer bytes than this wait in its outbox: four frames."""
 
 HOLD_BYTES: Final = 16 << 10
-"""Fewer bytes of adds than this wait for the acks of the frame before: the bookie syncs those first
-in any case. At 1,000 single messages of 1 KB per second this halves the number of frames, syncs and
-acks."""
+"""The outbox holds fewer bytes of adds than this until the acks of the previous frame arrive: the
+bookie syncs that frame first in any case. At 1,000 single messages of 1 KB per second this halves
+the number of frames, syncs and acks."""
 
 GONE_PAUSE_S: Final = 60.0
 """The pause between attempts while another incarnation answers at the address. The wanted
@@ -46,7 +48,7 @@ class AddSink(Protocol):
     """A ledger on the stream. Called on the loop; must not raise."""
 
     def on_acks(self, stream: AddStream, entries: list[int]) -> None:
-        """These entries are durable. They are in any order, and some may be repeated."""
+        """The bookie has these entries on disk. They are in any order, and some may be repeated."""
 
     def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
         """The bookie refused the entry."""
@@ -81,11 +83,11 @@ class AddStream:
         self._wanted = asyncio.Event()  # a ledger is attached, or a task waits in connect()
         self._now = asyncio.Event()  # skip the rest of the pause
         self._waiting: list[asyncio.Future[bool]] = []
-        self._gone = False  # another incarnation answered at its address
+        self._gone = False  # another incarnation answered at the bookie's address
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the stream is open and the bookie keeps up with it."""
+        """True when the stream is open and the bookie keeps up with it."""
         return self._outbox is not None and self._outbox.pending_bytes < RESUME_BELOW_BYTES
 
     @property
@@ -169,7 +171,7 @@ class AddStream:
             try:
                 await outbox.run()
             except BaseException:
-                if receiving:  # it would wait for acks of dropped adds
+                if receiving:  # `_receive` would wait for acks of dropped adds
                     await stream.close()
                 raise
 
@@ -187,7 +189,7 @@ class AddStream:
             self._stream = None
 
     async def _receive(self, stream: FrameStream, outbox: Outbox) -> str:
-        """Hand out acks. Returns why the stream ended."""
+        """Hand out acks until the stream ends. Return the reason of its end."""
         try:
             while True:
                 frame = await stream.receive()
@@ -213,7 +215,7 @@ class AddStream:
                 sink.on_acks(self, acked)
         for ledger, entries, code in refused:
             for entry in entries:
-                sink = self._sinks.get(ledger)  # it may detach at the first of them
+                sink = self._sinks.get(ledger)  # the ledger may detach at a refusal
                 if sink is not None:
                     sink.on_add_failed(self, entry, code)
 

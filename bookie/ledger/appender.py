@@ -51,7 +51,8 @@ REJOIN_S: Final = 1.0
 its seat. A member whose stream was lost is retried as soon as the stream is open again."""
 
 SLOW_ADD_S: Final = 1.0
-"""A bookie counts as slow when an add waits for this time. A busy disk takes a tenth of it."""
+"""A bookie counts as slow when an add waits for this time. A busy disk takes a tenth of this
+time."""
 
 SPARES_S: Final = 2.0
 """The period in which the appender looks for spares again, besides each change of the list of
@@ -73,7 +74,8 @@ class LedgerAppender:
         *,
         on_busy: Callable[[LedgerAppender], None],
     ) -> None:
-        """`on_busy`: call `tick` from now on, until it returns False."""
+        """The appender calls `on_busy` when its owner must call `tick` from now on, until `tick`
+        returns False."""
         self.ledger: LedgerId = metadata.ledger
         self.metadata = metadata  # the metadata that this writer stored last
         self.failure: LedgerError | None = None  # None: open, or closed cleanly
@@ -99,7 +101,7 @@ class LedgerAppender:
         self._rests_until = float("-inf")  # while nothing is kept, earlier ticks have nothing to do
         self._seats: dict[AddStream, int] = {}
         self._streams: list[AddStream] = []  # one stream for each seat
-        self._recorded = self._writer.ensemble  # durable: the holders of unconfirmed entries
+        self._recorded = self._writer.ensemble  # the ensemble in durable metadata
         self._take_seats()
         self._carry_out(self._fail_seats_without_stream())
 
@@ -107,9 +109,9 @@ class LedgerAppender:
 
     def append_nowait(self, payloads: Sequence[Sequence[Buffer]]) -> EntryId:
         """Take a run of entries, each given by its parts, and send them to their bookies. Returns
-        the id of the first one.
+        the id of the first entry.
 
-        Takes all of them, or none and raises: EntryTooLarge (no id was taken), LedgerClosed, or
+        Takes all entries, or takes none and raises EntryTooLarge (no id was taken), LedgerClosed or
         `failure`. Never blocks: a caller that appends much awaits `wait_room` in between.
         """
         self._raise_if_ended()
@@ -134,8 +136,8 @@ class LedgerAppender:
                 by_seat[seat] += add
                 entries[seat] += 1
             unsent_bytes += size
-            if unsent_bytes >= FRAME_BYTES_MAX:  # an outbox never splits an item, and a frame has a
-                # limit
+            # An outbox never splits an item, and a frame has a limit.
+            if unsent_bytes >= FRAME_BYTES_MAX:
                 self._put_out(by_seat, entries, alone=alone)
                 unsent_bytes = 0
         self._put_out(by_seat, entries, alone=alone)
@@ -160,7 +162,7 @@ class LedgerAppender:
 
     @property
     def has_room(self) -> bool:
-        """Whether `wait_room` would return at once."""
+        """True when `wait_room` would return at once."""
         self._settle_account()
         return not self._writer.writing or self._has_room()
 
@@ -206,8 +208,9 @@ class LedgerAppender:
 
     @property
     def degraded(self) -> bool:
-        """Whether entries get too few copies, or may soon, or go to a bookie that is being drained
-        or decommissioned. The owner should roll to a new ledger when enough bookies are available.
+        """True when entries get too few copies, or may soon, or go to a bookie that is being
+        drained or decommissioned. The owner should roll to a new ledger when enough bookies are
+        available.
         """
         writer = self._writer
         draining = self._services.directory.draining
@@ -224,14 +227,15 @@ class LedgerAppender:
     # -- reading, closing ------------------------------------------------------------------------
 
     async def read(self, first: int, last: int, *, bytes_max: int) -> list[LedgerEntry]:
-        """Like `LedgerReader.read`. `last` must be confirmed."""
+        """Read like `LedgerReader.read`. `last` must be confirmed."""
         assert last <= self._writer.confirmed, f"entry {last} is not confirmed"
         if self._reader.metadata.last_segment != self.metadata.last_segment:
             self._reader.metadata = self.metadata
         return await self._reader.read(first, last, bytes_max=bytes_max)
 
     async def close(self) -> LedgerMetadata:
-        """Take no more entries, wait for those in flight, and record the end. Returns the metadata.
+        """Take no more entries, wait for the entries in flight, and record the end. Returns the
+        metadata.
 
         A failed ledger is closed at `confirmed`, and the entries in flight are then definitely not
         in it. Raises LedgerFenced if another process owns the ledger, or the errors of the metadata
@@ -322,7 +326,7 @@ class LedgerAppender:
             self._carry_out(self._writer.on_spares())
 
     def _seek_help(self, now: float) -> None:
-        """Look for spares again, and retry failed members that have none."""
+        """Look for spares again, and retry failed members for which there is no spare."""
         writer, services = self._writer, self._services
         listed = services.ensembles.has_spare(writer.ensemble)
         hopeless = writer.declined if listed else writer.failed

@@ -1,5 +1,5 @@
-"""BadCopies: missing or damaged copies that readers found, until the process records them for
-repair.
+"""BadCopies: missing or damaged copies that readers and writers found, until the process records
+them for repair.
 
 No I/O, no clock, no tasks. When a replica fails to return a confirmed entry, the reader asks
 another replica. The bad copy would stay, and the entry would have one copy less. So the reader
@@ -36,9 +36,9 @@ _ABSENT: Final = frozenset({BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER}
 
 
 def is_bad_copy(code: BookieCode, *, sealed: bool) -> bool:
-    """Whether this answer to a read of a confirmed entry means a bad copy. `sealed`: the segment
-    takes no more entries. In the open segment a member may lack confirmed entries because it was
-    away. Its writer knows this, and notes the entries when it replaces the member."""
+    """Return whether this answer to a read of a confirmed entry means a bad copy. `sealed`: the
+    segment takes no more entries. In the open segment a member may lack confirmed entries because
+    it was away. The ledger's writer knows this, and notes the entries."""
     return code in _DAMAGED or (sealed and code in _ABSENT)
 
 
@@ -54,7 +54,7 @@ class BadCopies:
         self.note(ledger, member, entry, entry)
 
     def note(self, ledger: LedgerId, member: Member, first: int, last: int) -> None:
-        """The member lacks sound copies of some of the entries `first` to `last`."""
+        """Note that the member lacks sound copies of some of the entries `first` to `last`."""
         assert 0 <= first <= last
         key = ledger, member
         ranges = self._notes.get(key, [])
@@ -87,7 +87,7 @@ class BadCopies:
 
 
 def merge(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same numbers in as few ranges as possible, ascending."""
+    """Return the same numbers in as few ranges as possible, ascending."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if merged and first <= merged[-1][1] + 1:

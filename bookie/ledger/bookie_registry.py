@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# After a failed read of the list. The store also calls back when it is reachable again.
+# The pause after a failed read of the list. The store also calls back when it is reachable again.
 RETRY_S: Final = 0.5
 
 _FOLDERS: Final = (paths.BOOKIES_AVAILABLE, paths.BOOKIES_DRAINING)
@@ -37,7 +37,7 @@ class BookieRegistry:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._listed: dict[Member, BookieRegistration] = {}  # sorted by name
-        # value: whether the bookie is being decommissioned
+        # True: the bookie is being decommissioned
         self._draining: dict[BookieId, bool] = {}
         self._last_seen: dict[BookieId, BookieRegistration] = {}  # each bookie that was ever listed
         self._changed = asyncio.Event()
@@ -53,7 +53,7 @@ class BookieRegistry:
 
     @property
     def listed(self) -> Mapping[Member, BookieRegistration]:
-        """All bookies that serve."""
+        """The registrations of all listed members."""
         return self._listed
 
     @property
@@ -67,19 +67,21 @@ class BookieRegistry:
         return frozenset(bookie for bookie, leaves in self._draining.items() if leaves)
 
     def is_writable(self, member: Member) -> bool:
-        """Whether the member may get new ledgers."""
+        """Return whether the member may get new ledgers."""
         registration = self._listed.get(member)
         full = registration is None or registration.read_only
         return not full and member.bookie not in self._draining
 
     def find(self, member: Member) -> BookieRegistration | None:
-        """The address of the member: its registration, or the last one of its bookie, perhaps under
-        another incarnation. A bookie that lost its session still answers reads. A bookie with a new
-        incarnation may still serve the store of the former one. None: never listed."""
+        """Return the registration with the member's address; None: its bookie was never listed. If
+        the member is not listed, this is the last registration of its bookie, perhaps under another
+        incarnation. A bookie that lost its session still answers reads. A bookie with a new
+        incarnation may still serve the store of the former one."""
         return self._listed.get(member) or self._last_seen.get(member.bookie)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after each change of the list. Returns the function that ends the watch."""
+        """Call `callback` after each change of the list. Returns the function that ends the
+        watch."""
         key = object()
         self._callbacks[key] = callback
 
@@ -120,7 +122,7 @@ class BookieRegistry:
         for path in await self._followed(paths.BOOKIES_AVAILABLE):
             stored = await self._store.get(path)
             if stored is None:
-                continue  # it was removed after the listing
+                continue  # the node was removed after the listing
             try:
                 registration = decode_bookie_registration(stored.value)
             except InvalidRecord as error:
@@ -144,7 +146,8 @@ class BookieRegistry:
         return draining
 
     async def _followed(self, folder: str) -> list[str]:
-        """The nodes of the folder. Watches each of them, and ends the watches of removed nodes."""
+        """Return the nodes of the folder. Watch each of them, and end the watches of removed
+        nodes."""
         nodes = [f"{folder}/{name}" for name in await self._store.children(folder)]
         watched = {path for path in self._unwatch if path.startswith(folder + "/")}
         for gone in watched - set(nodes):

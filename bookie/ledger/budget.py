@@ -2,7 +2,7 @@
 
 Each ledger reports its use (`account`): in total, and for bookies that answer later than the
 others. Above `retained_bytes_max` the appenders wait. Above `lag_bytes_max` for one bookie, the
-ledgers that notice it treat that bookie as failed.
+ledgers that notice this treat the bookie as failed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ByteBudget:
         return self.retained >= self._retained_bytes_max
 
     def lags(self, stream: AddStream) -> bool:
-        """Whether the entries that are kept only for this bookie exceed the limit."""
+        """Return whether the entries that are kept only for this bookie exceed the limit."""
         return self._lag.get(stream, 0) > self._lag_bytes_max
 
     def account(

@@ -12,12 +12,12 @@ _MAY_BE_0 = frozenset({"ensemble_change_delay_s"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerConfig:
-    """Raises ValueError, which names the field.
+    """An invalid value raises a ValueError that names the field.
 
-    Memory for entries in flight has three limits. `unconfirmed_bytes_max` holds for each ledger
-    until enough bookies answered. `lag_bytes_max` holds for each bookie that answers later than the
-    others. `retained_bytes_max` holds for the whole process. At a limit, callers wait in
-    `wait_room`.
+    Memory for entries in flight has three limits. `unconfirmed_bytes_max` is the limit of one
+    ledger for entries that are not confirmed. `retained_bytes_max` is the limit of the process. At
+    these two limits, callers wait in `wait_room`. `lag_bytes_max` is the limit for entries that are
+    kept only for one late bookie. Above it, the bookie counts as failed.
     """
 
     ensemble_size: int = 3
@@ -34,13 +34,13 @@ class LedgerConfig:
     add_timeout_s: float = 5.0  # a sync of an overloaded disk takes a second or two
     quorum_timeout_s: float = 30.0  # a restarting bookie returns sooner
     read_timeout_s: float = 5.0
-    # After this time without an answer a second replica is asked too. Ten times the duration of a
-    # read of a cold range, and far shorter than a pause that a consumer notices.
+    # After this time without an answer, the reader asks a second replica, too. This is ten times
+    # the duration of a read of a cold range, and far shorter than a pause that a consumer notices.
     speculative_read_s: float = 0.5
     zone: str = ""  # the zone of this process: reads prefer replicas in the zone; "": no preference
     connect_timeout_s: float = 2.0
     metadata_timeout_s: float = 10.0
-    # How long a bookie that lost its connection keeps its seat, while the others suffice to
+    # The time for which a bookie with a lost connection keeps its seat, while the others suffice to
     # confirm. 0: a spare replaces it at once. A restart takes one or two seconds. Until its repair
     # the bookie lacks the entries confirmed during its absence, so the default is the safer value.
     ensemble_change_delay_s: float = 0.0
@@ -48,8 +48,8 @@ class LedgerConfig:
     # (`health.py`). It is longer than a short fault of disk or network, and too short to overload
     # the others.
     health_half_life_s: float = 10.0
-    # Per ledger. Each change costs a round trip to the metadata store. More changes than this have
-    # another cause than failed bookies.
+    # The limit of one ledger. Each change costs a round trip to the metadata store. If a ledger
+    # needs more changes, failed bookies are not the cause.
     ensemble_changes_max: int = 32
 
     def __post_init__(self) -> None:

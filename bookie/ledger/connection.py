@@ -1,9 +1,9 @@
 """RemoteBookiePeer: a bookie on the network, over its two ports.
 
 Adds and reads travel as frames over TCP to the data port; the rare calls travel over gRPC. Each
-stream of adds has a connection of its own, and so has each read that is under way: acknowledgements
-do not wait behind entries, and cancelling a read ends its connection and no other read. The
-connection of a read that was completed serves the next one.
+stream of adds and each read under way has a connection of its own. So acknowledgements do not wait
+behind entries, and cancelling a read ends no other read. After a completed read, its connection
+serves the next read.
 
 This is the only module of `bookie/ledger` that uses gRPC.
 """

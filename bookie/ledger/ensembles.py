@@ -1,4 +1,4 @@
-"""Ensembles: chooses the bookies of an ensemble from those that are listed *and* answer.
+"""Ensembles: chooses the bookies of an ensemble from the bookies that are listed *and* answer.
 
 The list of bookies is a hint. So the process connects to each bookie before it chooses it. A ledger
 is never created on a bookie that is only listed, and no ensemble change chooses such a bookie.
@@ -49,16 +49,16 @@ class Ensembles:
         self._random = random
 
     def has_spare(self, ensemble: Sequence[Member]) -> bool:
-        """Whether a writable bookie that is not failing could replace a failed member."""
+        """Return whether a writable bookie that is not failing could replace a failed member."""
         return any(member not in ensemble for member in self._reliable())
 
     def full_ensemble_possible(self, quorum: Quorum | None = None) -> bool:
-        """Whether enough bookies for a whole ensemble are writable and not failing."""
+        """Return whether enough bookies for a whole ensemble are writable and not failing."""
         return len(self._reliable()) >= (quorum or self._config.quorum).ensemble_size
 
     async def found(self, quorum: Quorum | None = None) -> tuple[Quorum, tuple[Member, ...]]:
-        """The ensemble of a new ledger, with fewer seats when fewer bookies answer. `quorum` None:
-        the configured quorum. Raises NotEnoughBookies."""
+        """Return the quorum and the ensemble of a new ledger. They are smaller than `quorum` when
+        fewer bookies answer. `quorum` None: the configured quorum. Raises NotEnoughBookies."""
         wanted = quorum or self._config.quorum
         is_configured = quorum is None or quorum == self._config.quorum
         least = self._config.write_quorum_min if is_configured else wanted.ack_quorum
@@ -78,7 +78,7 @@ class Ensembles:
     async def spares(
         self, quorum: Quorum, ensemble: Sequence[Member], failed: Iterable[int]
     ) -> dict[int, Member]:
-        """New members for as many of the failed seats as possible."""
+        """Return new members for as many of the failed seats as possible, keyed by seat."""
         seats = set(failed)
         dead: set[Member] = set()
         while True:

@@ -1,7 +1,8 @@
 """The operating errors of ledgers, with their data and whether the outcome is known.
 
-`definite` is True when the failed call certainly changed nothing. The adds in flight when a ledger
-failed are *unknown* with any error: recovery may or may not keep each of them.
+`definite` is True when the failed call certainly changed nothing. When a ledger has failed, the
+outcome of its adds in flight is *unknown*, whatever the error is: recovery may or may not keep each
+of them.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class LedgerClosed(LedgerError):
 
 
 class QuorumTimeout(LedgerError):
-    """Too few bookies stored an entry in time. The ledger takes no more, but can be closed."""
+    """Too few bookies stored an entry in time. The ledger takes no more entries, but can be
+    closed."""
 
     definite = False
 
@@ -95,8 +97,8 @@ class NotEnoughBookies(LedgerError):
 
 
 class RecoveryIncomplete(LedgerError):
-    """The ledger could not be closed yet, because too few bookies gave a definite answer. It stays
-    fenced where it was fenced; recover it again later."""
+    """The ledger could not be closed yet, because too few bookies gave a definite answer. The
+    ledger stays fenced where it was fenced; recover it again later."""
 
     definite = False
 
@@ -135,7 +137,7 @@ class EntryUnreadable(LedgerError):
 
 
 class BookieUnavailable(LedgerError):
-    """A call to a bookie ended without an answer. `code` is an indefinite one."""
+    """A call to a bookie ended without an answer. `code` means "unknown"."""
 
     definite = False
 

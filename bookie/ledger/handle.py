@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 ENTRY_BYTES_GUESS: Final = 1024
-"""The estimate before the first read of an open striped ledger."""
+"""The estimated size of an envelope before the first read of an open striped ledger."""
 
 _UNWELL: Final = frozenset(
     {BookieCode.TIMEOUT, BookieCode.CONNECTION_LOST, BookieCode.OVERLOADED, BookieCode.STOPPING}
@@ -66,13 +66,13 @@ class LedgerReader:
         self.metadata = metadata  # replaced when replicas have moved
         self._services = services
         self._fence = fence  # (recovery fences with every read)
-        # Each read replaces it by the replica that answered, because that one has read ahead.
+        # After each read this is the replica that answered, because it has read ahead.
         self._favourite = favourite
         self._entry_bytes = _mean_entry_bytes(metadata)  # an estimate
 
     async def read(self, first: int, last: int, *, bytes_max: int) -> list[LedgerEntry]:
         """Return entries first, first + 1, … up to `last`: about `bytes_max` payload bytes, and at
-        least one entry. Raises EntryUnreadable if the first cannot be read now."""
+        least one entry. Raises EntryUnreadable if the first entry cannot be read now."""
         assert 0 <= first <= last
         assert bytes_max > 0
         if self.metadata.ensemble_size == self.metadata.write_quorum:
@@ -101,12 +101,12 @@ class LedgerReader:
                 tasks = [group.create_task(self._try_run(*each, share)) for each in asked]
             for (begin, _), task in zip(asked, tasks, strict=True):
                 if begin != first or bytes_max <= 0:
-                    break  # the previous one was cut short, or this is enough
+                    break  # the previous window was cut short, or the entries are enough
                 part = task.result()
                 if isinstance(part, EntryUnreadable):
                     if not entries:
                         raise part
-                    return entries  # the next call returns it again
+                    return entries  # the next call raises the error
                 entries += part
                 first += len(part)
                 bytes_max -= sum(len(entry.payload) for entry in part)
@@ -115,7 +115,7 @@ class LedgerReader:
 
     async def _read_stripes(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
         """Ask the fewest bookies that together hold the range, each once for its whole part. Return
-        the entries before the first missing or damaged entry, which the caller reads."""
+        the entries before the first missing or damaged entry. The caller continues there."""
         metadata, quorum = self.metadata, quorum_of(self.metadata)
         last = min(last, self._segment_end(metadata, first))
         last = min(last, first + max(round(bytes_max / self._entry_bytes), 1) - 1)
@@ -123,7 +123,7 @@ class LedgerReader:
         well = seats(n for n, each in enumerate(members) if self._standing(each) is Standing.WELL)
         parts = quorum.cover(first, well)
         if last - first < quorum.write_quorum or parts is None:
-            return []  # one window is enough, or there is no alternative
+            return []  # one window is enough, or healthy bookies lack a part
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(
@@ -191,7 +191,7 @@ class LedgerReader:
             return error
 
     async def _read_run(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
-        """Return the entries that one replica has."""
+        """Ask the replicas in order until one answers. Return the entries that this replica has."""
         loop, metadata = asyncio.get_running_loop(), self.metadata
         machine = RangeRead(
             self._replicas(metadata, first, last),
@@ -269,8 +269,8 @@ class LedgerReader:
     async def _ask(
         self, member: Member, request: ReadRequest, sealed: bool, answers: asyncio.Queue[Answer]
     ) -> None:
-        """Ask one replica and put its answer into `answers`, with the entries of an answer that
-        breaks off. Notes a bad copy."""
+        """Ask one replica and put its answer into `answers`. An answer that breaks off counts with
+        the entries that arrived. Notes a bad copy."""
         entries: list[LedgerEntry] = []
         code, damaged = BookieCode.OK, False
         try:
@@ -279,7 +279,7 @@ class LedgerReader:
                     if code is not BookieCode.OK or damaged:
                         continue
                     following = request.first + len(entries)
-                    try:  # send at once, while the next frame travels
+                    try:  # verify at once, while the next frame travels
                         found, code = sound_prefix(request.ledger, following, [frame])
                         entries += found
                     except FrameDamaged:
@@ -376,7 +376,7 @@ def _is_sealed(metadata: LedgerMetadata, entry: int) -> bool:
 
 
 def _mean_entry_bytes(metadata: LedgerMetadata) -> float:
-    """The mean size of the envelopes according to the metadata."""
+    """Return the mean size of the envelopes according to the metadata."""
     if metadata.length is None or metadata.last_entry is None or metadata.last_entry < 0:
         return ENTRY_BYTES_GUESS
     return ENVELOPE.size + metadata.length / (metadata.last_entry + 1)

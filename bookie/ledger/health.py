@@ -8,11 +8,11 @@ all of them had a short fault, as in a rolling restart.
 An error adds 1, up to SCORE_MAX, so that a bookie that fails repeatedly is avoided for longer.
 Slowness raises the score to SLOW_SCORE and no further, however often it is noticed: a slow bookie
 is not a broken one. The score halves every `half_life_s`, and a success divides it by four. So a
-restarted bookie is a good choice once it answers, and one that keeps failing between answers is
+restarted bookie is a good choice once it answers. A bookie that fails again between its answers is
 not.
 
 All ledgers of a process notice the same fault at once, and each reports it. So an error (or a
-success) within a tenth of a half-life of the previous one counts as the same.
+success) within a tenth of a half-life after the last counted one does not count.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class BookieHealth:
             del self._scores[member]
 
     def score(self, member: Member, now: float) -> float:
-        """The score is from 0 (no known fault) to SCORE_MAX."""
+        """Return the member's score, from 0 (no known fault) to SCORE_MAX."""
         score = self._scores.get(member)
         if score is None:
             return 0.0
@@ -110,7 +110,7 @@ class BookieHealth:
         assert all(0 < score.value <= SCORE_MAX for score in self._scores.values())
 
     def _at(self, member: Member, now: float) -> _Score:
-        """The member's score, with its value brought up to `now`."""
+        """Return the member's score, with its value brought up to `now`."""
         score = self._scores.setdefault(member, _Score(0.0, now))
         score.value, score.at = self.score(member, now), now
         return score

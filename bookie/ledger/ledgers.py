@@ -37,7 +37,8 @@ log = get_logger(__name__)
 STOPPING: Final = "this process is stopping"
 
 TICK_S: Final = 0.1
-"""How late a timeout may be noticed. One tick serves all ledgers with pending work."""
+"""The period of ticks, and the largest delay until a timeout is noticed. One tick serves all
+ledgers with pending work."""
 
 TICKS_PER_TURN: Final = 500
 """Ledgers that are ticked in one step of the loop: 20 us each."""
@@ -66,7 +67,7 @@ class Ledgers:
         self._ids = ids
         self._clock = clock
         self._random = random
-        self.bad_copies = BadCopies()  # found by readers; drain them into under-replication records
+        self.bad_copies = BadCopies()  # drain these notes into under-replication records
         health = BookieHealth(half_life_s=config.health_half_life_s)
         self.services = Services(
             config=config,
@@ -107,9 +108,9 @@ class Ledgers:
             self._recovering.clear()
 
     def held_bytes(self, unconfirmed: int) -> int:
-        """The memory of the `unconfirmed` bytes, and of the confirmed entries that slow bookies
-        still lack. It is at least the size of the longest outbox: the outbox of a replaced bookie
-        is kept until its connection ends."""
+        """Return the memory of the `unconfirmed` bytes and of the confirmed entries that slow
+        bookies still lack. The result is at least the size of the longest outbox: the outbox of a
+        replaced bookie is kept until its connection ends."""
         return max(unconfirmed + self.services.budget.lagging, self._pool.longest_outbox)
 
     async def wait_ready(self) -> None:
@@ -126,7 +127,7 @@ class Ledgers:
     ) -> LedgerAppender:
         """Create an empty ledger with an id above `newer_than`, on bookies that answer. With too
         few bookies it gets fewer copies, and its metadata says so. `quorum` None: the configured
-        one. Raises NotEnoughBookies and the errors of the metadata store."""
+        quorum. Raises NotEnoughBookies and the errors of the metadata store."""
         wanted = quorum or self._config.quorum
         loop = asyncio.get_running_loop()
         await self.wait_ready()
@@ -156,17 +157,18 @@ class Ledgers:
         return LedgerAppender(metadata, self.services, on_busy=self._on_busy)
 
     def full_ensemble_possible(self, quorum: Quorum | None = None) -> bool:
-        """Whether a ledger created now would probably get a whole ensemble, judged by the list of
-        bookies and the last failed adds. Used to decide when to roll a degraded ledger."""
+        """Return whether a ledger created now would probably get a whole ensemble, judged by the
+        list of bookies and the last failed adds. A broker asks this to decide when to roll a
+        degraded ledger."""
         return self.services.ensembles.full_ensemble_possible(quorum)
 
     async def recover(self, ledger: LedgerId) -> LedgerMetadata:
         """Take the ledger over from its writer, close it, and return its metadata, CLOSED. Returns
         at once if the ledger is closed already. Concurrent callers for the same ledger share one
-        recovery. A cancelled caller does not stop it.
+        recovery. A cancelled caller does not stop the recovery.
 
-        Raises LedgerNotFound; raises RecoveryIncomplete and the errors of the metadata store, after
-        which the caller may try again.
+        Raises LedgerNotFound, RecoveryIncomplete and the errors of the metadata store. After an
+        error other than LedgerNotFound the caller may try again.
         """
         await self.wait_ready()
         if self._group is None:
@@ -180,11 +182,12 @@ class Ledgers:
         return await asyncio.shield(running)
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
-        """None: there is no such ledger. Raises the errors of the metadata store."""
+        """Return the ledger's metadata. None: there is no such ledger. Raises the errors of the
+        metadata store."""
         return await self.services.records.get(ledger)
 
     def reader(self, metadata: LedgerMetadata) -> LedgerReader:
-        """A reader of a CLOSED ledger."""
+        """Return a reader of a CLOSED ledger."""
         assert metadata.state is LedgerState.CLOSED, metadata.state
         return LedgerReader(metadata, self.services)
 

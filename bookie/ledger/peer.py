@@ -41,7 +41,8 @@ class BookiePeer(Protocol):
         served gets one answer, for its first entry. Close the iterator when leaving it early."""
 
     async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
-        """With `fence`, the bookie answers after the ledger is durably fenced."""
+        """Return the bookie's last entry of the ledger, and the "confirmed" in its envelope. With
+        `fence`, the bookie answers after the ledger is durably fenced."""
 
     async def list_entries(self, ledger: int, first: int) -> EntryPage:
         """Return a page of the stored entries, from `first` on."""
@@ -60,4 +61,4 @@ class BookiePeer(Protocol):
 
 
 OpenPeer = Callable[[Member, BookieAddress], BookiePeer]
-"""How a process reaches the bookies: makes the peer of a member at an address, without I/O."""
+"""The function that makes the peer of a member at an address, without I/O."""

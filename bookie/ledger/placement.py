@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import Member
 
 ATTEMPTS_MAX: Final = 8
-"""The first attempt is the best one, except for E > Qw with zones of unequal size."""
+"""Attempts to spread an ensemble. The first attempt is the best one, except for E > Qw with zones
+of unequal size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Candidate:
 def choose_ensemble(
     candidates: Sequence[Candidate], quorum: Quorum, random: Random
 ) -> tuple[Member, ...] | None:
-    """None: fewer candidates than seats."""
+    """Return the members of a new ensemble. None: there are fewer candidates than seats."""
     seated = fill_seats([None] * quorum.ensemble_size, candidates, quorum, random)
     members = tuple(candidate.member for candidate in seated if candidate is not None)
     return members if len(members) == quorum.ensemble_size else None
@@ -57,7 +58,7 @@ def choose_replacements(
     quorum: Quorum,
     random: Random,
 ) -> tuple[Member, ...] | None:
-    """The ensemble with as many of the failed seats refilled as there are bookies.
+    """Return the ensemble with as many of the failed seats refilled as there are bookies.
 
     A wiped bookie may take only the seat of its own former incarnation. When the candidates run
     out, the remaining failed seats keep their members. None: nothing could be replaced.
@@ -86,7 +87,7 @@ def fill_seats(
     quorum: Quorum,
     random: Random,
 ) -> list[Candidate | None]:
-    """The empty seats filled, in order, as far as the candidates suffice."""
+    """Return the seats, with the empty ones filled in order as far as the candidates suffice."""
     taken = {candidate.member.bookie for candidate in seated if candidate is not None}
     vacant = [seat for seat, occupant in enumerate(seated) if occupant is None]
     free = preferred(
@@ -109,8 +110,8 @@ def fill_seats(
 
 
 def preferred(candidates: Sequence[Candidate], needed: int, random: Random) -> list[Candidate]:
-    """One candidate per bookie: all healthy ones and, if these are fewer than `needed`, the best of
-    the others. Ties are broken at random."""
+    """Return one candidate per bookie: all healthy ones and, if these are fewer than `needed`, the
+    best of the others. Ties are broken at random."""
     order = list(candidates)
     random.shuffle(order)
     order.sort(key=lambda candidate: candidate.grade)
@@ -121,8 +122,9 @@ def preferred(candidates: Sequence[Candidate], needed: int, random: Random) -> l
 
 
 def crowding_of(seated: Sequence[Candidate | None], quorum: Quorum) -> int:
-    """How unevenly copies are spread. For each window: the square of the number of bookies that
-    share a zone with an earlier one. 0: every copy of every entry is in a zone of its own."""
+    """Return how unevenly copies are spread, as a sum over all windows: the square of the number of
+    bookies that share a zone with an earlier bookie of the window. 0: every copy of every entry is
+    in a zone of its own."""
     crowding = 0
     for window in quorum.windows:
         zones = [each.zone for seat in seat_numbers(window) if (each := seated[seat]) is not None]
@@ -131,8 +133,8 @@ def crowding_of(seated: Sequence[Candidate | None], quorum: Quorum) -> int:
 
 
 def degraded_quorum(quorum: Quorum, writable: int, *, write_quorum_min: int) -> Quorum | None:
-    """The sizes of a new ledger when `writable` bookies answer: `quorum`, or as many seats and
-    copies as there are bookies. None: fewer than `write_quorum_min`."""
+    """Return the sizes of a new ledger when `writable` bookies answer: `quorum`, or as many seats
+    and copies as there are bookies. None: there are fewer than `write_quorum_min`."""
     if writable < write_quorum_min:
         return None
     return Quorum(
@@ -165,8 +167,8 @@ def _spread(
     free: Sequence[Candidate],
     quorum: Quorum,
 ) -> list[Candidate | None]:
-    """Exchange newly seated bookies with each other or for unseated ones, while that helps. Ends
-    because each exchange lowers the crowding."""
+    """Exchange newly seated bookies with each other or for unseated ones, while that lowers the
+    crowding."""
     crowding = crowding_of(seats, quorum)
     improved = crowding > 0
     while improved:
@@ -197,6 +199,6 @@ def _one_zone(seated: Sequence[Candidate | None], free: Sequence[Candidate]) -> 
 
 
 def _sharing(seat: int, quorum: Quorum) -> set[int]:
-    """The other seats that share an entry's write set with this seat."""
+    """Return the other seats that share an entry's write set with this seat."""
     reach = range(1 - quorum.write_quorum, quorum.write_quorum)
     return {(seat + step) % quorum.ensemble_size for step in reach} - {seat}

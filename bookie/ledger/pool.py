@@ -30,8 +30,8 @@ _PURPOSES: Final = ("adds", "recovery", "copies")
 
 
 class PeerPool:
-    """`run` must be running. Keeps one peer and up to three streams for each member that was ever
-    asked for. A member is an incarnation of a bookie, so the number of members is small."""
+    """`run` must be running. Keeps one peer and up to three streams for each member for which a
+    caller ever asked. A member is an incarnation of a bookie, so the number of members is small."""
 
     def __init__(
         self,
@@ -128,8 +128,8 @@ class PeerPool:
             return
         log.error("a stream's task was cancelled", bookie=stream.member.bookie)
         stream.on_end()
-        # Not at once: the stream might end again, and only then the pool knows whether the whole
-        # group ends.
+        # Wait before the restart. If the whole group is ending, its tasks are cancelled before
+        # `run` clears `_group`. The pause also limits how often a stream is restarted.
         asyncio.get_running_loop().call_later(RECONNECT_S_FIRST, self._begin, stream)
 
     def _hurry(self) -> None:

@@ -35,7 +35,7 @@ Seats = int
 
 
 def seats(numbers: Iterable[int]) -> Seats:
-    """The set of these seats."""
+    """Return the set of these seats."""
     mask = 0
     for number in numbers:
         mask |= 1 << number
@@ -44,7 +44,7 @@ def seats(numbers: Iterable[int]) -> Seats:
 
 @cache  # few sets occur: each ledger has one ensemble size and few failures
 def seat_numbers(mask: Seats) -> tuple[int, ...]:
-    """The seats of a set, ascending."""
+    """Return the seats of a set, ascending."""
     return tuple(number for number in range(mask.bit_length()) if mask >> number & 1)
 
 
@@ -83,30 +83,31 @@ class Quorum:
         return self.windows[entry % self.ensemble_size]
 
     def write_order(self, entry: int) -> tuple[int, ...]:
-        """The write set as seat numbers, beginning with the entry's first seat."""
+        """Return the write set as seat numbers, beginning with the entry's first seat."""
         first = entry % self.ensemble_size
         return tuple((first + step) % self.ensemble_size for step in range(self.write_quorum))
 
     def confirmable(self, acked: Seats, entry: int) -> bool:
-        """Whether acks from these seats make the entry durable."""
+        """Return whether acks from these seats make the entry durable."""
         return (acked & self.write_set(entry)).bit_count() >= self.ack_quorum
 
     def absent(self, negatives: Seats, entry: int) -> bool:
-        """Whether explicit negatives from these seats prove that the entry was never confirmed."""
+        """Return whether explicit negatives from these seats prove that it was never confirmed."""
         return (negatives & self.write_set(entry)).bit_count() >= self.absence_quorum
 
     def covered(self, fenced: Seats) -> bool:
-        """Whether no entry can be confirmed without one of these seats."""
+        """Return whether no entry can be confirmed without one of these seats."""
         return all((window & fenced).bit_count() >= self.absence_quorum for window in self.windows)
 
     def writable(self, gone: Seats) -> bool:
-        """Whether every entry can be confirmed without these seats."""
+        """Return whether every entry can be confirmed without these seats."""
         return all((window & ~gone).bit_count() >= self.ack_quorum for window in self.windows)
 
     def cover(self, first: int, usable: Seats) -> list[tuple[int, int, int]] | None:
-        """The seats to read for all entries from `first` on: (offset, length, seat). The seat holds
-        `length` entries from `first + offset` on, and again after each `ensemble_size`. Each entry
-        is asked of one seat. None: some entry is on none of the usable seats."""
+        """Return the seats from which to read all entries from `first` on, as (offset, length,
+        seat). A seat holds `length` entries from `first + offset` on, and again after every
+        `ensemble_size` entries. Each entry is read from one seat. None: no usable seat holds some
+        entry."""
         parts: list[tuple[int, int, int]] = []
         offset = 0
         while offset < self.ensemble_size:
@@ -121,7 +122,7 @@ class Quorum:
         return parts
 
     def run_of(self, seat: int, entry: int) -> range:
-        """The first run of consecutive entries from `entry` on that this seat holds.
+        """Return the first run of consecutive entries from `entry` on that this seat holds.
 
         With E = Qw every seat holds every entry, so the run has no end (it is cut at 2^62).
         """
@@ -136,10 +137,10 @@ class Quorum:
 
 
 def quorum_of(metadata: LedgerMetadata) -> Quorum:
-    """The quorums of a ledger."""
+    """Return the quorums of a ledger."""
     return _quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
 
 
-@cache  # a process has one or two
+@cache  # a process has one or two quorums
 def _quorum(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Quorum:
     return Quorum(ensemble_size, write_quorum, ack_quorum)

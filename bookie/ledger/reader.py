@@ -1,24 +1,26 @@
-"""Reads of confirmed entries, as arithmetic: which replica to ask next, and when to give up.
+"""RangeRead: decides which replica a read of confirmed entries asks next, and when it gives up.
 
-No I/O, no clock, no tasks. A range is asked of one replica at a time. After any wrong answer the
-next replica is asked: an error, no such entry, a damaged envelope, another entry's envelope. When
-an answer takes too long, the next replica is asked in addition. When all replicas failed, the
-metadata may be outdated, because replicas are moved. So it is read again, once, and the new
-replicas are asked. A sound envelope from one replica is enough, because the entry is confirmed.
+No I/O, no clock, no tasks. A read asks one replica at a time for its range. After any wrong answer
+it asks the next replica: an error, no such entry, a damaged envelope, another entry's envelope.
+When an answer takes too long, it asks the next replica in addition. When all replicas have failed,
+the metadata may be outdated, because replicas are moved. So the metadata is read again, once, and
+the read asks the new replicas. A sound envelope from one replica is enough, because the entry is
+confirmed.
 
-The replicas are ordered by `standing`, then by distance: healthy ones; slow or recently failed
-ones; those with a full disk, which should save their capacity; and unlisted ones, which are
+The caller orders the replicas by `standing`, then by distance. The standings are: healthy; slow or
+recently failed; a full disk, so the bookie should save its capacity; not listed, so the bookie is
 probably down.
 
 A ledger whose write quorum is smaller than its ensemble is *striped*: no bookie holds two
-neighbouring write sets completely. A range of it is read in windows (`windows`), several at a time,
-each from one bookie that holds it.
+neighbouring write sets completely. The reader reads a range of it in stripes (handle.py). If that
+fails, it reads windows (`windows`), several at a time, each from one bookie that holds the whole
+window.
 
 Invariants (see `check`):
 
 1. Each replica is asked at most once.
 2. While no answer was sound, a replica is being asked, or the last action was Refresh or GiveUp.
-3. Nothing is delivered twice, and nothing after GiveUp.
+3. At most one Deliver or GiveUp is returned, and no action follows it.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class Standing(IntEnum):
 
 
 class LedgerEntry(NamedTuple):
-    """A confirmed, sound entry. A copy of the entry needs only this value."""
+    """A confirmed, sound entry. To copy the entry, this value is enough."""
 
     entry: EntryId
     envelope: bytes  # the entry as bookies store it, in memory of its own
@@ -110,8 +112,8 @@ Action = Ask | Deliver | Refresh | GiveUp
 
 
 class RangeRead:
-    """The read of one range that each of `replicas` holds completely. They are in the order of
-    preference.
+    """The read of one range that each of `replicas` holds completely. `replicas` are in the order
+    of preference.
 
     `now` is in seconds of any clock that does not go backwards.
     """
@@ -156,7 +158,7 @@ class RangeRead:
         return self._ask_next(now)
 
     def timer_at(self) -> float | None:
-        """When to call `on_tick`. None: only another event matters."""
+        """Return the time at which to call `on_tick`. None: only another event matters."""
         return None if self.done or not self._waiting else self._speculate_at
 
     def check(self) -> None:
@@ -179,7 +181,7 @@ class RangeRead:
 
 
 def standing(registration: BookieRegistration | None, grade: Grade) -> Standing:
-    """`registration`: None if the member is not listed now."""
+    """Return a member's standing. `registration` None: the member is not listed now."""
     if registration is None:
         return Standing.UNKNOWN
     if registration.read_only:
@@ -190,10 +192,10 @@ def standing(registration: BookieRegistration | None, grade: Grade) -> Standing:
 def windows(
     first: int, last: int, *, size: int, entry_bytes: float, bytes_max: int
 ) -> tuple[list[tuple[int, int]], int]:
-    """The windows of a striped range to read at the same time, and the bytes to ask for in each.
-    The windows are (first, last) pairs of `size` entries; together they make about `bytes_max` at
-    about `entry_bytes` per entry. Each asks for twice its share of the bytes: if a window were cut
-    short, the windows after it would be useless."""
+    """Return the windows of a striped range to read at the same time, and the bytes to ask for in
+    each. The windows are (first, last) pairs of `size` entries. Together they make about
+    `bytes_max` at about `entry_bytes` per entry. Each window asks for twice its share of the bytes:
+    if a window were cut short, the windows after it would be useless."""
     count = min(max(round(bytes_max / (entry_bytes * size)), 1), WINDOWS_MAX)
     starts = range(first, min(last + 1, first + count * size), size)
     found = [(start, min(start + size - 1, last)) for start in starts]
@@ -204,8 +206,8 @@ def windows(
 def sound_prefix(
     ledger: int, first: int, frames: Iterable[Buffer]
 ) -> tuple[list[LedgerEntry], BookieCode]:
-    """The verified run of entries from `first` on, and the code that ended it (OK: the answers
-    ended). A wrong checksum, ledger or entry id counts as CORRUPT. Raises FrameDamaged."""
+    """Return the verified run of entries from `first` on, and the code that ended it (OK: the
+    answers ended). A wrong checksum, ledger or entry id counts as CORRUPT. Raises FrameDamaged."""
     entries: list[LedgerEntry] = []
     new = tuple.__new__  # `LedgerEntry(...)` costs twice as much
     for frame in frames:
@@ -220,8 +222,8 @@ def sound_prefix(
 def sound_stripes(
     ledger: int, wanted: Iterable[int], frames: Iterable[Buffer]
 ) -> tuple[dict[int, LedgerEntry], tuple[int, BookieCode] | None]:
-    """The verified entries among the wanted ones, in order, up to the first failure; and the failed
-    entry with its code (None: the answers ended). Raises FrameDamaged."""
+    """Return the verified entries among the wanted ones, in order, up to the first failure, and the
+    failed entry with its code (None: the answers ended). Raises FrameDamaged."""
     entries: dict[int, LedgerEntry] = {}
     answers = (answer for frame in frames for answer in decode_read_answers(frame))
     for entry, answer in zip(wanted, answers, strict=False):
@@ -238,8 +240,8 @@ def sound_stripes(
 
 
 def outranking(answers: Iterable[BookieCode]) -> BookieCode:
-    """The one answer that sums up why an entry cannot be read. "Unknown" outranks "no", so that an
-    entry that may exist is never reported as absent."""
+    """Return the answer that best says why an entry cannot be read. "Unknown" outranks "no", so
+    that an entry that may exist is never reported as absent."""
     answers = list(answers)
     unknown = [code for code in answers if code not in NEGATIVE]
     return (unknown or answers or [BookieCode.CONNECTION_LOST])[0]

@@ -1,7 +1,7 @@
 """The services that a reader of ledgers needs from its process.
 
-A broker gives the reader all its services (`Services`). A process without a metadata store gives it
-less: records that never answer, and a fixed list of bookies.
+A broker gives the reader all its services (`Services`). A process without a metadata store gives
+the reader less: records that never answer, and a fixed list of bookies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Records(Protocol):
     """The metadata of ledgers."""
 
     async def get(self, ledger: LedgerId) -> LedgerMetadata | None:
-        """None: there is no such ledger now. Raises MetadataError."""
+        """Return the ledger's metadata. None: there is no such ledger now. Raises MetadataError."""
 
 
 class Bookies(Protocol):
@@ -37,7 +37,8 @@ class Peers(Protocol):
     """The connections to bookies."""
 
     def peer(self, member: Member) -> BookiePeer:
-        """Raises BookieUnavailable if the bookie is not known."""
+        """Return the connection to the member. Raises BookieUnavailable if the bookie is not
+        known."""
 
 
 class ReadServices(Protocol):

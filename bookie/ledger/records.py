@@ -53,7 +53,8 @@ class LedgerRecords:
         self._timeout_s = timeout_s
 
     async def get(self, ledger: LedgerId) -> LedgerMetadata | None:
-        """None: there is no such ledger now. A read that may be stale is repeated after a sync."""
+        """Return the ledger's metadata. None: there is no such ledger now. If the first read finds
+        none, it may be stale: the call syncs and reads again."""
         path = paths.ledger(ledger)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -117,7 +118,7 @@ class LedgerRecords:
             except LedgerFenced:
                 if fresh or not wanted():
                     raise
-                # a lagging ZooKeeper follower may show our own past
+                # a lagging ZooKeeper follower may show the state before our own change
                 fresh = await self._sync(known.ledger)
             except OutcomeUnknown:
                 unknown = True
@@ -130,8 +131,9 @@ class LedgerRecords:
                     raise OutcomeUnknown(paths.ledger(known.ledger)) from None
 
     async def claim(self, ledger: LedgerId) -> LedgerMetadata:
-        """For a recoverer: from now on the writer can change neither the ensemble nor the end.
-        Returns the stored metadata: IN_RECOVERY, or CLOSED already. Raises LedgerNotFound."""
+        """Claim the ledger for a recoverer: from now on the writer can change neither the ensemble
+        nor the end. Returns the stored metadata: IN_RECOVERY, or CLOSED already. Raises
+        LedgerNotFound."""
 
         def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
             if stored is None:
@@ -148,8 +150,8 @@ class LedgerRecords:
         return self._there(await self._update(ledger, change), ledger)
 
     async def close(self, known: LedgerMetadata, last: int, length: int) -> LedgerMetadata:
-        """For the writer. Raises LedgerFenced unless the ledger is, or becomes, closed at exactly
-        this end."""
+        """Close the ledger, for its writer. Raises LedgerFenced unless the ledger is, or becomes,
+        closed at exactly this end."""
 
         def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
             if stored is None:
@@ -167,9 +169,9 @@ class LedgerRecords:
     async def close_recovered(
         self, ledger: LedgerId, merge: Callable[[LedgerMetadata], LedgerMetadata]
     ) -> LedgerMetadata:
-        """For a recoverer: `merge` the result into the stored metadata, which must be IN_RECOVERY.
-        Returns the metadata stored afterwards: if another recoverer closed the ledger first, its
-        end counts (R7). Raises LedgerNotFound."""
+        """Close the ledger, for a recoverer: `merge` the result into the stored metadata, which
+        must be IN_RECOVERY. Returns the metadata stored afterwards: if another recoverer closed the
+        ledger first, its end counts (R7). Raises LedgerNotFound."""
 
         def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
             if stored is None:
@@ -189,8 +191,8 @@ class LedgerRecords:
         wanted: Callable[[], bool],
     ) -> LedgerMetadata | None:
         """For a repair: `new` takes the seat of `old` in the sealed segment that begins at `first`.
-        It has every entry that `old` should have there. None: nothing was changed, because the
-        ledger, the segment or the old member is gone, `new` sits there already, or `wanted()`
+        `new` must hold every entry that `old` should have there. None: nothing was changed, because
+        the ledger, the segment or the old member is gone, `new` sits there already, or `wanted()`
         became false."""
 
         def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
@@ -256,7 +258,7 @@ class LedgerRecords:
         await self._update(ledger, lambda _: DELETE)
 
     async def _sync(self, ledger: LedgerId) -> bool:
-        """Whether later reads show the present state or a newer one."""
+        """Sync. Return whether later reads show the present state or a newer one."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._store.sync(paths.ledger(ledger))

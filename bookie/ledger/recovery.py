@@ -6,9 +6,9 @@ No I/O, no clock, no tasks: feed events in, and carry out the returned actions i
 Theory. The metadata says IN_RECOVERY already, so the former writer can change neither the ensemble
 nor the end. The last ensemble stored at that moment is frozen, and the recovery asks its seats.
 
-(1) *Fence* it, until no Qa members of any write set can be unfenced. From then on no other writer
-can confirm an entry. The answers name the highest entry known to be confirmed. All entries before
-the last segment were confirmed too.
+(1) *Fence* the frozen ensemble, until fewer than Qa members of every write set can be unfenced.
+From then on no other writer can confirm an entry. The answers name the highest entry known to be
+confirmed. All entries before the last segment were confirmed too.
 
 (2) *Read* from the next entry on; each read also fences. One valid copy is enough: the entry is
 written back to a whole write set, and counts once Qa members hold it. If so many members answer
@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 READ_AHEAD_ENTRIES: Final = 2_048
-"""How far beyond the last conclusion a seat is read. A writer leaves at most its entries in flight:
-16 MiB, which are 16,000 entries of 1 KB or eight rounds."""
+"""Entries beyond the last conclusion that are read from a seat. A writer leaves at most its entries
+in flight: 16 MiB, which are 16,000 entries of 1 KB or eight rounds."""
 
 WRITE_BACK_BYTES_MAX: Final = 16 << 20
 """Bytes in flight to bookies; at the limit nothing more is read. After a broker's crash the
@@ -76,7 +76,7 @@ recoveries of its topics run concurrently; a hundred of them would still fit int
 
 FOUND_BYTES_MAX: Final = 16 << 20
 """Bytes found beyond an entry that no seat has provided yet. In a striped ledger some seats
-continue while others of its write set are asked. At the limit only that entry is read."""
+continue while the other seats of that entry are asked. At the limit only that entry is read."""
 
 _FENCED: Final = NEGATIVE | {BookieCode.OK}
 
@@ -109,7 +109,7 @@ class ReadLength:
 @dataclass(frozen=True, slots=True)
 class Close:
     """Record the end: last entry (-1: empty), payload bytes of all entries, and the `segments` from
-    the frozen last one on."""
+    the frozen last segment on."""
 
     last: int
     length: int
@@ -141,7 +141,7 @@ class _SeatReads:
 
     due: int  # the first entry without an answer
     asked: int | None = None  # first entry of the running read; None: none is running
-    refused: int = -1  # the last entry that it did not provide
+    refused: int = -1  # the last entry that the seat did not provide
 
 
 class LedgerRecovery:
@@ -153,7 +153,7 @@ class LedgerRecovery:
         self.metadata = metadata
         self.quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self.asked = metadata.last_segment.members  # frozen: the members to fence and read
-        self.start = metadata.last_segment.first_entry - 1  # known to be confirmed
+        self.start = metadata.last_segment.first_entry - 1  # the last entry known as confirmed
         self.next = self.start + 1  # the first entry without a conclusion
         self.end: int | None = None  # None: not decided yet
         self.fenced: Seats = 0
@@ -179,8 +179,8 @@ class LedgerRecovery:
     def on_fence_answer(
         self, seat: int, code: BookieCode, confirmed: int, now: float
     ) -> list[Action]:
-        """`confirmed` counts if the code is OK. Any code except OK and the two negatives is
-        unknown, and does not count as fenced."""
+        """Take the answer to a Fence. `confirmed` counts only if the code is OK. Any code except OK
+        and the two negatives is unknown, and does not count as fenced."""
         if self.state is not RecoveryState.FENCING:
             return []
         self._fence_answers |= 1 << seat
@@ -248,12 +248,12 @@ class LedgerRecovery:
 
     @property
     def ensemble(self) -> tuple[Member, ...]:
-        """The members that entries are written back to."""
+        """The members to which entries are written back."""
         return self.asked if self._writer is None else self._writer.ensemble
 
     @property
     def failed(self) -> Seats:
-        """The seats of `ensemble` that are not written to."""
+        """The seats of `ensemble` to which nothing is written any more."""
         return 0 if self._writer is None else self._writer.failed
 
     @property
@@ -268,18 +268,18 @@ class LedgerRecovery:
 
     @property
     def owed(self) -> dict[Member, list[int]]:
-        """The written-back entries that members may still store."""
+        """The written-back entries that members may still store, keyed by member."""
         owed = {} if self._writer is None else self._writer.owed
         return {self.ensemble[seat]: entries for seat, entries in owed.items()}
 
     def parts(self, entry: int) -> tuple[bytes, bytes] | None:
-        """The bytes to send for SendAdd. None: released."""
+        """Return the bytes to send for SendAdd. None: the entry was released."""
         return None if self._writer is None else self._writer.parts(entry)
 
     def close_metadata(self, stored: LedgerMetadata, close: Close) -> LedgerMetadata:
-        """The metadata to store instead of `stored`, which is still IN_RECOVERY. Sealed segments
-        are taken from it, because a repair may have moved their replicas. From the last segment on
-        the private ones are taken."""
+        """Return the metadata to store instead of `stored`, which is still IN_RECOVERY. Its sealed
+        segments are kept, because a repair may have moved their replicas. The private segments
+        replace its last segment."""
         assert stored.state is LedgerState.IN_RECOVERY
         assert stored.last_segment == self.metadata.last_segment, "the last segment was changed"
         return replace(
@@ -354,8 +354,8 @@ class LedgerRecovery:
             self._trouble[self.asked[seat]] = code
 
     def _verify(self, entry: int, answer: ReadAnswer) -> tuple[BookieCode, int]:
-        """The answer's code, or CORRUPT for anything except a sound envelope of exactly this entry;
-        and the envelope's length."""
+        """Return the answer's code and the envelope's length. An OK without a sound envelope of
+        exactly this entry becomes CORRUPT."""
         if answer.entry == entry and answer.code is not BookieCode.OK:
             return answer.code, 0
         try:
@@ -367,7 +367,8 @@ class LedgerRecovery:
         return BookieCode.OK, envelope.length
 
     def _go_on(self, now: float, actions: Sequence[WriterAction] = ()) -> list[Action]:
-        """Everything that follows from the present state, after the writer returned `actions`."""
+        """Return all actions that follow from the present state, after the writer returned
+        `actions`."""
         if not self._is_reading():
             return []
         assert self._writer is not None
@@ -429,7 +430,7 @@ class LedgerRecovery:
         return [SendAdd(entry, seat) for seat in targets]
 
     def _ask(self) -> list[Action]:
-        """A read for each idle seat that may know more entries."""
+        """Return a read for each idle seat that may know more entries."""
         assert self._writer is not None
         asks: list[Action] = []
         if self.end is not None or not self._is_reading():

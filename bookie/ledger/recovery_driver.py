@@ -41,12 +41,12 @@ TICK_S: Final = 0.25
 
 
 async def recover_ledger(ledger: LedgerId, services: Services) -> LedgerMetadata:
-    """Fence, recover and close. Returns the metadata, CLOSED; at once if the ledger is closed
-    already.
+    """Fence, recover and close the ledger. Returns the metadata, CLOSED; at once if the ledger is
+    closed already.
 
     May run several times, also concurrently in different processes; all get the same end. Raises
-    LedgerNotFound; raises RecoveryIncomplete and the errors of the metadata store, after which the
-    caller may try again.
+    LedgerNotFound, RecoveryIncomplete and the errors of the metadata store. After an error other
+    than LedgerNotFound the caller may try again.
     """
     metadata = await services.records.claim(ledger)
     if metadata.state is LedgerState.CLOSED:
@@ -123,7 +123,7 @@ class _Recoverer:
                 )
 
     def unsent(self) -> list[Missed]:
-        """The entries to write back to members that were unreachable until the end. An ack quorum
+        """Return the entries that were not sent to members that stayed unreachable. An ack quorum
         has these entries."""
         return [Missed(each.member, part[0], part[-1]) for each, part in self._held.items()]
 

@@ -24,7 +24,7 @@ ADD_VERDICTS: Final[Mapping[BookieCode, AddVerdict]] = MappingProxyType(
         BookieCode.UNAUTHORIZED: AddVerdict.LEDGER_LOST,
         BookieCode.CONFLICT: AddVerdict.LEDGER_LOST,  # another writer used our entry id
         BookieCode.DELETED: AddVerdict.LEDGER_LOST,
-        # a bookie asks the metadata store before it says so
+        # a bookie asks the metadata store before it gives this answer
         BookieCode.NO_SUCH_LEDGER: AddVerdict.LEDGER_LOST,
         BookieCode.BAD_REQUEST: AddVerdict.LEDGER_REFUSED,
         BookieCode.TOO_LARGE: AddVerdict.LEDGER_REFUSED,

@@ -1,28 +1,28 @@
-"""Appends to one ledger, as arithmetic: whom to send to, what is durable, whom to replace.
+"""LedgerWriter: decides which bookies get an entry, what is durable, and which bookies to replace.
 
 No I/O, no clock, no tasks: feed events in, and carry out the returned actions in order. Recovery
 uses the same machine for its write-backs.
 
 Theory. Each seat of the ensemble gets each entry whose write set includes it. A pending entry knows
-the seats that *acked* it and those still *awaited*. It is confirmed, strictly in order, when enough
-seats acked it. It is released when no seat is awaited any more. A seat that answers with an error,
-or too late, is *failed*: it is not awaited and not sent to, and the writer asks for a spare
-(`FindSpares`).
+the seats that *acked* it and the seats that are still *awaited*. It is confirmed, strictly in
+order, when enough seats acked it. It is released when no seat is awaited any more. A seat that
+answers with an error, or too late, is *failed*: the writer neither sends to it nor waits for it,
+and asks for a spare (`FindSpares`).
 
 When a spare is found, the new ensemble is recorded in the metadata store (`RecordEnsemble`). Until
-that is decided nothing is confirmed. The recorded segment begins directly after the last confirmed
-entry. If the old members confirmed an entry during the change, readers would look for it on the new
-members.
+the outcome is known, nothing is confirmed: the recorded segment begins directly after the last
+confirmed entry. If the old members confirmed an entry during the change, readers would look for the
+entry on the new members.
 
 Without a spare the ledger continues without the failed seats, as long as enough others answer. A
 seat returns when it can be written to again. An idle ledger does not look for spares: a broker has
 thousands of idle ledgers, and most failed members return soon. `change_delay_s` delays a change for
 active ledgers too. The seat of a lost stream is then kept for its member for that time, unless
-nothing can be confirmed without it.
+nothing can be confirmed without the seat.
 
-A member may lack entries that were confirmed without it while it stays listed for them. The ledger
-reports them (`Missed`) when the seat returns, when it is given to another member, or when the
-ledger ends. A replicator repairs them.
+A member stays listed for entries that were confirmed without it, and may lack them. The writer
+reports these entries (`Missed`) when the seat returns, when another member gets the seat, or when
+the ledger ends. A replicator repairs them.
 
 Invariants (see `check`):
 
@@ -64,7 +64,7 @@ Parts = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class SendAdd:
-    """Send the entry (`LedgerWriter.parts`) to the member that sits there now."""
+    """Send the entry (`LedgerWriter.parts`) to the member that has the seat now."""
 
     entry: int
     seat: int
@@ -98,7 +98,7 @@ class RecordEnsemble:
 @dataclass(frozen=True, slots=True)
 class Missed:
     """The member was away. It may lack some of these confirmed entries, although the metadata lists
-    it for them. For repair."""
+    it for them. A repair copies them."""
 
     member: Member
     first: int
@@ -127,7 +127,7 @@ class WriterLimits:
     add_timeout_s: float  # a bookie without an answer to an add for this long has failed
     quorum_timeout_s: float  # an entry not confirmed within this time fails the ledger
     changes_max: int  # ensemble changes of one ledger; beyond it failed seats stay (W8)
-    change_delay_s: float = 0.0  # how long the seat of a lost stream is kept for its member
+    change_delay_s: float = 0.0  # the seat of a lost stream is kept for its member so long
 
 
 @dataclass(slots=True)
@@ -174,7 +174,7 @@ class LedgerWriter:
         self._failed_since = confirmed  # the last appended entry when the first of `failed` failed
         self._wanted: Seats = 0  # seats for which spares are being sought or recorded
         self.declined: Seats = 0  # failed seats for which there was no spare
-        self._kept_since: dict[int, float | None] = {}  # keyed by seat; None: until the next tick
+        self._kept_since: dict[int, float | None] = {}  # time by seat; None: set at the next tick
         self._missed_from: dict[int, int] = {}  # keyed by failed seat: the first entry it may lack
         self._owed: dict[int, list[int]] = {}  # the value of `owed` at the end
         self._changes_in_vain = 0
@@ -185,8 +185,8 @@ class LedgerWriter:
     # -- events ----------------------------------------------------------------------------------
 
     def append(self, size: int, parts: Parts, now: float) -> tuple[int, ...]:
-        """Append the next entry, `appended + 1`, of `size` payload bytes. Returns the seats to send
-        it to.
+        """Append the next entry, `appended + 1`, of `size` payload bytes. Returns the seats to
+        which to send the entry.
 
         May be called while members are being replaced. The caller limits the bytes in flight.
         """
@@ -321,8 +321,8 @@ class LedgerWriter:
         return self.maybe_find()
 
     def maybe_find(self) -> list[FindSpares]:
-        """Look for spares if there is a reason to. This includes seats that failed while nothing
-        was in flight, once something is. One search or change runs at a time; later failures wait
+        """Look for spares if there is a reason to. A seat that failed while nothing was in flight
+        counts once an entry is in flight. One search or change runs at a time; later failures wait
         for its end."""
         if self.state is not WriterState.OPEN or self._wanted:
             return []
@@ -331,13 +331,13 @@ class LedgerWriter:
         if not looked_for & ~self.declined or self._changed_enough:
             return []
         if self.idle and self.appended == self._failed_since:
-            return []  # until something is appended: `on_spares`
+            return []  # a tick calls `on_spares` after the next append
         self._wanted, self.declined = looked_for, 0
         return [FindSpares(seat_numbers(self._wanted))]
 
     def on_rejoin(self, seat: int, now: float) -> list[Action]:
-        """A failed member can be written to again, and gets the unconfirmed entries. It may lack
-        for good the entries confirmed during its absence; other members hold them."""
+        """A failed member can be written to again, and gets the unconfirmed entries. Entries that
+        were confirmed during its absence are not sent again; other members hold them."""
         bit = 1 << seat
         if not self.failed & bit or not self.writing:
             return self._advance()
@@ -367,17 +367,18 @@ class LedgerWriter:
 
     @property
     def idle(self) -> bool:
-        """No entry waits for a confirmation."""
+        """True when no entry waits for a confirmation."""
         return self.confirmed == self.appended
 
     @property
     def kept(self) -> bool:
-        """Whether an entry is kept, for its confirmation or for bookies without an answer yet."""
+        """True when an entry is kept, for its confirmation or for bookies without an answer yet."""
         return bool(self._pending)
 
     @property
     def stuck(self) -> bool:
-        """Entries are pending, too few seats are left for them, and there are no spares."""
+        """True when entries are pending, too few seats are left for them, and there are no
+        spares."""
         return (
             self.state is WriterState.OPEN
             and not self._wanted
@@ -407,7 +408,7 @@ class LedgerWriter:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes appended but not confirmed."""
+        """Bytes appended but not confirmed, with the memory overhead of each entry."""
         if not self.writing:
             return 0
         entries = self.appended - self.confirmed
@@ -415,7 +416,8 @@ class LedgerWriter:
 
     @property
     def lag_bytes(self) -> int:
-        """Bytes confirmed and kept only for bookies without an answer yet (`laggards`)."""
+        """Bytes confirmed and kept only for bookies without an answer yet (`laggards`), with
+        overhead."""
         if not self._pending:
             return 0
         entries = self.confirmed - self._released
@@ -429,7 +431,7 @@ class LedgerWriter:
         return self._pending[self._released + 1].awaited
 
     def overdue(self, now: float, after_s: float) -> Seats:
-        """The seats awaited for the oldest entry for at least `after_s`."""
+        """Return the seats that have been awaited for the oldest entry for at least `after_s`."""
         oldest = self._pending.get(self._released + 1)
         if oldest is None or now - oldest.appended_at < after_s:
             return 0
@@ -438,12 +440,13 @@ class LedgerWriter:
         )
 
     def parts(self, entry: int) -> Parts | None:
-        """None: released, because all its seats have answered or failed."""
+        """Return the entry's encoded add. None: released, because all its seats answered or
+        failed."""
         add = self._pending.get(entry)
         return None if add is None else add.parts
 
     def describe(self) -> str:
-        """The state for people, with the acks of pending entries."""
+        """Return the state as text for people, with the acks of pending entries."""
         lines = [
             f"{self.state.value}: confirmed {self.confirmed}, appended {self.appended},"
             f" failed seats {list(seat_numbers(self.failed))}, {self.changes} changes"
@@ -484,7 +487,7 @@ class LedgerWriter:
 
     def _advance(self) -> list[Action]:
         """One pass of confirmations (W2: none during a change). Then release the confirmed entries
-        that no seat is awaited for."""
+        for which no seat is awaited."""
         if not self.writing:
             return []
         pending = self._pending
@@ -524,7 +527,8 @@ class LedgerWriter:
         return [*self._advance(), *self.maybe_find()]
 
     def _take_missed(self, back: Seats) -> list[Action]:
-        """These seats get all entries from now on: report what their members may lack."""
+        """Report which entries the present members of these seats may lack. From now on the seats
+        get all entries."""
         missed: list[Action] = []
         for number in seat_numbers(back & self.failed):
             first = self._missed_from.pop(number)
@@ -545,7 +549,7 @@ class LedgerWriter:
 
     @property
     def _changed_enough(self) -> bool:
-        """The limits on ensemble changes (W8)."""
+        """True when a limit on ensemble changes is reached (W8)."""
         in_vain = self.confirmed < self.segment_first
         return self.changes >= self._limits.changes_max or (
             in_vain and self._changes_in_vain >= CHANGES_IN_VAIN_MAX
@@ -558,8 +562,8 @@ class LedgerWriter:
         return [*self._send_missing(), *self._advance(), *self.maybe_find()]
 
     def _send_missing(self) -> list[Action]:
-        """Uses each entry's own state, not the last change. The entry goes to each seat of its
-        write set that neither acked it, nor is awaited, nor failed (W5)."""
+        """Send each unconfirmed entry to the seats of its write set that neither acked it, nor are
+        awaited, nor failed (W5). The entry's own state decides, not the last change."""
         sends: list[Action] = []
         for entry in range(self.confirmed + 1, self.appended + 1):
             add = self._pending[entry]
@@ -575,6 +579,6 @@ class LedgerWriter:
         self._wanted, self.declined, self._proposed = 0, 0, ()
 
     def _compute_targets(self) -> tuple[tuple[Seats, tuple[int, ...]], ...]:
-        """For each window: the seats that an entry goes to, as a set and as numbers."""
+        """Return for each window the seats that get an entry, as a set and as numbers."""
         live = (window & ~self.failed for window in self.quorum.windows)
         return tuple((mask, seat_numbers(mask)) for mask in live)

@@ -1,16 +1,17 @@
 """Auditor: finds ledgers that need repair, and writes under-replication records for them.
 
-One auditor is elected. Several at once, as during a change of leader, only write the same records
-twice.
+One auditor is elected. If several run at once, as during a change of leader, they only write the
+same records twice.
 
 The auditor has two duties. An *audit* reads the metadata of every ledger, when bookies come or go
 and once per period. It finds the ledgers with a member that is lost (`lost_bookies.py`) or
 decommissioned. It also finds the ledgers with too few copies that can get more now. A *comparison*
 goes through all ledgers in rotation, over a longer period. It asks each member of each sealed
-segment for the entries that it stores, and records those missing from its stripes. This includes
-entries in the middle of a segment, where a confirmed entry may have only an ack quorum of copies.
-Only a definite "not there" counts, so a busy or absent bookie is never suspected. The position in
-the rotation is kept in the metadata store, so that a new auditor continues there.
+segment for the entries that the member stores, and records the entries that are missing from the
+member's stripes. This includes entries in the middle of a segment, where a confirmed entry may have
+only an ack quorum of copies. Only a definite "not there" counts, so a busy or absent bookie is
+never suspected. The position in the rotation is kept in the metadata store, so that a new auditor
+continues there.
 
 Both duties stop while an operator has paused repair (pause.py). The auditor keeps nothing in memory
 per ledger.
@@ -84,7 +85,7 @@ class Findings:
 
 
 class Auditor:
-    """`run` must be running, and so must the `Ledgers` that `services` belongs to."""
+    """`run` must be running, and so must the `Ledgers` to which `services` belongs."""
 
     def __init__(
         self,
@@ -105,9 +106,8 @@ class Auditor:
         self._clock = clock
         self._lost_bookies = self._new_lost_bookies()
         self._known: dict[BookieId, str] = {}  # bookie -> incarnation, from the cookies
-        self._unknown_members: set[Member] = (
-            set()
-        )  # unknown members already looked up in this audit
+        # the unknown members that were already looked up in this audit
+        self._unknown_members: set[Member] = set()
         self._scan_pace = Pace(config.scan_ledgers_per_s)
         self._on_duty = asyncio.Event()  # elected, and repair is not paused
         self._off_duty = asyncio.Event()
@@ -124,12 +124,12 @@ class Auditor:
 
     @property
     def paused(self) -> bool:
-        """Whether an operator has paused repair, or whether that is unknown yet."""
+        """True when an operator has paused repair, or when the pause record was not read yet."""
         return self._pause.paused
 
     @property
     def held(self) -> bool:
-        """Whether too many bookies are missing at once, so that none is declared lost."""
+        """True when too many bookies are missing at once, so that none is declared lost."""
         return self.is_leader and self._lost_bookies.held
 
     async def run(self) -> None:
@@ -195,7 +195,7 @@ class Auditor:
                 end()
 
     def _subject(self) -> object:
-        """The facts besides the ledgers that an audit's findings depend on."""
+        """Return the facts, besides the ledgers, on which an audit's findings depend."""
         directory = self._services.directory
         enough = len(directory.writable) >= self._services.config.write_quorum
         any_listed = len(directory.listed) > 0
@@ -231,7 +231,8 @@ class Auditor:
             log.error("too many bookies missing at once, none declared lost", missing=missing_now)
 
     async def _audit(self) -> None:
-        """Read every ledger once. Raises MetadataError; then the audit is incomplete."""
+        """Read every ledger once, and record the ledgers that need repair. Raises MetadataError;
+        the audit is then incomplete."""
         if not self._services.directory.listed:
             return  # no bookie to copy from or to: the cause is not a lost disk
         findings, ledgers, unreadable = self.findings, 0, 0
@@ -288,7 +289,8 @@ class Auditor:
                 await asyncio.sleep(RETRY_S)
 
     async def _round(self) -> None:
-        """One round, from the stored position to the end. Raises MetadataError."""
+        """Compare the copies of all ledgers, from the stored position to the end. Raises
+        MetadataError."""
         loop = asyncio.get_running_loop()
         stored = await self._store.get(paths.CHECKED)
         if stored is None:
@@ -337,7 +339,8 @@ class Auditor:
             return CheckProgress(self._clock.now_ms())
 
     async def _save(self, progress: CheckProgress, version: int) -> int:
-        """Raises BadVersion when another auditor stored its position: that position counts."""
+        """Store the position in the rotation. Returns the new version. Raises BadVersion when
+        another auditor stored its position: that position counts."""
         value = encode_check_progress(progress)
         return await self._store.put(paths.CHECKED, value, expected=version)
 
@@ -358,9 +361,9 @@ class Auditor:
     async def _lacking(
         self, metadata: LedgerMetadata, seat: int, member: Member, first: int, last: int
     ) -> list[BadCopy]:
-        """The entries striped to `member`'s seat that it certainly lacks. An unanswered question
-        does not count. A range may cover entries between two missing runs that the member should
-        not have."""
+        """Return the entries striped to `member`'s seat that it certainly lacks. An unanswered
+        question does not count. A range may cover entries between two missing runs that the member
+        should not have."""
         bad: list[BadCopy] = []
         quorum = quorum_of(metadata)
         at = first

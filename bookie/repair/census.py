@@ -24,12 +24,12 @@ READS_AT_ONCE: Final = 32
 """Concurrent reads, which share one round trip to the store."""
 
 Found = tuple["LedgerId", "LedgerMetadata | None"]
-"""None: its metadata cannot be read. Deleted ledgers are left out."""
+"""A ledger and its metadata; None: the metadata cannot be read. Deleted ledgers are left out."""
 
 
 async def all_ledgers(store: MetadataStore, pace: Pace) -> AsyncIterator[Sequence[Found]]:
-    """All ledgers in batches, ascending. `pace` counts ledgers. Raises the errors of the metadata
-    store."""
+    """Yield all ledgers in batches, ascending. `pace` counts ledgers. Raises the errors of the
+    metadata store."""
     loop = asyncio.get_running_loop()
     batch: list[LedgerId] = []
     async for ledger in ledger_ids(store, paths.LEDGERS):
@@ -43,7 +43,7 @@ async def all_ledgers(store: MetadataStore, pace: Pace) -> AsyncIterator[Sequenc
 
 
 async def read_ledgers(store: MetadataStore, ledgers: Iterable[LedgerId]) -> Sequence[Found]:
-    """Reads all of `ledgers` concurrently, so pass only a few. Raises the errors of the metadata
+    """Read all of `ledgers` concurrently, so pass only a few. Raises the errors of the metadata
     store."""
     found: list[Found] = []
     failures: list[MetadataError] = []

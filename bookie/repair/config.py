@@ -9,18 +9,19 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairConfig:
-    """Raises ValueError, which names the field."""
+    """An invalid value raises a ValueError that names the field."""
 
-    # Longer than a restart, an upgrade or a reboot; copying a disk takes hours.
+    # Delay before a missing bookie is declared lost. It is longer than a restart, an upgrade or a
+    # reboot, because copying a disk takes hours.
     lost_bookie_delay_s: float = 600.0
     # When more bookies are missing at once, the network or the metadata store is a likelier cause
-    # than broken disks. An ack quorum of two survives the loss of one.
+    # than broken disks. An ack quorum of two survives the loss of one bookie.
     lost_at_once_max: int = 1
     # Period of audits, besides those after a change of the bookies.
     audit_period_s: float = 3600.0
     # Period in which every closed ledger's copies are compared with the expected ones.
     check_period_s: float = 7 * 86400.0
-    # The rate of the metadata store: a million ledgers take about a quarter of an hour.
+    # The rate of reads from the metadata store: a million ledgers take about a quarter of an hour.
     scan_ledgers_per_s: int = 1000
     # The rate of one process: a bookie's disk of 1 TB is copied in two hours, and half of a 2
     # Gbit/s link stays free.

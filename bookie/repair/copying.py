@@ -1,9 +1,9 @@
 """Copies entries of sealed segments to one bookie.
 
-Each entry is read from any other replica with a sound copy, and sent on byte for byte, so that all
-copies of an entry stay equal. A bookie accepts an add with the COPY flag even if the ledger is
-fenced, and the add fences nothing. The next piece is read while one is sent and stored. The bytes
-in flight and the rate are limited.
+The process reads each entry from any other replica with a sound copy, and sends it on byte for
+byte, so that all copies of an entry stay equal. A bookie accepts an add with the COPY flag even if
+the ledger is fenced, and the add fences nothing. The next piece is read while the previous one is
+sent and stored. The bytes in flight and the rate are limited.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ READ_BYTES_MAX: Final = 2 << 20
 """Bytes of one read: a sixtieth of a second at the full rate."""
 
 UNANSWERED_BYTES_MAX: Final = 1 << 20
-"""Bytes of one ledger in flight to the bookie. A disk that syncs in 5 ms stores 200 MB/s of them.
-More would only delay the appends of writers (measured: with 8 MiB their median latency rises from
-4 to 50 ms, with this limit to 9)."""
+"""Bytes of one ledger in flight to the bookie. With this limit, a disk that syncs in 5 ms stores
+200 MB/s. More bytes would only delay the appends of writers (measured: with 8 MiB their median
+latency rises from 4 to 50 ms, with this limit to 9)."""
 
 
 async def copy_entries(
@@ -100,7 +100,7 @@ class _ReadAhead:
         self._reading = self._begin(first)
 
     async def next(self) -> list[LedgerEntry] | None:
-        """The next piece. None: all entries were read. Raises EntryUnreadable."""
+        """Return the next piece. None: all entries were read. Raises EntryUnreadable."""
         if self._reading is None:
             return None
         found = await self._reading
@@ -129,7 +129,7 @@ class _Sending:
         stream.attach(ledger, self)
 
     def put(self, entry: int, head: bytes, envelope: bytes) -> None:
-        """Raises CopyFailed."""
+        """Send an add. Raises CopyFailed."""
         if self._stream.put is None:
             self._fail(BookieCode.CONNECTION_LOST)
         if self._failure is not None:
@@ -144,7 +144,7 @@ class _Sending:
         await self._wait(UNANSWERED_BYTES_MAX)
 
     async def wait_stored(self) -> None:
-        """Wait until the bookie has everything on disk. Raises CopyFailed."""
+        """Wait until the bookie has all sent entries on disk. Raises CopyFailed."""
         await self._wait(1)
 
     def end(self) -> None:

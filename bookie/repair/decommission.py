@@ -48,15 +48,15 @@ CHANGE_S: Final = 10.0
 
 
 class Stage(Enum):
-    MOVING = auto()  # it still holds ledgers
-    SERVING = auto()  # it holds nothing but still runs: the operator must stop it
+    MOVING = auto()  # the bookie still holds ledgers
+    SERVING = auto()  # the bookie holds nothing but still runs: the operator must stop it
     REMOVED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     stage: Stage
-    blockers: Mapping[int, str]  # the ledgers that it still holds, with the reasons
+    blockers: Mapping[int, str]  # the ledgers that the bookie still holds, with the reasons
 
 
 async def drain(
@@ -79,8 +79,8 @@ async def drain(
 
 
 async def undrain(store: MetadataStore, bookie: BookieId) -> None:
-    """Let the bookie get new ledgers again. Ledgers that were moved away do not return. Raises as
-    `drain`."""
+    """Let the bookie get new ledgers again. Ledgers that were moved away do not return. Raises the
+    errors of `drain`."""
     await _check_known(store, bookie)
     await update(store, paths.bookie_draining(bookie), lambda _: DELETE, deadline=_deadline())
 
@@ -134,7 +134,7 @@ class _Leaving:
             await asyncio.sleep(LOOK_S)
 
     async def _leave(self) -> bool:
-        """False: the bookie still runs."""
+        """Move all ledgers, then remove the bookie. False: it still runs, or was started again."""
         cookie = await self._cookie()
         await self._move_all()
         if await self._serves():
@@ -157,7 +157,8 @@ class _Leaving:
         return None if stored is None else stored.value
 
     async def _remove_cookie(self, seen: bytes | None) -> bool:
-        """False: the bookie was started since then. Each start writes to the cookie first."""
+        """Remove the cookie if its value is still `seen`. False: the bookie was started since then:
+        each start writes to the cookie first."""
         path = paths.bookie_cookie(self._bookie)
 
         def change(value: bytes | None) -> Verdict:
@@ -166,7 +167,7 @@ class _Leaving:
         return await update(self._store, path, change, deadline=_deadline()) is None
 
     async def _move_all(self) -> None:
-        """Repeat until no ledger names the bookie."""
+        """Record the bookie's ledgers for repair, until no ledger names the bookie."""
         while True:
             found: dict[int, str] = {}
             async for batch in all_ledgers(self._store, Pace(SCAN_LEDGERS_PER_S)):

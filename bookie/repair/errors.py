@@ -37,8 +37,8 @@ class CopyFailed(RepairError):
 
 
 class StillWritten(RepairError):
-    """A bookie of the segment being written is lost. Its writer should replace it, and gets time to
-    do so."""
+    """A bookie of the segment being written is lost. The ledger's writer should replace the bookie,
+    and gets time to do so."""
 
     def __init__(self, ledger: int, members: str) -> None:
         super().__init__(f"ledger {ledger} is open and waits for its writer: lost {members}")

@@ -11,7 +11,7 @@ Invariants (see `check`):
 
 1. A listed member is neither absent nor given up.
 2. While too many are missing at once, no further member is given up. Afterwards the full delay
-   passes again before one is.
+   passes again before a member is given up.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class LostBookies:
         return frozenset(self._awaited)
 
     def timer_at(self) -> float | None:
-        """When to call `on_bookies` again without a change. None: not needed."""
+        """Return the time at which to call `on_bookies` again without a change. None: not
+        needed."""
         if self.held:
             return None
         return min(

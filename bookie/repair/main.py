@@ -1,6 +1,7 @@
 """The autorecovery process: an auditor that stands for election, and a replicator.
 
-The process stores nothing locally and may be killed at any time. Any number of them share the work.
+The process stores nothing locally and may be killed at any time. Any number of such processes share
+the work.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ async def serve_autorecovery(
     random: random.Random,
     on_ready: Callable[[int], None],
 ) -> None:
-    """Like `run_autorecovery`, with an open metadata store. `on_ready` is called with the HTTP port
-    once the bookies are known; the caller closes the store, which ends the election."""
+    """Repair like `run_autorecovery`, with an open metadata store. Calls `on_ready` with the HTTP
+    port once the bookies are known. The caller closes the store, which ends the election."""
     registry = CollectorRegistry()
     name = f"{config.id} {random.getrandbits(128):032x}"
     async with AsyncExitStack() as stack:
@@ -108,7 +109,8 @@ async def serve_autorecovery(
             tasks += [
                 group.create_task(serve_http(app, listener)),
                 group.create_task(measure_process(registry)),
-                group.create_task(collect_when_due(lambda: 0)),  # its cycles are short-lived
+                # 0: young collections free the cycles of this process
+                group.create_task(collect_when_due(lambda: 0)),
                 group.create_task(supervise("auditor", auditor.run, backoff=backoff)),
                 group.create_task(supervise("replicator", replicator.run, backoff=backoff)),
                 group.create_task(report_bad_copies(ledgers.bad_copies, under_replication)),

@@ -13,7 +13,7 @@ class Pace:
         self._free_at = 0.0
 
     def delay_s(self, amount: float, now: float) -> float:
-        """Take `amount`; returns how long to wait before using it."""
+        """Take `amount`. Returns the seconds to wait before it may be used."""
         begin = max(self._free_at, now)
         self._free_at = begin + amount / self._per_s
         return begin - now

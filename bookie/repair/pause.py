@@ -1,9 +1,9 @@
 """Pauses repair of a whole cluster, for maintenance: a record in the metadata store.
 
 While repair is paused no bookie is declared lost, no ledgers are compared, and no copy is begun;
-running copies are finished. Under-replication records are still written, and acted on afterwards.
-Damaged entries are still read from their other copies. A pause itself loses no data, but copies
-lost during it are not restored.
+running copies are finished. Under-replication records are still written; replicators act on them
+after the pause. Readers still read a damaged entry from its other copies. A pause itself loses no
+data, but copies that are lost during the pause are restored only after it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def resume(store: MetadataStore) -> None:
 
 
 async def paused(store: MetadataStore) -> RepairPause | None:
-    """None: repair is not paused. Raises the errors of `pause`."""
+    """Return the pause. None: repair is not paused. Raises the errors of `pause`."""
     await read_cluster(store)
     stored = await store.get(paths.REPAIR_PAUSED)
     return None if stored is None else decode_repair_pause(stored.value)

@@ -64,8 +64,8 @@ def plan_repair(
     *,
     copies_wanted: int,
 ) -> RepairPlan:
-    """`gone`: the members to replace. Moves come first, because the loss of another bookie could
-    make them impossible."""
+    """Plan the repair of one ledger. `gone`: the members to replace. Moves come first, because the
+    loss of another bookie could make them impossible."""
     moves = [
         Move(first, last, seat, member)
         for first, last, segment in sealed(metadata)
@@ -95,7 +95,7 @@ def plan_repair(
 
 
 def is_narrow(metadata: LedgerMetadata, copies_wanted: int) -> bool:
-    """Whether the ledger was created with too few bookies, and can get more copies now."""
+    """Return whether the ledger was created with too few bookies, and can get more copies now."""
     return (
         metadata.under_replicated
         and metadata.state is LedgerState.CLOSED
@@ -105,7 +105,7 @@ def is_narrow(metadata: LedgerMetadata, copies_wanted: int) -> bool:
 
 
 def sealed(metadata: LedgerMetadata) -> Iterator[tuple[int, int, Segment]]:
-    """The sealed segments: first entry, last entry (first - 1 if empty), and the segment."""
+    """Yield the sealed segments: first entry, last entry (first - 1 if empty), and the segment."""
     starts = [segment.first_entry for segment in metadata.segments]
     for segment, following in zip(metadata.segments, starts[1:], strict=False):
         yield segment.first_entry, following - 1, segment
@@ -115,7 +115,7 @@ def sealed(metadata: LedgerMetadata) -> Iterator[tuple[int, int, Segment]]:
 
 
 def striped(metadata: LedgerMetadata, seat: int, first: int, last: int) -> Iterator[range]:
-    """The runs of entries among first..last that `seat` holds, ascending."""
+    """Yield the runs of entries among first..last that `seat` holds, ascending."""
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
     at = first
     while at <= last:
@@ -127,7 +127,8 @@ def striped(metadata: LedgerMetadata, seat: int, first: int, last: int) -> Itera
 
 
 def missing(expected: Iterator[range], held: list[range]) -> list[range]:
-    """The expected entries that are not held. Both arguments are ascending, without overlaps."""
+    """Return the expected entries that are not held. Both arguments are ascending, without
+    overlaps."""
     found: list[range] = []
     at = 0
     for run in expected:

@@ -1,14 +1,14 @@
 """Replicator: repairs ledgers with under-replication records, each under its lock, several at once.
 
 For each lost member of a sealed segment, placement chooses another bookie. The replicator copies
-the entries of the seat to this bookie, durably. Only then does the metadata name the new bookie
-(`replace_member`, if the lost member still has the seat). The reads never disturb the ledger's
-writer. The lost member may be alive, or another replicator may repair the same ledger. The worst
-result is an extra copy, which its bookie deletes later.
+the entries of the seat to this bookie, durably. After that, the replicator names the new bookie in
+the metadata (`replace_member`, if the lost member still has the seat). The reads never disturb the
+ledger's writer. The lost member may be alive, or another replicator may repair the same ledger: the
+worst result is an extra copy, which its bookie deletes later.
 
 A ledger whose last segment is being written belongs to its writer, and a running writer replaces a
-lost bookie itself. If nothing happens for a long time and a spare bookie exists, the replicator
-recovers the ledger: it fences and closes it.
+lost bookie itself. If the writer has not done so after `open_grace_s`, and a spare bookie exists,
+the replicator recovers the ledger: it fences and closes it.
 
 A ledger that was created with too few bookies is widened after its close. Each of its bookies
 holds all entries. One more bookie with all entries changes nothing for readers, even with old
@@ -59,8 +59,8 @@ log = get_logger(__name__)
 # costs one request.
 POLL_S: Final = 5.0
 SAMPLE_MAX: Final = 10_000
-"""A random sample of the ledgers with a record, so that replicators seldom choose the same ledger.
-"""
+"""Size of the random sample of ledgers with a record. It is random so that replicators seldom
+choose the same ledger."""
 
 TROUBLES_MAX: Final = 100_000
 """Ledgers whose retry time, or whose wait for their writer, is remembered: 20 MB. At the limit the
@@ -103,7 +103,7 @@ class _Tail:
 
 
 class Replicator:
-    """`run` must be running, and so must the `Ledgers` that `services` and `recover` belong to."""
+    """`run` must be running, and so must the `Ledgers` of `services` and `recover`."""
 
     def __init__(
         self,
@@ -161,8 +161,8 @@ class Replicator:
                 end()
 
     async def _due(self) -> Sequence[LedgerId]:
-        """Ledgers with a record, in random order, except those that must wait. None while repair is
-        paused."""
+        """Return ledgers with a record, in random order, except those that must wait. The result is
+        empty while repair is paused."""
         sample: list[LedgerId] = []
         count = 0
         gone = {*self._troubles, *self._tails}  # ledgers whose records are not found below
@@ -230,7 +230,7 @@ class Replicator:
         if metadata is not None and not failed and plan.unwritable:
             why_not = await self._maybe_recover(metadata, plan)
             if why_not is None:
-                self._wake.set()  # it is closed now; the next pass does the rest
+                self._wake.set()  # the ledger is closed now; the next pass does the rest
                 return
             await self._note(record, why_not)
             self._put_off(ledger, WRITTEN_RECHECK_S)
@@ -244,7 +244,8 @@ class Replicator:
             self._forget(ledger)
 
     def _plan(self, metadata: LedgerMetadata, faults: UnderReplication) -> RepairPlan:
-        """A member that is recorded as lost but is listed again is not replaced."""
+        """Plan the repair. A member that is recorded as lost but is listed again is not
+        replaced."""
         directory = self._services.directory
         leaving = directory.decommissioned
         gone = frozenset(
@@ -273,7 +274,8 @@ class Replicator:
                 assert_never(step)
 
     async def _move(self, move: Move, metadata: LedgerMetadata, locked: Callable[[], bool]) -> None:
-        """Raises NoTarget, CopyFailed, EntryUnreadable, Overtaken, or the errors of the metadata
+        """Copy the entries of a lost member's seat to another bookie, and give this bookie the
+        seat. Raises NoTarget, CopyFailed, EntryUnreadable, Overtaken, or the errors of the metadata
         store."""
         quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         segment = next(part for part in metadata.segments if part.first_entry == move.first)
@@ -296,7 +298,7 @@ class Replicator:
         )
 
     async def _widen(self, metadata: LedgerMetadata, locked: Callable[[], bool]) -> None:
-        """Raises the errors of `_move`."""
+        """Add a bookie with all entries to each segment. Raises the errors of `_move`."""
         copies = metadata.write_quorum + 1
         quorum = Quorum(copies, copies, metadata.ack_quorum)
         added = []
@@ -317,7 +319,7 @@ class Replicator:
     async def _target(
         self, ledger: LedgerId, quorum: Quorum, segment: Segment, seat: int
     ) -> Member:
-        """The bookie to take the seat. Raises NoTarget."""
+        """Choose the bookie that takes the seat. Raises NoTarget."""
         seated = list(segment.members)
         seated += [_PLACEHOLDER] * (quorum.ensemble_size - len(seated))
         spares = await self._services.ensembles.spares(quorum, seated, [seat])
@@ -337,7 +339,8 @@ class Replicator:
     async def _maybe_recover(
         self, metadata: LedgerMetadata, plan: RepairPlan
     ) -> RepairError | LedgerError | None:
-        """None: the ledger was recovered and is closed. Otherwise the reason of the failure."""
+        """Recover the ledger if its writer has had enough time. None: the ledger was recovered and
+        is closed. Otherwise returns the reason."""
         ledger, tail = metadata.ledger, metadata.last_segment
         listed = self._services.directory.listed
         seen = self._tails.get(ledger)

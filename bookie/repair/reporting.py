@@ -1,4 +1,4 @@
-"""Writes the bad copies that readers and scrubs noted into under-replication records."""
+"""Writes the bad copies that readers and writers noted into under-replication records."""
 
 from __future__ import annotations
 

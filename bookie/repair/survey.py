@@ -71,10 +71,10 @@ class BookieRow:
     state: BookieState
     address: str  # the address of its data port; "": not listed
     zone: str
-    disk_total_bytes: int | None  # None: it did not answer
+    disk_total_bytes: int | None  # None: the bookie did not answer
     disk_free_bytes: int | None
-    ledgers: int  # the number of ledgers whose metadata names it
-    open_ledgers: int  # those that name it in the segment that is being written
+    ledgers: int  # the number of ledgers whose metadata names the member
+    open_ledgers: int  # ledgers that name it in the segment that is being written
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +102,13 @@ class CopyRow:
     """The entries that one member of one segment should have, and those that it has."""
 
     first: int
-    last: int | None  # None: it is being written
+    last: int | None  # None: the segment is being written
     seat: int
     member: Member
     state: BookieState
-    expected: int | None  # entries; None: not known, it is being written
-    held: int | None  # None: it did not answer
-    why: str  # its error; "" when it answered
+    expected: int | None  # entries; None: unknown, the segment is being written
+    held: int | None  # None: the member did not answer
+    why: str  # the member's error; "": it answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,8 @@ class LedgerView:
 
 
 async def read_cluster(store: MetadataStore) -> Cluster:
-    """Raises NoSuchCluster and the errors of the metadata store."""
+    """Read the records of all bookies. Raises NoSuchCluster and the errors of the metadata
+    store."""
     await store.sync(paths.CLUSTER)
     if await store.get(paths.CLUSTER) is None:
         raise NoSuchCluster
@@ -136,8 +137,8 @@ async def read_cluster(store: MetadataStore) -> Cluster:
 
 
 async def survey_bookies(store: MetadataStore, open_peer: OpenPeer) -> list[BookieRow]:
-    """All bookies that have a cookie, are listed, or are named by a ledger, sorted by name; with
-    their disk usage and the number of their ledgers. Raises the errors of `read_cluster`."""
+    """Return all bookies that have a cookie, are listed, or are named by a ledger, sorted by name,
+    with their disk usage and the number of their ledgers. Raises the errors of `read_cluster`."""
     cluster = await read_cluster(store)
     ledgers: Counter[Member] = Counter()
     still_open: Counter[Member] = Counter()
@@ -172,8 +173,8 @@ async def survey_bookies(store: MetadataStore, open_peer: OpenPeer) -> list[Book
 async def survey_under_replication(
     store: MetadataStore, clock: Clock
 ) -> list[tuple[UnderReplicationRecord, bool]]:
-    """All under-replication records, with whether the ledger is being repaired now. Raises as
-    `read_cluster`."""
+    """Return all under-replication records, each with True if its ledger is being repaired now.
+    Raises the errors of `read_cluster`."""
     await read_cluster(store)
     under_replication = UnderReplicationRecords(store, clock)
     found = []
@@ -187,7 +188,7 @@ async def survey_under_replication(
 async def _record(
     under_replication: UnderReplicationRecords, ledger: LedgerId
 ) -> UnderReplicationRecord | None:
-    """The ledger's record. For an unreadable record, one that says so."""
+    """Return the ledger's record. An unreadable record is replaced by a record that says so."""
     try:
         return await under_replication.get(ledger)
     except InvalidRecord as error:
@@ -197,7 +198,8 @@ async def _record(
 async def survey_ledger(
     store: MetadataStore, open_peer: OpenPeer, clock: Clock, ledger: LedgerId
 ) -> LedgerView:
-    """A ledger's metadata, its under-replication record, and the entries that each member holds.
+    """Return a ledger's metadata, its under-replication record, and the numbers of entries that its
+    members should hold and do hold.
 
     Raises LedgerNotFound and the errors of `read_cluster`.
     """
@@ -236,12 +238,12 @@ async def survey_ledger(
 async def _held(
     metadata: LedgerMetadata, cluster: Cluster, open_peer: OpenPeer
 ) -> dict[Member, tuple[list[range] | None, str]]:
-    """For each member, the runs of entries that it stores, or None and the reason why they are not
-    known."""
+    """Return for each member the runs of entries that it stores, or None and the reason why they
+    are unknown."""
     members = {member for part in metadata.segments for member in part.members}
     addresses: dict[Member, BookieAddress] = {}
     for registration in cluster.listed.values():
-        for member in members:  # (a former incarnation may be served by the present one's process)
+        for member in members:  # a bookie may also serve its former incarnations
             if member.bookie == registration.bookie:
                 addresses[member] = registration.address
 
@@ -279,7 +281,7 @@ async def _held(
 async def _disks(
     registrations: Iterable[BookieRegistration], open_peer: OpenPeer
 ) -> dict[Member, tuple[int, int]]:
-    """Total and free bytes, of the bookies that answer."""
+    """Return the total and free bytes of the bookies that answer."""
 
     async def ask(registration: BookieRegistration) -> tuple[int, int] | None:
         peer = open_peer(registration.member, registration.address)

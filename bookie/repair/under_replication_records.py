@@ -85,7 +85,7 @@ class UnderReplicationRecords:
         return await self._merge(ledger, narrow=True)
 
     async def get(self, ledger: LedgerId) -> UnderReplicationRecord | None:
-        """None: the ledger has no record."""
+        """Return the ledger's record. None: it has no record."""
         stored = await self._store.get(paths.under_replicated(ledger))
         if stored is None:
             return None
@@ -94,7 +94,7 @@ class UnderReplicationRecords:
         )
 
     async def list(self) -> AsyncIterator[LedgerId]:
-        """The ledgers with a record, ascending; see `ledger_ids`."""
+        """Yield the ledgers with a record, ascending; see `ledger_ids`."""
         async for ledger in ledger_ids(self._store, paths.UNDER_REPLICATED):
             yield ledger
 
@@ -188,7 +188,7 @@ class UnderReplicationRecords:
                 return
 
     async def _own_lock(self, ledger: LedgerId, owner: str) -> int | None:
-        """The version of this owner's lock in this session. None: it has none."""
+        """Return the version of this owner's lock in this session. None: the owner has no lock."""
         stored = await self._store.get(paths.repair_lock(ledger))
         if stored is None or stored.value != owner.encode():
             return None

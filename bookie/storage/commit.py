@@ -5,9 +5,10 @@ filling. One task closes that group, syncs on a thread of its own, and then call
 group. The next group fills during a sync. So a busy disk makes large groups, an idle disk makes
 groups of one, and no write waits for a timer.
 
-RocksDB blocks a write when it has no space for it, and this blocks the whole loop. So after syncs,
-once in PRESSURE_AGE_S, this module asks the store how much background work is pending. Before it
-becomes too much, writers wait (`wait_room`); finally they are refused (`overloaded`).
+RocksDB blocks a write when it has no space for it, and this blocks the whole loop. So after a sync,
+at most once in PRESSURE_AGE_S, this module asks the store how much background work is pending.
+Before RocksDB would block, writers wait (`wait_room`). After HELD_S_MAX the bookie refuses their
+adds (`overloaded`).
 
 Invariants:
     1. A `done` given to `when_durable` is called only after a sync that began after all earlier
@@ -39,14 +40,16 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# The bytes that a deletion counts as pending: roughly its keys. It must be above 0.
+# Pending bytes that a deletion counts for: roughly the size of its keys. It must be above 0.
 DELETION_BYTES: Final = 64
-# How soon a recovered store is noticed: a flush of 64 MiB takes a quarter of a second.
+# While adds are delayed, the time between two questions to the store. A flush of 64 MiB takes a
+# quarter of a second.
 PRESSURE_LOOK_S: Final = 0.05
-# How old the store's answer may be while it keeps up: it costs 5 % of the CPU of a group of one.
+# While the store keeps up, the largest age of its last answer. A question costs 5 % of the CPU of a
+# group of one.
 PRESSURE_AGE_S: Final = 0.01
-# After this time adds are refused: earlier than a writer gives up (5 s), so that it gets the
-# reason.
+# Adds are delayed for this time, then refused. A writer gives up after 5 s, so it gets the reason
+# before that.
 HELD_S_MAX: Final = 2.0
 
 
@@ -82,12 +85,12 @@ class GroupCommit:
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._failure: StorageFailed | None = None
-        self._held_since: float | None = None  # the begin in loop time; None: the store keeps up
+        self._held_since: float | None = None  # loop time; None: adds are not delayed
         self._look_at = 0.0  # the loop time from which the store is asked again
 
     @property
     def overloaded(self) -> bool:
-        """Whether the store was too slow for so long that adds are refused instead of delayed."""
+        """True when the store has been too slow for HELD_S_MAX: adds are refused, not delayed."""
         if self._held_since is None:
             return False
         return asyncio.get_running_loop().time() - self._held_since >= HELD_S_MAX
@@ -113,7 +116,8 @@ class GroupCommit:
                 begin, size = end, 0
 
     def delete_ledger(self, ledger: int, tombstone: bytes | None) -> None:
-        """See Storage. Deleted at once, durable later. Raises the errors of `write`."""
+        """Delete the ledger now (`Storage.delete_ledger`); the deletion becomes durable later.
+        Raises the errors of `write`."""
         self._do(partial(self._storage.delete_ledger, ledger, tombstone), DELETION_BYTES)
 
     def delete_tombstones(self, ledgers: Sequence[int]) -> None:
@@ -125,7 +129,7 @@ class GroupCommit:
         self._wake.set()
 
     async def wait_durable(self) -> None:
-        """Return when everything written so far is durable; never if the sync fails.
+        """Wait until all earlier writes are durable. If the sync fails, this never returns.
 
         Raises StorageFailed when something has failed already.
         """
@@ -136,7 +140,8 @@ class GroupCommit:
         await durable.wait()
 
     async def wait_room(self) -> None:
-        """Return when fewer than `pending_bytes_max` bytes are pending. Raises StorageFailed."""
+        """Wait while `pending_bytes_max` bytes or more are pending, and while adds are delayed
+        because the store is too slow. Raises StorageFailed."""
         while self._failure is None and self._is_full():
             self._room.clear()
             await self._room.wait()
@@ -186,7 +191,7 @@ class GroupCommit:
         return True
 
     def _note_pressure(self, pressed: bool | None) -> None:
-        """None: the store was not asked."""
+        """`pressed` None: the store was not asked."""
         if pressed and self._held_since is None:
             self._held_since = asyncio.get_running_loop().time()
             log.warning("store too slow, delaying adds")
@@ -196,8 +201,9 @@ class GroupCommit:
         self._room.set()
 
     def _sync(self, sequence: int, looks: bool) -> tuple[bool | None, float]:
-        """On the sync thread. `sequence` was read before, so the sync covers it. Returns whether to
-        delay adds (None: the store was not asked), and the seconds of the sync."""
+        """Sync, and record `sequence` in the watermark, on the sync thread. The caller read
+        `sequence` before, so the sync covers it. Returns whether to delay adds (None: the store was
+        not asked), and the seconds of the sync."""
         begun_s = time.perf_counter()
         self._storage.sync()
         seconds = time.perf_counter() - begun_s

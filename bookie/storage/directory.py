@@ -1,10 +1,9 @@
-"""A bookie's data directory: opened by one process, renewed, or refused with the reason.
+"""A bookie's data directory: one process opens it, replaces a damaged store in it, or refuses it.
 
-A damaged store does not keep the bookie down, and the bookie does not treat it as intact. The
-bookie continues as a new incarnation with an empty store, and keeps the damaged store for the
-former incarnation (former.py). This change is a sequence of durable steps, as are the formatting of
-a directory and each start. identity.py has the rules by which the next start continues from any
-step.
+A bookie with a damaged store starts, but it does not treat this store as intact. The bookie
+continues as a new incarnation with an empty store, and keeps the damaged store for the former
+incarnation (former.py). This change is a sequence of durable steps, as are the formatting of a
+directory and each start. identity.py has the rules by which the next start continues from any step.
 
     intent in the identity file (*replacing*), cookie, store and watermark moved to former/,
     identity *formatting*, new store, new watermark, identity *ready*
@@ -75,7 +74,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 METADATA_DEADLINE_S: Final = 30.0
-# A new store holds only the identity of its owner.
+# The sequence of a new store, which holds only the incarnation of its owner.
 _FRESH_SEQUENCE: Final = 1
 
 
@@ -129,7 +128,7 @@ class DataDirectory:
                 with suppress(StorageFailed):
                     former.close()
         sequence = self.storage.sequence()
-        # the disk is full, or RocksDB's background work was cancelled
+        # fails if the disk is full, or if RocksDB's background work was cancelled
         with suppress(StorageFailed):
             self.storage.flush()
         try:
@@ -153,8 +152,8 @@ async def open_directory(
     open_deadline_s: float = OPEN_DEADLINE_S,
     new_incarnation: bool = False,
 ) -> DataDirectory:
-    """Open the directory and register this start in the metadata. Formats an empty directory, and
-    replaces a damaged store.
+    """Open the directory and record this start in the bookie's cookie. Formats an empty directory,
+    and replaces a damaged store.
 
     `new_incarnation`: also format an empty directory of a bookie that the cluster knows. Raises
     StartRefused and the errors of the metadata store.
@@ -243,7 +242,8 @@ def _check_replaceable(path: Path, identity: Identity, reason: str) -> None:
 async def _check_alone(
     metadata: MetadataStore, rolled_back: DirectoryRolledBack, bookie: str
 ) -> None:
-    """An older image must not replace the bookie while the bookie itself runs elsewhere."""
+    """Raise DirectoryRolledBack if the bookie is registered: an older image of its disk must not
+    replace a bookie that runs elsewhere."""
     path = paths.bookie_available(BookieId(bookie))
     await metadata.sync(path)
     if await metadata.get(path) is not None:
@@ -257,8 +257,8 @@ async def _check_alone(
 
 
 def _make_store(path: Path, identity: Identity) -> tuple[Identity, RocksStorage]:
-    """Make the store, from either state of an unfinished change. The returned identity is
-    *formatting* or *ready*."""
+    """Make the store, from either state of an unfinished change. Return the identity in the state
+    *formatting*, and the store."""
     if identity.state is DirectoryState.REPLACING:
         assert identity.former is not None
         move_to_former(path, identity.former)
@@ -284,7 +284,8 @@ def _not_made(path: Path, error: StorageFailed) -> DirectoryUnusable:
 
 
 def _clear(path: Path) -> None:
-    """Remove the remains of an interrupted formatting."""
+    """Remove the remains of an interrupted formatting. Raises DirectoryRolledBack if the store was
+    in use already."""
     with suppress(FormatDamaged, StorageFailed):
         watermark = read_watermark(path / WATERMARK)
         if watermark is not None and watermark.sequence > _FRESH_SEQUENCE:
@@ -305,7 +306,7 @@ def _clear(path: Path) -> None:
 def _begin_watermark(
     path: Path, identity: Identity, storage: RocksStorage, manifest: ManifestWatch
 ) -> WatermarkFile:
-    """The watermark of this boot epoch: the replayed operations are durable now."""
+    """Begin the watermark of this boot epoch. The replayed operations are durable now."""
     try:
         watermark = WatermarkFile(
             path / WATERMARK,
@@ -349,7 +350,7 @@ async def _enter(
     def change(value: bytes | None) -> bytes | Verdict:
         stored = None if value is None else decode_bookie_cookie(value)
         if stored == ours:
-            return KEEP  # our own change, after a lost reply
+            return KEEP  # our own change; its reply was lost
         if stored != before:
             raise WrongIncarnation(
                 path,

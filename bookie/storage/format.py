@@ -15,7 +15,7 @@ import google_crc32c
 
 IDENTITY_KEY: Final = b"I"
 ENTRY_KEY: Final = struct.Struct(">cqq")
-LEDGER_KEY: Final = struct.Struct(">cq")  # tombstones have the same key
+LEDGER_KEY: Final = struct.Struct(">cq")  # keys of tombstones have this layout, too
 ID_MAX: Final = 2**63 - 1
 
 LEDGER_RECORD_VERSION: Final = 1
@@ -44,9 +44,9 @@ _IDENTITY: Final = re.compile(
     rb"crc32c = (?P<crc>[0-9a-f]{8})\n"
 )
 _IDENTITY_BYTES_MAX: Final = 4096
-# 33 bytes each, so 2,112 of the 4,096 bytes; the other lines take less than 700. Each intent
-# belongs to a start that read the cookie but ended before it knew whether its own cookie was
-# written.
+# An intent takes 33 bytes, so all take 2,112 of the 4,096 bytes; the other lines take less than
+# 700. Each intent belongs to a start that read the cookie but ended before it knew whether its own
+# cookie was written.
 INTENTS_MAX: Final = 64
 _IDENTITY_FIELDS: Final = frozenset({"bookie", "cluster", "incarnation", "boot_epoch", "state"})
 _IDENTITY_FIELDS_LATER: Final = frozenset({"former", "start", "intents"})  # may be absent
@@ -75,7 +75,7 @@ def ledger_key(ledger: int) -> bytes:
 
 
 def key_after_ledger(ledger: int) -> bytes:
-    """A key after the ledger's key and before the next ledger's. -1: before all of them."""
+    """Return a key between this ledger's key and the next one. -1: a key before all of them."""
     return ledger_key(ledger) + b"\0" if ledger >= 0 else b"L"
 
 
@@ -90,7 +90,7 @@ def key_tombstone(key: bytes) -> int:
 
 
 def key_entry(key: bytes) -> tuple[int, int]:
-    """(ledger, entry) of an entry key."""
+    """Return the ledger and the entry of an entry key."""
     kind, ledger, entry = ENTRY_KEY.unpack(key)
     assert kind == b"E"
     return ledger, entry
@@ -112,7 +112,7 @@ class LedgerRecord:
     master_key: int
     fenced: bool
     created_ms: int  # the time of this bookie's wall clock; informative
-    verified: bool = False  # the metadata once confirmed that this bookie takes its adds
+    verified: bool = False  # the metadata once confirmed this bookie for the ledger
 
     def fence(self) -> LedgerRecord:
         return replace(self, fenced=True)
@@ -171,7 +171,7 @@ class ManifestState:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Every operation up to `sequence` was on disk when this was written."""
+    """Every operation up to `sequence` was on disk when the watermark was written."""
 
     boot_epoch: int
     sequence: int
@@ -193,9 +193,10 @@ def encode_watermark(watermark: Watermark) -> bytes:
 
 
 def decode_watermark(slots: bytes) -> Watermark:
-    """The later of the two slots; one may be torn. Raises FormatDamaged when both are.
+    """Return the later of the two slots. One slot may be torn. Raises FormatDamaged when both are.
 
-    In an idle store both have the same sequence; then the one with the later MANIFEST is taken.
+    In an idle store both slots have the same sequence. Then the slot with the later MANIFEST
+    counts.
     """
     found: list[Watermark] = []
     reasons: list[str] = []
@@ -242,7 +243,7 @@ def _seal(packed: bytes) -> bytes:
 def _open(
     value: bytes, layout: struct.Struct, version_known: int, flags_known: int
 ) -> tuple[int, int, int]:
-    """(flags, two numbers) of a sealed record."""
+    """Return the flags and the two numbers of a sealed record. Raises FormatDamaged."""
     if len(value) != layout.size:
         raise FormatDamaged(f"{len(value)} bytes instead of {layout.size}")
     crc, version, flags, first, second = layout.unpack(value)
@@ -274,8 +275,8 @@ class Identity:
     bookie: str
     cluster: str
     incarnation: str  # 32 hex digits, made with the store
-    former: str | None  # the incarnation that this one replaced. None: it is the bookie's first
-    boot_epoch: int  # the epoch of the last or the running start; continues the count of the former
+    former: str | None  # the incarnation that this one replaced. None: the first incarnation
+    boot_epoch: int  # of the last or the running start; continues the former's count
     # The token of that start, 32 hex digits: it tells two copies of a directory apart. "": none.
     start: str
     state: DirectoryState
@@ -285,7 +286,8 @@ class Identity:
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` is valid for a bookie or cluster: 1 to 128 letters, digits, '.', '_', '-'."""
+    """Return whether `name` is valid for a bookie or cluster: 1 to 128 letters, digits, '.', '_',
+    '-', beginning with a letter or digit."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -294,7 +296,7 @@ def is_incarnation(text: str) -> bool:
 
 
 def encode_identity(identity: Identity) -> bytes:
-    """Lines of text that people can read; the checksum covers all lines before it."""
+    """Encode the identity as lines of readable text. The checksum covers all lines before it."""
     assert is_name(identity.bookie)
     assert is_name(identity.cluster)
     assert is_incarnation(identity.incarnation)

@@ -4,8 +4,8 @@
     views/<incarnation>/      links to the files of one store, made again at each start
 
 An entry that the store still has is valid: a checksum covers its content and its ids. A missing
-entry is unknown. So the store is opened with all readable files. Damaged records of the log are
-skipped, and missing tables matter only when they are read.
+entry is unknown. So the bookie opens the store with all readable files. RocksDB skips damaged
+records of the log, and a missing table matters only when it is read.
 
 NOTE: while the store is open, RocksDB keeps the entries of its log in memory: up to eight
 memtables, 512 MiB. It has no other way to read a log without writing.
@@ -52,7 +52,7 @@ _NOT_VIEWED: Final = ("LOG", "LOCK", "OPTIONS", "rocksdict-config.json")
 
 
 def former_incarnations(path: Path) -> list[str]:
-    """The incarnations whose stores are kept in the data directory `path`."""
+    """Return the incarnations whose stores are kept in the data directory `path`."""
     try:
         return sorted(filter(is_incarnation, os.listdir(path / FORMER)))
     except FileNotFoundError:
@@ -77,8 +77,8 @@ def move_to_former(path: Path, incarnation: str) -> None:
 
 
 async def open_formers(path: Path, *, deadline_s: float) -> dict[str, RocksStorage | None]:
-    """Open the stores of former incarnations; returns them by incarnation. None: the store cannot
-    be read, or does not open within `deadline_s` or OPEN_DEADLINE_S."""
+    """Open the stores of former incarnations. Return them, keyed by incarnation. None: the store
+    cannot be read, or does not open within `deadline_s` or OPEN_DEADLINE_S."""
     deadline_s = min(deadline_s, OPEN_DEADLINE_S)
     formers: dict[str, RocksStorage | None] = {}
     for incarnation in former_incarnations(path):

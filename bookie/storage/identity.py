@@ -1,35 +1,37 @@
-"""Whether a bookie may start on this directory, and as which incarnation. The rules; no I/O.
+"""The rules that say whether a bookie may start on a directory, and as which incarnation. No I/O.
 
 Theory. The directory's identity file names its owner. The bookie's cookie, in the cluster's
 metadata, names the bookie's state. The bookie may answer "no such entry" only if both agree. Each
 start increments the *boot epoch* and draws a *start* token. It writes both to the directory first,
 synced, as an intent. Then it writes them to the cookie by compare-and-set, and then the bookie
 serves. So the directory's epoch equals the cookie's, or is one ahead if the last start did not
-reach the cookie. If it is behind, an older image of the disk was restored, and entries acknowledged
-since are missing. If it is equal with another token, there are two copies of the directory, and the
-other copy was started. A running bookie begins a new epoch every hour.
+reach the cookie. If the directory's epoch is behind, an older image of the disk was restored, and
+entries acknowledged since are missing. If the epochs are equal but the tokens differ, there are two
+copies of the directory, and the other copy was started. A running bookie begins a new epoch every
+hour.
 
 A process that ends while it writes its cookie leaves a write that may arrive late, after the next
 start has drawn another token for the same epoch. So a directory that is ahead keeps all its tokens
 of that epoch as *intents*, and accepts any of them in the cookie. The next epoch drops them. All
 these writes compare with the same cookie, so after one arrived, the others fail.
 
-A copy of the directory is still recognised. It knows the tokens drawn before the copy was made. A
-token that the original drew later is unknown to the copy, which is refused. Both accept an earlier
-token, but only the first to enter the next epoch continues, because the other is then behind. A
-bookie serves only after its own token is in the cookie. So no entries were stored under a shared
-token whose process ended before that. One case is not noticed: a copy made after a token was drawn
-and before the end of the epoch that served under it. See the NOTE: this case was not noticed
-without intents either.
+A copy of the directory is still recognised. The copy knows the tokens that were drawn before it was
+made. It does not know a token that the original drew later, so it is refused. An earlier token is
+accepted in both directories, but only the first to enter the next epoch continues: the other is
+then behind. A bookie serves only after its own token is in the cookie. So if its process ended
+before that, no entries were stored under a token that both directories have. One case is not
+noticed: a copy that was made after a token was drawn, and before the end of the epoch in which the
+bookie served under it. The NOTE describes this case; it exists without intents, too.
 
-NOTE: this does not notice an image that is taken and restored within one boot epoch. The watermark
-does not help, because it lies in the same image. Never restore the disk image of a bookie.
+NOTE: these rules do not notice a disk image that is taken and restored within one boot epoch. The
+watermark does not help, because it lies in the same image. Never restore the disk image of a
+bookie.
 
-A directory is formatted in steps, and a crash may follow each: the identity in the state
+A directory is formatted in steps, and a crash may happen after each: the identity in the state
 *formatting*, the cookie, the store, the identity in the state *ready*. Nothing was acknowledged
 from the directory before the last step, so formatting can simply continue. If the cookie is ahead
 of the directory, the formatting was completed elsewhere: this directory is an older image, and is
-replaced like any other.
+replaced like any other older image.
 
 An incarnation with a damaged store is *replaced*. First the identity of a new incarnation is
 written in the state *replacing*, which names the former one. Then come the cookie, the move of the
@@ -77,7 +79,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The bookie to start as."""
+    """The bookie that is to start on the directory."""
 
     bookie: str
     cluster: str
@@ -88,16 +90,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How to continue. The state of `identity` says what to do with the directory."""
+    """The plan of a start. The state of `identity` says what to do with the directory."""
 
     identity: Identity
-    # The reason why `identity` replaces another incarnation.
+    # The directory is an older image, so `identity` replaces its incarnation. None: it is not.
     rolled_back: DirectoryRolledBack | None = None
 
 
 def plan_start(directory: Path, found: Found, cookie: BookieCookie | None, wanted: Wanted) -> Start:
-    """The identity to continue with: *ready*, to open the existing store, or a state from which a
-    store is to be made. Raises a StartRefused."""
+    """Plan the start. With an identity in the state *ready* the existing store is opened; in any
+    other state a store is made. Raises a StartRefused."""
     if isinstance(found.identity, FormatDamaged):
         raise IdentityDamaged(
             directory,
@@ -125,7 +127,7 @@ def plan_start(directory: Path, found: Found, cookie: BookieCookie | None, wante
 
 
 def replace_incarnation(identity: Identity, cookie: BookieCookie, wanted: Wanted) -> Identity:
-    """The identity that replaces an incarnation with a damaged store."""
+    """Return the identity that replaces an incarnation whose store is damaged or outdated."""
     return replace(
         identity,
         incarnation=wanted.fresh_incarnation,
@@ -133,13 +135,13 @@ def replace_incarnation(identity: Identity, cookie: BookieCookie, wanted: Wanted
         boot_epoch=cookie.boot_epoch + 1,
         start=wanted.fresh_start,
         state=DirectoryState.REPLACING,
-        # they belonged to the former; if one arrives, the cookie names the former again
+        # They belong to the former. If the write of one arrives, the cookie names the former again.
         intents=(),
     )
 
 
 def _intend(identity: Identity, cookie: BookieCookie, wanted: Wanted) -> Identity:
-    """The identity of a start that follows the one in the cookie.
+    """Return the identity of the start that follows the start in the cookie.
 
     At INTENTS_MAX the oldest intent is dropped. If its write arrives after that many starts, the
     directory is refused as one of two copies, which is the safe side.
@@ -158,8 +160,9 @@ def _plan_format(
         raise DirectoryForeign(
             directory,
             found=f"{', '.join(found.others[:5])}, and no identity file",
-            expected="an empty directory, or one of a bookie",
-            remedy="Set data_dir to an empty directory or to the right one; nothing was changed.",
+            expected="an empty directory, or the directory of a bookie",
+            remedy="Set data_dir to an empty directory or to this bookie's directory; nothing was "
+            "changed.",
         )
     if cookie is not None and not wanted.new_incarnation:
         raise DirectoryEmpty(
@@ -194,9 +197,10 @@ def _plan_to_go_on(
     if identity.boot_epoch < cookie.boot_epoch:
         behind = _behind(directory, identity, cookie)
         if identity.state is DirectoryState.REPLACING:
-            # The store here belongs to the incarnation before, which has another name.
+            # The store here belongs to `identity.former`, not to `identity`.
             raise behind
-        # The bookie was formatted completely since and has served, so the data here is incomplete.
+        # The formatting was completed elsewhere and the bookie has served since, so entries are
+        # missing here.
         return Start(replace_incarnation(identity, cookie, wanted), behind)
     _check_start(directory, identity, cookie)
     if identity.boot_epoch == cookie.boot_epoch:
@@ -240,7 +244,8 @@ def _check_cookie(directory: Path, identity: Identity, cookie: BookieCookie) -> 
 
 
 def _check_start(directory: Path, identity: Identity, cookie: BookieCookie) -> None:
-    """Check that the directory's epoch equals the cookie's, or is one ahead."""
+    """Check that the directory's epoch equals the cookie's or is one ahead, and that the directory
+    knows the start token of an equal epoch. Raises MetadataRolledBack, DirectoryCloned."""
     if identity.boot_epoch > cookie.boot_epoch + 1:
         raise MetadataRolledBack(
             directory,
@@ -254,7 +259,7 @@ def _check_start(directory: Path, identity: Identity, cookie: BookieCookie) -> N
             directory,
             found=f"start {identity.start} of boot epoch {identity.boot_epoch}",
             expected=f"{cookie.start}: a copy of this directory was started as {cookie.bookie}",
-            remedy="Only one of the two may ever run. If the other one is lost, start with "
+            remedy="Only one of the two copies may ever run. If the other one is lost, start with "
             "--new-incarnation on an empty directory.",
         )
 
@@ -263,7 +268,7 @@ def _cookie_missing(directory: Path, identity: Identity) -> CookieMissing:
     return CookieMissing(
         directory,
         found=f"bookie {identity.bookie}, in use since incarnation {identity.incarnation}",
-        expected="a cookie of it in the cluster's metadata, which has none",
+        expected="a cookie of this bookie in the cluster's metadata; there is none",
         remedy="Check the metadata address and its root path. If the bookie was removed "
         "from the cluster, start it on an empty directory.",
     )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PAGE: Final = 1000
-# The damaged entries named per ledger; the others are only counted.
+# The damaged entries of each ledger that are listed; further ones are only counted.
 NAMED_MAX: Final = 100
 
 
@@ -71,7 +71,7 @@ class DirectoryFacts:
 
     @property
     def whole(self) -> bool:
-        """Whether there is no damage, except the known damage of former incarnations."""
+        """True when there is no damage, except the known damage of former incarnations."""
         damaged = self.damage or self.store.damage
         return not damaged and not any(ledger.damaged for ledger in self.store.ledgers)
 
@@ -79,7 +79,8 @@ class DirectoryFacts:
 def inspect_directory(path: Path, *, verify: bool) -> DirectoryFacts:
     """Inspect the directory. `verify` checks each entry's checksum; sizes are read in any case.
 
-    Raises DirectoryLocked when its bookie runs, and DirectoryForeign when it is not a bookie's.
+    Raises DirectoryLocked when the bookie runs, and DirectoryForeign when the directory is not a
+    bookie's.
     """
     found = find(path) if path.is_dir() else None
     if found is None or (found.identity is None and STORE not in found.others):
@@ -189,7 +190,8 @@ def _tombstones(storage: RocksStorage) -> Iterator[int]:
 
 
 def _ledger(storage: RocksStorage, ledger: int, damage: list[str], *, verify: bool) -> LedgerFacts:
-    """The readable facts of the ledger; the reason for missing facts is added to `damage`."""
+    """Return the readable facts of the ledger, and add the reasons for missing facts to
+    `damage`."""
     facts = LedgerFacts(ledger)
     try:
         facts.fenced = decode_ledger_record(storage.ledger_record(ledger) or b"").fenced

@@ -29,7 +29,7 @@ RESERVE_NEW: Final = "reserve.new"
 RECLAIMING: Final = "reclaiming"
 ROTTEN: Final = "rotten"
 
-# Files that are no sign of a store.
+# Files that may exist in a directory without a store.
 _IGNORED: Final = frozenset(
     {LOCK, IDENTITY, IDENTITY_NEW, RESERVE, RESERVE_NEW, RECLAIMING, ROTTEN, "lost+found"}
 )
@@ -59,7 +59,7 @@ def unusable(path: Path, error: OSError) -> DirectoryUnusable:
 
 
 def environment_error(reason: str) -> OSError | None:
-    """The system error named in RocksDB's message, if the store is not its cause."""
+    """Return the system error that RocksDB's message names, if the store is not its cause."""
     for number in _ENVIRONMENT:
         if os.strerror(number) in reason:
             return OSError(number, reason)
@@ -97,7 +97,7 @@ def lock_directory(path: Path, *, sync: Callable[[Path], None] = sync_directory)
 
 
 def _make_directory(path: Path, sync: Callable[[Path], None]) -> None:
-    """Make the directory as durable as its future content."""
+    """Make the directory and its missing parents, durably."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for each in reversed(missing):
@@ -129,7 +129,7 @@ def find(path: Path) -> Found:
 
 
 def write_identity(path: Path, identity: Identity) -> None:
-    """Replace the file durably and atomically: after a crash it is the old or the new one."""
+    """Replace the identity file durably. After a crash it has the old or the new identity."""
     try:
         with open(path / IDENTITY_NEW, "wb") as file:
             file.write(encode_identity(identity))

@@ -35,7 +35,7 @@ class LogFile:
 
     records: int
     whole_bytes: int  # the end of the last whole record
-    damage: str  # the damage after it; "": none, at most zeros follow
+    damage: str  # damage after the whole records; "": none, at most zeros follow
     first: int  # sequence of the first operation; 0: no operation
     next: int  # the expected sequence after the last operation; 0: no operation
 
@@ -85,7 +85,7 @@ def read_log(data: bytes, *, batches: bool) -> LogFile:
 
 
 def _fragment(data: bytes, at: int, block_end: int) -> tuple[int, int, str]:
-    """(type, end, damage) of the fragment at `at`. End -1: there is no fragment, only zeros."""
+    """Return type, end and damage of the fragment at `at`. End -1: no fragment, only zeros."""
     if len(data) - at < _HEADER.size:
         return 0, -1, "" if not data[at:].strip(b"\0") else f"header torn at {at}"
     crc, size, kind = _HEADER.unpack_from(data, at)
@@ -103,10 +103,11 @@ def _fragment(data: bytes, at: int, block_end: int) -> tuple[int, int, str]:
 
 
 def log_damage(logs: Mapping[int, LogFile], *, flushed: int, durable: int) -> str:
-    """The operations missing from the write-ahead logs, by number; "": none.
+    """Return a text that says which operations the write-ahead logs lack; "": none. `logs` is keyed
+    by the number of the log.
 
     Operations up to `flushed` are in tables; operations up to `durable` were on disk. RocksDB may
-    leave unneeded logs, so only the unbroken run that ends in the newest log counts.
+    leave unneeded logs, so only the unbroken sequence of logs up to the newest log counts.
     """
     first = end = 0
     for number in sorted(logs, reverse=True):

@@ -1,4 +1,4 @@
-"""Checks that the store on disk matches the watermark, from its files and without RocksDB.
+"""Checks, without RocksDB, that the files of a store match its watermark.
 
 Why. RocksDB sometimes opens "successfully" with synced entries missing. A length field in the last
 block of a log or of the MANIFEST may point past the end of the file. A log in the middle may end
@@ -6,9 +6,10 @@ early or be empty. The MANIFEST may have lost its end: RocksDB then deletes flus
 unknown. Neither its sequence number nor its consistency checks show any of this.
 
 So each write of the watermark also records the size of the MANIFEST, and the last operation in the
-tables that it names (`ManifestState`). At the opening that part of it must be intact, and the logs
-must hold all operations from there to the watermark. What RocksDB added to the MANIFEST after the
-last record, in its last seconds, must be intact too. How far it flushed then is unknown.
+tables that it names (`ManifestState`). When the store is opened, that part of the MANIFEST must be
+intact, and the logs must hold all operations from there to the watermark. RocksDB may have added to
+the MANIFEST after the last write of the watermark. That part must be intact, too, but how far
+RocksDB had flushed then is unknown.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class ManifestWatch:
         self._settled = False
 
     def settle(self) -> bool:
-        """Call this after the store is closed. Returns whether the last look is still valid; there
-        are no further looks."""
+        """End the looks, after the store was closed. Return whether the last look is still
+        valid."""
         self._settled = True
         return not self._changed()
 
@@ -76,8 +77,8 @@ class ManifestWatch:
         return found.st_nlink == 0 or found.st_size != self._state.size_bytes
 
     def _measure(self) -> ManifestState:
-        """Measure the MANIFEST. The size is read first. If the later values are newer, the size has
-        changed as well, and all are measured again.
+        """Measure the MANIFEST. The size is read first. If RocksDB changes the MANIFEST before the
+        other values are read, the size differs at the next check, and `look` measures again.
 
         RocksDB may not have synced its last append yet. If the watermark reached the disk first, a
         power cut would leave a record of a size that never was on disk. So this method syncs the
@@ -97,7 +98,7 @@ class ManifestWatch:
         return ManifestState(number, size_bytes, first - 1 if first else sequence)
 
     def _first_sequence(self, log: int) -> int:
-        """0: the log is empty, or was removed."""
+        """Return the sequence of the log's first operation. 0: the log is empty, or was removed."""
         try:
             with open(self._directory / f"{log:06}.log", "rb") as file:
                 head = file.read(_LOG_HEAD.size)
@@ -110,14 +111,14 @@ class ManifestWatch:
 
 
 def current_manifest(directory: Path) -> int:
-    """The number of the MANIFEST that CURRENT names. 0: it names none. Raises OSError."""
+    """Return the number of the MANIFEST that CURRENT names. 0: it names none. Raises OSError."""
     name = (directory / "CURRENT").read_text(errors="replace").rstrip("\n")
     digits = name.removeprefix(_PREFIX)
     return int(digits) if name != digits and digits.isdecimal() else 0
 
 
 def find_damage(directory: Path, watermark: Watermark) -> str:
-    """The loss of the store compared with the watermark; "": no loss. Raises OSError."""
+    """Return what the store has lost compared with the watermark; "": nothing. Raises OSError."""
     noted = watermark.manifest
     if noted is None:
         return ""
@@ -131,7 +132,7 @@ def find_damage(directory: Path, watermark: Watermark) -> str:
     if not manifest.records:
         return f"manifest {number} is empty"
     if number > noted.number:
-        return ""  # an interrupted opening wrote a new one
+        return ""  # an interrupted opening wrote a new MANIFEST
     if manifest.whole_bytes < noted.size_bytes:
         return f"manifest {number} has {manifest.whole_bytes} bytes, had {noted.size_bytes}"
     if manifest.whole_bytes > noted.size_bytes:

@@ -1,13 +1,13 @@
-"""Opens a store, after a check that all of it is there.
+"""Opens a store, after a check that nothing of it is missing.
 
-Damage that RocksDB does not see is looked for first (manifest.py). Opening RocksDB holds the
-interpreter's lock. On damaged files it may never return, or may end the process. So after an
+First this module looks for damage that RocksDB does not notice (manifest.py). Opening RocksDB holds
+the interpreter's lock. On damaged files it may never return, or may end the process. So after an
 unclean end a child process tries the opening first (probe.py), with a deadline. The child compares
 the store with the watermark before RocksDB may write to it. Then it also replays the log, so that
 the opening in this process is short.
 
-Replacing a sound store costs all of its copies. So a child that does not finish is no proof against
-the store: the disk may be slow, or memory short. The store is at fault if the child computes
+Replacing a sound store costs all of its copies. So a child that does not finish does not prove
+damage: the disk may be slow, or memory short. The store counts as damaged if the child computes
 without reading or writing, or crashes although there is enough memory.
 """
 
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# Replaying eight memtables of 64 MiB took 0.6 s per 100 MB when measured: 3 s, done twice. A slow
-# disk may take ten times as long.
+# Replaying a log takes 0.6 s per 100 MB (measured), so 3 s for eight memtables of 64 MiB. It
+# happens twice. A slow disk may take ten times as long.
 OPEN_DEADLINE_S: Final = 60.0
 
-# Share of the deadline's second half spent computing, without a byte read or written. Replaying
-# reads a log in steps of 32 KiB, each of which takes less than a millisecond.
+# The child hangs if it computes for this share of the deadline's second half and moves no byte.
+# Replaying reads a log in steps of 32 KiB, each of which takes less than a millisecond.
 SPINNING_SHARE: Final = 0.1
 
-# An operator's decision, or the kernel's when memory is short: not caused by the store.
+# Signals of an operator, or of the kernel when memory is short: not caused by the store.
 _KILLED: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
@@ -100,7 +100,7 @@ async def probe(
     spinning_share: float = SPINNING_SHARE,
 ) -> str | None:
     """Run probe.py. Returns the damage of the store; None: none. Raises DirectoryUnusable when the
-    child was killed or failed for another reason; OpenTooSlow."""
+    child was killed or failed for another reason, and OpenTooSlow at the deadline."""
     status, reason = await _run_probe(path, arguments, deadline_s, spinning_share)
     if status == 0:
         return None
@@ -121,7 +121,7 @@ async def probe(
             expected="that it ends by itself",
             remedy="Nothing was changed. If memory was short, free some; then start again.",
         )
-    # RocksDB also crashes when it gets no memory.
+    # RocksDB also crashes when it gets no memory: this raises DirectoryUnusable in that case.
     await probe(path, "means", deadline_s=deadline_s)
     return reason or f"the probe process ended with status {status}"
 
@@ -129,7 +129,7 @@ async def probe(
 async def _run_probe(
     path: Path, arguments: tuple[str | Path, ...], deadline_s: float, spinning_share: float
 ) -> tuple[int, str]:
-    """The child's exit status and the last line of its output. Raises OpenTooSlow."""
+    """Return the child's exit status and the last line of its output. Raises OpenTooSlow."""
     command = [sys.executable, "-m", "magnetar.bookie.storage.probe", *map(str, arguments)]
     child = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
@@ -161,7 +161,7 @@ class Effort(NamedTuple):
     bytes: int  # read and written, from and to anything; -1: unknown
 
     def spins_since(self, before: Effort, seconds: float, *, share: float = SPINNING_SHARE) -> bool:
-        """Whether the process only computed since `before`, `seconds` ago."""
+        """Return whether the process only computed since `before`, `seconds` ago."""
         return self.bytes == before.bytes and (self.cpu_s - before.cpu_s >= share * seconds)
 
 
@@ -220,7 +220,8 @@ def _check_owner(path: Path, owner: bytes | None, identity: Identity) -> None:
 
 
 def _refused(path: Path, reason: str) -> DamagedStore | DirectoryUnusable:
-    """The meaning of a failed opening: disk or permissions may be the cause, not the store."""
+    """Return the error of a failed opening: the disk or permissions may be the cause, not the
+    store."""
     error = environment_error(reason)
     return (
         DamagedStore(path, f"the store does not open: {reason}")

@@ -1,12 +1,12 @@
 """A program that tries to open and close a store.
 
-Exit status 0: that worked. DAMAGED: the store is damaged, and the last line of the output is the
+Exit status 0: success. DAMAGED: the store is damaged, and the last line of the output is the
 reason. Any other status is a failure of this program, and says nothing about the store.
 
-    whole STORE SEQUENCE   no operation up to SEQUENCE may be missing from the store: opened first
-                           without writing to it, then again, which replays its log
-    salvage VIEW           everything that can be read of a damaged store (former.py)
-    means                  no store: check that a process gets the resources for opening one
+    whole STORE SEQUENCE   check that STORE lacks no operation up to SEQUENCE: open it without
+                           writing to it, then again with a replay of its log
+    salvage VIEW           open everything that can be read of a damaged store (former.py)
+    means                  open no store; check that a process gets the resources to open one
 
 It is a separate process because RocksDB may hang or crash on damaged files while it holds the
 interpreter's lock.
@@ -30,7 +30,7 @@ DAMAGED: Final = 65  # EX_DATAERR of sysexits.h; an uncaught exception ends with
 
 
 def check_sequence(found: int, durable: int) -> None:
-    """Raises StorageFailed when the store has lost operations that were on disk."""
+    """Raise StorageFailed if the store has lost operations that were on disk."""
     if found < durable:
         raise StorageFailed(
             "open",
@@ -39,8 +39,8 @@ def check_sequence(found: int, durable: int) -> None:
 
 
 def check_means() -> None:
-    """Raises an error for a missing resource. Costs nothing, because untouched memory is only
-    reserved."""
+    """Raise an error if the process cannot get the memory or the threads. The check is cheap,
+    because untouched memory is only reserved."""
     mmap.mmap(-1, MEMORY_BYTES).close()
     done = threading.Event()
     threads = [threading.Thread(target=done.wait) for _ in range(THREADS)]

@@ -76,7 +76,7 @@ _OPEN_FILES_MAX: Final = 512
 # for 64 MiB of the flush's pages. At 3/3/2 on one disk, 1,000 entries of 1 KB in flight: p99 32 ms
 # instead of 100, and 8 % more entries.
 _SYNC_STEP_BYTES: Final = 1 << 20
-# An OPTIONS file of RocksDB, for settings that rocksdict has no setter for.
+# An OPTIONS file of RocksDB, for the settings for which rocksdict has no setter.
 _OPTIONS_FOLDER: Final = Path(__file__).parent / "rocksdb"
 _LOG_FILES_MAX: Final = 5
 _LOG_FILE_BYTES_MAX: Final = 16 << 20
@@ -141,13 +141,13 @@ class RocksStorage:
             return self._store.latest_sequence_number()
 
     def oldest_log(self) -> int:
-        """The lowest number of a log that is still needed."""
+        """Return the lowest number of a log that is still needed."""
         with _Door("read"):
             number: int = self._store.property_int_value("rocksdb.min-log-number-to-keep") or 0
             return number
 
     def owner(self) -> bytes | None:
-        """The incarnation that the store belongs to. None: it was never set."""
+        """Return the incarnation to which the store belongs. None: it was never written."""
         return self._get(IDENTITY_KEY)
 
     def ledger_record(self, ledger: int) -> bytes | None:
@@ -175,7 +175,7 @@ class RocksStorage:
             key_of, value_of, step, pack = cursor.key, cursor.value, cursor.next, ENTRY_KEY.pack
             cursor.seek(pack(b"E", ledger, first))
             for entry in range(first, end + 1):
-                if key_of() != pack(b"E", ledger, entry):  # (None at the end)
+                if key_of() != pack(b"E", ledger, entry):  # None: at the end
                     _key(cursor)
                     break
                 value: bytes = value_of()
@@ -226,9 +226,9 @@ class RocksStorage:
             self._store.write(batch)
 
     def reclaim(self, first: int, last: int) -> None:
-        """Releases the interpreter's lock. Adds, flushes and other compactions continue during the
-        call. The last level is compacted too, which RocksDB skips by default: its values may keep a
-        file of dead values alive.
+        """Compact the ledgers `first`..`last` with blob garbage collection. The call releases the
+        interpreter's lock; adds, flushes and other compactions continue. It also compacts the last
+        level, which RocksDB skips by default: values there may keep a file of dead values alive.
 
         rocksdict does not report a failed compaction, for instance over an unreadable value.
         RocksDB counts it, and refuses every write from then on.
@@ -255,7 +255,7 @@ class RocksStorage:
         how.set_exclusive_manual_compaction(False)
         with _Door("compact"):
             self._store.flush(True)
-            # Compaction of keys: no value is read.
+            # This compacts keys and reads no value.
             self._store.compact_range(None, None, compact_opt=how)
 
     def interrupt(self) -> None:
@@ -310,7 +310,7 @@ class RocksStorage:
 
 
 def _key(cursor: RdictIter) -> bytes | None:
-    """The key under the cursor. None: at the end.
+    """Return the key under the cursor. None: the cursor is at the end.
 
     A cursor at an unreadable block looks like one at the end; `status` raises the error.
     """
@@ -346,7 +346,8 @@ class _Door:
 
 
 def _options(*, create: bool) -> Options:
-    """The options of the store. RocksDB never recycles its log, and keeps writes in order."""
+    """Return the options of the store. RocksDB never recycles its log, and keeps writes in
+    order."""
     options, _ = Options.load_latest(str(_OPTIONS_FOLDER))  # raw: keys and values are bytes
     options.create_if_missing(create)
     options.set_paranoid_checks(True)
@@ -359,11 +360,11 @@ def _options(*, create: bool) -> Options:
     options.set_min_blob_size(_BLOB_BYTES_MIN)
     options.set_blob_file_size(_BLOB_FILE_BYTES)
     options.set_blob_compression_type(DBCompressionType.none())
-    # Blob collection is configured (every file, and at once when half of it is dead) but off. With
-    # it on, each compaction rewrites all values that it visits: at 64 KB 3.4 bytes were written per
-    # stored byte instead of 1.95, with twice the CPU. `reclaim` turns it on (`set_options`) around
-    # a `compact_range` of deleted ledgers: 384 -> 96 MB with three quarters deleted. Without it no
-    # space is freed.
+    # Blob collection is configured (every file, and at once when half of it is dead) but off. When
+    # it is on, each compaction rewrites all values that it visits. With entries of 64 KB it wrote
+    # 3.4 bytes per stored byte instead of 1.95, with twice the CPU. `reclaim` turns it on
+    # (`set_options`) around a `compact_range` of deleted ledgers: 384 -> 96 MB with three quarters
+    # deleted. Without blob collection no space is freed.
     options.set_enable_blob_gc(False)
     options.set_blob_gc_age_cutoff(1.0)
     options.set_blob_gc_force_threshold(0.5)

@@ -2,11 +2,11 @@
 
 RocksDB meets a damaged block of a table in a read, which fails for that entry, or in a compaction
 of the table. After a failed compaction RocksDB refuses every write, and the bookie ends. Without a
-note the bookie would start, compact and end repeatedly, without end. So the bookie notes the cause,
-and the next start treats the store as damaged. A scrub that cannot list the ledgers because of a
-damaged block also notes the cause and ends the bookie (bookie/scrub.py). Damaged values in blob
-files are a separate case. A compaction meets them only when space is reclaimed
-(bookie/reclaimer.py), and a scrub finds them one at a time.
+note the bookie would start, compact and end again and again. So the bookie notes the cause, and the
+next start treats the store as damaged. A scrub that cannot list the ledgers because of a damaged
+block also notes the cause and ends the bookie (bookie/scrub.py). Damaged values in blob files are a
+separate case. A compaction meets them only when space is reclaimed (bookie/reclaimer.py), and a
+scrub finds them one at a time.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _TABLE: Final = re.compile(r"Corruption: .* in \S*\.sst\b", re.DOTALL)
 
 
 def is_rot(error: StorageFailed) -> bool:
-    """Whether the error names a table with corrupted content."""
+    """Return whether the error names a table with corrupted content."""
     return _TABLE.search(error.reason) is not None
 
 
 def note_rot(path: Path, incarnation: str, error: StorageFailed) -> None:
-    """Note `error` for the next start, if it is rot. A failed write of the note is logged. The next
-    start then ends with the same error, and notes it."""
+    """Note `error` for the next start, if it is rot. A failed write of the note is only logged. The
+    bookie that starts next then ends with the same error, and writes the note."""
     if not is_rot(error):
         return
     try:
@@ -49,7 +49,8 @@ def note_rot(path: Path, incarnation: str, error: StorageFailed) -> None:
 
 
 def noted_rot(path: Path, incarnation: str) -> str | None:
-    """The note about this incarnation's store. Raises DirectoryUnusable."""
+    """Return the note about this incarnation's store; None: there is none. Raises
+    DirectoryUnusable."""
     try:
         of, _, reason = (path / ROTTEN).read_text(errors="replace").partition("\n")
     except FileNotFoundError:

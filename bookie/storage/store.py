@@ -1,14 +1,15 @@
 """`Storage`: the interface between a bookie and its disk.
 
-An ordered store of entries and ledger records with one write-ahead log. A write is visible at once.
-It is *durable* only when a `sync` that began after the write has returned. A crash keeps a prefix
-of the unsynced writes, in the order of writing: never a later write without the earlier ones. So
-one `sync` makes a whole group of writes durable. A durable fence implies that all adds written
-before it are durable too.
+A `Storage` is an ordered store of entries and ledger records with one write-ahead log. A write is
+visible at once. It is *durable* only when a `sync` that began after the write has returned. A crash
+keeps a prefix of the unsynced writes, in the order of writing: never a later write without the
+earlier ones. So one `sync` makes a whole group of writes durable. A durable fence implies that all
+adds written before it are durable too.
 
 Every method is synchronous and may block; all raise `StorageFailed`. `write`, `sequence` and the
 small lookups are called on the loop, `sync` on a thread of its own, runs and listings on the read
-thread. An implementation accepts calls from all three at once. An error never means "not there".
+thread. An implementation accepts calls from these three threads at the same time. An error never
+means "not there".
 """
 
 from __future__ import annotations
@@ -31,58 +32,61 @@ class Storage(Protocol):
         """Add or replace, atomically and in order. Visible at once, durable after a later sync."""
 
     def sync(self) -> None:
-        """Make everything durable that was written before the call."""
+        """Make all writes durable that returned before the call."""
 
     def sequence(self) -> int:
-        """A number that grows by one with each put and never decreases, over restarts too."""
+        """Return a number that grows by one with each put and never decreases, also over
+        restarts."""
 
     def ledger_record(self, ledger: int) -> bytes | None:
-        """The record's bytes. None: there is no record."""
+        """Return the bytes of the ledger's record. None: there is no record."""
 
     def entry(self, ledger: int, entry: int) -> bytes | None:
-        """The envelope. None: there is no such entry."""
+        """Return the entry's envelope. None: there is no such entry."""
 
     def last_entry(self, ledger: int) -> tuple[int, bytes] | None:
-        """The stored entry with the highest id, and its envelope. None: no entry is stored."""
+        """Return the highest id of the ledger's entries, and the envelope. None: it has no
+        entry."""
 
     def run(
         self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
     ) -> list[bytes]:
-        """The envelopes of the entries first, first + 1, ... up to the first missing one.
+        """Return the envelopes of the entries first, first + 1, ... up to the first missing entry.
 
         Ends at `last`, at `entries_max`, or with the entry that reaches `bytes_max`. If `first` is
         stored, it is always returned.
         """
 
     def entry_ids(self, ledger: int, first: int, *, entries_max: int) -> list[int]:
-        """Ids of stored entries from `first` on, ascending. Costs a read of each."""
+        """Return the ids of stored entries from `first` on, ascending. This reads each entry."""
 
     def ledgers(self, after: int, *, ledgers_max: int) -> list[int]:
-        """Ids above `after` of ledgers with a record, ascending."""
+        """Return the ids above `after` of ledgers with a record, ascending."""
 
     def delete_ledger(self, ledger: int, tombstone: bytes | None) -> None:
         """Remove the ledger's record and all its entries, and put the tombstone, in one write.
-        None: the ledger may return, so no tombstone is put."""
+        `tombstone` None: write no tombstone, because the ledger may return."""
 
     def tombstone(self, ledger: int) -> bytes | None:
-        """None: there is no tombstone."""
+        """Return the ledger's tombstone. None: there is no tombstone."""
 
     def tombstones(self, after: int, *, ledgers_max: int) -> list[tuple[int, bytes]]:
-        """(ledger, tombstone), ascending, of ledgers above `after`."""
+        """Return (ledger, tombstone) of the ledgers above `after`, ascending."""
 
     def delete_tombstones(self, ledgers: Sequence[int]) -> None:
         """Delete the tombstones in one write."""
 
     def reclaim(self, first: int, last: int) -> None:
         """Reclaim the space of deleted ledgers among `first` to `last`, on a thread of its own.
-        This may take as long as rewriting the others."""
+        This may take as long as rewriting the ledgers that remain."""
 
     def drop_replaced(self) -> None:
-        """Make sure that no `reclaim` reads a replaced value. On its thread."""
+        """Make sure that no later `reclaim` reads a replaced value. Runs on the thread of
+        `reclaim`."""
 
     def pressure(self) -> float:
-        """How close background work is to stopping writes; from 1 on, adds should be delayed.
-        Called on the sync thread."""
+        """Return how much background work is pending, as a ratio: from 1 on, adds should be delayed
+        before writes stop. Called on the sync thread."""
 
     def close(self) -> None:
         """Make everything written durable, and close. No call may follow."""

@@ -1,9 +1,10 @@
-"""How far the log was durable, recorded outside of the log.
+"""The watermark: the last durable operation of the log, recorded outside of the log.
 
 Why. RocksDB can open after damage to its last log with synced entries silently missing; one flipped
-bit in a record's length field is enough. It would then answer "no such entry" for an acknowledged
-one. So after each sync of the log, before the acknowledgements are sent, the number of the last
-synced operation is written here. A store that opens with fewer operations has lost some.
+bit in a record's length field is enough. The bookie would then answer "no such entry" for an
+acknowledged entry. So after each sync of the log, and before the acknowledgements, the bookie
+writes the number of the last synced operation to this file. A store that opens with fewer
+operations has lost some.
 
 Guarantees. The number never leads the log, because it is written only after a sync of the log
 returned. So a smaller number at the opening is always a loss, never a false alarm. The kernel has
@@ -13,8 +14,8 @@ close. Writing it costs 20 microseconds per group. Syncing it each time would co
 compared with 260 for the log of a group of one (measured). It would cover only one more case: a
 power cut *and* damage within the log's last second.
 
-The file also records the size of RocksDB's MANIFEST (manifest.py), which can be damaged in ways
-that RocksDB does not see either.
+The file also records the size of RocksDB's MANIFEST (manifest.py), because RocksDB does not notice
+all damage to the MANIFEST either.
 
 The file has two slots, written in turn, so that a torn write leaves the other slot.
 """
@@ -72,7 +73,8 @@ class WatermarkFile:
             raise StorageFailed("open the watermark", str(error)) from error
 
     def advance(self, sequence: int) -> None:
-        """Every operation up to `sequence` is on disk now."""
+        """Record that every operation up to `sequence` is on disk. Syncs the file if the last sync
+        is LAG_S old."""
         assert sequence >= self._sequence, "the store's sequence went back"
         self._sequence = sequence
         self._write()
@@ -114,7 +116,7 @@ class WatermarkFile:
 
 
 def read_watermark(path: Path) -> Watermark | None:
-    """None: there is no such file. Raises FormatDamaged, StorageFailed."""
+    """Return the watermark. None: there is no such file. Raises FormatDamaged, StorageFailed."""
     try:
         slots = path.read_bytes()
     except FileNotFoundError:

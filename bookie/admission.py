@@ -10,12 +10,13 @@ A bookie admits the first ordinary add of a ledger only after the metadata confi
 bookie belongs to the ledger. Otherwise an outdated writer could bring back a deleted ledger, or
 write to a bookie that did not see a fence. The check needs an await, so this module does not make
 it. `Admitted.unverified` returns unchecked adds to the caller, which offers them again later. A
-fence may be admitted in between. Adds of recoverers and replicators need no check, and they do not
-replace the check.
+fence may be admitted in between. Adds of recoverers and replicators need no check. They do not
+count as a check for later ordinary adds.
 
-For each ledger the memory holds its record and the highest stored entry id. A higher id cannot be a
-duplicate, so the store is read only for ids up to it. The states are a cache of the store with a
-limit on their number. The oldest state is dropped first, and is read again on its next use.
+For each ledger, `Admission` keeps the record and the highest stored entry id in memory. A higher id
+cannot be a duplicate, so only ids up to the highest need a read of the store. The states are a
+cache of the store with a limit on their number. The oldest state is dropped first, and is read
+again on its next use.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Intake(Enum):
 
 @dataclass(slots=True)
 class LedgerAdmission:
-    """A ledger's state in the store, durable or not."""
+    """A ledger's state in the store, including writes that are not durable yet."""
 
     record: LedgerRecord | None  # None: the store has no record of the ledger
     highest: int  # the highest stored entry id; -1: no entry is stored
@@ -113,7 +114,8 @@ _NOTHING: Final = _Stretch(LedgerAdmission(None, -1), -1, -1, -1, -1)
 
 
 def refusal(add: Add, state: LedgerAdmission, intake: Intake) -> BookieCode | None:
-    """The reason why `add` must not be stored, by the state known here. None: it may be stored."""
+    """Return the reason why the ledger's state or the intake forbids to store `add`. None: it may
+    be stored."""
     record = state.record
     if record is None:
         if state.deleted:
@@ -128,7 +130,7 @@ def refusal(add: Add, state: LedgerAdmission, intake: Intake) -> BookieCode | No
 
 
 def same_entry(stored: bytes, offered: bytes) -> bool:
-    """Whether two envelopes of one entry id carry the same entry.
+    """Return whether two envelopes of one entry id carry the same entry.
 
     `confirmed` and the checksum may differ: a recoverer writes entries back with its own value of
     `confirmed`. Raises EnvelopeDamaged when the stored envelope is not intact or belongs to another
@@ -171,7 +173,8 @@ class Admission:
         self._removal_watchers.append(tell)
 
     def state(self, ledger: int) -> LedgerAdmission:
-        """Raises StorageFailed when the ledger's record cannot be read or decoded."""
+        """Return the ledger's state. Raises StorageFailed when its record cannot be read or
+        decoded."""
         state = self._states.get(ledger)
         return self._load(ledger) if state is None else state
 
@@ -217,7 +220,8 @@ class Admission:
         return admitted
 
     def fence(self, ledger: int, master_key: int) -> BookieCode:
-        """Fence the ledger, even if the store has no record of it. OK: fenced, but not durable yet.
+        """Fence the ledger, even if the store has no record of it. OK: the ledger is fenced, but
+        the fence may not be durable yet.
 
         UNAUTHORIZED, DELETED: not fenced. Raises StorageFailed.
         """
@@ -277,7 +281,8 @@ class Admission:
         return BookieCode.OK
 
     def _compare(self, add: Add, state: LedgerAdmission) -> BookieCode | None:
-        """The answer for an add whose entry id may be stored already. None: the id is free."""
+        """Return the answer for an add whose entry id may be stored already. None: the id is
+        free."""
         try:
             stored = self._storage.entry(add.ledger, add.entry)
             if stored is None:
@@ -320,8 +325,9 @@ class Admission:
         return state
 
     def _highest(self, ledger: int) -> int:
-        """The highest stored entry id; ID_MAX: the end of the ledger is damaged. Damage must not
-        prevent the repair of the ledger. With ID_MAX the bookie looks every id up in the store."""
+        """Return the highest stored entry id; ID_MAX: the end of the ledger is damaged. With ID_MAX
+        the bookie looks every id up in the store, so the damage does not prevent a repair of the
+        ledger."""
         try:
             last = self._storage.last_entry(ledger)
         except StorageFailed as error:
@@ -345,7 +351,7 @@ class Admission:
         self._states[ledger] = state
 
     def _recorded(self, state: LedgerAdmission, master_key: int) -> LedgerRecord:
-        """The ledger's record, or a new one. The first add or fence sets the master key."""
+        """Return the ledger's record, or a new one. The first add or fence sets the master key."""
         if state.record is not None:
             return state.record
         return LedgerRecord(master_key, fenced=False, created_ms=self._clock.now_ms())

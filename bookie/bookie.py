@@ -1,6 +1,6 @@
 """A bookie without its ports: opens and closes directory, threads, group commit and service.
 
-Standalone runs one in its own process. `main.py` adds the ports.
+`magnetar standalone` runs such a bookie in the process of the broker. `main.py` adds the ports.
 """
 
 from __future__ import annotations
@@ -42,21 +42,23 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# Bytes written and not yet synced. At 100 MB/s this is a third of a second of adds. Writers wait
-# while the disk is further behind.
+# Limit of the bytes written and not yet synced. Writers wait while the disk is further behind. At
+# 100 MB/s the limit is a third of a second of adds.
 PENDING_BYTES_MAX: Final = 32 << 20
 STOP_GRACE_S: Final = 5.0
 EXIT_STORAGE_FAILED: Final = 74  # EX_IOERR of sysexits.h
-# The next start detects a restored disk image that is older than this.
+# The time after which a running bookie begins another boot epoch. The next start detects a restored
+# disk image that is older than this.
 EPOCH_S: Final = 3600.0
-# How often an idle bookie looks for a flush by RocksDB, to record it in the watermark (2 us).
+# The time between two looks for a flush by RocksDB, which the bookie then records in the watermark.
+# A look takes 2 us. A busy bookie also looks after its syncs.
 FOLLOW_MANIFEST_S: Final = 5.0
 UPKEEP: Final = UpkeepConfig()
 
 
 def die(error: StorageFailed) -> NoReturn:
-    """End the process: after a failed write or sync the contents of the disk are unknown. The next
-    start reads them again."""
+    """End the process, because the contents of the disk are unknown after a failed write or sync.
+    The next start reads them again."""
     log.error("storage failed; ending the process", operation=error.operation, reason=error.reason)
     logging.shutdown()
     os._exit(EXIT_STORAGE_FAILED)
@@ -84,8 +86,8 @@ async def open_bookie(
     Raises WrongIncarnation later, when another process takes the bookie's name.
 
     `new_incarnation`: take a new incarnation on an empty directory. A new boot epoch begins every
-    `epoch_s` seconds. On leaving, the bookie syncs and acknowledges the written entries, within
-    `stop_grace_s`, and then closes the store.
+    `epoch_s` seconds. At the end of the context, the bookie syncs and acknowledges the written
+    entries, within `stop_grace_s`, and then closes the store.
     """
     release_if_short(data_dir, upkeep_config.disk)
     directory = await open_directory(
@@ -178,7 +180,7 @@ def _assemble(
     upkeep_config: UpkeepConfig,
     die: Callable[[StorageFailed], None],
 ) -> tuple[BookieService, Upkeep]:
-    syncs = histogram(registry, "magnetar_bookie_sync_seconds", "How long a group's sync took.")
+    syncs = histogram(registry, "magnetar_bookie_sync_seconds", "Time of the sync of one group.")
     commit = GroupCommit(
         directory.storage,
         note_durable=directory.watermark.advance,
@@ -216,7 +218,7 @@ async def _count_epochs(
     threads: _Threads,
     epoch_s: float,
 ) -> None:
-    """Raises WrongIncarnation."""
+    """Begin a boot epoch every `epoch_s`, until cancelled. Raises WrongIncarnation."""
     while True:
         await asyncio.sleep(epoch_s)
         try:
@@ -240,7 +242,7 @@ async def _follow_manifest(
 def registration(
     service: BookieService, *, address: BookieAddress, http_address: str = "", zone: str = ""
 ) -> BookieRegistration:
-    """The registration of the bookie: its identity, ports and zone."""
+    """Return the registration of the bookie: its identity, addresses and zone."""
     identity = service.identity
     return BookieRegistration(
         bookie=BookieId(identity.bookie),
@@ -290,7 +292,7 @@ def _export(
         ("add_bytes", "Bytes of the frames of adds.", lambda: counts.add_bytes),
         (
             "conflicts",
-            "Adds whose entry id has other content: two writers, or corruption.",
+            "Adds with other content than the stored entry: two writers, or corruption.",
             lambda: service.conflicts,
         ),
         ("reads", "Requests to read entries.", lambda: counts.reads),

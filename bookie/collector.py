@@ -11,16 +11,15 @@ rules make the deletion safe:
        ledger stays absent.
     3. The round ends without a deletion when the metadata store is wrong or an old image: it is
        empty but must not be, it belongs to another cluster, or it has not handed out the id of a
-       ledger written here. Any error ends the round too. A fence for an invented id leaves a
-       record without a ledger. The bookie keeps that record, and the record does not end the
-       round.
+       ledger whose entries are stored here. Any error ends the round, too. A fence for an invented
+       id leaves a record without a ledger. The bookie keeps such a record, and the round continues.
     4. One write deletes the entries and adds a tombstone. A writer that is still active is told
        that its ledger was deleted, at least by this bookie while it keeps the tombstone.
 
 A copy is *left over* when its ledger is closed and no ensemble names this member: another bookie
-replaced this one. The bookie deletes the copy at the second look, `grace_s` after the first. During
-the second look it holds the lock that a repair of the ledger takes. It writes no tombstone, because
-it may get a copy again.
+replaced this one. The bookie deletes the copy at a second look, at least `grace_s` after the first.
+During the second look the bookie holds the lock that a repair of the ledger takes. The deletion of
+a copy writes no tombstone, because the bookie may get a copy again.
 
 A deletion is cheap but frees no space. A compaction frees the space (`Reclaimer`).
 """
@@ -74,7 +73,7 @@ PAGE: Final = 10_000  # entries of one listing: a few milliseconds on the read t
 RECORDS_AT_ONCE: Final = 1_000  # records of one call on the read thread: some milliseconds
 LOOK_TIMEOUT_S: Final = 10.0
 LISTING_TIMEOUT_S: Final = 600.0
-# Left-over copies are looked for in rotation: 50 s of each round at 200 looks/s.
+# Ledgers that one round examines for left-over copies, in rotation. At 200 looks/s they take 50 s.
 LOOKS_FOR_COPIES_MAX: Final = 10_000
 # The time for which a lock is trusted without an answer from the metadata store. A process that was
 # suspended may have lost the lock, and a repair may have made the copy again. The shortest session
@@ -109,7 +108,8 @@ class CollectorCounts:
 
 
 class Collector:
-    """Call `run` once. Everything happens on the loop except listings (`read_thread`)."""
+    """Call `run` once. Everything runs on the loop, except listings and the removal of stores
+    (`read_thread`)."""
 
     def __init__(
         self,
@@ -160,8 +160,8 @@ class Collector:
             await self.maybe_round()
 
     async def maybe_round(self) -> bool:
-        """False: the round was aborted, and the log has the reason. Raises StorageFailed when a
-        write failed."""
+        """Run one round. False: the round was aborted, and the reason is logged. Raises
+        StorageFailed when a write failed."""
         loop = asyncio.get_running_loop()
         try:
             await self._round()
@@ -192,7 +192,7 @@ class Collector:
     # -- Stored ledgers and the metadata ---------------------------------------------------------
 
     async def _stored(self) -> array[int]:
-        """The stored ledgers, ascending; 8 bytes each."""
+        """Return the stored ledgers, ascending; each takes 8 bytes."""
         found: array[int] = array("q")
         while True:
             after = found[-1] if found else -1
@@ -202,7 +202,8 @@ class Collector:
                 return found
 
     async def _check_metadata(self) -> int:
-        """The lowest ledger id that was not handed out yet. Raises CollectionAborted."""
+        """Return the lowest ledger id that was not handed out yet. Raises CollectionAborted if the
+        metadata belongs to another cluster."""
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             await self._metadata.sync(paths.CLUSTER)
             cluster = await self._metadata.get(paths.CLUSTER)
@@ -215,7 +216,8 @@ class Collector:
         return 0 if counter is None else int(decode_ledger_counter(counter.value))
 
     async def _compare(self, stored: array[int]) -> tuple[list[int], array[int]]:
-        """The ledgers of `stored` that the metadata does not list, and those that it lists."""
+        """Return the ledgers of `stored` that the metadata does not list, and the ledgers that it
+        lists. Raises CollectionAborted if the metadata never had a ledger."""
         gone: list[int] = []
         there: array[int] = array("q")
         if not stored:
@@ -235,8 +237,9 @@ class Collector:
         return gone, there
 
     async def _handed_out(self, gone: list[int], end: int) -> list[int]:
-        """The ledgers of `gone` below `end`, the lowest id that was not handed out yet. Raises
-        CollectionAborted when one of the others was written here: the metadata is wrong."""
+        """Return the ledgers of `gone` below `end`, the lowest id that was not handed out yet.
+        Raises CollectionAborted if another ledger of `gone` has entries or a verified record here:
+        the metadata is wrong."""
         first = bisect_left(gone, end)
         strangers = gone[first:]
         for begin in range(0, len(strangers), RECORDS_AT_ONCE):
@@ -258,14 +261,14 @@ class Collector:
         return gone[:first]
 
     def _first_written(self, ledgers: Sequence[int]) -> int | None:
-        """On the read thread: a ledger that has entries or a verified record. None: each has only
-        an unverified record."""
+        """Return a ledger that has entries or a verified record. None: each ledger has only an
+        unverified record. Runs on the read thread."""
         for ledger in ledgers:
             record = self._storage.ledger_record(ledger)
             try:
                 verified = record is not None and decode_ledger_record(record).verified
             except FormatDamaged:
-                verified = True  # not known: treated as verified
+                verified = True  # unknown: treated as verified
             if verified or self._storage.entry_ids(ledger, 0, entries_max=1):
                 return ledger
         return None
@@ -317,8 +320,9 @@ class Collector:
         return deleted
 
     async def _maybe_delete_copy(self, ledger: int) -> bool:
-        """The second look. A repair of the ledger may be making this copy again, unless this bookie
-        still holds the lock when it reads the metadata."""
+        """Look at the copy a second time, and delete it if it is still left over. Return whether it
+        was deleted. The bookie must still hold the ledger's lock when it has read the metadata:
+        otherwise a repair may be making this copy again."""
         loop = asyncio.get_running_loop()
         await self._wait_turn()
         owner = f"bookie {self._member.bookie}"
@@ -342,7 +346,8 @@ class Collector:
         return True
 
     async def _readable(self, ledger: int) -> LedgerMetadata | None:
-        """None: the ledger was deleted, or its metadata cannot be read."""
+        """Return the ledger's metadata. None: the ledger was deleted, or its metadata cannot be
+        read."""
         try:
             return await self._records.get(LedgerId(ledger))
         except InvalidRecord as error:
@@ -359,7 +364,7 @@ class Collector:
     # -- Tombstones, former incarnations, space ----------------------------------------------------
 
     async def _tombstones(self) -> AsyncIterator[list[tuple[int, Tombstone]]]:
-        """Yields one page at a time."""
+        """Yield the readable tombstones, one page at a time."""
         after = -1
         while True:
             page = await self._read(
@@ -377,8 +382,8 @@ class Collector:
             after = page[-1][0]
 
     async def _drop_tombstones(self) -> None:
-        """A clock that jumps forward may drop tombstones too early. The check of first adds still
-        refuses adds to a deleted ledger."""
+        """Delete old tombstones. When the clock jumps forward, this may be too early. The check of
+        first adds still refuses adds to a deleted ledger."""
         oldest_ms = self._clock.now_ms() - self._config.tombstones_kept_s * 1000
         async for page in self._tombstones():
             old = [ledger for ledger, stone in page if stone.deleted_ms < oldest_ms]
@@ -402,8 +407,8 @@ class Collector:
                     log.info("store of a former incarnation removed", incarnation=incarnation)
 
     async def drained(self, member: Member) -> bool:
-        """Whether no ledger names the member now. Reads the metadata of all ledgers; raises the
-        errors of the metadata store."""
+        """Return whether no ledger's metadata names the member. Reads the metadata of all ledgers.
+        Raises the errors of the metadata store."""
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             await self._metadata.sync(paths.LEDGERS)
         async for ledger in ledger_ids(self._metadata, paths.LEDGERS):
@@ -423,13 +428,15 @@ class Collector:
         return True
 
     async def _reclaim_unreclaimed(self) -> None:
-        """Add the ledgers that an earlier run of the process deleted."""
+        """In the first round, tell the reclaimer which ledgers an earlier run of the process
+        deleted and did not reclaim."""
         if self.counts.rounds == 0:
             async for page in self._tombstones():
                 self._reclaimer.note_dead(at for at, stone in page if not stone.reclaimed)
 
     def _note_reclaimed(self) -> None:
-        """Record that the space was reclaimed, so that the next start does not compact it again."""
+        """Record in the tombstones whose space was reclaimed, so that the next start does not
+        compact it again."""
         for ledger in self._reclaimer.take_reclaimed():
             try:
                 stone = self._storage.tombstone(ledger)

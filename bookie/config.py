@@ -20,12 +20,12 @@ from magnetar.runtime.listener import is_wildcard
 
 
 class BookieConfig(RoleConfig):
-    """Read from a TOML file, MAGNETAR_BOOKIE_<KEY> and flags. Ports may be 0: any free one."""
+    """Settings from a TOML file, MAGNETAR_BOOKIE_<KEY> and flags. Port 0 means any free port."""
 
     role: ClassVar[str] = "bookie"
 
     id: str = Field(description="name of this bookie, for the life of its data directory")
-    data_dir: Path = Field(description="directory of its entries; made if it is not there")
+    data_dir: Path = Field(description="directory of the bookie's data; created if missing")
     metadata_url: str = Field(description="zk://host:port[,host:port…][/chroot]")
     host: str = Field("127.0.0.1", description="address to listen on")
     advertised_host: str = Field("", description="address to register for brokers; empty: host")
@@ -39,7 +39,7 @@ class BookieConfig(RoleConfig):
     )
     read_cache_mb: int = Field(READ_CACHE_BYTES >> 20, ge=0, description="MiB of the read cache")
     open_deadline_s: float = Field(
-        OPEN_DEADLINE_S, gt=0, description="time limit to open the store after an unclean end"
+        OPEN_DEADLINE_S, gt=0, description="time limit to open the store after a crash"
     )
     new_incarnation: bool = Field(
         False,
@@ -67,7 +67,8 @@ class BookieConfig(RoleConfig):
     disk_reserve_bytes: int = Field(
         DiskLimits().reserve_bytes,
         ge=0,
-        description="reserved for fences, deletions and starts on a full disk; 1 % of it at most",
+        description="reserved for fences, deletions and starts on a full disk; at most 1 % of "
+        "the disk",
     )
     collect_interval_s: float = Field(
         CollectorConfig().interval_s, gt=0, description="time between searches for deleted ledgers"
@@ -78,13 +79,13 @@ class BookieConfig(RoleConfig):
     tombstones_kept_s: float = Field(
         CollectorConfig().tombstones_kept_s,
         gt=0,
-        description="how long the bookie remembers a deleted ledger",
+        description="time for which the bookie remembers a deleted ledger",
     )
     scrub_bytes_per_s: float = Field(
         ScrubConfig().bytes_per_s, gt=0, description="read rate of the search for damage"
     )
     stop_grace_s: float = Field(
-        STOP_GRACE_S, ge=0, description="at a stop, time limit for requests under way"
+        STOP_GRACE_S, ge=0, description="time limit at a stop for requests under way"
     )
 
     @field_validator("id")

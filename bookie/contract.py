@@ -1,9 +1,9 @@
 """The calls of the bookie contract as values, for both ends: see protos/bookie.proto.
 
 The Write stream and the answers to reads are bytes: see magnetar.protos.envelope. Incarnations are
-32 hex digits. For a former incarnation the bookie answers DAMAGED_STORE, except to reads of entries
-that are still there. For any other incarnation it answers WRONG_INCARNATION. Both answers mean
-"unknown".
+32 hex digits. For a former incarnation with a readable store, the bookie answers DAMAGED_STORE,
+except to reads of entries that are still there. For any other incarnation it answers
+WRONG_INCARNATION. Both answers mean "unknown".
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ _U64: Final = struct.Struct(">Q")
 
 @lru_cache(maxsize=1_024)  # a bookie is asked for the same ledgers again and again
 def read_key(master_key: int, ledger: int) -> int:
-    """The key that allows reads of the ledger, and neither adds nor fences. The master key cannot
-    be computed from it."""
+    """Return the key that allows reads of the ledger, and neither adds nor fences. The master key
+    cannot be computed from the read key."""
     digest = blake2b(_U64.pack(ledger), key=_U64.pack(master_key), digest_size=8, person=b"read")
     (key,) = _U64.unpack(digest.digest())
     return int(key)
 
 
 def may_read(master_key: int, ledger: int, shown: int) -> bool:
-    """Whether a client that shows this key may read the ledger: the master key, or the read key."""
+    """Return whether a client that shows the key `shown` may read the ledger. The ledger's master
+    key and its read key allow reads."""
     return shown in (master_key, read_key(master_key, ledger))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRequest:
-    """Entries first..last. The answer has at least the first of them, whatever `bytes_max` says."""
+    """A request for the entries `first`..`last`. If the first entry is larger than `bytes_max`, the
+    bookie returns it nevertheless."""
 
     incarnation: str
     ledger: int
@@ -54,10 +56,11 @@ class ReadRequest:
     last: int
     bytes_max: int | None = None  # None: the bookie's own limit
     entries_max: int | None = None  # None: the bookie's own limit
-    # Answer only after the fence is durable. (A former incarnation returns entries without a
-    # fence.)
+    # True: fence the ledger, and answer after the fence is durable. A former incarnation returns
+    # entries without a fence.
     fence: bool = False
-    # Only the first `run` entries of each `stride`, counted from `first`. Both 0: all entries.
+    # Read only the first `run` of every `stride` entries, counted from `first`. Both 0: all
+    # entries.
     run: int = 0
     stride: int = 0
 
@@ -78,7 +81,8 @@ class LastConfirmedRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastConfirmed:
     """The answer of `last_confirmed`. With a code other than OK the numbers are -1, -1, 0 and have
-    no meaning. The same holds for an OK to a fence when the last entry cannot be read."""
+    no meaning. The same holds for an OK to a request that fences, when the last entry cannot be
+    read."""
 
     code: BookieCode
     confirmed: int = -1  # the number in the envelope of the last stored entry; -1: none
@@ -90,7 +94,7 @@ class LastConfirmed:
 class LedgerPage:
     code: BookieCode
     ledgers: tuple[int, ...] = ()  # ascending
-    more: bool = False  # continue after the last one
+    more: bool = False  # True: continue after the last ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +109,15 @@ class EntryRun:
 class EntryPage:
     code: BookieCode
     runs: tuple[EntryRun, ...] = ()  # ascending; within a page they neither overlap nor touch
-    more: bool = False  # continue one entry past the last run
+    more: bool = False  # True: continue with the entry after the last run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastHeard:
-    """When a bookie last heard a broker."""
+    """The time since a bookie last heard a broker."""
 
-    heard_s: float  # seconds since then
-    listening_s: float  # how long the bookie has certainly received every frame sent to it
+    heard_s: float  # seconds since the broker's last beat
+    listening_s: float  # seconds in which the bookie has certainly received every frame
 
     @property
     def silent_s(self) -> float:

@@ -1,10 +1,10 @@
 """Answers for a former incarnation of a bookie whose store was found damaged.
 
-The bookie returns a stored entry whose checksum is right: it is the acknowledged entry. Everything
-else is unknown, and the answer is DAMAGED_STORE. A missing entry or ledger may have existed. A
-fence would not hold. Adds belong to the present incarnation. For a former incarnation with an
-unreadable store the bookie answers as for an incarnation that never existed: WRONG_INCARNATION,
-which also means "unknown".
+The bookie returns a stored entry whose checksum is right: it is the entry that was acknowledged. To
+every other request the bookie answers DAMAGED_STORE, which means "unknown". A missing entry or
+ledger may have existed. A fence would not hold. Adds belong to the present incarnation. For a
+former incarnation with an unreadable store the bookie answers as for an incarnation that never
+existed: WRONG_INCARNATION, which also means "unknown".
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 
 class FormerStores:
-    """The stores of the former incarnations. Its reads block."""
+    """The stores of the former incarnations. Reads block the calling thread."""
 
     def __init__(self, stores: Mapping[str, Storage | None]) -> None:
-        """`stores`: by incarnation. None: the store cannot be read."""
+        """`stores` maps each former incarnation to its store, or to None if the store cannot be
+        read."""
         self._stores = stores
 
     def code(self, incarnation: str) -> BookieCode:
-        """The answer to every call except a read, for any incarnation except the present one."""
+        """Return the answer to every call except a read, for any incarnation but the present
+        one."""
         readable = self._stores.get(incarnation) is not None
         return BookieCode.DAMAGED_STORE if readable else BookieCode.WRONG_INCARNATION
 
@@ -45,8 +47,8 @@ class FormerStores:
         bytes_max: int,
         entries_max: int,
     ) -> list[bytes]:
-        """Envelopes of the intact entries from `first` on, up to the first missing or damaged one.
-        The limits are those of `Storage.run`."""
+        """Return the envelopes of the intact entries from `first` on, up to the first missing or
+        damaged entry. The limits are those of `Storage.run`."""
         storage = self._stores.get(incarnation)
         if storage is None or not _may_read(storage, ledger, master_key):
             return []
@@ -64,8 +66,8 @@ class FormerStores:
 
 
 def _may_read(storage: Storage, ledger: int, master_key: int) -> bool:
-    """Whether the master key fits, as far as it is known. A lost ledger record must not prevent
-    reads for a repair."""
+    """Return whether the key allows reads. Any key does if the ledger's record is lost: that must
+    not prevent reads for a repair."""
     try:
         value = storage.ledger_record(ledger)
         if value is None:

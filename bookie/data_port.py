@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from magnetar.runtime.frames import Buffer, FrameStream
 
 CONNECTIONS_MAX: Final = 1_000
-"""256 streams of adds (STREAMS_MAX), and for each of a few dozen brokers some reads and a presence.
-By default a process may open 1,024 files, and RocksDB needs some of them. For more connections,
-raise the limit of the system, too."""
+"""Enough for 256 streams of adds (STREAMS_MAX), and for some reads and one presence of each of a
+few dozen brokers. By default a process may open 1,024 files, and RocksDB needs some of them. To
+raise this limit, raise the system's limit of open files, too."""
 
 
 def data_server(service: BookieService) -> FrameServer:

@@ -7,8 +7,8 @@ recoverers and replicators, deletions. It accepts all adds again once usage fall
 Other processes may use the space above `full`. So the bookie holds a reserve in the data directory:
 a file of zeros. When only the reserve is left, the bookie refuses repairs too and removes the file.
 The freed space serves three purposes: the records of fences and deletions, the compactions that
-reclaim deleted data, and opening the store after a crash, which rewrites what the log holds. The
-bookie creates the reserve again when it accepts adds again.
+reclaim deleted data, and opening the store after a crash, which writes the log's contents to
+tables. The bookie creates the reserve again when it accepts adds again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# Share of the disk, so that the reserve does not fill a small disk.
+# The largest share of the disk for the reserve, so that it does not fill a small disk.
 RESERVE_SHARE_MAX: Final = 0.01
 
 
@@ -61,7 +61,8 @@ class DiskLimits:
 
 
 def judge(before: Intake, usage: Usage, limits: DiskLimits, *, reserve_held: bool) -> Intake:
-    """The adds to admit now. A reserve that is not held must still be made."""
+    """Return the adds to admit now. Without a reserve file, the space for it counts as used: the
+    file must still be created."""
     reserve = limits.reserve_of(usage.total)
     if usage.free - (0 if reserve_held else reserve) < reserve:
         return Intake.NONE

@@ -117,7 +117,7 @@ class TooManyFormers(StartRefused):
 class DamagedStore(BookieError):
     """The store does not open, makes RocksDB compute without end, or lost data that was on disk.
 
-    What is missing from it is unknown, never "no". The bookie keeps the store for a former
+    An entry that this store lacks is "unknown", never "no". The bookie keeps the store for a former
     incarnation.
     """
 

@@ -3,9 +3,9 @@
 Theory. The bookie admits a ledger's first ordinary add only after a check (`FirstAddCheck`). The
 ledger must exist, be open, and name this incarnation of this bookie in its last ensemble. The check
 reads the metadata store, which may be slow or unreachable. Other ledgers and other streams must not
-wait for it. So the adds of such a ledger wait here, in the order of their arrival. After the check
-they are offered again together, in one synchronous step. A fence that arrived in between was
-recorded first, so it stops them.
+wait for it. So the adds of an unchecked ledger wait here, in the order of their arrival. After the
+check the service offers them to `Admission` again, all in one synchronous step. A fence that
+arrived in between was recorded first, so it stops them.
 
 The waiting adds have a limit. An add beyond the limit is answered OVERLOADED, which means
 "unknown".
@@ -42,7 +42,7 @@ WAITING_BYTES_MAX: Final = 32 << 20
 ADD_OVERHEAD_BYTES: Final = 300
 # After a restart of a large broker, each of its topics begins a ledger.
 WAITING_LEDGERS_MAX: Final = 20_000
-# At 2 ms each this is 16,000 new ledgers a second.
+# Checks at the same time. At 2 ms each, 32 checks allow 16,000 new ledgers a second.
 LOOKS_MAX: Final = 32
 # Less than the 5 s after which a writer gives up an add, so that the writer gets the reason.
 LOOK_TIMEOUT_S: Final = 3.0
@@ -55,7 +55,7 @@ class _Waiting:
 
 
 class FirstAdds:
-    """Belongs to the loop. Nothing is decided unless `run` is running."""
+    """The adds that wait for a check. Belongs to the loop. Adds wait until `run` is running."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class FirstAdds:
         waiting_bytes_max: int = WAITING_BYTES_MAX,
         waiting_ledgers_max: int = WAITING_LEDGERS_MAX,
     ) -> None:
-        """`check` returns OK, or the reason to refuse a ledger's ordinary adds; it raises nothing.
+        """`check` returns OK or the reason to refuse a ledger's ordinary adds; it raises nothing.
         `settle` gets the code with the adds of one ledger and one stream, in their order."""
         self._check = check
         self._settle = settle
@@ -77,7 +77,7 @@ class FirstAdds:
         self.waiting_bytes = 0
 
     def take(self, adds: Sequence[Add], outbox: Outbox) -> list[Add]:
-        """Let the adds wait; returns those that exceed a limit."""
+        """Let the adds wait. Returns the adds that exceed a limit."""
         beyond: list[Add] = []
         for add in adds:
             size = len(add.envelope) + ADD_OVERHEAD_BYTES
@@ -131,8 +131,9 @@ class FirstAddCheck:
         self._timeout_s = timeout_s
 
     async def __call__(self, ledger: int) -> BookieCode:
-        """OK: admit. FENCED, NO_SUCH_LEDGER: refuse permanently. OVERLOADED, IO_ERROR: unknown, or
-        the writer replaced this bookie by another."""
+        """Return the verdict on the ledger's ordinary adds. OK: admit. FENCED, NO_SUCH_LEDGER:
+        refuse permanently. OVERLOADED: the check failed, or the writer has replaced this bookie.
+        IO_ERROR: the ledger's metadata cannot be decoded."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._look(LedgerId(ledger))
@@ -142,8 +143,9 @@ class FirstAddCheck:
             return BookieCode.IO_ERROR if damaged else BookieCode.OVERLOADED
 
     async def _look(self, ledger: LedgerId) -> BookieCode:
-        """Always reads after a sync. A stale OK would be harmless only while the fenced bookies
-        keep the fence, and a bookie that deletes a left-over copy loses its fence."""
+        """Judge metadata that was read after a sync. A stale OK would be harmless only while the
+        fenced bookies keep the fence, and a bookie that deletes a left-over copy loses its
+        fence."""
         await self._store.sync(paths.ledger(ledger))
         code = self._judge(await self._records.get(ledger))
         if code is not BookieCode.OK:

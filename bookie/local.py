@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import Member
     from magnetar.runtime.frames import Buffer, FrameStream
 
-# At most 4 MiB wait at a busy bookie; more waits at the writer.
+# Frames that wait at a busy bookie: at most 4 MiB. Further frames wait at the writer.
 _FRAMES_MAX: Final = 16
 
 
 class LocalBookiePeer:
-    """A `BookiePeer`. The serving ends of its streams run in `group`, which must outlive it.
+    """A `BookiePeer`. The serving ends of its streams run in `group`, which must outlive the peer.
 
-    `member` may be a former incarnation of the bookie: each request names it, and the bookie
-    answers from its old store.
+    `member` may be a former incarnation of the bookie. Each request names the incarnation, and the
+    bookie answers from the old store.
     """
 
     def __init__(self, member: Member, service: BookieService, *, group: asyncio.TaskGroup) -> None:

@@ -43,7 +43,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The addresses where a bookie listens."""
+    """The ports on which a bookie listens."""
 
     data_port: int
     grpc_port: int
@@ -71,8 +71,8 @@ async def serve_bookie(
     store: MetadataStore,
     on_ready: Callable[[Ready], None],
 ) -> None:
-    """`run_bookie` on a metadata store that is open. Calls `on_ready` once the bookie serves and is
-    registered. The caller closes the store, which ends the registration."""
+    """Run a bookie like `run_bookie`, on an open metadata store. Calls `on_ready` once the bookie
+    serves and is registered. The caller closes the store, which ends the registration."""
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
         data_socket = bind_port(config.host, config.data_port)
@@ -126,7 +126,8 @@ async def serve_bookie(
                 group.create_task(data_server(service).run(data_socket)),
                 group.create_task(serve_http(app, http_socket)),
                 group.create_task(measure_process(registry)),
-                group.create_task(collect_when_due(lambda: 0)),  # its cycles are short-lived
+                # 0: young collections free the cycles of a bookie
+                group.create_task(collect_when_due(lambda: 0)),
                 group.create_task(entry.run()),
                 group.create_task(announce()),
             ]
@@ -159,8 +160,9 @@ def _say_ready(config: BookieConfig, ready: Ready) -> None:
 
 
 def _health(service: BookieService, entry: Registration, store: MetadataStore) -> Health:
-    """Brokers find the bookie only while its lease is held. Without a connection to the metadata
-    store the bookie does not know whether the lease is still held."""
+    """Return the health. The bookie is ready only while its lease is held, because brokers find it
+    by the lease. Without a connection to the metadata store it does not know whether the lease is
+    held."""
     identity = service.identity
     registered = entry.held and store.session_state is SessionState.CONNECTED
     return Health(

@@ -2,18 +2,18 @@
 
 Theory. RocksDB verifies each value at every read, in software and under the interpreter's lock:
 about 1 ms per MB, half of the cost of a read. Readers come in groups (subscriptions that catch up,
-bookies that are rebuilt, Spark). So the cache keeps runs of entries in the form in which they are
-answered, and evicts the least recently used.
+bookies that are rebuilt, Spark). So the cache keeps runs of entries in the form of the bookie's
+answers, and evicts the least recently used run.
 
-The store decides. The service asks the cache only for ledgers that may be read, and asks the store
-for what the cache does not hold: the cache never says no. Code that deletes or replaces stored
+The cache never says no. The service asks the cache only for ledgers that the client may read, and
+asks the store for entries that the cache does not hold. Code that deletes or replaces stored
 entries calls `forget`, and the cache refuses a run whose read began before that (`epoch`). A scrub
 and a recovery need the disk's contents and do not use the cache.
 
 Invariants (see `check`):
 
-1. No run of a ledger lies within another, so their ends ascend like their beginnings. If a run
-holds an entry, the last run that begins at or before the entry does.
+1. No run of a ledger lies within another, so their ends ascend like their beginnings. If any run
+   holds an entry, the last run that begins at or before the entry holds it.
 2. `bytes` is the sum of the runs' costs, and at most `bytes_max`.
 """
 
@@ -40,11 +40,11 @@ RUN_OVERHEAD_BYTES: Final = 600
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive entries as they are answered; may be empty."""
+    """Consecutive entries in the form of an answer; may be empty."""
 
     first: int
     count: int
-    size: int  # the size of the envelopes
+    size: int  # bytes of the envelopes
     parts: Sequence[Buffer]  # two for each entry (`encode_run`)
 
     @classmethod
@@ -60,7 +60,8 @@ class Run:
         return self.size + self.count * ENTRY_OVERHEAD_BYTES + RUN_OVERHEAD_BYTES
 
     def cut(self, first: int, last: int, *, bytes_max: int, entries_max: int) -> Run:
-        """Return the part from `first`, which it must hold. Limits as in `Storage.run`."""
+        """Return the part from `first` on; the run must hold `first`. Limits as in
+        `Storage.run`."""
         skipped = first - self.first
         count = min(self.count - skipped, last - first + 1, entries_max)
         if count == self.count and self.size - len(self.parts[-1]) < bytes_max:
@@ -95,8 +96,8 @@ class ReadCache:
     def get(
         self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
     ) -> Run | None:
-        """Return the entries from `first` that the cache holds. Limits as in `Storage.run`. Ask the
-        store for what follows them, and for all if None."""
+        """Return the entries from `first` on that the cache holds without a gap; None: it lacks
+        `first`. Limits as in `Storage.run`. The caller asks the store for the other entries."""
         found: Run | None = None
         while (run := self._run_with(ledger, first)) is not None:
             part = run.cut(first, last, bytes_max=bytes_max, entries_max=entries_max)
@@ -127,13 +128,13 @@ class ReadCache:
             self._remove(ledger, firsts[within])
         while self.bytes + run.cost > self._bytes_max:
             self._remove(*next(iter(self._runs)))
-        firsts = self._firsts.setdefault(ledger, [])  # it is removed with its last run
+        firsts = self._firsts.setdefault(ledger, [])  # a list is removed with its last run
         firsts.insert(bisect_left(firsts, run.first), run.first)
         self._runs[ledger, run.first] = run
         self.bytes += run.cost
 
     def forget(self, ledger: int) -> None:
-        """Entries of the ledger were deleted or replaced."""
+        """Drop all runs of the ledger, because entries of it were deleted or replaced."""
         self.epoch += 1
         for first in self._firsts.get(ledger, [])[:]:
             self._remove(ledger, first)

@@ -1,17 +1,18 @@
 """Reclaims the space of deleted ledgers.
 
-A deletion writes a marker and frees nothing. Values lie in blob files together with those of other
-ledgers. A blob file is removed when all its values are dead or were moved. That takes a compaction,
-which rewrites the living values of the files that it visits. So the bookie divides its ledgers into
-*regions* of neighbouring ids, and compacts a whole region when enough of it is dead. A compaction
-of only the dead ids is not enough. An earlier compaction may have dropped their keys and markers
-already; then only the living values lead to the shared blob files.
+A deletion writes a range deletion into RocksDB and frees no space. A blob file holds values of
+several ledgers. RocksDB removes a blob file when all its values are dead or were moved. This needs
+a compaction, which rewrites the living values of the files that it visits. So the bookie divides
+its ledgers into *regions* of neighbouring ids, and compacts a whole region when enough of it is
+dead. A compaction of only the dead ids is not enough. An earlier compaction may have dropped the
+keys of the dead values and the range deletions already. Then only the living values lead to the
+shared blob files.
 
 A compaction that meets an unreadable value fails, and RocksDB refuses all later writes, so the
-process ends. A marker file says that a compaction is running, so that the process does not fail
-again after each start. If the file exists at the start, the bookie compacts nothing until a scrub
-has found everything sound. A repair replaces the bad values that the scrub finds, and replaced
-values are not read again.
+process ends. To prevent that each start fails again, the bookie keeps a marker file while a
+compaction runs. If the file exists at the start, the bookie compacts nothing until a scrub has
+found no damage. A repair replaces the bad values that the scrub finds, and compactions do not read
+replaced values again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ DEAD_SHARE_MIN: Final = 0.2
 # The ledgers of one compaction. Neighbouring ids were written at the same time, to the same files.
 # Adds and reads use the disk between two compactions.
 REGION_LEDGERS_MAX: Final = 256
-# Share of the time for compactions: 0.5 is a pause as long as the compaction before it.
+# Share of the time for compactions. With 0.5, the pause after each compaction is as long as the
+# compaction.
 DUTY: Final = 0.5
 
 
@@ -61,7 +63,8 @@ class Reclaimer:
     """Belongs to the loop. `thread` runs only the compactions, one at a time."""
 
     def __init__(self, storage: Storage, *, thread: Worker, marker: Path | None = None) -> None:
-        """`marker` None: no state outlives the process."""
+        """`marker`: the file that exists while a compaction runs; None: no state outlives the
+        process."""
         self.failures = 0
         self.suspended = marker is not None and marker.exists()
         self._marker = marker
@@ -81,14 +84,15 @@ class Reclaimer:
         self._dead.update(ledgers)
 
     def take_reclaimed(self) -> list[int]:
-        """The ledgers whose space was reclaimed since the last call."""
+        """Return the ledgers whose space was reclaimed since the last call."""
         taken, self._reclaimed = self._reclaimed, []
         return taken
 
     async def reclaim(self, deleted: Iterable[int], alive: Sequence[int]) -> None:
-        """Compact the regions with enough dead ledgers. `alive`: the ledgers stored before,
-        ascending, with or without those just deleted. A failed compaction is logged; the next write
-        shows whether the store is still good."""
+        """Compact the regions with enough dead ledgers. `deleted`: the ledgers deleted since the
+        last call. `alive`: the stored ledgers, ascending; it may still contain ledgers of
+        `deleted`. A failed compaction is only logged: the next write shows whether the store still
+        works."""
         self._dead.difference_update(alive)  # a ledger that was copied to this bookie again
         self.note_dead(deleted)
         loop = asyncio.get_running_loop()
@@ -118,13 +122,14 @@ class Reclaimer:
             await asyncio.sleep(took_s * (1 / DUTY - 1))
 
     def resume(self) -> None:
-        """A scrub found everything sound."""
+        """Compact again: a scrub has found no damage."""
         if self.suspended:
             self.suspended = False
             self._replaced = True
 
     def _compact(self, first: int, last: int) -> None:
-        """On the thread. The marker file stays when the compaction fails or never returns."""
+        """Compact on the thread. The marker file remains if the compaction fails or the process
+        ends."""
         if self._marker is not None:
             self._marker.touch()
         if self._replaced:  # the bad value is still stored, under the repaired one
@@ -136,7 +141,7 @@ class Reclaimer:
 
 
 def regions(dead: Sequence[int], alive: Sequence[int]) -> list[Region]:
-    """All ledgers in the order of their ids, in parts of REGION_LEDGERS_MAX."""
+    """Divide all ledgers, in the order of their ids, into regions of at most REGION_LEDGERS_MAX."""
     everything = merge(((ledger, True) for ledger in dead), ((at, False) for at in alive))
     found: list[Region] = []
     while part := list(islice(everything, REGION_LEDGERS_MAX)):

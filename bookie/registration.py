@@ -38,7 +38,7 @@ class Registration:
 
     @property
     def held(self) -> bool:
-        """Whether the bookie is registered, as far as it knows."""
+        """True when the bookie is registered, as far as it knows."""
         return self._held.is_set()
 
     async def wait_held(self) -> None:
@@ -46,20 +46,20 @@ class Registration:
 
     async def run(self) -> None:
         """Stay registered, until cancelled. Raises LeaseTaken: another process runs as the same
-        incarnation, so this one must end."""
+        incarnation, so this process must end."""
         await self._lease.run()
 
     def set_read_only(self, read_only: bool) -> None:
-        """Change the registration soon, so that brokers see it."""
+        """Update the registration in the background, so that brokers see the change."""
         self._registration = replace(self._registration, read_only=read_only)
         self._lease.set_value(encode_bookie_registration(self._registration))
 
     def _is_leftover(self, value: bytes) -> bool:
-        """Whether an earlier start of this bookie left the node, and its session has not expired
-        yet.
+        """Return whether an earlier start of this bookie left the node, and its session has not
+        expired yet.
 
-        That may be a former incarnation: boot epochs continue across incarnations, and the bookie
-        with the later epoch owns the cookie."""
+        The node may belong to a former incarnation. Boot epochs continue across incarnations, and
+        the bookie with the later epoch owns the cookie."""
         try:
             stored = decode_bookie_registration(value)
         except InvalidRecord:

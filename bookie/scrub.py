@@ -6,8 +6,9 @@ If the ledgers cannot be listed, the table with their records is damaged. A repa
 is then impossible, and the other content of the table is unknown. So the bookie ends, as it does
 when a compaction meets such a table (storage/rot.py).
 
-Rounds follow each other, at most one per `interval_s`. Each round begins at a random ledger, so
-that a bookie that restarts often does not check the same ledgers each time.
+A round begins `interval_s` after the begin of the previous round, or a second after the end of a
+longer round. Each round begins at a random ledger. Otherwise a bookie that restarts often would
+check the same ledgers each time.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 RUN_BYTES: Final = 256 << 10  # per read: about a millisecond on the read thread
-ENTRIES: Final = 1_000  # likewise
+ENTRIES: Final = 1_000  # per read, likewise
 LEDGERS_PAGE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubConfig:
-    # 1 TB in a day and a half, for about 1 % of a core and of a disk.
+    # At this rate, 1 TB takes a day and a half. It costs about 1 % of a core and of a disk.
     bytes_per_s: float = 8 << 20
     interval_s: float = 86_400.0
 
@@ -53,7 +54,7 @@ class ScrubCounts:
 
     entries: int = 0
     bytes: int = 0
-    bad: int = 0  # found for the first time or again
+    bad: int = 0  # damaged entries; each round counts an entry again
     rounds: int = 0
     finished_s: float = 0.0  # end of the last round, in loop time; 0: none yet
 
@@ -70,16 +71,16 @@ class Scrub:
         read_thread: Worker,
         config: ScrubConfig,
     ) -> None:
-        """`report` gets the bad copies: ledger, first and last entry. Its metadata errors are
-        logged, because the next round finds the entries again. `on_sound` is called after each
-        round that read everything and found nothing bad. `on_rot` ends the process: a table is
-        damaged, and the ledgers cannot be listed."""
+        """`report` gets the bad copies: ledger, first and last entry. The scrub logs metadata
+        errors of `report` and continues, because the next round finds the entries again. `on_sound`
+        is called after each round that read everything and found nothing bad. `on_rot` ends the
+        process: a table is damaged, and the ledgers cannot be listed."""
         self.counts = ScrubCounts()
         self._storage = storage
         self._report = report
         self._on_sound = on_sound
         self._on_rot = on_rot
-        self._sound = True  # whether this round has found no damage so far
+        self._sound = True  # True: this round has found no damage so far
         self._bad: tuple[int, int] | None = None  # first and last entry not reported yet
         self._chance = chance
         self._read_thread = read_thread
@@ -96,7 +97,7 @@ class Scrub:
             await asyncio.sleep(max(1.0, begun_s + self._config.interval_s - loop.time()))
 
     async def round(self) -> None:
-        """Verify everything once."""
+        """Verify all stored entries once."""
         self._sound = True
         begin = await self._begin()
         await self._ledgers(begin, None)
@@ -107,12 +108,14 @@ class Scrub:
             self._on_sound()
 
     async def _begin(self) -> int:
-        """A random ledger id in the stored span, found without a listing of all ledgers."""
+        """Return the id after which the round begins: random in the span of the stored ledgers,
+        found without a list of all ledgers."""
         span = await self._list(self._span)
         return -1 if span is None else self._chance.randint(span[0] - 1, span[1] - 1)
 
     def _span(self) -> tuple[int, int] | None:
-        """On the read thread: the lowest and the highest ledger. None: there is none."""
+        """Return the lowest and the highest stored ledger; None: no ledger is stored. Runs on the
+        read thread."""
         found = self._storage.ledgers(-1, ledgers_max=1)
         if not found:
             return None
@@ -137,7 +140,7 @@ class Scrub:
             after = page[-1]
 
     async def _ledger(self, ledger: int) -> None:
-        """Verify runs of entries. Only a gap costs a search for the next entry."""
+        """Verify the ledger run by run. After each gap, search for the next entry."""
         at: int | None = 0
         while at is not None:
             at = await self._next_entry(ledger, await self._run(ledger, at))
@@ -158,12 +161,12 @@ class Scrub:
             await asyncio.sleep(self._pace.delay_s(size, asyncio.get_running_loop().time()))
 
     async def _next_entry(self, ledger: int, absent: int) -> int | None:
-        """The first entry from `absent` on. None: there is none, or the search failed."""
+        """Return the first entry from `absent` on. None: there is none, or the search failed."""
         return await self._read(partial(self._seek, ledger, absent))
 
     def _seek(self, ledger: int, absent: int) -> int | None:
-        """On the read thread. A search fails when the entry that it finds is unreadable. Reading
-        one entry after another then shows which one."""
+        """Search for the first entry from `absent` on, on the read thread. The search fails if that
+        entry is unreadable. Then read up to ENTRIES single ids to find it."""
         try:
             found = self._storage.entry_ids(ledger, absent, entries_max=1)
         except StorageFailed:
@@ -177,7 +180,8 @@ class Scrub:
         return found[0] if found else None
 
     def _verified(self, ledger: int, first: int, entries: int) -> tuple[int, int, list[int]]:
-        """On the read thread: the verified bytes and entries, and the bad entries."""
+        """Verify entries from `first` up to a gap or a limit, on the read thread. Return the number
+        of bytes and of entries, and the bad entries."""
         try:
             found = self._storage.run(
                 ledger, first, first + entries - 1, bytes_max=RUN_BYTES, entries_max=entries
@@ -190,7 +194,8 @@ class Scrub:
         return sum(map(len, found)), len(found), bad
 
     def _alone(self, ledger: int, entry: int) -> tuple[int, int, list[int]]:
-        """A run failed at its first entry: either this entry is unreadable, or one after a gap."""
+        """Verify the entry at which a run failed. Either this entry is unreadable, or one after a
+        gap."""
         try:
             value = self._storage.entry(ledger, entry)
         except StorageFailed:
@@ -229,7 +234,7 @@ class Scrub:
             return None
 
     async def _read(self, read: Callable[[], T]) -> T | None:
-        """None: the read failed; the failure is logged."""
+        """Return the result of `read`. None: it failed; the failure is logged."""
         try:
             return await self._on_thread(read)
         except StorageFailed as error:

@@ -25,7 +25,8 @@ SERVICE: Final = "magnetar.bookie.Bookie"
 
 
 def handlers(service: BookieService) -> Mapping[str, grpc.RpcMethodHandler[bytes, bytes]]:
-    """The methods of SERVICE, for `grpc_server`. Malformed protobuf gets BAD_REQUEST."""
+    """Return the methods of SERVICE, for `grpc_server`. They answer malformed protobuf with
+    BAD_REQUEST."""
     edge = _Edge(service)
     return {
         "LastConfirmed": unary_handler(edge.last_confirmed),

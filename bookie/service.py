@@ -3,13 +3,14 @@
 Theory. Adds arrive in frames. One synchronous step decodes a frame, checks it and writes it
 (admission.py). Its acks enter the stream's outbox once the frame's commit group is durable
 (storage/commit.py). Reads run on a thread of their own, so no read waits behind a sync. Entries
-that were read recently come from memory (read_cache.py). A read that fences writes the fence first,
-and answers nothing before the fence is durable.
+that were read recently come from memory (read_cache.py). For a read that fences, the service writes
+the fence first, and answers after the fence is durable.
 
 Every answer is one of three: yes, an explicit no, or unknown (`BookieCode.definite`). The bookie
-says no only when its store, which opened undamaged and without gaps (storage/directory.py), lacks
-the entry. An error, a full queue and a bookie that stops are unknown. So is an entry that a former
-incarnation of the bookie has lost (damaged_store.py).
+says no only when its store lacks the entry. This is safe because a bookie serves only a store that
+opened undamaged and without gaps (storage/directory.py). After an error, with a full queue, and
+while the bookie stops, the answer is unknown. For an entry that a former incarnation has lost, the
+answer is unknown, too (damaged_store.py).
 """
 
 from __future__ import annotations
@@ -72,23 +73,24 @@ if TYPE_CHECKING:
     from magnetar.runtime.thread import Worker
 
     _Source = Callable[..., tuple[list[bytes], BookieCode]]  # called on the read thread
-    # The next entries of a read, and why the entry after them is missing; None: not known yet.
+    # The next entries of a read, and the code if the entry after them is missing; None: not known.
     _Answer = tuple[Run, BookieCode | None]
 
 log = get_logger(__name__)
 T = TypeVar("T")
 
-# For a client that sends adds and does not read its acks. 1 MiB is 50,000 acks.
+# A client may send adds and not read its acks. Above this limit the bookie stops reading its adds.
+# 1 MiB is 50,000 acks.
 ACKS_PENDING_BYTES_MAX: Final = 1 << 20
 # A stream that waits for room holds a frame of up to 16 MiB. A cluster has dozens of brokers.
 STREAMS_MAX: Final = 256
-# Reads that wait for the one read thread. At 1 ms each the last one waits a quarter of a second.
+# Reads that wait for the one read thread. At 1 ms each, the last read waits a quarter of a second.
 READS_WAITING_MAX: Final = 256
 # The default and the largest limit of one request.
 READ_BYTES_MAX: Final = 8 << 20
 READ_ENTRIES_MAX: Final = 10_000
-# A frame of a read's answer ends here. It needs half of the thread hops and sends of 256 KiB.
-# Reading this much holds the interpreter's lock for 0.6 ms.
+# A frame of a read's answer ends at this size. Compared with 256 KiB, this halves the thread hops
+# and sends. Reading such a frame holds the interpreter's lock for 0.6 ms.
 READ_FRAME_BYTES: Final = 512 << 10
 # Enough for eight readers, each one second behind the previous one.
 READ_CACHE_BYTES: Final = 64 << 20
@@ -110,11 +112,12 @@ class BookieCounts:
     add_bytes: int = 0
     reads: int = 0
     entries_read: int = 0
-    fences: int = 0  # made durable
+    fences: int = 0  # fences that were made durable
 
 
 class BookieService:
-    """`run` must be running. A failed write or sync ends the process (GroupCommit.die)."""
+    """Serves requests while `run` is running. A failed write or sync ends the process (`die` of
+    GroupCommit)."""
 
     def __init__(
         self,
@@ -129,10 +132,10 @@ class BookieService:
         formers: Mapping[str, Storage | None] = MappingProxyType({}),
         read_cache_bytes: int = READ_CACHE_BYTES,
     ) -> None:
-        """`data_dir`: reported with its free space (None: there is no disk). `read_thread` has one
-        worker. `admission` writes through `commit`. `check_first_add`: see first_add_check.py.
-        `formers` maps each former incarnation to its store, None where nothing can be read; it may
-        change."""
+        """`data_dir`: `info` reports the free space of its disk; None: there is no disk.
+        `read_thread` has one worker. `admission` writes through `commit`. `check_first_add`: see
+        first_add_check.py. `formers` maps each former incarnation to its store, or to None if the
+        store cannot be read; the mapping may change."""
         self.identity = identity
         self.state = State.SERVING
         self.counts = BookieCounts()
@@ -151,7 +154,7 @@ class BookieService:
         self._witness = Witness()
 
     async def run(self) -> None:
-        """Commit, until cancelled. Raises StorageFailed."""
+        """Commit writes and check first adds, until cancelled. Raises StorageFailed."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._commit.run())
@@ -160,7 +163,7 @@ class BookieService:
             raise errors.exceptions[0] from None
 
     def set_intake(self, intake: Intake) -> None:
-        """Accept this kind of adds from now on."""
+        """Admit only these kinds of adds from now on."""
         was = self.read_only
         self._admission.intake = intake
         if self.read_only != was:
@@ -177,8 +180,8 @@ class BookieService:
         tell(self.read_only)
 
     async def stop(self, *, grace_s: float) -> None:
-        """Refuse new work, sync and acknowledge what was written within `grace_s`, and end the
-        streams. `run` must still be running."""
+        """Refuse new work, sync and acknowledge the adds that were written, and end the streams.
+        The sync and the acks may take `grace_s`. `run` must still be running."""
         self.state = State.STOPPING
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -228,7 +231,8 @@ class BookieService:
         return code is BookieCode.OK
 
     async def _take_adds(self, stream: FrameStream, outbox: Outbox) -> None:
-        """Take frames until the stream ends, at the pace of the disk and of the peer."""
+        """Take frames until the stream ends. While the disk or the peer falls behind, take no
+        further frame."""
         while True:
             frame = await stream.receive()
             self._take_frame(frame, outbox)
@@ -258,7 +262,7 @@ class BookieService:
         if code is not BookieCode.OK:
             outbox.put(b"".join(_acks(adds, code)))
             return
-        with suppress(StorageFailed):  # `run` ends with it
+        with suppress(StorageFailed):  # `run` raises this error, too
             self._answer(self._admission.admit(adds, verified=True), outbox)
 
     def _answer(self, admitted: Admitted, outbox: Outbox) -> None:
@@ -281,14 +285,15 @@ class BookieService:
             check_beat(await stream.receive())
 
     def last_heard(self, broker: str, incarnation: str) -> LastHeard | None:
-        """Return when this bookie last heard the broker; None: it cannot tell."""
+        """Return when this bookie last heard the broker; None: the bookie cannot tell."""
         return self._witness.last_heard(broker, incarnation, asyncio.get_running_loop().time())
 
     # -- Reads ---------------------------------------------------------------------------------
 
     async def read(self, request: ReadRequest) -> AsyncGenerator[Sequence[Buffer], None]:
-        """Yield frames of read answers, each as its parts: the entries from `first` on, then why
-        the next one is missing, unless a limit or `last` was reached."""
+        """Yield the frames of the answer, each as a sequence of parts. The frames hold the entries
+        from `first` on. If the read ends before `last` and before a limit, the last frame also has
+        the code that says why the next entry is missing."""
         self.counts.reads += 1
         code = await self._open(request)
         if not request.well_formed:
@@ -302,7 +307,7 @@ class BookieService:
         )
         # A yes needs no fence, and a former incarnation never says no.
         fence = request.fence and not former
-        # A recovery must see what the disk holds.
+        # A recovery must read from the disk, not from the cache.
         cached = None if former or fence else request.ledger
         async with aclosing(
             self._read_striped(request, source)
@@ -318,7 +323,7 @@ class BookieService:
     async def _read_runs(
         self, request: ReadRequest, source: _Source, cached: int | None
     ) -> AsyncGenerator[Sequence[Buffer], None]:
-        """`cached`: see `_begin_run`."""
+        """Yield the frames of an answer without gaps. `cached`: see `_begin_run`."""
         rest = _Rest(
             at=request.first,
             last=request.last,
@@ -346,7 +351,7 @@ class BookieService:
     async def _read_striped(
         self, request: ReadRequest, source: _Source
     ) -> AsyncGenerator[Sequence[Buffer], None]:
-        """Like `read`, but continues across gaps."""
+        """Yield frames like `_read_runs`, but continue across the gaps between stripes."""
         bytes_left = min(request.bytes_max or READ_BYTES_MAX, READ_BYTES_MAX)
         entries_left = min(request.entries_max or READ_ENTRIES_MAX, READ_ENTRIES_MAX)
         at, why = request.first, None
@@ -372,7 +377,8 @@ class BookieService:
     def _begin_run(
         self, source: _Source, rest: _Rest, cached: int | None
     ) -> asyncio.Future[_Answer]:
-        """`cached`: the ledger whose runs may come from memory; None: from the disk alone."""
+        """Begin to read the next run. `cached`: the ledger whose runs may come from memory; None:
+        read from the disk only."""
         at, last = rest.at, rest.last
         bytes_max, entries_max = rest.frame_bytes, rest.entries_left
         limits = {"bytes_max": bytes_max, "entries_max": entries_max}
@@ -396,8 +402,9 @@ class BookieService:
     def _run(
         self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
     ) -> tuple[list[bytes], BookieCode]:
-        """Like `Storage.run`, but does not fail as a whole: returns the entries before one that
-        cannot be read; and the code to answer if they are too few."""
+        """Read like `Storage.run`, but stop before an unreadable entry instead of raising
+        StorageFailed. Return the entries, and the code to answer if the reader needs more
+        entries."""
         run, absent = self._storage.run, BookieCode.NO_SUCH_ENTRY
         with suppress(StorageFailed):
             return run(ledger, first, last, bytes_max=bytes_max, entries_max=entries_max), absent
@@ -415,7 +422,7 @@ class BookieService:
     def _run_of_former(
         self, request: ReadRequest, first: int, last: int, *, bytes_max: int, entries_max: int
     ) -> tuple[list[bytes], BookieCode]:
-        """Like `_run`, from the store of a former incarnation."""
+        """Read like `_run`, but from the store of a former incarnation."""
         found = self._damaged_store.run(
             request.incarnation,
             request.ledger,
@@ -428,9 +435,9 @@ class BookieService:
         return found, BookieCode.DAMAGED_STORE
 
     async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
-        """Return the last stored entry and its "confirmed". With `fence`, the answer is OK even if
-        that entry cannot be read: the ledger is fenced, and recovery uses "confirmed" as a lower
-        bound."""
+        """Return the last stored entry and the "confirmed" in its envelope. With `fence`, the
+        answer is OK even if that entry cannot be read: the ledger is fenced, and recovery uses
+        "confirmed" only as a lower bound."""
         code = await self._open(request)
         if code is not BookieCode.OK:
             return LastConfirmed(code=code)
@@ -511,9 +518,9 @@ class BookieService:
     # -- Checks of every call --------------------------------------------------------------------
 
     async def _open(self, request: ReadRequest | LastConfirmedRequest) -> BookieCode:
-        """Return OK if the ledger may be read, and is durably fenced if the request fences. Ask
-        again before each answer to a fencing request: removing a copy, such as a superfluous one,
-        also removes its fence."""
+        """Return OK if the client may read the ledger. For a request that fences, first fence the
+        ledger durably. Call this again before each answer to such a request: when the collector
+        deletes a left-over copy, the fence is deleted with it."""
         code = self._refusal(request.incarnation)
         if code is not None:
             return code
@@ -557,7 +564,7 @@ class BookieService:
         if self._reads_waiting >= READS_WAITING_MAX:
             refused: asyncio.Future[T] = asyncio.get_running_loop().create_future()
             refused.set_exception(ReadsOverloaded(READS_WAITING_MAX))
-            refused.exception()  # the caller may be gone before it asks
+            refused.exception()  # marks the error as retrieved: the caller may be gone
             return refused
         self._reads_waiting += 1
         reading = self._read_thread.do(read)
@@ -567,7 +574,7 @@ class BookieService:
     def _on_read_done(self, reading: asyncio.Future[T]) -> None:
         self._reads_waiting -= 1
         if not reading.cancelled():
-            reading.exception()  # the caller may be gone
+            reading.exception()  # marks an error as retrieved: the caller may be gone
 
 
 @dataclass(slots=True)
@@ -588,7 +595,8 @@ class _Rest:
         return self.at > self.last or self.entries_left <= 0 or self.bytes_left <= 0
 
     def take(self, found: Run) -> bool:
-        """Count these entries as answered. True: the frame should have had more."""
+        """Count these entries as answered. Return whether the frame should have had more
+        entries."""
         full = found.size >= self.frame_bytes or found.count == self.entries_left
         self.at += found.count
         self.entries_left -= found.count
@@ -617,7 +625,7 @@ def _unknown(error: StorageFailed | ReadsOverloaded | EnvelopeDamaged) -> Bookie
 
 
 def _runs(entries: Sequence[int]) -> tuple[EntryRun, ...]:
-    """Join ascending ids to runs."""
+    """Join ascending entry ids into runs."""
     runs: list[EntryRun] = []
     for entry in entries:
         if runs and runs[-1].first + runs[-1].count == entry:

@@ -1,8 +1,8 @@
 """Reads of stripes: some entries, then a gap, repeatedly.
 
 A bookie of a ledger with E > Qw holds `run` neighbouring entries of each `stride`. A read that asks
-only for these continues across the gaps; an ordinary read ends at the first gap. A missing entry
-that was asked for ends both.
+only for these entries continues across the gaps; an ordinary read ends at the first gap. Both reads
+end at a missing entry that they ask for.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Pieces = list[tuple[int, list[bytes]]]
 def read_stripes(
     read_run: ReadRun, request: ReadRequest, at: int, *, bytes_max: int, entries_max: int
 ) -> tuple[Pieces, int, BookieCode | None]:
-    """The stored entries from `at` on, the entry at which the read ends, and the reason. None: the
-    read ended at a limit, or after the last entry.
+    """Return the stored entries from `at` on, the entry at which the read ends, and the reason.
+    None: the read ended at a limit, or after the last entry.
 
-    `read_run(first, last, bytes_max=, entries_max=)` returns a run without gaps, and the code for
-    the case that the run is too short.
+    `read_run(first, last, bytes_max=, entries_max=)` returns a run without gaps, and the code to
+    answer if the run is too short.
     """
     pieces: Pieces = []
     while at <= request.last and bytes_max > 0 and entries_max > 0:

@@ -1,11 +1,12 @@
 """A bookie's knowledge of the presence of brokers.
 
-Each broker sends a beat every BEAT_S to every bookie. A broker that stands still, or that no bookie
-hears, cannot append: other brokers ask the bookies about an owner that does not answer them
+Each broker sends a beat every BEAT_S to every bookie. A broker cannot append while it stands still
+or no bookie hears it. So other brokers ask the bookies about an owner that does not answer
 (broker/ownership/liveness.py).
 
-A bookie may stand still or be cut off itself. If it has heard no broker at all for DEAF_S, its
-answer says nothing about the time before. It knows nothing about a broker that it never heard.
+A bookie may itself stand still or be cut off. After DEAF_S without a beat of any broker, it is
+*deaf*. Its later answers then count only the time since the next beat of any broker. About a broker
+that it never heard, it answers "unknown".
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Witness:
         self._heard: OrderedDict[tuple[str, str], float] = OrderedDict()
         # The time of the last beat of any broker; None: no beat yet.
         self._last_beat: float | None = None
-        self._listening_since = 0.0  # means nothing before the first beat
+        self._listening_since = 0.0  # has no meaning before the first beat
 
     def on_beat(self, broker: str, incarnation: str, now: float) -> None:
-        """A broker was heard."""
+        """Record a beat of the broker."""
         if self._is_deaf(now):
             self._listening_since = now
         self._last_beat = now
@@ -48,7 +49,7 @@ class Witness:
             self._heard.popitem(last=False)
 
     def last_heard(self, broker: str, incarnation: str, now: float) -> LastHeard | None:
-        """None: the bookie cannot tell."""
+        """Return when this bookie last heard the broker; None: the bookie cannot tell."""
         heard_at = self._heard.get((broker, incarnation))
         if heard_at is None:
             return None

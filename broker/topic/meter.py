@@ -10,7 +10,8 @@ RATE_WINDOW_S: Final = 10.0
 """An event this long ago counts 1/e of an event that happens now."""
 
 CLIENTS_PER_TURN: Final = 100
-"""Producers or consumers that are described in one turn of the loop, at 20 us each."""
+"""The number of producers or consumers that are described in one turn of the loop, at 20 us
+each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class Meter:
         self._recent_bytes = self._recent_bytes * decay + size
 
     def rates(self, now: float) -> Rates:
-        """The rates now. Those of a steady flow are right from the meter's first second on."""
+        """The rates now. The rates of a steady flow are correct from the meter's first second
+        on."""
         decay = exp((self._at - now) / RATE_WINDOW_S)
         age_s = max(now - self._born, 1.0)
         weight_s = RATE_WINDOW_S * (1.0 - exp(-age_s / RATE_WINDOW_S))

@@ -1,7 +1,7 @@
 """Pages of the pending entries of a subscription, with their messages' metadata.
 
-An entry that cannot be read is listed with the reason: an operator looks at pending entries most
-often when something is wrong.
+A page lists an entry that cannot be read with the error, because operators look at pending entries
+most often when something is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PAGE_ENTRIES_MAX: Final = 100
-"""Each entry is read, one after the other: 100 take some 0.1 s if they are not in the cache."""
+"""The limit of entries in a page. The broker reads them one after the other: 100 take some 0.1 s if
+they are not in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,10 @@ async def pending_page(
     show: Callable[[PendingMessage], T],
 ) -> tuple[list[T], Position | None]:
     """Up to `limit` pending entries after a position, and the `after` of the next page (None: this
-    was the last one). `consumer`: only those of consumers with this name; `slot`: only those of a
-    Key_Shared hash. `show` converts each entry for the caller before the next one is read, because
-    a page of large entries may take 500 MB. Raises NotAllowed for a hash of a subscription that is
-    not Key_Shared."""
+    was the last page). `consumer`: only entries of consumers with this name. `slot`: only entries
+    of this Key_Shared hash. `show` converts each entry for the caller before the next one is read,
+    because a page of large entries may take 500 MB. Raises NotAllowed for a hash of a subscription
+    that is not Key_Shared."""
     assert 0 < limit <= PAGE_ENTRIES_MAX
     found = await _find(subscription, consumer, slot, after, limit + 1)
     page, more = found[:limit], len(found) > limit
@@ -82,7 +83,8 @@ async def _find(
 def _of_active(
     subscription: Subscription, name: str, after: Position, end: Position, count: int
 ) -> list[PendingEntry]:
-    """A single-active type tracks no entries: it has delivered the entries before `end`."""
+    """The pending entries of a single-active type, which does not track them: the unacknowledged
+    entries before `end`, where the deliveries end."""
     cursor = subscription.cursor
     found: list[PendingEntry] = []
     position = cursor.first_unacked(Position(after.ledger, after.entry + 1))

@@ -2,12 +2,14 @@
 
 Theory of operation. The subscription is the shell of its dispatcher. It reports each event
 (permits, acknowledgements, new entries in the log, the end of a read) and executes the returned
-actions in the same synchronous step. It passes entries to the sessions, starts reads (`ReadLoop`,
-at most one read at a time), and keeps one timer for the time that the dispatcher names.
+actions in the same synchronous step. The subscription passes entries to the sessions, starts reads
+(`ReadLoop`, at most one read at a time), and keeps one timer for the time that the dispatcher
+names.
 
 Consumers join with `attach` and leave with `detach`. The subscription has the type of its connected
-consumers. It keeps the dispatcher while no consumer is connected. It makes a new one when the type
-changes and after a seek. The redelivery counts belong to the cursor and outlive the dispatcher.
+consumers. It keeps the dispatcher while no consumer is connected. It makes a new dispatcher when
+the type changes and after a seek. The redelivery counts belong to the cursor and outlive the
+dispatcher.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ FLUSH_TIMEOUT_S: Final = 5.0
 """The time that the close of a consumer waits for its acknowledgements to be durable."""
 
 RETURN_S: Final = 60.0
-"""How long a non-durable subscription waits for its reader to come back after a seek, which
-disconnects the reader. A client reconnects within a second, or gives up after 30 s."""
+"""The time that a non-durable subscription waits for its reader after a seek, which disconnects the
+reader. A client reconnects within a second, or gives up after 30 s."""
 
 DISPATCHERS: Final[Mapping[SubscriptionType, MakeDispatcher]] = {
     SubscriptionType.EXCLUSIVE: Exclusive,
@@ -85,8 +87,8 @@ DISPATCHERS: Final[Mapping[SubscriptionType, MakeDispatcher]] = {
 class _AckView:
     """The view of the cursor that a dispatcher has (`Acks`).
 
-    `highest_acked` saves the look-ups of a tailing consumer: no entry after it is acknowledged. It
-    starts at the end of the log at load time and moves with each acknowledgement.
+    No entry after `highest_acked` is acknowledged, which saves look-ups for a consumer at the end
+    of the log. It starts at the end of the log at load time and moves with each acknowledgement.
     """
 
     __slots__ = ("_cursor", "batch_ack_set", "first_unacked", "highest_acked", "is_acked")
@@ -104,8 +106,8 @@ class _AckView:
 
 
 class Subscription:
-    """Made by its topic. It calls `abandoned` when a non-durable subscription has lost its last
-    consumer."""
+    """One subscription of a persistent topic. It calls `abandoned` when it is deleted, and when it
+    is non-durable and has lost its last consumer."""
 
     __slots__ = (
         "_abandoned",
@@ -168,9 +170,9 @@ class Subscription:
         delays: Delays | None = None,
         now_ms: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`guard`: the topic's; None: exceptions of timers are not caught. `partition`: the index
-        of the topic among its partitions; None: it is no partition. `delays`: None: every entry is
-        due at once. `now_ms`: the wall clock."""
+        """`guard`: the guard of the topic; None: exceptions of timers are not caught. `partition`:
+        the index of the topic among its partitions; None: it is no partition. `delays` None: every
+        entry is due at once. `now_ms`: the wall clock."""
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.cursor = cursor
@@ -190,7 +192,7 @@ class Subscription:
         self._partition = partition
         self._failover = failover
         self._key_shared = key_shared or KeySharedSettings()
-        self._joined = 0  # consumers so far; the join number of the next one
+        self._joined = 0  # the number of consumers so far; the join number of the next one
         self._type = SubscriptionType.EXCLUSIVE  # the type of the dispatcher
         self._dispatcher: Dispatcher | None = None  # None: no consumer since the start or a seek
         # The time when the timer is due, and its handle. uvloop returns a handle without a time for
@@ -208,8 +210,9 @@ class Subscription:
             tell=self._tell,
             skip=self._skip,
         )
-        self._leaving: dict[ConsumerHandle, asyncio.Event] = {}  # set: it may close
-        self._asker: ConsumerHandle | None = None  # asked for the deletion; None: none did
+        self._leaving: dict[ConsumerHandle, asyncio.Event] = {}  # set: the consumer may close
+        # The consumer that asked for the deletion; None: no consumer did.
+        self._asker: ConsumerHandle | None = None
         self._return_timer: asyncio.TimerHandle | None = None
         self._meter = Meter(now)
         self._redelivered = Meter(now)
@@ -221,7 +224,7 @@ class Subscription:
         self._activity = Activity()  # the activity of the consumers that have left
         self._mark = cursor.mark_delete
         self._mark_moved_ms = 0  # 0: not on this broker
-        self._left_s = now  # when the last consumer left, or the topic was opened
+        self._left_s = now  # the time when the last consumer left, or the topic was opened
         self._unwatch = topic_log.watch(self.advance, read_position=self._tail)
 
     @property
@@ -239,7 +242,7 @@ class Subscription:
     def attach(
         self, request: SubscribeRequest, events: ConsumerEvents, *, connected_since: str
     ) -> ConsumerHandle:
-        """A consumer joins. If the type changes, it gets a new dispatcher.
+        """A consumer joins. If the type changes, the subscription gets a new dispatcher.
 
         Raises SubscriptionFenced, NotAllowed, ConsumerBusy, ConsumerRefused, before any change.
         """
@@ -274,15 +277,15 @@ class Subscription:
         self.advance()
 
     async def evict_dead(self, refused: ConsumerRefused) -> None:
-        """Evict the consumers for whose sake another one was refused (the incumbents), if their
-        clients do not answer a probe. Raises the error of the refusal if one answers, or if there
-        is no incumbent."""
+        """Probe the clients of the incumbents of a refusal, and evict the consumers whose clients
+        do not answer. Raises the error of the refusal if a client answers, or if there is no
+        incumbent."""
         if not refused.incumbents:
             raise refused.error
         for machine in refused.incumbents:
             handle = self.consumers.get(machine)
             if handle is None:
-                continue  # it left during an earlier probe
+                continue  # the consumer left during an earlier probe
             if await handle.events.probe():
                 raise refused.error
             handle.evict(CloseReason.REPLACED)
@@ -306,7 +309,7 @@ class Subscription:
             self._abandoned(self)
 
     async def drain(self, handle: ConsumerHandle) -> None:
-        """See ConsumerHandle.drain. A seek closes the consumer."""
+        """See ConsumerHandle.drain. A seek closes the consumer, which ends the wait."""
         self._require_open()
         drained = self._leaving.setdefault(handle, asyncio.Event())
         if not handle.machine.leaving:
@@ -316,7 +319,7 @@ class Subscription:
         await drained.wait()
 
     def _is_drained(self, handle: ConsumerHandle) -> bool:
-        """Whether the consumer has acknowledged all that it has."""
+        """Returns True when the consumer has acknowledged all its entries."""
         if handle.active:  # a single-active type, which has no pending entries
             first = self.cursor.first_unacked(after(self.cursor.mark_delete))
             return first >= self._machine().read_position
@@ -426,8 +429,8 @@ class Subscription:
             self.tell_end()
 
     def tell_end(self) -> None:
-        """The topic is terminated: tell consumers when all of it is acknowledged, each of them
-        once."""
+        """The topic is terminated: if all its messages are acknowledged, tell the clients of all
+        consumers, each of them once."""
         if self.cursor.backlog_entries == 0:
             for handle in self.consumers.values():
                 handle.tell_end()
@@ -445,14 +448,14 @@ class Subscription:
     async def seek(
         self, target: Position, *, batch_index: int = 0, ack_set: Sequence[int] = ()
     ) -> None:
-        """Move the cursor: the entry at or after `target` is delivered next. If it is a batch at
-        `target`, its first `batch_index` messages are not delivered, or with `ack_set` only those
-        of the set.
+        """Move the cursor: the entry at or after `target` is delivered next. If the entry at
+        `target` is a batch, its first `batch_index` messages are not delivered. With `ack_set`,
+        only the messages of the set are delivered.
 
         The subscription first closes the consumers that may have entries: with a single-active type
-        the active consumer, otherwise all consumers. So no entry from before the seek reaches them
-        after it. Their clients reconnect. Raises SubscriptionFenced, LogError; ReadFailed with
-        `batch_index` or `ack_set`.
+        the active consumer, otherwise all consumers. So no entry from before the seek reaches these
+        consumers after it. Their clients reconnect. Raises SubscriptionFenced, LogError; ReadFailed
+        with `batch_index` or `ack_set`.
         """
         self._begin_seek()
         try:
@@ -475,8 +478,8 @@ class Subscription:
             self._end_seek()
 
     async def skip(self, count: int) -> int:
-        """Acknowledge the first `count` unacknowledged entries. Durable on return. Returns how many
-        there were. Raises SubscriptionFenced, LogError."""
+        """Acknowledge the first `count` unacknowledged entries. The acknowledgements are durable on
+        return. Returns the number of entries. Raises SubscriptionFenced, LogError."""
         assert count > 0, count
         return await self.skip_through(self.cursor.nth_unacked(count) or self._log.confirmed)
 
@@ -485,8 +488,8 @@ class Subscription:
         return await self.skip_through(self._log.confirmed)
 
     async def expire_before(self, cutoff_ms: int, *, now_ms: int) -> int:
-        """Acknowledge what was appended before `cutoff_ms`, as `skip` does. Does nothing if the
-        first unacknowledged entry is younger. Raises ReadFailed, too."""
+        """Acknowledge the entries that were appended before `cutoff_ms`, as `skip` does. Does
+        nothing if the first unacknowledged entry is younger. Raises ReadFailed, too."""
         self._require_open()
         through = await self.oldest.last_before(cutoff_ms)
         return 0 if through is None else await self.expire_through(through, now_ms=now_ms)
@@ -519,8 +522,8 @@ class Subscription:
     async def unsubscribe(self, handle: ConsumerHandle | None, *, force: bool) -> None:
         """Delete the subscription and its cursor. `handle` is the consumer that asks for it.
 
-        That consumer is not closed before the outcome is known, not even when the topic closes
-        meanwhile: its client would reconnect and create the subscription again during its deletion.
+        This consumer stays open until the outcome is known, even when the topic closes meanwhile.
+        Otherwise its client would reconnect, and create the subscription again during the deletion.
         Raises ConsumersConnected if there are other consumers, unless `force`; SubscriptionFenced,
         LogError.
         """
@@ -533,8 +536,8 @@ class Subscription:
         self._drop_dispatcher()
         for other in others:
             other.evict(CloseReason.UNSUBSCRIBED)
-        # In a task of the topic: a client that leaves would interrupt the deletion, whose outcome
-        # would be unknown then, and the broker would give up the topic.
+        # The deletion runs in a task of the topic. Otherwise a client that leaves would interrupt
+        # it: its outcome would be unknown, and the broker would give up the topic.
         outcome: asyncio.Future[Exception | None] = self._loop.create_future()
         task = self._spawn(self._delete(handle, outcome))
         task.add_done_callback(lambda _: outcome.done() or outcome.cancel())
@@ -569,8 +572,8 @@ class Subscription:
             self._abandoned(self)
 
     def close(self, reason: CloseReason) -> None:
-        """Close for good: the topic closes, or the subscription is deleted. The caller of a
-        deletion under way still gets its answer."""
+        """Close permanently: the topic closes, or the subscription is deleted. A caller that waits
+        for a deletion still gets its answer."""
         if self.state is SubscriptionState.CLOSED:
             return
         self.state = SubscriptionState.CLOSED
@@ -595,7 +598,7 @@ class Subscription:
         return LastMessage(entries[0].position, batch_index, mark_delete, partition)
 
     async def backlog_entries(self) -> int:
-        """Entries that are not acknowledged."""
+        """The number of unacknowledged entries."""
         return (await self.cursor.backlog()).entries
 
     async def peek(self, number: int) -> StoredEntry | None:
@@ -616,12 +619,12 @@ class Subscription:
 
     @property
     def dispatcher(self) -> Dispatcher | None:
-        """None: no consumer has connected since the start or a seek."""
+        """The dispatcher. None: no consumer has connected since the start or a seek."""
         return self._dispatcher
 
     def delivered_to_active(self) -> tuple[str, Position, Position] | None:
-        """For a type with a single active consumer: the active consumer, and the positions between
-        which its entries are, both excluded. None: another type, or no consumer is active."""
+        """The name of the active consumer, and the two positions between which its entries are,
+        both excluded. None: the type is not single-active, or no consumer is active."""
         machine = self._dispatcher
         if isinstance(machine, Exclusive | Failover) and self.active_name:
             return self.active_name, self.cursor.mark_delete, machine.delivered_end
@@ -629,7 +632,8 @@ class Subscription:
 
     @property
     def read_position(self) -> Position | None:
-        """The position of the dispatcher's next read. None: no consumer has connected yet."""
+        """The position of the dispatcher's next read. None: no consumer has connected since the
+        start or a seek."""
         return None if self._dispatcher is None else self._dispatcher.read_position
 
     @property
@@ -643,7 +647,7 @@ class Subscription:
         return self._redelivered
 
     def expired_rate(self, now: float) -> float:
-        """Entries expired per second."""
+        """The number of expired entries per second."""
         return self._expired.rates(now).messages
 
     @property
@@ -653,12 +657,13 @@ class Subscription:
 
     @property
     def unacked(self) -> int:
-        """Messages that consumers have and have not acknowledged."""
+        """The number of messages that consumers have and have not acknowledged."""
         return sum(machine.unacked for machine in self.consumers)
 
     @property
     def active_name(self) -> str:
-        """The name of the active consumer. "": there is none, or the type has none."""
+        """The name of the active consumer. "": no consumer is active, or the type has no active
+        consumer."""
         return next((handle.name for handle in self.consumers.values() if handle.active), "")
 
     def explain(self) -> list[Reason]:
@@ -684,7 +689,8 @@ class Subscription:
         )
 
     async def describe(self, turns: Turns) -> dict[str, Any]:
-        """Pulsar's SubscriptionStats, and the backlog in messages."""
+        """The statistics in the form of Pulsar's SubscriptionStats, and the backlog in messages.
+        Raises ReadFailed."""
         backlog = await self.cursor.backlog()
         oldest = await self.oldest.find()
         keyed = await self._keyed_stats()
@@ -734,8 +740,8 @@ class Subscription:
         }
 
     async def _keyed_stats(self) -> dict[Consumer, dict[str, object]]:
-        """The statistics of each consumer, if the type is Key_Shared; one consumer in each
-        iteration of the loop."""
+        """The Key_Shared statistics of each consumer; {}: the type is not Key_Shared. Describes one
+        consumer in each iteration of the loop."""
         machine, found = self._dispatcher, {}
         if isinstance(machine, KeyShared):
             for consumer, stats in machine.describe_consumers():
@@ -753,8 +759,8 @@ class Subscription:
     # ---- the shell of the dispatcher -------------------------------------------------------------
 
     def _dispatcher_for(self, request: SubscribeRequest) -> Dispatcher:
-        """The present dispatcher, or a new one if there is none for this type and Key_Shared mode.
-        Raises ConsumerBusy."""
+        """The present dispatcher, or a new one if the present one does not serve this type and
+        Key_Shared mode. Raises ConsumerBusy if the connected consumers have another type."""
         kind, machine = request.type, self._dispatcher
         if self.consumers and kind is not self._type:
             raise ConsumerBusy(self.name, f"its consumers use type {self._type.title}")
@@ -819,7 +825,7 @@ class Subscription:
             self._read_loop.drop_ahead()
 
     def _skip(self, lost: LostRange) -> None:
-        """Acknowledge entries that no consumer will get."""
+        """Acknowledge lost entries, which no consumer can get."""
         positions = run_of_positions(lost.ledger, lost.first, lost.last)
         self.cursor.acknowledge(positions)
         self._note_acked(positions[-1])
@@ -870,7 +876,8 @@ class Subscription:
             acks.highest_acked = min(position, self._log.confirmed)
 
     def _tail(self) -> Position:
-        """The position where it reads next, for the cache. Without consumers: far from the end."""
+        """The position of the next read, for the cache. If no consumer is connected, EARLIEST: the
+        cache then keeps no entries for the subscription."""
         if self._dispatcher is None or not self.consumers:
             return EARLIEST
         return self._dispatcher.read_position
@@ -888,8 +895,8 @@ class Subscription:
     async def _in_batch(
         self, target: Position, batch_index: int, ack_set: Sequence[int]
     ) -> tuple[Position, int]:
-        """Where a seek into a batch begins: the entry, and the bits of its messages that are
-        delivered (0: all). Raises ReadFailed."""
+        """The start of a seek into a batch: the entry, and the bits of the messages to deliver (0:
+        all). Raises ReadFailed."""
         if not self._log.chain.is_entry(target):
             return target, 0
         entries = await self._log.read(target, entries_max=1, bytes_max=1)
@@ -905,8 +912,8 @@ class Subscription:
         return target, left if left != every else 0
 
     def _begin_seek(self) -> None:
-        """Close the consumers that have entries: the seek would drop acknowledgements that arrive
-        during it. The standby consumers of a single-active type stay."""
+        """Close the consumers that have entries, because the seek would drop acknowledgements that
+        arrive during it. The standby consumers of a single-active type stay."""
         self._require_open()
         self.state = SubscriptionState.SEEKING
         self._drop_dispatcher()
@@ -929,7 +936,7 @@ class Subscription:
             )
 
     def _rejoin(self) -> None:
-        """A new dispatcher for the consumers that a seek did not close."""
+        """Make a new dispatcher for the consumers that the seek did not close."""
         now = self._loop.time()
         dispatcher = self._dispatcher = self._dispatchers[self._type](self._environment())
         for handle in list(self.consumers.values()):
@@ -942,8 +949,9 @@ class Subscription:
 
 
 def all_of(count: int, done: Done) -> Done | None:
-    """A callback for `count` parts: its last call calls `done`, with the first error if there was
-    one. `count` 0 calls `done` at once and returns None."""
+    """A callback that `count` parts call once each. The last call calls `done` with the first
+    error, or with None if there was none. If `count` is 0, `all_of` calls `done` at once and
+    returns None."""
     if count == 0:
         done(None)
         return None

@@ -1,14 +1,14 @@
 """A persistent topic as its owner serves it: a log, its cursors, the producers and subscriptions.
 
 Theory of operation. A publish goes through the stages (pipeline.py) into the log, in the step in
-which it was read. The log reports what is durable, and the producers get receipts in the order of
-their sends. If the log fails or is fenced, the outcome of what is outstanding is unknown: the topic
-answers nothing more and disconnects all producers and consumers. Their clients look the topic up
-again, and send what was not acknowledged again, in order, to the next owner. The topic calls
-`on_failed` once, and the broker closes it.
+which it was read. The log reports which entries are durable, and the producers get receipts in the
+order of their sends. If the log fails or is fenced, the outcome of the outstanding publishes is
+unknown: the topic answers nothing more and disconnects all producers and consumers. Their clients
+look the topic up again, and send the messages without a receipt again, in order, to the next owner.
+The topic calls `on_failed` once, and the broker closes the topic.
 
-A clean close takes no more publishes, gives the receipts that are still owed, disconnects all
-clients, makes the cursors durable and closes the ledgers, in that order and within CLOSE_TIMEOUT_S.
+A clean close accepts no more publishes, sends the outstanding receipts, disconnects all clients,
+makes the cursors durable and closes the ledgers, in this order and within CLOSE_TIMEOUT_S.
 """
 
 from __future__ import annotations
@@ -90,27 +90,27 @@ if TYPE_CHECKING:
     from magnetar.protos.names import TopicName
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""Enough for two writes to bookies and two to the metadata store that are slow; what takes longer
-is left to the recovery by the next owner."""
+"""The time limit of a close, enough for two slow writes to bookies and two to the metadata store.
+After it, the next owner recovers the ledgers that are still open."""
 
 DELAYED_TIMEOUT_S: Final = 1.0
-"""The part of that time for the index of delayed messages. The stored index saves the next owner
-reads. A data ledger that is not closed costs the next owner a recovery, for which the clients
-wait."""
+"""The part of CLOSE_TIMEOUT_S for the index of delayed messages. The stored index only spares the
+next owner reads of the log. A data ledger that is not closed costs the next owner a recovery, and
+the clients wait for it."""
 
 _Key = tuple[str, bool]
 """The key of a subscription: its name, and whether it is durable. A durable and a non-durable
 subscription may have the same name."""
 
 _NO_KEYS: Final[frozenset[_Key]] = frozenset()
-"""Shared by the topics: each empty set takes 216 bytes."""
+"""The empty set that all topics share: each empty set takes 216 bytes."""
 
 _log = get_logger(__name__)
 
 
 @lru_cache(8)
 def _cursor_config(producers_max: int) -> CursorConfig:
-    """Shared by the topics."""
+    """Returns a configuration of cursors, which topics share."""
     return CursorConfig(producers_max=producers_max)
 
 
@@ -121,12 +121,12 @@ _WITHOUT_STATE: Final = (ChecksumStage(), FormatStage())
 class TopicState(Enum):
     OPEN = "open"
     CLOSING = "closing"
-    FAILED = "failed"  # all clients are disconnected; the broker closes it
+    FAILED = "failed"  # all clients are disconnected; the broker closes the topic
     CLOSED = "closed"
 
 
 class PersistentTopic:
-    """A `Topic` whose entries are in ledgers. Made by `open`."""
+    """A `Topic` whose entries are in ledgers. Create it with `open`."""
 
     __slots__ = (
         "_chunks",
@@ -183,12 +183,13 @@ class PersistentTopic:
         holds: Callable[[], bool] = lambda: True,
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
     ) -> Self:
-        """Take the topic over: its former owner is fenced. See OwnedRecord.take for `incarnation`,
-        `create` and what follows. `guard` makes the guard around the topic's callbacks and tasks,
-        from the function that fails the topic; None: exceptions are not caught.
+        """Take the topic over, which fences its former owner. See OwnedRecord.take for
+        `incarnation`, `create`, `epoch_min`, `version_min` and `holds`. `guard` makes the guard
+        around the topic's callbacks and tasks; its argument is the function that fails the topic.
+        None: exceptions are not caught.
 
-        Raises LogFenced, LogUnavailable, LogDamaged, TopicDeleted, TopicNotFound; ReadFailed while
-        restoring sequence ids.
+        Raises NotOwner, LogFenced, LogUnavailable, LogDamaged, TopicFull, TopicDeleted,
+        TopicNotFound, PoliciesUnavailable; ReadFailed while restoring sequence ids.
         """
         log = await Log.open(
             name,
@@ -230,7 +231,7 @@ class PersistentTopic:
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
     ) -> None:
         now = asyncio.get_running_loop().time()
-        text = str(name)  # shared by what keeps it
+        text = str(name)  # one string, which all parts of the topic share
         self.name = name
         self.log = log
         self.cursors = cursors
@@ -255,7 +256,7 @@ class PersistentTopic:
         self.delayed = delayed
         self._size = TopicSizeStage()
         self._publish_rate = RateStage(self._wake_at, log.budget)
-        self._rate_timer: asyncio.TimerHandle | None = None  # None: none was ever set
+        self._rate_timer: asyncio.TimerHandle | None = None  # None: no timer was needed yet
         self._delay_stage = DelayStage(clock.now_ms)
         self._delay_policy = DelayPolicy(
             strict=environment.strict_delays, fixed_look_ahead=environment.fixed_delay_look_ahead
@@ -339,7 +340,7 @@ class PersistentTopic:
         self.admission.disconnect_all(CloseReason.QUOTA)
 
     def _wake_at(self, due: float) -> None:
-        """The publish rate admits more then."""
+        """Resume the producers at this time: the publish rate then admits more."""
         self._rate_timer = asyncio.get_running_loop().call_at(due, self._on_rate)
 
     def _on_rate(self) -> None:
@@ -389,7 +390,8 @@ class PersistentTopic:
         return spawn_in(self._tasks, work, name)
 
     async def _keep(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """The log's or the cursors' work. The topic fails when they have ended."""
+        """Run work of the log or of the cursors. The topic fails if the log has ended afterwards,
+        or if another task cancelled the work."""
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -397,28 +399,30 @@ class PersistentTopic:
         except asyncio.CancelledError:
             if task.cancelling():
                 raise
-            _log.warning("work ended: what it waited for was cancelled", task=task.get_name())
+            _log.warning("work ended: another task cancelled it", task=task.get_name())
             self._fail(self.log.owned_record.lost or LogClosed(str(self.name)))
         if self.log.has_ended:
             self._fail(self.log.owned_record.lost or LogClosed(str(self.name)))
 
     def _spawn_call(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin something short, such as a read. A bug in it fails the topic."""
+        """Start a task for short work, such as a read. An unexpected exception in the task fails
+        the topic."""
         task = self._tasks.create_task(self.guard.run("task", lambda: work))
         task.add_done_callback(lambda _: work.close())  # cancelled before its first step
         return task
 
     def _on_bug(self, error: Exception) -> None:
-        """The state in memory may be wrong from here on."""
+        """Fail the topic, because its state in memory may be wrong after the unexpected
+        exception."""
         self._fail(TopicFailed(str(self.name), error))
 
     def _fail(self, error: BrokerError) -> None:
-        """The outcome of what is outstanding is unknown: all clients must reconnect."""
+        """Disconnect all clients, because the outcome of the outstanding publishes is unknown."""
         if self.state is TopicState.CLOSED or self.state is TopicState.FAILED:
             return
         closing = self.state is TopicState.CLOSING
         if closing and isinstance(error, LogClosed):
-            return  # it is what we asked for
+            return  # the close of the topic closes the log
         _log.warning("topic failed", topic=str(self.name), error=str(error))
         if not closing:
             self.state = TopicState.FAILED
@@ -439,7 +443,7 @@ class PersistentTopic:
 
     @property
     def all_subscriptions(self) -> list[Subscription]:
-        """The durable ones and the others."""
+        """All subscriptions. A durable and a non-durable one may have the same name."""
         return list(self._subscriptions.values())
 
     @property
@@ -453,7 +457,7 @@ class PersistentTopic:
 
     @property
     def hidden_subscriptions(self) -> Mapping[str, Subscription]:
-        """The non-durable subscriptions whose names mean a durable one."""
+        """The non-durable subscriptions that have the name of a durable one."""
         return {
             name: subscription
             for (name, durable), subscription in self._subscriptions.items()
@@ -461,11 +465,12 @@ class PersistentTopic:
         }
 
     def _named(self, name: str) -> Subscription | None:
-        """The durable subscription of this name, else the other one. None: there is neither."""
+        """The durable subscription of this name, or else the non-durable one. None: there is
+        neither."""
         return self._subscriptions.get((name, True)) or self._subscriptions.get((name, False))
 
     async def subscribe(self, request: SubscribeRequest, events: ConsumerEvents) -> ConsumerHandle:
-        """Let a consumer in, making the subscription if there is none of that name.
+        """Admit a consumer. Creates the subscription if it does not exist.
 
         Raises ConsumerBusy, NotAllowed, SubscriptionNotFound, SubscriptionFenced, TopicClosing,
         PoliciesUnavailable; LogError.
@@ -491,9 +496,9 @@ class PersistentTopic:
     async def ensure_subscription(
         self, name: str, start: Position, properties: Mapping[str, str] | None = None
     ) -> None:
-        """A durable subscription of this name, beginning with the entry at or after `start` if it
-        is new. Durable on return. Raises TopicClosing, NotAllowed (there are too many),
-        PoliciesUnavailable, LogError."""
+        """Create the durable subscription of this name if it does not exist. A new subscription
+        begins with the entry at or after `start`, and is stored on return. Raises TopicClosing,
+        NotAllowed (the topic has too many), PoliciesUnavailable, LogError."""
         self._require_open()
         _require_free_name(name)
         key = name, True
@@ -518,13 +523,13 @@ class PersistentTopic:
         await subscription.unsubscribe(None, force=force)
 
     async def expire(self, subscription: Subscription, *, older_than_s: int) -> int:
-        """Skip what was appended longer ago than that. Returns how many entries. Raises
-        SubscriptionFenced, ReadFailed, LogError."""
+        """Acknowledge the entries of the subscription that were appended more than `older_than_s`
+        seconds ago. Returns their number. Raises SubscriptionFenced, ReadFailed, LogError."""
         now_ms = self._clock.now_ms()
         return await subscription.expire_before(now_ms - older_than_s * 1_000, now_ms=now_ms)
 
     async def expire_through(self, subscription: Subscription, position: Position) -> int:
-        """Skip every entry up to this one, as `expire` does."""
+        """Acknowledge every entry up to this one, as `expire` does."""
         return await subscription.expire_through(position, now_ms=self._clock.now_ms())
 
     async def _create_subscription(self, request: SubscribeRequest) -> None:
@@ -538,8 +543,9 @@ class PersistentTopic:
             self._add_subscription(self.cursors.open_non_durable(name, start))
 
     async def _start_of(self, request: SubscribeRequest) -> Position:
-        """The first entry of a new subscription. For a non-durable one the entry of the message id
-        itself: the id may be in the middle of a batch, and the client drops what it has seen."""
+        """The position of the first entry of a new subscription. A non-durable subscription begins
+        with the entry of its message id, which may be in the middle of a batch. The client drops
+        the messages that it has seen."""
         if request.start_rollback_s > 0:
             since_ms = self._clock.now_ms() - request.start_rollback_s * 1_000
             return await self.log.search(lambda entry: entry.view.publish_time_ms >= since_ms)
@@ -549,7 +555,8 @@ class PersistentTopic:
         return EARLIEST if earliest else LATEST
 
     def _require_new(self, key: _Key) -> None:
-        """The policies allow one more subscription. Raises NotAllowed, PoliciesUnavailable."""
+        """Raise NotAllowed unless the policies allow one more subscription. Raises
+        PoliciesUnavailable."""
         present = len(self._subscriptions.keys() | self._creating - {key})
         self._consumer_admission.require_new(key[0], present, self.policies.effective)
 
@@ -559,8 +566,8 @@ class PersistentTopic:
             subscription.on_policies()
 
     def _apply_policies(self, *, unacked: bool) -> None:
-        """Take limits and rates from the policies. `unacked`: also those of unacknowledged
-        messages."""
+        """Take limits and rates from the policies. `unacked` True: also the limits of
+        unacknowledged messages."""
         try:
             policies = self.policies.effective
         except PoliciesUnavailable:
@@ -583,7 +590,7 @@ class PersistentTopic:
             self._spawn_call(switch(self.deduplication))
 
     def _wall_ms(self, now: float) -> int:
-        """The wall clock at a time of the event loop."""
+        """The wall-clock time in milliseconds at a time of the event loop."""
         return self._clock.now_ms() + int((now - asyncio.get_running_loop().time()) * 1_000)
 
     def _add_durable(self, name: str) -> None:
@@ -636,8 +643,8 @@ class PersistentTopic:
             self.trimmer.trim()
 
     async def truncate(self) -> None:
-        """Drop every message published before this call, acknowledged or not, also if retention
-        would keep it. Consumers are disconnected and reconnect. Raises TopicClosing,
+        """Drop every message published before this call, acknowledged or not, even if retention
+        would keep it. The topic disconnects the consumers, which reconnect. Raises TopicClosing,
         SubscriptionFenced, LogError."""
         self._require_open()
         through = await self.log.roll()
@@ -650,8 +657,8 @@ class PersistentTopic:
         await self.log.wait_dropped(through)
 
     async def terminate(self) -> Position:
-        """Take no more messages, permanently. Returns the last one, EARLIEST if there is none; a
-        topic that is terminated already gives the same answer. Raises TopicClosing, LogError."""
+        """Accept no more messages, permanently. Returns the position of the last message; EARLIEST:
+        there is none. A second call returns the same position. Raises TopicClosing, LogError."""
         self._require_open()
         if self.log.terminated is None:
             for handle in self.producers.values():
@@ -686,8 +693,8 @@ class PersistentTopic:
 
     @property
     def delivered_total(self) -> tuple[int, int]:
-        """Messages and bytes delivered since the topic was opened here, also by subscriptions that
-        were deleted since: a counter that never decreases."""
+        """The numbers of messages and bytes delivered since the topic was opened here. They include
+        deleted subscriptions, so they never decrease."""
         meters = [subscription.delivered for subscription in self._subscriptions.values()]
         return (
             self._removed_messages + sum(meter.messages for meter in meters),
@@ -695,18 +702,18 @@ class PersistentTopic:
         )
 
     def now_ms(self) -> int:
-        """The wall clock."""
+        """The wall-clock time in milliseconds."""
         return self._clock.now_ms()
 
     def explain(self, name: str) -> list[Reason]:
-        """The reasons why a subscription dispatches nothing. Raises SubscriptionNotFound."""
+        """The reasons why a subscription delivers nothing now. Raises SubscriptionNotFound."""
         subscription = self._named(name)
         if subscription is None:
             raise SubscriptionNotFound(name)
         return subscription.explain()
 
     async def stats(self) -> dict[str, Any]:
-        """Pulsar's TopicStats, as the admin call gives it. Raises ReadFailed."""
+        """The statistics in the form of Pulsar's TopicStats. Raises ReadFailed."""
         loop, turns = asyncio.get_running_loop(), self._turns
         subscriptions = {
             name: await subscription.describe(turns)
@@ -752,8 +759,8 @@ class PersistentTopic:
 
     @property
     def backlog_age_s(self) -> int:
-        """How long ago the oldest entry that a durable subscription has not acknowledged was
-        appended, as far as its time is known without a read. -1: there is none."""
+        """The age in seconds of the oldest entry that a durable subscription has not acknowledged,
+        by the times that are known without a read. -1: no such time is known."""
         found = self._oldest_known()
         return -1 if found is None else self._age_s(found[1])
 
@@ -769,8 +776,8 @@ class PersistentTopic:
         return max(self._clock.now_ms() - oldest.appended_ms, 0) // 1_000
 
     def _oldest_backlog(self) -> dict[str, Any]:
-        """The figures of the durable subscription with the oldest backlog, after each was
-        described."""
+        """The statistics of the durable subscription with the oldest backlog. Call it after all
+        subscriptions were described: this reads the times."""
         found = self._oldest_known()
         return {
             "earliestMsgPublishTimeInBacklogs": 0 if found is None else found[1].published_ms,
@@ -782,8 +789,8 @@ class PersistentTopic:
 
     @property
     def idle_since(self) -> float | None:
-        """Since when (in the loop's time) the topic has had no clients and no work. None: it has
-        some."""
+        """The loop's time since which the topic has had no clients and no work. None: it has
+        clients or work."""
         producers = self.producers or self.admission.waiting
         busy = producers or any(it.consumers for it in self.all_subscriptions)
         settled = self.log.is_settled and self.cursors.is_settled and self.delayed.is_settled
@@ -794,8 +801,8 @@ class PersistentTopic:
         return self._idle_since
 
     def begin_deletion(self, *, force: bool) -> frozenset[str]:
-        """Disconnect all clients and let none in any more. Returns their names, as tombstones keep
-        them. Raises TopicInUse (unless `force`), TopicClosing."""
+        """Disconnect all clients, and admit no more. Returns the names of the clients as a
+        tombstone stores them. Raises TopicInUse (unless `force`), TopicClosing."""
         self._require_open()
         consumers = [
             client_key("consumer", subscription.name, handle.request.consumer_name)
@@ -805,14 +812,14 @@ class PersistentTopic:
         if not force and (self.producers or consumers):
             raise TopicInUse(str(self.name), len(self.producers), len(consumers))
         producers = [client_key("producer", name) for name in self.producers]
-        self.state = TopicState.CLOSED  # later failures are no failure of the topic
+        self.state = TopicState.CLOSED  # a later failure of the log does not fail the topic
         self._disconnect(CloseReason.DELETED, CloseReason.DELETED)
         return frozenset((*producers, *consumers))
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Use it while you store something that is deleted with the topic: a deletion waits until
-        the block is left. Raises TopicClosing."""
+        """Delay a deletion of the topic until the block ends. Use it to store data that a deletion
+        of the topic must delete, too. Raises TopicClosing."""
         self._require_open()
         self._holds += 1
         try:
@@ -823,14 +830,14 @@ class PersistentTopic:
                 self._released.set()
 
     async def wait_released(self) -> None:
-        """Call it after `begin_deletion`. Returns when nothing holds the topic any more."""
+        """Return when nothing holds the topic any more. Call it after `begin_deletion`."""
         while self._holds:
             self._released.clear()
             await self._released.wait()
 
     def end_deletion(self) -> None:
-        """Call it after `begin_deletion`: the topic is deleted, or the broker does not know whether
-        it is."""
+        """End the topic after `begin_deletion`: the topic is deleted, or the outcome of its
+        deletion is unknown."""
         self.cursors.abandon()
         self.delayed.abandon()
         self.log.abandon()
@@ -838,8 +845,8 @@ class PersistentTopic:
         self._closed.set()
 
     async def close(self, reason: CloseReason = CloseReason.UNLOADED) -> None:
-        """Serve no more. Returns within CLOSE_TIMEOUT_S, and a turn; never raises operating errors.
-        May be called more than once."""
+        """Stop serving the topic. Returns within CLOSE_TIMEOUT_S and a turn of the loop. Never
+        raises operating errors. May be called more than once."""
         if self.state is TopicState.CLOSING or self.state is TopicState.CLOSED:
             await self._closed.wait()
             return
@@ -861,7 +868,7 @@ class PersistentTopic:
                         await self.delayed.close()
                 await self.log.close()
         except (TimeoutError, BrokerError) as error:
-            # The next owner recovers what was not closed.
+            # The next owner recovers the ledgers that are still open.
             _log.warning("topic not closed cleanly", topic=str(self.name), error=repr(error))
         finally:
             self._disconnect(reason, reason)
@@ -895,4 +902,4 @@ def _require_supported(request: SubscribeRequest) -> None:
 def _require_free_name(subscription: str) -> None:
     require_name(subscription)
     if subscription == DEDUPLICATION:
-        raise NotAllowed(f"subscription {subscription!r}", "the broker keeps that name to itself")
+        raise NotAllowed(f"subscription {subscription!r}", "the broker uses this name itself")

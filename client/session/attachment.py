@@ -2,9 +2,10 @@
 
 After the first attachment the client attaches again after every loss: the owner dies, hands the
 topic over, or restarts. Each time the client looks the owner up again, with growing delays, until
-the producer or consumer is closed. Only the first attachment can fail: with the broker's answer if
-that is final, or when the operation's time is up. If the first attachment takes longer than
-WARN_AFTER_S, the client logs one warning, so that a wrong address is noticed at once.
+the producer or consumer is closed. The first attachment fails after an error that is not temporary,
+or when the operation's time is up. Later attachments end only with an error that ends the producer,
+such as ProducerFenced. If the first attachment takes longer than WARN_AFTER_S, the client logs one
+warning, so that the user notices a wrong address at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from magnetar.client.session.pool import Pool, Purpose
 
 WARN_AFTER_S: Final = 0.8
-"""A broker in the same region answers within 0.1 s, even while it opens a topic."""
+"""The time in seconds without an attachment before the client logs a warning. A broker in the same
+region answers within 0.1 s, even while it opens a topic."""
 
 log = get_logger(__name__)
 
@@ -39,13 +41,13 @@ class Attachable(Protocol):
     topic: str
 
     async def attach(self, connection: Connection) -> None:
-        """Register with the broker. Raises the broker's refusal; then nothing is registered."""
+        """Register with the broker. Raises the broker's refusal; nothing is then registered."""
 
     def is_final(self, error: PulsarException) -> bool:
         """Return whether this error ends the core permanently after the first attachment."""
 
     def on_failed(self, error: PulsarException) -> None:
-        """End: the attachment failed permanently."""
+        """End the core: the attachment failed permanently."""
 
 
 class Attachment:
@@ -62,8 +64,8 @@ class Attachment:
         timeout_s: float,
         silence_s: float,
     ) -> None:
-        """`silence_s`: after this time without a session, another broker is asked about the
-        owner."""
+        """`silence_s`: the time in seconds for the owner to open a session. After this time, the
+        attachment asks another broker about the owner."""
         self._what = what
         self._purpose = purpose
         self._lookup = lookup
@@ -72,16 +74,18 @@ class Attachment:
         self._timeout_s = timeout_s
         self._silence_s = silence_s
         self._lost: asyncio.Future[PulsarException]  # set when the current attachment is lost
-        # Named by the last broker, with the cluster's number; None: look the owner up.
+        # The broker that the last broker named, with the cluster's number; None: look the owner up.
         self._next_broker: tuple[int, str] | None = None
-        self._through: str | None = None  # the last lookup's proxy; None: there is none
+        self._through: str | None = None  # the last lookup's proxy; None: no proxy
         loop = asyncio.get_running_loop()
         self._first: asyncio.Future[None] = loop.create_future()
         self._first.add_done_callback(lambda first: first.cancelled() or first.exception())
         self._lost = loop.create_future()
-        self._attached = asyncio.Event()  # set also when it failed or was closed
+        self._attached = asyncio.Event()  # also set after a failure or close
         self._failure: PulsarException | None = None  # None: neither failed nor closed
-        self._patient = False  # the broker has queued it: the first attachment has no time limit
+        self._patient = (
+            False  # the broker queued the first attachment, which has no time limit then
+        )
         self._limit: asyncio.Timeout | None = None  # the limit of the attempt under way
         self.trouble: PulsarException | None = None  # the last failure, until the core clears it
 
@@ -112,7 +116,7 @@ class Attachment:
                 self._attached.clear()
 
     def wait_without_limit(self) -> None:
-        """The broker has queued the request to attach: wait as long as that takes."""
+        """Remove the time limit: the broker has queued the request to attach."""
         self._patient = True
         if self._limit is not None:
             self._limit.reschedule(None)
@@ -127,7 +131,7 @@ class Attachment:
             warning.cancel()
 
     def _warn(self) -> None:
-        """Log a warning that names the brokers: the first attachment takes long."""
+        """Log a warning that names the brokers if the first attachment is not made yet."""
         if not self._first.done():
             self._lookup.warn_unreachable(self.trouble, self._timeout_s)
 
@@ -214,7 +218,10 @@ class Attachment:
 
 
 def out_of_time(error: PulsarException, timeout_s: float, topic: str) -> PulsarException:
-    """Return the error of a first attachment whose time limit passed; `error` came last."""
+    """Return the error of a first attachment whose time limit passed.
+
+    `error`: the error of the last attempt.
+    """
     reason = f"gave up after {timeout_s:g} s; last: {error.reason or error}"
     if isinstance(error, ConnectError):
         return ConnectError(reason, topic=topic, advice=START_ADVICE)

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 RETRY_DELAY_S_FIRST: Final = 0.05
 RETRY_DELAY_S_MAX: Final = 1.0
-# An attachment that lasted this long was a success: after it, the delays begin at the first again.
-# A shorter attachment counts as a failure. Otherwise the client would ask a broker that accepts and
-# drops sessions without pause.
+# An attachment that lasted this long was a success: after it, the delays begin again with
+# RETRY_DELAY_S_FIRST. A shorter attachment counts as a failure. Otherwise the client would ask a
+# broker that accepts and drops sessions without pause.
 HELD_S: Final = 1.0
 
 
 class ReconnectDelay:
-    """A machine: successes and failures in, delays out.
+    """A machine that computes the delays from successes and failures.
 
     1. 0 < delay <= RETRY_DELAY_S_MAX, and delay is at least half of the delay without jitter.
     2. Without an attachment that lasted HELD_S, the upper bound of the delay does not decrease.

@@ -56,21 +56,21 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 KEEPALIVE_S: Final = 30.0
-"""Seconds between two pings; Pulsar's interval."""
+"""The time in seconds between two PINGs, as in Pulsar."""
 
 SILENT_INTERVALS_MAX: Final = 2
-"""The client considers a broker dead if it sends nothing for this many intervals."""
+"""The client ends a session if the broker sends nothing for this many keep-alive intervals."""
 
 OUTBOX_BYTES_MAX: Final = 64 << 20
-"""Bytes. The client does not wait at this limit. Two limits of the producers bound the outbox: that
-of pending messages, and EMPTIED_BYTES_MAX (publisher.py)."""
+"""The limit of the outbox in bytes. The client does not wait at this limit. The limits of the
+producers bound the outbox: the pending bytes, and `Publisher._bound_emptied`."""
 
 TAKEN_BYTES_MAX: Final = 32 << 20
 """The largest message that a client accepts from a broker of Apache Pulsar, even if the broker's
 own limit is higher: `maxMessageSize` is 5 MiB unless an operator has raised it."""
 
 CLOSE_S: Final = 1.0
-"""Seconds that a close waits until the outbox is sent."""
+"""The time in seconds that a close waits until the outbox is sent."""
 
 PROTOCOL_VERSION: Final = pb.v21
 CLIENT_VERSION: Final = "Magnetar-Python-0.1"
@@ -83,7 +83,7 @@ Answer = TypeVar("Answer", bound="Body")
 class ProducerSession(Guarded, Protocol):
     """The calls that a connection makes to a producer.
 
-    The connection makes no call after the producer was removed, nor after `on_closed_by_broker` or
+    The connection makes no call after the producer was removed, or after `on_closed_by_broker` or
     `on_disconnected`. An unexpected exception of a call ends the producer, not the connection.
     """
 
@@ -96,7 +96,7 @@ class ProducerSession(Guarded, Protocol):
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
     def on_disconnected(self, error: PulsarException) -> None: ...
     def on_frame_end(self) -> None:
-        """The frame that held the preceding receipts ends."""
+        """Called at the end of a frame with receipts."""
 
 
 class ConsumerSession(Guarded, Protocol):
@@ -107,7 +107,7 @@ class ConsumerSession(Guarded, Protocol):
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
     def on_disconnected(self, error: PulsarException) -> None: ...
     def on_frame_end(self) -> None:
-        """The frame that held the preceding messages ends."""
+        """Called at the end of a frame with messages."""
 
 
 class WatchSession(Protocol):
@@ -118,14 +118,16 @@ class WatchSession(Protocol):
 
 
 class OtherBrokers(Protocol):
-    """The brokers of the service URL, asked about the topics of a silent one."""
+    """The brokers of the service URL, which the client asks about the topics of a silent broker."""
 
     def knows_others(self, broker: str) -> bool:
-        """Whether the service URL names another address than this one."""
+        """Return whether the service URL names another address than `broker`."""
 
     async def owner_besides(self, topic: str, broker: str) -> str | None:
-        """The URL of the broker that serves the topic, as another broker than `broker` says; None:
-        no other broker answers. Takes a bounded time."""
+        """Ask the other brokers, without `broker`, which broker serves the topic. Return its URL.
+
+        None: no other broker answers. Takes a bounded time.
+        """
 
 
 class Connection:
@@ -144,18 +146,20 @@ class Connection:
         credentials: Credentials | None = None,
         others: OtherBrokers | None = None,
     ) -> None:
-        """`is_proxied`: the stream leads to a proxy, which connects to `broker`. `others` None: no
-        other broker is asked about a silent one."""
+        """`is_proxied`: the stream leads to a proxy, which connects to `broker`.
+
+        `others`: the brokers to ask when `broker` is silent. None: the client asks no broker.
+        """
         self.broker = broker
         # The limit of a message, batch or chunk that is sent.
         self.max_message_bytes = MESSAGE_BYTES_MAX
-        # of a received message, batch or chunk
+        # The limit of a message, batch or chunk that is received, after decompression.
         self.uncompressed_bytes_max = UNCOMPRESSED_BYTES_MAX
         self._frame_bytes_max = COMMAND_FRAME_BYTES_MAX
         self.drains_consumers = False  # the broker knows DRAIN_CONSUMER: it is Magnetar's
         self.orders_negative_acks = False  # the broker knows NEGATIVE_ACK
-        self.error: PulsarException | None = None  # why the session ended; None: it is not ended
-        self.server_version = ""  # the broker's own name; "": it has not answered yet
+        self.error: PulsarException | None = None  # why the session ended; None: it has not
+        self.server_version = ""  # the broker's own name; "": no answer yet
         # The lower version of both sides; 0: the broker has not answered yet.
         self.protocol_version = 0
         self.watches_topics = False  # the broker knows WATCH_TOPIC_LIST
@@ -205,7 +209,7 @@ class Connection:
                 await self._read()
                 for task in self._tasks:
                     task.cancel()
-        except Exception as bug:  # its producers and consumers make a new session
+        except Exception as bug:  # the producers and consumers open a new session
             log.error("internal error: a session ends", broker=self.broker, exc_info=bug)
             await self._abort(f"internal error: {bug!r}")
         finally:
@@ -228,7 +232,7 @@ class Connection:
     # Credentials
 
     async def _introduce(self) -> None:
-        """Send CONNECT. Without credentials, the session does not open."""
+        """Send CONNECT. If the client gets no credentials, the session does not open."""
         try:
             data = await self._credentials.data()
         except PulsarException as error:
@@ -272,10 +276,10 @@ class Connection:
     async def request(
         self, body: Body, answer: type[Answer], *, on_queued: Callable[[], None] | None = None
     ) -> Answer:
-        """Send a request and wait for its answer; the caller sets the deadline. `on_queued` is
-        called if the broker has queued the request and will answer it later.
+        """Send a request and wait for its answer. The caller sets the deadline.
 
-        Raises the broker's error, and ConnectError (indefinite) if the connection breaks first.
+        The method calls `on_queued` if the broker queues the request to answer it later. Raises
+        the broker's error, and ConnectError (indefinite) if the connection breaks first.
         """
         self.check_alive()
         answered: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
@@ -307,8 +311,11 @@ class Connection:
             raise ConnectError(self.error.reason, broker=self.broker)
 
     def check_holds(self, owner_id: int) -> None:
-        """Raise ConnectError if the session has ended or the broker has closed this producer or
-        consumer. Its close may arrive in the same frame as the answer that created it."""
+        """Raise ConnectError if the session has ended or the broker has closed the producer or
+        consumer.
+
+        The broker's close may arrive in the same frame as its answer to the creation.
+        """
         self.check_alive()
         if owner_id not in self._producers and owner_id not in self._consumers:
             reason = "the broker closed the producer or consumer at once"
@@ -457,8 +464,10 @@ class Connection:
             consumer.on_closed_by_broker(self._assigned(body))
 
     def _assigned(self, body: pb.CommandCloseProducer | pb.CommandCloseConsumer) -> str | None:
-        """Return the URL of the broker to use next. None: look it up; the broker named none, or
-        none with the transport of this session."""
+        """Return the URL of the broker to use next.
+
+        None: look the owner up, because the broker named no URL for the transport of this session.
+        """
         scheme = scheme_of(self.broker)
         named = body.assignedBrokerServiceUrlTls if scheme.is_tls else body.assignedBrokerServiceUrl
         try:
@@ -494,7 +503,7 @@ class Connection:
         else:
             self._answer(body.request_id, body)
 
-    def _on_answer(self, body: pb.CommandSuccess) -> None:  # or any other with a request_id
+    def _on_answer(self, body: pb.CommandSuccess) -> None:  # or another body with a request_id
         self._answer(body.request_id, body)
 
     def _on_producer_success(self, body: pb.CommandProducerSuccess) -> None:
@@ -507,7 +516,7 @@ class Connection:
         self.send_control(pb.CommandPong())
 
     def _ignore(self, _: Any) -> None:
-        """Ignore commands that need no action. Only the arrival of a PONG has an effect."""
+        """Ignore a command that needs no action. `_on_frame` has noted that the broker is alive."""
 
     def _answer(self, request_id: int, result: Body | PulsarException) -> None:
         done = self._asked.pop(request_id, None)
@@ -517,7 +526,7 @@ class Connection:
     # Ending
 
     async def _watch(self) -> None:
-        """End the session if the broker does not accept it, or sends nothing for too long."""
+        """End the session if the broker does not accept it or is silent for too long."""
         try:
             async with asyncio.timeout(self._open_timeout_s):
                 await self.wait_opened()
@@ -536,13 +545,13 @@ class Connection:
                 async with asyncio.timeout(self._keepalive_s):
                     await self._given_up.wait()
                 break
-            if loop.time() - due_s > STALL_S:  # this process was stopped: the silence was its own
+            if loop.time() - due_s > STALL_S:  # this process stood still, not the broker
                 self._silent_intervals = 0
         silent_s = self._silent_intervals * self._keepalive_s
         await self._abort(f"the broker sent nothing for {silent_s:g} s")
 
     async def _mind_silence(self) -> None:
-        """Ask other brokers about this one when it is silent: see silence.py."""
+        """Ask other brokers about this broker when it is silent: see silence.py."""
         others, loop = self._others, self._loop
         if others is None or not others.knows_others(self.broker):
             return
@@ -552,7 +561,7 @@ class Connection:
         while self.error is None:
             due_s = self._silence.timer_at
             await asyncio.sleep(max(0.0, due_s - loop.time()))
-            if loop.time() - due_s > STALL_S:  # this process was stopped: the silence was its own
+            if loop.time() - due_s > STALL_S:  # this process stood still, not the broker
                 self._silence.on_heard(loop.time())
             match self._silence.on_timer(loop.time(), self._awaits):
                 case Step.PING:
@@ -564,16 +573,19 @@ class Connection:
                     pass
 
     def _awaits(self) -> bool:
-        """Whether the client awaits something from the broker."""
+        """Return whether the client awaits something from the broker."""
         return bool(self._asked or self._consumers) or (
             self.error is None
             and any(producer.awaits_receipts for producer in self._producers.values())
         )
 
     async def _ask_others(self, others: OtherBrokers, number: int) -> None:
-        """End the session if another broker serves one of its topics, or if the session has no
-        topics: questions can go to every broker. `number`: the number of the question; each
-        question is about another topic."""
+        """Ask other brokers about a topic of the session. If its owner has changed, end the
+        session.
+
+        A session without topics ends at once, because every broker can answer its requests.
+        `number`: the number of the question; it selects the topic.
+        """
         topics = [it.topic for it in self._consumers.values()]
         topics += [it.topic for it in self._producers.values()]
         began, owner = self._loop.time(), None
@@ -594,7 +606,7 @@ class Connection:
         await self._stream.close()
 
     def _end(self, error: PulsarException) -> None:
-        """End the session and report the error to all waiting calls. The first error counts."""
+        """End the session and report the error to all waiting calls. Only the first call counts."""
         if self.error is not None:
             return
         self.error = error
@@ -613,14 +625,17 @@ class Connection:
         for watch in watches.values():
             watch.on_disconnected(error)
         asked, self._asked = self._asked, {}
-        for done in asked.values():  # last: no callback may find this connection attached
+        for done in asked.values():  # last: callbacks must not find this connection attached
             done(error)
 
 
 def connect_command(
     method: str, data: bytes | None, *, proxy_to: str | None = None
 ) -> pb.CommandConnect:
-    """The CONNECT with these credentials. `proxy_to`: the broker behind a proxy, as host:port."""
+    """Return the CONNECT with these credentials.
+
+    `proxy_to`: the broker behind a proxy, as host:port. None: no proxy.
+    """
     return pb.CommandConnect(
         client_version=CLIENT_VERSION,
         protocol_version=PROTOCOL_VERSION,

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 SESSION_METHOD: Final = "/magnetar.broker.Broker/Session"
 
 LATE_COMPLETIONS_S: Final = 0.02
-"""Seconds that the loop runs on after its channels were closed. grpc.aio has one thread for all
-loops of a process. This thread may still deliver completions to the loop. If the loop is already
-closed, the delivery raises an error in another loop."""
+"""The time in seconds that the loop runs on after its channels were closed. grpc.aio has one thread
+for all loops of a process. This thread may still deliver completions to the loop. If the loop is
+already closed, the delivery raises an error in another loop."""
 
 
 class GrpcDialer:
-    """Opens streams. Each stream has a channel, and each channel its own TCP connection: deliveries
-    in bulk do not delay receipts in the kernel's buffers.
+    """Opens streams. Each stream has a channel with a TCP connection of its own, so that bulk
+    deliveries do not delay receipts in the kernel's buffers.
 
-    A channel is closed together with its stream, so that a client keeps no connections to brokers
-    that it has left.
+    A stream closes its channel, too, so that a client keeps no connections to brokers that it has
+    left.
     """
 
     def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
-        """`credentials`: those of TLS; None: the streams are not encrypted."""
+        """`credentials`: the credentials of TLS. None: the streams are not encrypted."""
         self._credentials = credentials
         self._channels: set[aio.Channel] = set()  # the channels of streams that are not closed
         self._opened = False  # whether at least one stream was opened
@@ -77,7 +77,7 @@ class _StreamOfChannel:
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None
-        if channel is None:  # a close of the channel now would break the goodbye of the other call
+        if channel is None:  # another call of close() says goodbye, and then closes the channel
             return
         try:
             await self._not_closed().close()

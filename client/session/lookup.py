@@ -30,20 +30,20 @@ REDIRECTS_MAX: Final = 20
 """Pulsar's limit. More redirects mean that brokers redirect to each other."""
 
 QUESTIONS_MAX: Final = 6
-"""The time of an operation is divided among at most this many questions. With 30 s, each question
-has 5 s. A broker that takes over the topics of a dead broker needs less."""
+"""A lookup divides the time limit of an operation among at most this many questions. With 30 s,
+each question has 5 s. A broker needs less to take over the topics of a dead broker."""
 
 
 OTHERS_MAX: Final = 3
-"""At most this many brokers are asked about a silent broker."""
+"""The maximum of brokers that the client asks about a silent broker."""
 
 OTHERS_PAUSE_S: Final = 0.3
-"""Seconds between two questions about a silent broker. The next question is asked only while no
-broker has answered."""
+"""The time in seconds between two questions about a silent broker. The client asks the next broker
+only if no broker has answered yet."""
 
 OPINION_S: Final = 5.0
-"""Seconds within which one of the asked brokers must answer. A broker needs up to 3 s to find out
-whether a silent owner is alive."""
+"""The time limit in seconds for the first answer of these brokers. A broker needs up to 3 s to find
+out whether a silent owner is alive."""
 
 
 class Owner(NamedTuple):
@@ -93,9 +93,9 @@ class Lookup:
         self._warned = False
 
     def warn_unreachable(self, trouble: PulsarException | None, give_up_s: float) -> None:
-        """Log that no broker has answered yet: once, until a broker of the service URL answers.
+        """Log that no broker has answered yet. Later calls log nothing until a broker answers.
 
-        `trouble`: the last failure; None: no answer at all so far.
+        `trouble`: the last error. None: no error yet.
         """
         if not self._warned:
             self._warned = True
@@ -120,11 +120,12 @@ class Lookup:
             raise
 
     def knows_others(self, broker: str) -> bool:
-        """Whether the service URL names another address than this one."""
+        """Return whether the service URL names another address than `broker`."""
         return any(it != broker for it in self._brokers)
 
     async def owner_besides(self, topic: str, broker: str) -> str | None:
-        """Return the URL of the broker that serves `topic`, as another broker than `broker` says.
+        """Ask the other brokers, without `broker`, which broker serves `topic`. Return its URL.
+
         None: no other broker answers within OPINION_S.
 
         The next lookups begin with the broker that has answered.
@@ -171,7 +172,8 @@ class Lookup:
         return owner.url
 
     async def _ask(self, topic: str, connection: Connection, *, besides: str = "") -> Owner:
-        """`besides`: a broker to which no redirect is followed."""
+        """Ask for the owner of `topic`, and follow redirects. A redirect to `besides` is the
+        answer: the client does not ask this broker."""
         authoritative = False
         for _ in range(REDIRECTS_MAX):
             answer = await self._answer(
@@ -201,10 +203,10 @@ class Lookup:
         """Return the number of the topic's partitions. 0: the topic is not partitioned, or does not
         exist yet.
 
-        `creates`: whether the broker may create the topic if its policies allow it.
+        `creates`: True: the broker may create the topic if its policies allow it.
 
-        Every broker can answer. The client asks the next broker if one does not answer. Raises the
-        errors of `owner`.
+        Every broker can answer. If a broker does not answer, the client asks the next one. Raises
+        the errors of `owner`.
         """
         for _ in self._brokers[1:]:
             try:
@@ -240,8 +242,10 @@ class Lookup:
         return list(answer.topics)
 
     async def schema(self, topic: str, version: bytes) -> pb.Schema:
-        """Return a version of a topic's schema. Raises TopicNotFound if there is none, and the
-        errors of `owner`."""
+        """Return a version of a topic's schema.
+
+        Raises TopicNotFound if the topic does not have the version, and the errors of `owner`.
+        """
         connection = await self.any_broker()
         answer = await self._answer(
             connection,
@@ -267,7 +271,8 @@ class Lookup:
         return found
 
     async def any_broker(self, purpose: Purpose = Purpose.PUBLISH) -> Connection:
-        """Try the brokers of the service URL in turn. Return a session with the first that accepts.
+        """Try the brokers of the service URL in turn. Return a session with the first that accepts
+        one.
 
         Raises ConnectError if no broker is reachable.
         """
@@ -284,8 +289,11 @@ class Lookup:
         raise ConnectError("no broker is reachable: " + "; ".join(failures))
 
     async def _session(self, broker: str, purpose: Purpose) -> Connection:
-        """Return a session with the broker. Raises ConnectError: after `silence_s` if the service
-        URL names another broker. A session that opens later serves the next attempt."""
+        """Return a session with the broker.
+
+        If the service URL names another broker, raises ConnectError after `silence_s`. If the
+        session opens later, the next call uses it.
+        """
         patience_s = self._silence_s if self.knows_others(broker) else None
         try:
             async with asyncio.timeout(patience_s):
@@ -295,7 +303,7 @@ class Lookup:
             raise ConnectError(reason, broker=broker) from None
 
     def _in_turn(self) -> list[str]:
-        """The brokers of the service URL, beginning with the next one to ask."""
+        """Return the brokers of the service URL, beginning with the next one to ask."""
         return [*self._brokers[self._first :], *self._brokers[: self._first]]
 
     def _turn_to_next(self) -> None:

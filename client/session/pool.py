@@ -21,24 +21,26 @@ log = get_logger(__name__)
 
 
 class Purpose(Enum):
-    """The purpose of a session. With one session each, deliveries do not delay receipts."""
+    """The purpose of a session. Each purpose has its own session, so that deliveries do not delay
+    receipts."""
 
     PUBLISH = "publish"  # publishes and lookups
     CONSUME = "consume"
 
 
 class Dialer(Protocol):
-    """Opens streams: over gRPC, or in a test."""
+    """Opens streams over one transport."""
 
     def open(self, broker: str, purpose: Purpose) -> FrameStream:
         """Begin a stream to a broker's URL. If no broker answers there, the stream ends."""
 
     async def close(self) -> None:
-        """Release what the streams share, after they have ended. Takes a bounded time."""
+        """Release the resources that the streams share. Called after all streams have ended. Takes
+        a bounded time."""
 
 
 class MovableDialer:
-    """A Dialer whose streams go through another one after a move to another cluster."""
+    """A Dialer that passes all calls on to another Dialer, which `move` replaces."""
 
     def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer
@@ -69,7 +71,7 @@ class Pool:
         ask_after_s: float = ASK_AFTER_S,
         credentials: Credentials | None = None,  # None: the client presents no credentials
     ) -> None:
-        self.others: OtherBrokers | None = None  # asked about silent brokers; None: none is
+        self.others: OtherBrokers | None = None  # asked about silent brokers; None: ask no broker
         self._ping_after_s = ping_after_s
         self._ask_after_s = ask_after_s
         self._credentials = credentials or NoCredentials()
@@ -97,7 +99,8 @@ class Pool:
         await together(connection.close() for connection in self._connections.values())
 
     def move(self, credentials: Credentials | None, reason: str) -> None:
-        """End all sessions: the client moves to another cluster. New ones use `credentials`."""
+        """End all sessions, because the client moves to another cluster. New sessions use
+        `credentials`."""
         self._credentials = credentials or NoCredentials()
         for connection in list(self._connections.values()):
             connection.give_up(reason)

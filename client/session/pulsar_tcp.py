@@ -4,10 +4,10 @@ Each frame that `receive` returns holds one or more whole frames of Pulsar (prot
 gRPC transport carries the same frames, so a session does not depend on the transport. Pulsar's
 framing has no goodbye: an end of the connection between two frames is a clean end.
 
-`TcpFrameStream` of runtime/tcp_frames.py queues and waits in the same way, in a class of its own:
-it connects before it is made, says goodbye, beats and gives deadlines to its peer, and a shared
-base would ask at each of these points, on each frame, which of the two it is. What needs no state
-is imported from there.
+`TcpFrameStream` in runtime/tcp_frames.py queues and waits in the same way, but has no base class in
+common with `PulsarStream`. It is connected when it is created, says goodbye, sends beats, and sets
+deadlines for its peer. A common base class would distinguish the two at each of these points, on
+each frame. This module imports the functions without state from there.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 FRAME_LIMIT_BYTES: Final = 64 << 20
 """The largest frame that this end gathers. A session enforces the broker's own limit, which is far
-lower; this one bounds the memory that a faulty broker can take."""
+lower; this limit bounds the memory that a faulty broker can take."""
 
 CLOSE_S: Final = 1.0
-"""Seconds that a close waits until the kernel has taken what was sent."""
+"""The time in seconds that a close waits until the kernel has taken all sent bytes."""
 
 _TOTAL: Final = struct.Struct(">I")
 
@@ -90,7 +90,7 @@ class PulsarStream(asyncio.Protocol):
         self._frames: deque[memoryview] = deque()
         self._frames_bytes = 0
         self._partial = bytearray()  # the beginning of an incomplete frame
-        self._partial_wanted = 0  # the size from which on `_partial` holds a whole frame
+        self._partial_wanted = 0  # the size with which `_partial` holds a whole frame
         self._receiver: asyncio.Future[None] | None = None  # None: no task waits in `receive`
         self._reading_paused = False
         # Sending.
@@ -140,7 +140,7 @@ class PulsarStream(asyncio.Protocol):
         if transport is None:
             return
         with suppress(*HANDLE_ERRORS):
-            transport.close()  # sends what is buffered
+            transport.close()  # after it has sent the buffered bytes
         timer = self._loop.call_later(CLOSE_S, self._abort, "closed here")
         try:
             await self._lost.wait()
@@ -154,7 +154,7 @@ class PulsarStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = set_up(transport)
-        if self._end is not None:  # closed while it connected
+        if self._end is not None:  # the stream was closed while it connected
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -181,7 +181,7 @@ class PulsarStream(asyncio.Protocol):
                     self._transport.pause_reading()
 
     def eof_received(self) -> None:
-        """The transport closes itself after this."""
+        """Stop. The transport closes itself after this call."""
         where = "inside a frame" if self._partial else "between frames"
         self._stop(f"the broker closed the connection {where}", clean=not self._partial)
 
@@ -234,7 +234,10 @@ class PulsarStream(asyncio.Protocol):
             self._connecting = None
 
     def _whole_bytes(self, view: memoryview) -> int:
-        """Return how many bytes of `view` are whole frames. Ends the stream at an oversized one."""
+        """Return the number of bytes of `view` that are whole frames.
+
+        An oversized frame ends the stream.
+        """
         at, gathered = 0, len(view)
         total_at: Callable[..., tuple[int]] = _TOTAL.unpack_from
         while gathered - at >= _TOTAL.size:
@@ -250,7 +253,7 @@ class PulsarStream(asyncio.Protocol):
         return at
 
     def _stop(self, reason: str, *, clean: bool) -> None:
-        """Stop sending and receiving. Only the first call counts."""
+        """Stop sending and receiving. Only the first call has an effect."""
         if self._end is not None:
             return
         self._end = reason, clean

@@ -1,4 +1,4 @@
-"""Whether a cluster's brokers accept connections."""
+"""Checks whether the brokers of a cluster accept connections."""
 
 from __future__ import annotations
 

@@ -62,7 +62,9 @@ def scheme_of(text: str) -> Scheme:
             f"{text!r}: lookups over HTTP are not supported; use grpc://host:6660, or"
             " pulsar://host:6650 for Apache Pulsar"
         )
-    raise InvalidUrl(f"{text!r}: expected grpc://host:port or pulsar://host:port, also with TLS")
+    raise InvalidUrl(
+        f"{text!r}: expected grpc://, grpcs://, pulsar:// or pulsar+ssl://, and host:port"
+    )
 
 
 def host_and_port(broker: str) -> str:

@@ -1,14 +1,14 @@
-"""When a broker's silence is noticed, and what is done about it.
+"""Detects a silent broker, and decides when the client asks another broker about it.
 
-A broker that was stopped, or is cut off, keeps its connections open and sends nothing. While the
-client awaits something of it (receipts, answers, or messages of subscribed consumers), the client
-sends a PING after PING_AFTER_S of silence, which a living broker answers at once. After
-ASK_AFTER_S it asks another broker of the service URL which one serves the topics now. If that is a
-different broker, the connection ends, and its producers and consumers attach again. Otherwise the
-connection stays: the client asks again, with growing pauses. In any case the keep-alive
-(connection.py) ends a silent connection.
+A broker that was stopped, or is cut off, keeps its connections open and sends nothing. A client may
+await something from this broker: receipts, answers, or messages of subscribed consumers. After
+PING_AFTER_S of silence, such a client sends a PING. A living broker answers it at once. After
+ASK_AFTER_S, the client asks another broker of the service URL which broker serves the topics now.
+If that is a different broker, the client ends the connection, and its producers and consumers
+attach again. Otherwise the client keeps the connection, and asks again with growing pauses. In any
+case, the keep-alive (connection.py) ends a silent connection.
 
-With one address in the service URL there is no other broker to ask.
+If the service URL has one address only, the client has no other broker to ask.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PING_AFTER_S: Final = 1.0
-"""Seconds of silence before the client sends a PING. A quiet connection with subscribed consumers
-costs one PING and its answer in this time."""
+"""The silence in seconds before the client sends a PING. In this time, a quiet connection with
+subscribed consumers costs one PING and its answer."""
 
 ASK_AFTER_S: Final = 2.0
-"""Seconds of silence before the client asks another broker. The answer to a PING takes some 0.3 s
-around the world."""
+"""The silence in seconds before the client asks another broker. The answer to a PING takes some
+0.3 s around the world."""
 
 ASK_AGAIN_S_FIRST: Final = 1.0
 ASK_AGAIN_S_MAX: Final = 8.0
-"""Seconds between two questions, which double. A lookup costs a broker some 50 microseconds: ten
-thousand clients that are cut off from one broker ask the others 1,250 times a second at most."""
+"""The first and the longest time in seconds between two questions; each is twice the one before. A
+lookup costs a broker some 50 microseconds. In the end, ten thousand clients that are cut off from
+one broker ask the other brokers 1,250 times a second."""
 
 
 class Step(Enum):
@@ -55,27 +56,30 @@ class Silence:
         self._ping_after_s = ping_after_s
         self._answer_s = ask_after_s - ping_after_s
         self._heard_at = now
-        self._pinged = False  # whether it sent a PING since the broker was last heard
+        self._pinged = False  # whether the client sent a PING in this silence
         self._timer_at = now + ping_after_s
         self._again_s = ASK_AGAIN_S_FIRST
 
     @property
     def timer_at(self) -> float:
-        """When to call `on_timer` next."""
+        """The time at which to call `on_timer` next."""
         return self._timer_at
 
     def silent_s(self, now: float) -> float:
-        """The time for which the broker has sent nothing that was awaited."""
+        """Return the seconds for which the client has awaited something and received nothing."""
         return now - self._heard_at
 
     def on_heard(self, now: float) -> None:
-        """Something arrived, or this process itself stood still."""
+        """Begin a new silence: something arrived, or this process itself stood still."""
         self._heard_at = now
         self._pinged = False
 
     def on_timer(self, now: float, awaits: Callable[[], bool]) -> Step:
-        """`awaits`: whether something is awaited of the broker. It may be slow, and is asked only
-        if the broker is silent."""
+        """Return the action to take now.
+
+        `awaits` returns whether the client awaits something from the broker. It may be slow, so
+        this method calls it only if the broker is silent.
+        """
         due_at = self._timer_at if self._pinged else self._heard_at + self._ping_after_s
         if now >= due_at and not awaits():
             self.on_heard(now)

@@ -1,4 +1,4 @@
-"""How a client encrypts its connections: the trusted certificates, and its own."""
+"""TLS of a client: the trusted certificates, and the client's own certificate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PEM_BYTES_MAX: Final = 10 << 20
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """The options of TLS. The paths are those of PEM files."""
+    """The options of TLS. All paths are paths of PEM files."""
 
     trust_certs: str | None  # None: the authorities that the system trusts
     allows_insecure: bool  # any certificate is accepted
@@ -29,11 +29,14 @@ class Tls:
 
     @classmethod
     def of(cls, options: ClientOptions) -> Tls:
-        """Take the options of a client. Raises InvalidConfiguration."""
+        """Create it from the options of a client.
+
+        Raises InvalidConfiguration for a certificate without a private key, or the reverse.
+        """
         own = options.tls_certificate_file_path, options.tls_private_key_file_path
         if (own[0] is None) != (own[1] is None):
             raise InvalidConfiguration(
-                "tls_certificate_file_path and tls_private_key_file_path are used together"
+                "tls_certificate_file_path and tls_private_key_file_path must be given together"
             )
         given = (own[0], own[1]) if own[0] is not None and own[1] is not None else None
         return cls(
@@ -83,8 +86,10 @@ class Tls:
 
 
 def _refuse_encrypted_key(path: str) -> None:
-    """Raise InvalidConfiguration for a private key with a password. OpenSSL would ask for it on the
-    terminal, and the program would hang."""
+    """Raise InvalidConfiguration for a private key with a password.
+
+    OpenSSL would ask for the password on the terminal, and the program would hang.
+    """
     key = _read("tls_private_key_file_path", path) or b""
     if b"ENCRYPTED" in key:  # PKCS 8 has the word in the first line, the older form in the header
         raise InvalidConfiguration(

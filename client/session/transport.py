@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def service_url_of(options: ClientOptions) -> str:
-    """Return the service URL with the scheme that is used: `use_tls` selects the one with TLS.
+    """Return the service URL with the scheme that the client uses.
+
+    `use_tls` selects the scheme with TLS.
 
     Raises InvalidUrl.
     """

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class TopicWatch:
-    """A watch on one session. The session calls it until it ends or the watch is closed.
+    """A watch on one session. The session calls the watch until either of them ends.
 
-    Announcements gather as a set of new and a set of deleted names, which `changes` returns: the
-    memory is bounded by the number of topics, also if the caller is slow. A topic that was deleted
-    and created again is in both sets.
+    The watch gathers the announcements in a set of new names and a set of deleted names. `changes`
+    returns both. So the number of topics limits the memory, even if the caller is slow. A topic
+    that was deleted and created again is in both sets.
     """
 
     def __init__(self, connection: Connection, watcher_id: int) -> None:
@@ -31,7 +31,7 @@ class TopicWatch:
         self._error: PulsarException | None = None  # why the watch ended; None: it has not
 
     async def begin(self, namespace: str, pattern: str) -> list[str]:
-        """Begin to watch. Returns the names of the topics that match.
+        """Begin to watch. Returns the names of the matching topics.
 
         Raises the broker's refusal, for example if it does not understand the pattern.
         """
@@ -43,9 +43,10 @@ class TopicWatch:
         return list(answer.topic)
 
     async def changes(self) -> tuple[list[str], list[str]]:
-        """Wait for announcements. Returns new and deleted names; the deletions came first.
+        """Wait for announcements. Returns the new and the deleted names.
 
-        Raises ConnectError if the session has ended: then announcements may be missing.
+        For a name in both lists, the deletion came first. Raises ConnectError if the session has
+        ended: announcements may then be missing.
         """
         await self._changed.wait()
         if self._error is not None:

@@ -56,7 +56,10 @@ class Access:
         return _authentication(self.plugin, self.params) if self.plugin else None
 
     def client_options(self, service_url: str, *, operation_timeout_s: int = 30) -> ClientOptions:
-        """Raises InvalidConfiguration, NotAllowedError."""
+        """The options of a client with this access.
+
+        Raises InvalidConfiguration, NotAllowedError.
+        """
         from magnetar.client.options import ClientOptions  # takes 0.1 s
 
         return ClientOptions(

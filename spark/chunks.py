@@ -86,7 +86,7 @@ class Chunks:
     def on_chunk(self, ledger: int, entry: int, received: ReceivedEntry) -> Joined | None:
         """Add a chunk. Returns the message if this is its last chunk.
 
-        Raises MalformedEntry, and what `Earlier` raises.
+        Raises MalformedEntry, and the errors of `Earlier`.
         """
         chunk = received.chunk
         assert chunk is not None

@@ -80,7 +80,7 @@ class DataLost(SparkError):
 
 
 class QueryFenced(SparkError):
-    """A newer query holds the subscription of this one."""
+    """A newer query holds the subscription of this query."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -70,12 +70,12 @@ class Offsets:
 
 
 def symbolic(start: str) -> dict[str, Any]:
-    """The offsets of a query before its first batch: a constant, whatever the topics hold."""
+    """The offsets of a query before its first batch. They do not depend on the topics."""
     return {"v": VERSION, "start": start}
 
 
 def parse_offsets(offsets: Mapping[str, Any]) -> Offsets | None:
-    """Parse offsets from a checkpoint. None: they are symbolic. Raises InvalidOffsets."""
+    """Parse offsets from a checkpoint. None: symbolic offsets. Raises InvalidOffsets."""
     if offsets.get("v") != VERSION:
         raise InvalidOffsets(f"version {offsets.get('v')!r} is not {VERSION}")
     if "start" in offsets:

@@ -154,8 +154,8 @@ def _query_of(progress: StreamingQueryProgress, rows_before: int) -> _Query:
 
 
 def _behind(source: SourceProgress) -> dict[str, Behind]:
-    """The part that the query has not read yet, by topic. Empty: the source is of another format,
-    or the ends of its topics are unknown."""
+    """The part that the query has not read yet, keyed by topic. Empty: the source is of another
+    format, or the ends of its topics are unknown."""
     end, latest = _offsets(source.endOffset), _offsets(source.latestOffset)
     if end is None or latest is None:
         return {}

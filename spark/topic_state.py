@@ -47,14 +47,14 @@ class TopicState:
 
     @property
     def earliest(self) -> Place:
-        """The place of the first stored message. `ledgers` must be all ledgers."""
+        """The place of the first stored message. `ledgers` must include all ledgers."""
         if self.ledgers:
             return Place(self.ledgers[0].id, 0, self.first_index)
         return Place(0, 0, self.next_index)
 
     @property
     def latest(self) -> Place:
-        """The place of the next message. `ledgers` must not lack the last one."""
+        """The place of the next message. `ledgers` must include the last ledger."""
         if self.ledgers:
             last = self.ledgers[-1]
             return Place(last.id, last.last + 1, self.next_index)
@@ -161,4 +161,4 @@ class Loss:
     """Messages that a query can never read."""
 
     what: str
-    next: Place  # the first message that is left; the next message if none is
+    next: Place  # the first stored message; the next message if none is stored

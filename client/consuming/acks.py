@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from magnetar.client.ids import Key
 
 ACK_DELAY_S: Final = 0.1
-"""Seconds; Apache's grouping time. A crash of the client loses the acknowledgements of this time.
-"""
+"""The time in seconds for which the client gathers acknowledgements: the default of Apache's
+clients. A crash of the client loses the acknowledgements of this time."""
 
 ACK_IDS_MAX: Final = 1000
 """Ids in a group. At this many gathered ids, the client sends a group without waiting. At about 12
@@ -50,9 +50,8 @@ class AckGroup:
 
     number: int
     is_cumulative: bool  # a cumulative group has one id
-    ids: Mapping[
-        Key, int
-    ]  # the bits of unacknowledged messages; 0: the whole entry is acknowledged
+    # The bits of unacknowledged messages; 0: the whole entry is acknowledged.
+    ids: Mapping[Key, int]
 
     def covers(self, key: Key) -> bool:
         """Return whether the group acknowledges the whole entry `key`."""
@@ -193,7 +192,7 @@ class AckTracker:
         return everything if self._is_done(key) else 0
 
     def timer_at(self) -> float | None:
-        """Return when `take` has a group to give. None: not before the next event."""
+        """Return the time when `take` has a group to give. None: not before the next event."""
         if self._oldest_at is None or len(self._in_flight) >= ACK_GROUPS_IN_FLIGHT_MAX:
             return None
         delay_s = 0.0 if self.is_full else ACK_DELAY_S

@@ -3,15 +3,15 @@
 Theory of operation. A producer sends the chunks of a message in order. Chunks of other producers
 may lie between them. The buffer keeps the pieces of each begun message by its uuid. The last chunk
 completes the message. A redelivery begins again with chunk 0. A producer that lost a receipt sends
-chunks again, as new entries. The buffer remembers the keys of these entries, which are acknowledged
-with the message.
+chunks again, as new entries. The buffer remembers the keys of these entries, and the client
+acknowledges them with the message.
 
 A chunk whose predecessor is missing makes its message *broken*: the buffer drops the pieces and
-keeps the keys. A message is given up if none of its chunks arrived for `expire_s`. Its chunks are
-then acknowledged, because they would otherwise be redelivered without end. Each arriving chunk
-restarts this time, so a large message of a slow producer is not given up while it arrives. Beyond
-the limit of begun messages, the oldest message is given up: its chunks are acknowledged or
-redelivered later, as the user chose.
+keeps the keys. The buffer gives a message up if none of its chunks arrived for `expire_s`. The
+client then acknowledges its chunks, because the broker would otherwise redeliver them without end.
+Each arriving chunk restarts this time, so a large message of a slow producer is not given up while
+it arrives. Beyond the limit of begun messages, the buffer gives the oldest message up. Its chunks
+are acknowledged or redelivered later, as the user chose.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class ChunkBuffer:
         if len(begun.keys) >= CHUNKS_MAX:
             return [self._give_up(chunk.uuid, "it has too many chunks", acknowledge=True, last=key)]
         if key == begun.last or (chunk.index and key in begun.keys):
-            return []  # the chunk was delivered twice: the first one is in its place
+            return []  # the chunk was delivered twice: the first delivery is in its place
         if chunk.index == 0:
             self._restart(begun, key, chunk)
         is_in_place = not begun.is_broken and chunk.index >= len(begun.pieces)
@@ -145,7 +145,7 @@ class ChunkBuffer:
         return [self._give_up(uuid, reason, acknowledge=True) for uuid in late]
 
     def timer_at(self) -> float | None:
-        """Return when the first message expires. None: no message expires."""
+        """Return the time when the first message expires. None: no message expires."""
         if not self._heard_at or not self._expire_s:
             return None
         return next(iter(self._heard_at.values())) + self._expire_s

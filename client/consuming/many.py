@@ -49,7 +49,7 @@ class ManyOptions:
 
     total_messages_max: int = 50_000  # the limit of its queue
     regex_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
-    period_s: float = 60.0  # the pause between two looks for new topics
+    period_s: float = 60.0  # the pause between two checks for new topics
 
 
 DEFAULT_MANY: Final = ManyOptions()
@@ -294,7 +294,7 @@ class ManySubscriber:
     async def unsubscribe(self) -> None:
         """Delete the subscription of each topic, and close the consumer.
 
-        If that fails for some topics, their subscriptions stay, and the first error is raised.
+        If this fails for some topics, their subscriptions stay. Raises the first error.
         """
         self.check_open()
         self._stop_following()
@@ -404,7 +404,7 @@ class ManySubscriber:
         log.info("topic not joined", topic=topic, reason=str(error))
 
     def _leave(self, topic: str) -> None:
-        """Close the consumer of a topic that was deleted. Its messages in the queue are dropped."""
+        """Close the consumer of a deleted topic, and drop its messages in the queue."""
         self._wanted.discard(topic)
         self._failed.pop(topic, None)
         child = self._children.pop(topic, None)

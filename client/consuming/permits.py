@@ -69,7 +69,7 @@ class Permits:
     def on_returned(self, message_bytes: int) -> None:
         """Count a message that the user put back at the front of the queue.
 
-        Its permit may have been granted again already: then the queue exceeds its size by one.
+        The consumer may have granted its permit again. Then the queue exceeds its size by one.
         """
         self._queued += 1
         self._queued_bytes += message_bytes

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from magnetar.client.policies import RedeliveryBackoff
 
 REDELIVERY_TICK_S: Final = 0.1
-"""Seconds. Entries due within half of this time are requested together with the first. Delays are
-seconds or minutes, so the difference does not matter. A thousand single negative acknowledgements
-need only a few commands."""
+"""Seconds. The client requests entries that are due within half of this time together with the
+first one. Delays are seconds or minutes, so the difference does not matter. A thousand single
+negative acknowledgements need only a few commands."""
 
 REDELIVERIES_MAX: Final = 1_000_000
 """Entries that wait, about 200 bytes each. Beyond this limit, the first ones are due at once."""
@@ -92,7 +92,7 @@ class Redeliveries:
         return keys
 
     def timer_at(self) -> float | None:
-        """Return when the first entry is due. None: no entry waits."""
+        """Return the time when the first entry is due. None: no entry waits."""
         due_at = self._first()
         if due_at is None:
             return None

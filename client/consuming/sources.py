@@ -68,10 +68,10 @@ class Source(Protocol):
     """True when the consumer begins although one of its topics does not exist."""
 
     async def first(self) -> list[str]:
-        """Return the topics at the beginning."""
+        """Return the topics that exist when the consumer is created."""
 
     async def follow(self, follower: Follower) -> None:
-        """Report changes until it is cancelled."""
+        """Report changes until this call is cancelled."""
 
 
 class Partitions:
@@ -94,7 +94,7 @@ class Partitions:
             await asyncio.sleep(self._parts.partitions_update_s)
             try:
                 count = await self._parts.lookup.partitions(self.title, creates=False)
-            except PulsarException as error:  # the next look may succeed
+            except PulsarException as error:  # the next check may succeed
                 log.info("partitions not read", topic=self.title, reason=str(error))
             else:
                 self._count = max(self._count, count)
@@ -139,7 +139,7 @@ class TopicList:
     async def _look_at(self, topic: TopicName) -> None:
         try:
             count = await self._parts.lookup.partitions(str(topic), creates=False)
-        except PulsarException as error:  # the next look may succeed
+        except PulsarException as error:  # the next check may succeed
             log.info("partitions not read", topic=str(topic), reason=str(error))
         else:
             self._counts[topic] = max(self._counts[topic], count)
@@ -240,7 +240,7 @@ class Pattern:
     async def _look(self, follower: Follower) -> None:
         try:
             names = await self._list()
-        except PulsarException as error:  # the next look may succeed
+        except PulsarException as error:  # the next check may succeed
             log.info("topics not listed", pattern=self.title, reason=str(error))
         else:
             follower.on_topics(self._matching(names))

@@ -24,12 +24,12 @@ Run = tuple["Delivery", int, int]
 message. The only message of an entry without a batch has the index -1: its run is from -1 to 0."""
 
 YIELD_QUEUE_MIN: Final = 200
-"""Messages. With a shorter queue the threads do not let the loop run: changing threads costs some
-20 microseconds, as much as taking ten messages."""
+"""The least queue size, in messages, with which threads let the loop run. With a shorter queue they
+do not: changing threads costs some 20 microseconds, as much as taking ten messages."""
 
 YIELD_S_MAX: Final = 0.001
-"""Seconds that a thread lets the loop run. The loop needs some 100 microseconds; the limit is for a
-loop that is busy with something else."""
+"""The maximal time in seconds for which a thread lets the loop run. The loop needs some 100
+microseconds; the limit is for a loop that is busy with something else."""
 
 
 @dataclass(slots=True)
@@ -45,8 +45,8 @@ class Progress:
     """The messages that were taken and those that were acknowledged, each list in its own order.
 
     The loop counts the taken messages first. This is correct: a message is taken before it is
-    acknowledged, and the order between taking one message and acknowledging another is of no
-    importance.
+    acknowledged, and the order between taking one message and acknowledging another does not
+    matter.
     """
 
     taken: list[Run] = field(default_factory=list)
@@ -59,8 +59,8 @@ Step = Call | Progress
 class Steps(ThreadBridge[Step]):
     """The bridge of a consumer.
 
-    `on_taken` and `on_acknowledged` are called for each message: they repeat a few lines rather
-    than call a function.
+    `on_taken` and `on_acknowledged` are called for each message. For speed, they repeat a few lines
+    and call no function for them.
     """
 
     def __init__(

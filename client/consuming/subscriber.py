@@ -146,9 +146,8 @@ class Subscriber:
         self._start: Start | None = None  # None: the broker knows where to begin
         if subscription.start is not None:
             self._start = Start(subscription.start, subscription.inclusive)
-        self._generation = (
-            queue.generation
-        )  # the generation of the queue; messages of an older generation do not count
+        # The generation of the queue. Messages of an older generation do not count.
+        self._generation = queue.generation
         self._epoch = 0  # counts requests to redeliver everything; older deliveries are stale
         self._seek_turn = asyncio.Lock()  # held: a seek is in progress, its outcome unknown
         self._seeking = False  # the seek was sent; the broker has not closed the consumer yet
@@ -251,7 +250,7 @@ class Subscriber:
         return self._parts.lookup.cluster
 
     def limit_queue(self, messages_max: int, bytes_max: int) -> None:
-        """Set the share of a queue that this consumer has together with those of other topics."""
+        """Set this consumer's part of a queue that it shares with consumers of other topics."""
         self._permits.resize(messages_max, bytes_max)
 
     def on_waiting(self, _: object = None) -> None:
@@ -265,7 +264,7 @@ class Subscriber:
         self._acknowledge([(_key_of(message_id), index, size, 1)])
 
     def on_acknowledged(self, runs: Sequence[Run]) -> None:
-        """Acknowledge delivered messages; no effect on those from another cluster."""
+        """Acknowledge delivered messages. Messages from another cluster are left out."""
         cluster = self.cluster
         self._acknowledge(
             [
@@ -439,7 +438,7 @@ class Subscriber:
     async def has_message_available(self) -> bool:
         """Return whether there is a message after the last one that the user took.
 
-        Entries that the client dropped hold none.
+        A message in an entry that the client dropped does not count.
         """
         if len(self._queue):
             return True
@@ -490,8 +489,8 @@ class Subscriber:
             raise Timeout(reason, topic=self.topic, subscription=self.subscription.name) from None
 
     async def _drained(self, connection: Connection, command: pb.CommandDrainConsumer) -> None:
-        """Ask until the consumer has drained. The broker answers ServiceNotReady when the time of
-        one request is over."""
+        """Ask until the user has acknowledged all messages. The broker answers ServiceNotReady when
+        the time of one request is over."""
         while self._connection is connection:
             try:
                 await connection.request(command, pb.CommandSuccess)
@@ -702,9 +701,10 @@ class Subscriber:
                 self._give_back((), late)
 
     def _decrypted(self, received: ReceivedEntry) -> tuple[ReceivedEntry, EncryptionContext]:
-        """Return an encrypted entry with its payload decrypted, or as it is if the user wants so.
+        """Return an encrypted entry with its payload decrypted.
 
-        Raises CryptoError.
+        If the decryption fails, return the entry unchanged if the user wants this; otherwise raise
+        CryptoError.
         """
         try:
             payload = self._opener.open(received)

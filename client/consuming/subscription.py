@@ -33,7 +33,7 @@ class Subscription:
     name: str
     type: ConsumerType
     consumer_name: str | None
-    priority_level: int  # a lower number is served first
+    priority_level: int  # the broker serves consumers with a lower number first
     properties: Mapping[str, str]
     initial_position: InitialPosition
     start: MessageId | None  # None: the subscription is durable; the broker knows its place

@@ -1,8 +1,8 @@
 """Archives several topics to Parquet. Each run adds the new messages, each exactly once.
 
     <path>/topic=<tenant%2F...>/date=<publish date>/part-*.parquet
-    <path>/_checkpoint     how far each topic is archived
-    <path>/_spark_metadata which files belong to the archive
+    <path>/_checkpoint     the archived position of each topic
+    <path>/_spark_metadata the list of the archive's files
 
 A run reads the topics as a stream up to their ends at its start, and stops. Spark's file sink lists
 the files of a batch before the batch counts as done. So a run that was killed can leave files that

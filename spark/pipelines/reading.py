@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 START_ATTEMPTS: Final = 5
-WORKER_LATE: Final = "Python worker failed to connect back"  # Spark waits 10 s for it
+WORKER_LATE: Final = "Python worker failed to connect back"  # Spark waits 10 s for a worker
 
 TASKS: Final = 4
 """The number of tasks that write. A job that is run again must divide its rows in the same way, so

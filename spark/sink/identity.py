@@ -39,7 +39,7 @@ class Identity:
     batch: int
     partition: int
     division: tuple[str, ...] = ()  # see WriteOptions.division
-    sink: str = ""  # name under which topics note its batches; empty: they note none
+    sink: str = ""  # name under which topics note the batches; empty: topics note none
 
     def __post_init__(self) -> None:
         assert 0 <= self.batch < BATCHES_MAX

@@ -86,7 +86,8 @@ class TopicScan(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one task, on an executor.
 
-        Raises DataLost, UnreadableEntry, OutOfOrder, ReadStalled.
+        Raises DataLost, UnreadableEntry, OutOfOrder, ReadRefused, ReadStalled. With mode dlq, also
+        raises WriteRefused, WriteStalled, RowRefused.
         """
         yield from _read(self._options, self._schema, partition)
 
@@ -170,7 +171,8 @@ class TopicStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one task, on an executor.
 
-        Raises DataLost, UnreadableEntry, OutOfOrder, ReadStalled.
+        Raises DataLost, UnreadableEntry, OutOfOrder, ReadRefused, ReadStalled. With mode dlq, also
+        raises WriteRefused, WriteStalled, RowRefused.
         """
         yield from _read(self._options, self._schema, partition)
 

@@ -147,7 +147,8 @@ class StreamDriver:
     def report(self) -> dict[str, Any] | None:
         """The ends of the topics as far as they are known. None: nothing is known.
 
-        Their differences to the end of a batch are the rows and bytes that the query is behind.
+        The differences between these ends and the end of a batch are the rows and bytes that the
+        query has not read yet.
         """
         ends = {
             topic: state.end_from(self._reached[topic])
@@ -390,7 +391,7 @@ class StreamDriver:
         tries again, at most once in `pollIntervalMs`. If a broker refused a place, the driver does
         not try this place again.
 
-        Elsewhere, the driver handles a deleted topic as a loss. Raises QueryFenced.
+        `latest` and `tasks` handle a deleted topic as a loss. Raises QueryFenced.
         """
         if not self._options.subscription:
             return
@@ -436,7 +437,8 @@ def _start(view: TopicView, topic: str, bounds: Bounds, state: TopicState) -> Pl
 
 
 def _end(view: TopicView, topic: str, bounds: Bounds, state: TopicState) -> Place:
-    """An end in the middle of an entry includes the entry; the index says where it ends."""
+    """The place where the read ends. If it is in the middle of an entry, the read includes the
+    entry, and the index says which of its messages are read."""
     bound = bounds.of(TopicName.parse(topic))
     place = view.place_of(topic, bound, state)
     if isinstance(bound, MessagePlace) and bound.batch_index:
@@ -455,7 +457,7 @@ def _narrowed(
         start = replace(view.entry_of_index(topic, first), index=first)
     if behind is not None and behind < end.index:
         place = view.entry_of_index(topic, behind)
-        # An end in the middle of an entry includes the entry; the index says where it ends.
+        # As in `_end`: the read includes the entry, and the index says which messages are read.
         entry = place.entry + 1 if place.index < behind else place.entry
         end = replace(place, entry=entry, index=behind)
     return start, end

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from magnetar.spark.range_client import Pushes
 
 SILENCE_S_MAX: Final = 6.0
-"""The time in seconds after which a stream without messages is silent. It is three beats of a
-broker."""
+"""The time in seconds after which a stream without messages is silent. A broker sends a message on
+each stream at least every 2 s."""
 
 RETRY_S: Final = 1.0
 """The time in seconds between the attempts to open a stream to a broker. Another broker replaces a

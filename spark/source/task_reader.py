@@ -36,7 +36,8 @@ GROUP_BYTES: Final = 512 << 10
 GROUP_ENTRIES: Final = 512
 
 KEPT_BYTES: Final = 16 << 20
-"""A process keeps up to twice as many freed bytes."""
+"""The bytes of the block that makes glibc keep freed memory. A process then keeps up to twice as
+many freed bytes."""
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ log = logging.getLogger(__name__)
 def read_task(options: ReadOptions, schema: StructType, task: Task) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task. A batch holds rows of one topic.
 
-    Raises DataLost, BadRecord, UnreadableEntry, OutOfOrder, ReadRefused, ReadStalled.
+    Raises DataLost, BadRecord, UnreadableEntry, OutOfOrder, ReadRefused, ReadStalled. With mode
+    dlq, also raises WriteRefused, WriteStalled, RowRefused.
     """
     _keep_freed_memory()
     stage = ValueStage(options, to_arrow_schema(schema, timezone="UTC"))

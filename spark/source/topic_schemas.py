@@ -157,7 +157,7 @@ _lock = threading.Lock()
 
 
 def _writer(options: ReadOptions, topic: str, version: bytes) -> Writer:
-    """Raises ValueError, ReadRefused, ReadStalled."""
+    """The decoding of a version. Raises ValueError, ReadRefused, ReadStalled."""
     if not version:
         return BYTES
     if len(version) != VERSION_BYTES:

@@ -117,7 +117,10 @@ class TopicView:
         return found
 
     def place_of(self, topic: str, bound: Bound, state: TopicState) -> Place:
-        """The place that a bound names in a topic. Raises ReadRefused, ReadStalled."""
+        """The place that a bound names in a topic.
+
+        Raises TopicNotFound, ReadRefused, ReadStalled.
+        """
         match bound:
             case Edge.EARLIEST:
                 return state.earliest
@@ -142,12 +145,15 @@ class TopicView:
         """The place of the entry that holds the message with this index. The index of the place is
         that of the entry's first message.
 
-        Raises ReadRefused, ReadStalled.
+        Raises TopicNotFound, ReadRefused, ReadStalled.
         """
         return self._entry(topic, pb.FindEntryRequest(topic=topic, index=index))
 
     def entry_at(self, topic: str, ledger: int, entry: int) -> Place:
-        """The place of the first entry at or after this one. Raises ReadRefused, ReadStalled."""
+        """The place of the first entry at or after this one.
+
+        Raises TopicNotFound, ReadRefused, ReadStalled.
+        """
         place = pb.EntryPlace(ledger=ledger, entry=entry)
         return self._entry(topic, pb.FindEntryRequest(topic=topic, place=place))
 
@@ -400,7 +406,7 @@ def sealed_of(reply: pb.PlanTopicsReply) -> Sealed:
 
 
 def _metadata_of(copies: pb.LedgerCopies, bookies: Sequence[pb.BookieData]) -> LedgerMetadata:
-    """Raises InvalidRecord, IndexError."""
+    """The metadata of a sealed ledger. Raises InvalidRecord, IndexError."""
     segments = tuple(
         Segment(EntryId(part.first_entry), tuple(_member(bookies[it]) for it in part.members))
         for part in copies.segments

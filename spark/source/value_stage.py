@@ -88,7 +88,10 @@ class ValueStage:
 
     def take(self, rows: Rows, topic: str) -> pa.RecordBatch:
         """Return the rows as Spark expects them, without those that a pushed filter excludes.
-        Raises BadRecord."""
+
+        Raises BadRecord with mode failfast, and WriteRefused, WriteStalled, RowRefused with mode
+        dlq. With valueFormat auto, also raises ReadRefused, ReadStalled.
+        """
         place_of = rows.places()
         batch = rows.take()
         mask = None if self._pushed is None else self._pushed.mask(batch)

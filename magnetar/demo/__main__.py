@@ -1,7 +1,8 @@
 """`python -m magnetar.demo`.
 
-Exit status 0: Spark's table equals the file's and no flight is missing. 1: it does not, or a step
-failed. 3: every step but Spark's succeeded, because there is no Java.
+Exit status 0: the results by Spark equal the results from the file, and no flight is missing. 1: a
+result differs, a flight is missing, or a step failed. 3: Java or PySpark is missing, and all steps
+before Spark's succeeded.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ FAILED: Final = 1
 NO_JAVA: Final = 3
 
 POLL_S: Final = 0.05
-STALLED_S: Final = 60.0  # without progress; a restart of the server takes about 3 s
+STALLED_S: Final = 60.0  # without progress the demo fails; a restart of the server takes about 3 s
 
 KEPT: Final = {
     "MAGNETAR_STANDALONE_DEFAULT_RETENTION_TIME_IN_MINUTES": "-1",
     "MAGNETAR_STANDALONE_DEFAULT_RETENTION_SIZE_IN_MB": "-1",
 }
-"""Spark reads the flights after they were acknowledged: the server keeps them."""
+"""Retention without limits: Spark reads the flights after consumers have acknowledged them."""
 
 console = Console(soft_wrap=True)
 
 
 class TrafficFailed(Exception):
-    """A thread of the traffic failed, or there is no progress."""
+    """A thread of the traffic failed, or the traffic makes no progress."""
 
     definite = False
 
@@ -82,8 +83,8 @@ def main(
 def run(limit: int | None, picture: Path) -> int:
     """Run the demo and return the exit status. Raises FlightsMissing, ProcessFailed,
     TrafficFailed."""
-    # The server is started again while the client works. gRPC would warn about the fork, which is
-    # harmless: exec follows at once.
+    # The demo restarts the server while the client is running. Without this setting, gRPC warns
+    # about the fork. The fork is harmless: exec follows at once.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     began_s = time.monotonic()
     table = load_flights(limit)
@@ -126,9 +127,10 @@ def run(limit: int | None, picture: Path) -> int:
 def _stream(
     spark: SparkSession, server: LocalProcess, folder: Path, table: pa.Table, picture: Path
 ) -> bool:
-    """Group the flights by carrier and hour as a stream, into a topic; archive the flights; draw.
+    """Write delays by carrier and hour into a topic, with a streaming query. Archive the flights.
+    Draw the picture.
 
-    Returns whether the results equal the file's, and both topic and archive hold each message once.
+    Returns whether the delays equal those in the file, and the archive equals the topic of flights.
     """
     from magnetar.spark.pipelines.incremental import archive_new
 
@@ -163,8 +165,8 @@ def service_url(server: LocalProcess) -> str:
 
 
 def work_off(server: LocalProcess, table: pa.Table) -> bool:
-    """Publish and consume all flights, with a kill half-way. Returns whether no flight is missing
-    and each carrier's flights were processed in order.
+    """Publish and consume all flights, and kill the server half-way. Returns True if no flight is
+    missing or left over, and each carrier's flights were processed in order.
 
     Raises ProcessFailed, TrafficFailed.
     """
@@ -184,7 +186,7 @@ def work_off(server: LocalProcess, table: pa.Table) -> bool:
                 client.shutdown()  # close() and Traffic.stop() would wait for the server
                 raise
             traffic.stop()
-        if traffic.failure is not None:  # it failed after the last look of _watch
+        if traffic.failure is not None:  # a thread failed after the last check in `_watch`
             raise TrafficFailed(repr(traffic.failure)) from traffic.failure
         shares = ", ".join(f"{share:,}" for share in traffic.by_consumer)
         console.print(
@@ -202,7 +204,8 @@ def work_off(server: LocalProcess, table: pa.Table) -> bool:
 
 
 def _watch(traffic: Traffic, server: LocalProcess, progress: Progress) -> None:
-    """Show the progress, and kill the server when half of the work is done."""
+    """Show the progress until the traffic has finished. Kill and restart the server when half of
+    the work is done. Raises ProcessFailed, TrafficFailed."""
     bars = [progress.add_task(name, total=traffic.total) for name in ("published", "acknowledged")]
     killed = False
     moved_s, before = time.monotonic(), 0

@@ -1,8 +1,8 @@
 """The mean departure delay by carrier, computed from the file and from the topic.
 
 Both results are integers that can be compared exactly: the number of flights, the number of flights
-with a delay, and the sum of the delays in minutes. A missing delay (a cancelled flight) is not zero
-and does not count in the mean.
+that departed, and the sum of their delays in minutes. A cancelled flight has no delay, and does not
+count in the mean.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Delays:
     """The delays of one carrier."""
 
-    flights: int
+    flights: int  # cancelled flights included
     departed: int
-    minutes: int
+    minutes: int  # the sum of the delays of the departed flights
 
     @property
     def mean(self) -> float | None:
@@ -30,7 +30,7 @@ class Delays:
 
 
 def delays_in_file(flights: pa.Table) -> dict[str, Delays]:
-    """The delays by carrier, computed directly from the table: without JSON, topic and Spark."""
+    """Return the delays by carrier, computed directly from the table, without a topic and Spark."""
     grouped = flights.group_by("carrier").aggregate(
         [([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum")]
     )
@@ -43,10 +43,10 @@ def delays_in_file(flights: pa.Table) -> dict[str, Delays]:
 def delays_in_topic(
     spark: SparkSession, service_url: str, topic: str
 ) -> tuple[int, dict[str, Delays]]:
-    """The number of messages, and the delays by carrier with each flight counted once.
+    """Return the number of messages, and the delays by carrier with each flight counted once.
 
-    A producer that lost its server sends every unacknowledged message again, although the topic has
-    some of them already. Raises errors of Spark.
+    The topic may hold a flight twice: after the loss of its server, a producer sends every
+    unacknowledged message again. Raises Spark's exceptions.
     """
     from pyspark.sql import functions as F
 

@@ -42,7 +42,7 @@ class FlightMessage:
 
 
 def load_flights(limit: int | None = None) -> pa.Table:
-    """All flights in the order of their days, or `limit` of them spread over the year.
+    """Return all flights in the order of their days, or `limit` flights spread over the year.
 
     Raises FlightsMissing.
     """
@@ -55,7 +55,7 @@ def load_flights(limit: int | None = None) -> pa.Table:
             strings_can_be_null=True, column_types={"time_hour": pa.string()}
         )
         with archive.open(name) as file:
-            # The file has the months in the order 1, 10, 11, 12, 2, …; a stream is in time order.
+            # The file has the months in the order 1, 10, 11, 12, 2, …; the topic needs time order.
             table = csv.read_csv(file, convert_options=options).sort_by(
                 [("month", "ascending"), ("day", "ascending")]
             )
@@ -65,7 +65,7 @@ def load_flights(limit: int | None = None) -> pa.Table:
 
 
 def messages(flights: pa.Table) -> Iterator[FlightMessage]:
-    """One message for each flight, in the order of the rows."""
+    """Yield one message for each flight, in the order of the rows."""
     row = 0
     encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
     for batch in flights.to_batches(max_chunksize=CHUNK_ROWS):

@@ -1,9 +1,9 @@
-"""Departure delays by carrier and hour, as a stream: from the topic, through Spark, into a topic.
+"""Departure delays by carrier and hour: a streaming query of Spark, from a topic into a topic.
 
-The query groups flights by carrier and by hour of their event time. When the watermark has passed
-an hour, the query writes each group of the hour as one message in JSON. The sink writes exactly
-once: the topic is in a namespace with deduplication. The last hours stay open, as in every query
-with a watermark.
+The query groups flights by carrier and by the hour of their event time. When Spark's watermark has
+passed an hour, the query writes each group of the hour as one message in JSON. The sink writes each
+message exactly once, because its topic is in a namespace with deduplication. The query never writes
+the last hours: no later flight moves the watermark past them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ NAMESPACE: Final = "public/exact"
 TOPIC: Final = f"persistent://{NAMESPACE}/delays-by-hour"
 TIME_ZONE: Final = "America/New_York"  # the time zone of the airports
 BATCHES: Final = 3
-# A batch of the producer holds 1,000 flights of all carriers, sorted by carrier: within a batch the
-# order of time is lost. Three times that many flights are three days of the year, and more days if
-# the demo takes only a part of the year's flights.
+# The delay of the watermark, as a number of flights. A batch of the producer holds 1,000 flights,
+# sorted by carrier and not by time. 3,000 flights are about three days of the year. If the demo
+# publishes only a part of the flights, they are more days.
 WATERMARK_FLIGHTS: Final = 3_000
 YEAR_DAYS: Final = 365
 ADMIN_S: Final = 30.0
@@ -39,13 +39,14 @@ Hours = dict[tuple[str, int], Delays]
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """The content of the topic of results."""
+    """The content of the topic into which the query writes."""
 
     messages: int
     hours: Hours
 
     def equals(self, file: Hours) -> bool:
-        """Whether it holds each group once, up to its last hour, as the file has them."""
+        """Return whether the topic holds each group of the file once, up to the last hour in the
+        topic."""
         last = max((begin_s for _, begin_s in self.hours), default=0)
         closed = {group: delays for group, delays in file.items() if group[1] <= last}
         return bool(self.hours) and self.messages == len(closed) and self.hours == closed
@@ -65,8 +66,8 @@ def create_namespace(admin_url: str) -> None:
 def stream_delays(
     spark: SparkSession, service_url: str, topic: str, folder: Path, *, messages: int
 ) -> Streamed:
-    """Run the query over the messages of the topic, of which there are about this many; `folder`
-    gets its checkpoint. Raises Spark's exceptions."""
+    """Run the query over `topic`, which has about `messages` messages, and return its results. Its
+    checkpoint goes into `folder`. Raises Spark's exceptions."""
     from pyspark.sql import functions as F
 
     from magnetar.spark.pipelines.reading import run_to_end
@@ -120,7 +121,7 @@ def _results(spark: SparkSession, service_url: str) -> Streamed:
 
 
 def hours_in_file(flights: pa.Table) -> Hours:
-    """The delays by carrier and scheduled hour, computed directly from the table."""
+    """Return the delays by carrier and scheduled hour, computed directly from the table."""
     grouped = flights.group_by(["carrier", "time_hour"]).aggregate(
         [([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum")]
     )
@@ -133,7 +134,7 @@ def hours_in_file(flights: pa.Table) -> Hours:
 
 
 def by_hour_of_day(hours: Hours) -> Hours:
-    """Sum up by carrier and hour of the day, 0 to 23, at the airports."""
+    """Sum up the delays by carrier and hour of the day (0 to 23, local time of the airports)."""
     zone = ZoneInfo(TIME_ZONE)
     sums: Hours = {}
     for (carrier, begin_s), delays in hours.items():

@@ -1,11 +1,11 @@
 """A producer, three consumers of a Key_Shared subscription, and their counts.
 
-The key is the carrier: all flights of a carrier go to one consumer at a time, in their order. After
-a kill of the server, flights can be delivered again. `Order` checks that each carrier's flights are
-processed in order, apart from those that were processed before.
+The key is the carrier: all flights of a carrier go to one consumer at a time, in order. After a
+kill of the server, the broker may deliver flights again. `Order` checks that each carrier's flights
+are processed in order; it ignores flights that were processed before.
 
-The producer and each consumer have a thread of their own and use the client as any program does.
-One lock guards all counts. The main thread reads the counts to show the progress.
+The producer and each consumer run in a thread of their own. One lock guards all counts. The main
+thread reads the counts to show the progress.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ TOPIC: Final = "flights"
 SUBSCRIPTION: Final = "departures"
 CONSUMERS: Final = 3
 PENDING_MAX: Final = 20_000  # unacknowledged messages of the producer
-POLL_MS: Final = 200  # an idle consumer looks for the end of the demo this often
-# A consumer that gets no message for this long has received all: the broker redelivers the messages
-# of a closed consumer immediately.
+POLL_MS: Final = 200  # the interval at which an idle consumer checks for the end of the demo
+# A consumer that gets no message for this long has received all messages: the broker redelivers the
+# messages of a closed consumer immediately.
 LEFT_OVER_MS: Final = 2_000
 
 
 class Order:
-    """A machine: whether each carrier's flights are processed in their order.
+    """Checks whether each carrier's flights are processed in order: a machine.
 
-    The next flight of a carrier that is processed for the first time must be the next one in the
-    order of the rows.
+    When a flight is processed for the first time, all earlier rows of its carrier must have been
+    processed before.
     """
 
     def __init__(self, carriers: Sequence[str]) -> None:
-        """`carriers`: of each flight, by row."""
+        """`carriers`: the carrier of each flight, by row."""
         self._carriers = carriers
         self._following: dict[str, deque[int]] = {}  # rows that were not processed, by carrier
         for row, carrier in enumerate(carriers):
@@ -64,14 +64,14 @@ class Traffic:
     """Publishes and consumes flights, also while the server is killed and restarted."""
 
     def __init__(self, client: magnetar.Client, carriers: Sequence[str]) -> None:
-        """`carriers`: of each flight, by row."""
+        """`carriers`: the carrier of each flight, by row."""
         total = len(carriers)
         self._client = client
         self.order = Order(carriers)
         self._processed = bytearray(total)  # 1: a consumer has processed the row
         self._lock = threading.Lock()
         self._done = threading.Event()
-        self._last_tenth = threading.Event()  # set: the producer may publish it
+        self._last_tenth = threading.Event()  # set: the producer may publish the last tenth
         self._threads: list[threading.Thread] = []
         self._counts = [0] * total  # acknowledgements by row
         self.total = total
@@ -109,20 +109,20 @@ class Traffic:
         self._run(partial(self._publish, flights))
 
     def release_last_tenth(self) -> None:
-        """Let the producer publish the last tenth. Until then it waits: a kill of the server always
-        happens before the traffic ends."""
+        """Let the producer publish the last tenth of the flights. The producer waits for this call,
+        so that the kill of the server always happens before the traffic ends."""
         self._last_tenth.set()
 
     def stop(self) -> None:
         """End the threads. A consumer closes when its acknowledgements are durable. Call this once,
-        while the server runs: without a server the call waits."""
+        while the server runs: without a server, the call waits for it."""
         self._done.set()
         for thread in self._threads:
             thread.join()
 
     def left_over(self) -> int:
-        """The number of messages that a new consumer of the subscription gets. It is 0 if no
-        acknowledgement was lost."""
+        """Return the number of messages that a new consumer of the subscription gets. It is 0 if
+        no acknowledgement was lost."""
         consumer = self._client.subscribe(
             TOPIC, SUBSCRIPTION, consumer_type=magnetar.ConsumerType.KeyShared
         )
@@ -142,7 +142,7 @@ class Traffic:
             block_if_queue_full=True,
             max_pending_messages=PENDING_MAX,
             send_timeout_millis=0,  # wait for a restarted server without a limit
-            batching_type=magnetar.BatchingType.KeyBased,  # an entry goes to one consumer
+            batching_type=magnetar.BatchingType.KeyBased,  # a batch goes to one consumer
             batching_max_publish_delay_ms=20,
         )
         for number, flight in enumerate(flights):
@@ -180,7 +180,8 @@ class Traffic:
         consumer.close()
 
     def _on_processed(self, row: int, number: int) -> None:
-        """Called before the acknowledgement, which lets the key go to another consumer."""
+        """Note a processed flight. Call this before the acknowledgement, after which the flights of
+        this carrier may go to another consumer."""
         with self._lock:
             if not self._processed[row]:
                 self._processed[row] = 1

@@ -1,2 +1,2 @@
-"""The interfaces of Pulsar Functions. Magnetar does not run functions: the module exists so that
-programs which import it load."""
+"""The interfaces of Pulsar Functions. Magnetar does not run functions. This package exists so that
+programs which import it can start."""

@@ -1,11 +1,11 @@
-"""The interface of a function to its runtime while it processes a message."""
+"""The interface through which a function calls its runtime while it processes a message."""
 
 from abc import abstractmethod
 from typing import Any
 
 
 class Context:
-    """The context of one message of a function. Magnetar does not run functions."""
+    """The context in which a function processes one message. Magnetar does not run functions."""
 
     @abstractmethod
     def get_message_id(self) -> Any:
@@ -77,7 +77,7 @@ class Context:
 
     @abstractmethod
     def record_metric(self, metric_name: Any, metric_value: Any) -> Any:
-        """Record a number under a name."""
+        """Record a value of a metric."""
 
     @abstractmethod
     def publish(
@@ -122,8 +122,8 @@ class Context:
 
     @abstractmethod
     def put_state(self, key: Any, value: Any) -> Any:
-        """Set a value of the function."""
+        """Set a value in the state of the function."""
 
     @abstractmethod
     def get_state(self, key: Any) -> Any:
-        """Return a value of the function."""
+        """Return a value from the state of the function."""

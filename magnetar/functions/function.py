@@ -11,4 +11,4 @@ class Function:
 
     @abstractmethod
     def process(self, input: Any, context: Context) -> Any:  # noqa: A002 - Apache's name
-        """Process one message of an input topic. What it returns goes to the output topic."""
+        """Process one message of an input topic. The returned value goes to the output topic."""

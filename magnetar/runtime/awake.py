@@ -1,9 +1,9 @@
-"""Awake: how long the event loop did not run.
+"""Awake measures the time in which the event loop did not run.
 
-A process that was stopped (a signal, a suspended machine, a full host) wakes up with old deadlines.
-What its peers sent meanwhile waits in the sockets: the process did not read, and the peers were not
-silent. Code that judges a peer by its silence subtracts `stalled_s`. `Awake` costs the process one
-timer a second.
+A process that stood still (SIGSTOP, a suspended machine, an overloaded host) continues with old
+deadlines. The data that its peers sent meanwhile waits in the sockets: the process has not read it,
+and the peers were not silent. Code that judges a peer by its silence subtracts `stalled_s`. `Awake`
+costs the process one timer a second.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Final
 
 TICK_S: Final = 1.0
 STALL_S: Final = 1.0
-"""A tick that is late by more than this is a stall. A busy loop is late by a tenth of it."""
+"""A tick that is late by more than this is a stall. In a busy loop a tick is late by a tenth of
+this."""
 
 
 class Awake:
-    """`run` must be running."""
+    """Sums up the stalls of the event loop while `run` is running."""
 
     def __init__(self) -> None:
         self.stalled_s = 0.0  # the sum of all stalls
@@ -34,8 +35,8 @@ class Awake:
 
 
 async def sleep_until(due_s: float) -> None:
-    """Sleep until the loop's time is `due_s`. After a stall it returns later by 2 * TICK_S, so that
-    `Awake` has counted the stall, and the process has read what its peers sent meanwhile."""
+    """Sleep until the loop's time is `due_s`. After a stall, sleep for 2 * TICK_S more: `Awake` has
+    then counted the stall, and the process has read the data that its peers sent meanwhile."""
     loop = asyncio.get_running_loop()
     await asyncio.sleep(max(0.0, due_s - loop.time()))
     if loop.time() - due_s > STALL_S:

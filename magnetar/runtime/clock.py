@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Gives time stamps. They can jump in both directions: use them for no wait and no expiry."""
+    """Gives time stamps. They can jump in both directions: never use them for waits or expiry."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC."""
+        """Return the milliseconds since 1970-01-01 UTC."""
 
 
 class SystemClock:

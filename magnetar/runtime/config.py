@@ -1,7 +1,7 @@
 """The settings of a role: one frozen class, filled from flags, environment, file and defaults.
 
-An unknown key, and keys that contradict each other, refuse the start: a setting that is silently
-ignored does more harm.
+An unknown key, or keys that contradict each other, prevent the start: a setting that is silently
+ignored would do more harm.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class RoleConfig(BaseModel):
                 return self
 
     Keys are snake_case and end in their unit. The file and the environment may write them in
-    camelCase, as Pulsar does. Flags and the environment give text: a type that Pydantic does not
-    parse from text has a validator that does (`mode="before"`). Only `load_config` reads the file
-    and the environment, not the constructor.
+    camelCase, as Pulsar does. Flags and the environment give text. A type that Pydantic cannot
+    parse from text needs a validator that parses it (`mode="before"`). `load_config` reads the file
+    and the environment; the constructor does not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -49,7 +49,8 @@ class RoleConfig(BaseModel):
     """The <ROLE> in MAGNETAR_<ROLE>_<KEY>, in lower case."""
 
     def survives(self, error: BaseException) -> bool:
-        """Whether the process continues after this bug, which reached no task."""
+        """Return whether the process continues after this bug in a callback or a handler. The
+        default is False."""
         del error
         return False
 
@@ -57,8 +58,8 @@ class RoleConfig(BaseModel):
 def load_config(
     config_class: type[Config], *, file: Path | None, flags: Mapping[str, Any]
 ) -> Config:
-    """The settings of a role. A flag overrides MAGNETAR_<ROLE>_<KEY>, which overrides the TOML
-    `file`, which overrides the default. A flag that is None was not given.
+    """Return the settings of a role. A flag overrides MAGNETAR_<ROLE>_<KEY>, which overrides the
+    TOML `file`, which overrides the default. A flag that is None was not given.
 
     Raises ConfigError, which names every wrong key, its place and the most similar known key.
     """
@@ -109,8 +110,8 @@ def _refuse_unknown(config_class: type[RoleConfig], given: Iterable[str], place:
 
 
 def _field_of(key: str, config_class: type[RoleConfig]) -> str | None:
-    """The setting that a key names: in snake_case, in upper case as of the environment, or in
-    camelCase. None: there is none."""
+    """Return the name of the setting for a key. The key is in snake_case, in upper case (in the
+    environment) or in camelCase. None: there is no such setting."""
     if key.lower() in config_class.model_fields:
         return key.lower()
     if "_" in key or key.isupper():

@@ -9,11 +9,11 @@ from typing import ClassVar
 
 
 class StreamClosed(Exception):
-    """A frame stream is over.
+    """A frame stream has ended.
 
-    `clean` is true when one of the two ends closed it on purpose, false when it broke: connection
-    lost, peer gone, peer's handler failed, malformed frame. Frames that were sent may or may not
-    have arrived.
+    `clean` is True if one of the two ends closed the stream on purpose. It is False if the stream
+    broke: the connection was lost, the peer is gone, the peer's handler failed, or a frame was
+    malformed. Frames that were sent may or may not have arrived.
     """
 
     definite: ClassVar[bool] = False
@@ -25,7 +25,7 @@ class StreamClosed(Exception):
 
 
 class CallFailed(Exception):
-    """An ordinary call ended without an answer; the peer may have executed it."""
+    """A call (not a stream) ended without an answer. The peer may have executed the call."""
 
     definite: ClassVar[bool] = False
 
@@ -57,8 +57,8 @@ class NoFreePort(Exception):
 
 
 class AddressUnusable(Exception):
-    """The process cannot listen on the requested host: it is not an address of this machine, or
-    unknown."""
+    """The process cannot listen on the requested host: the host is unknown, or not an address of
+    this machine."""
 
     definite: ClassVar[bool] = True
 
@@ -73,7 +73,7 @@ class AddressUnusable(Exception):
 
 
 class ConfigError(Exception):
-    """Settings that cannot be used; each problem names the key and where it is set."""
+    """The settings are invalid. Each problem names the key and the place where it is set."""
 
     definite: ClassVar[bool] = True
 

@@ -30,7 +30,7 @@ class Event:
         self._is_set = False
 
     async def wait(self) -> None:
-        """Returns at once if the event is set."""
+        """Wait until the event is set. Returns at once if it is set already."""
         if self._is_set:
             return
         if self._waited is None:

@@ -1,9 +1,9 @@
 """Frames between two processes, and the outbox that packs many items into few frames.
 
-In Python a message system pays for calls, not for bytes. So a sender puts items into an `Outbox`,
-and one task sends everything pending as one frame, then everything that was put in the meantime.
-Frames are small while a hop is idle, and grow when it is busy. Every hop uses a `FrameStream`, so
-gRPC, TCP, a pair in one process and a simulated network can replace each other.
+In Python the cost of a message system is in the calls, not in the bytes. So a sender puts items
+into an `Outbox`. One task sends all pending items as one frame, then the items that were put in the
+meantime. Frames are small while a hop is idle, and larger while it is busy. Every hop uses a
+`FrameStream`, so gRPC, TCP, a pair in one process and a simulated network can replace each other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Buffer = bytes | bytearray | memoryview
-"""A memoryview is of bytes (format "B"), so that its length is its size."""
+"""A memoryview must have the format "B" (bytes), so that its length is its size."""
 
 FRAME_BYTES_MAX = 256 << 10
 """An outbox starts the next frame when a frame has reached this size. A gRPC hop carries about
@@ -38,22 +38,22 @@ cost of copying its bytes, and a small item waits behind a frame for two millise
 
 
 HOLD_S_MAX = 0.005
-"""How long an outbox holds items for an answer of the peer. An answer takes about a millisecond, so
-the limit is for a peer that answers late, or never."""
+"""The longest time for which an outbox holds items until the peer answers. An answer takes about a
+millisecond; the limit is for a peer that answers late or never."""
 
 GATHER_S_MAX = 0.005
-"""How long after the frame before a group of items is still gathered. At 1,000 items a second a
-frame then carries four, and the two processes spend a third less time on each item."""
+"""The time after the previous frame until which an outbox gathers a group of items. At 1,000 items
+a second a frame then carries four items, and the two processes spend a third less time on each."""
 
 GROUP_ITEMS_MIN = 2
-"""The size of a first group, until the outbox knows more about its sender."""
+"""The size of the first group, when the outbox knows nothing about its sender yet."""
 
 GROUP_ITEMS_MAX = 4
-"""A group of six saves hardly more processor time than one of four, and each item is a millisecond
-later."""
+"""The size of the largest group. A group of six saves hardly more processor time than a group of
+four, and delays each item by a millisecond more."""
 
 GROWTH_PAUSE_MAX = 256
-"""After at most this many groups an outbox tries a larger one again."""
+"""After at most this many groups an outbox tries a larger group again."""
 
 CONTROL_BYTES = 100
 """The memory of a control item in Python. Pending bytes include it: a million answers of 13 bytes
@@ -80,14 +80,15 @@ class FrameStream(Protocol):
     async def receive(self) -> memoryview:
         """Return the next frame, which stays valid for as long as it is referenced.
 
-        Copy what must outlive the frame: a view of 1 KB pins the whole frame. Returns the frames
-        that the peer sent before it closed; after them every call raises StreamClosed.
+        Copy the parts that must outlive the frame: a view of 1 KB keeps the whole frame in memory.
+        Frames that the peer sent before it closed are still returned; after them every call raises
+        StreamClosed.
         """
 
     async def close(self) -> None:
-        """End both directions. Idempotent; ends within a second.
+        """End both directions. Idempotent; returns within a second.
 
-        Frames whose `send` has returned still reach a peer that still receives. At this end
+        A peer that continues to receive gets all frames whose `send` has returned. At this end,
         `send` and `receive` raise StreamClosed, including calls under way.
         """
 
@@ -96,20 +97,22 @@ class Outbox:
     """Items to send over one stream, packed into frames.
 
     One `put` makes one item, which is never split over frames. Control items go before bulk items;
-    each kind keeps its order. `put` never blocks and never refuses. A producer of bulk awaits
+    each kind keeps its order. `put` never blocks and never refuses. A producer of bulk items awaits
     `wait_room` before it accepts more work, so the pending bytes exceed `pending_bytes_max` by at
-    most what one turn of the loop puts.
+    most the bytes that are put in one turn of the loop.
 
-    With `hold_bytes`, fewer bulk bytes than this wait for an answer to the frame before, as in
-    Nagle's algorithm. Items that arrive one after the other then share a frame, and the peer
-    needs one sync and one answer for them. If a sender put an item before that answer and does not
-    wait for the outcome of its earlier ones, the next item is likely to come soon: from then on the
-    outbox gathers a group of items (`GroupSize`) after the answer, too, until GATHER_S_MAX after
-    the frame before. This ends when a wait brings no second item. Senders that wait for each
-    outcome (`alone`) never begin it. Large items and control items are never held.
+    With `hold_bytes`, the outbox holds bulk items until the peer answers the previous frame, as in
+    Nagle's algorithm, while less than `hold_bytes` are pending. Items that arrive one after the
+    other then share a frame, and the peer needs one sync and one answer for them.
 
-    `run` is called once and owns the stream's sending side. When it ends, the outbox drops what is
-    pending and what is put later: the stream is over, and its reader learns the reason.
+    The outbox may also gather a group of items (`GroupSize`) after the answer, until GATHER_S_MAX
+    after the previous frame. It begins this when a sender puts an item before the answer and does
+    not wait for the outcome of its earlier items: the next item will probably come soon. It ends
+    this when a wait brings no second item. Senders that wait for each outcome (`alone`) never cause
+    it. Large items and control items are never held.
+
+    Call `run` once: it owns the sending side of the stream. When `run` ends, the outbox drops all
+    pending and later items: the stream has ended, and its reader gets the reason.
     """
 
     def __init__(
@@ -124,10 +127,10 @@ class Outbox:
         self._pending_bytes_max = pending_bytes_max
         self._hold_bytes = hold_bytes
         self._release: asyncio.TimerHandle | None = None  # ends the hold; None: nothing is held
-        self._answered = False  # the frame before; now a group is gathered
+        self._answered = False  # the previous frame was answered; now a group is gathered
         self._group = GroupSize()
         self._comes_soon = False  # items are put more often than frames are answered
-        self._sent_s = 0.0  # the frame before, in loop time
+        self._sent_s = 0.0  # when the previous frame was sent, in loop time
         self._control: deque[tuple[tuple[Buffer, ...], int]] = deque()
         self._full: deque[tuple[list[Buffer], int]] = deque()
         self._open: list[Buffer] = []  # the frame that bulk items are being added to
@@ -138,9 +141,9 @@ class Outbox:
         self._ended = False
 
     def put(self, *parts: Buffer, items: int = 1, alone: bool = False) -> None:
-        """Add one bulk item, or several that are not split. Its parts must not change afterwards.
-        `alone`: the outcome of all earlier items of this sender is known, so it may be waiting for
-        each. Hot: several calls a message."""
+        """Add one bulk item, or several that stay in one frame. The parts must not change
+        afterwards. `alone`: the sender knows the outcome of all its earlier items, so it may be one
+        that waits for each outcome. Hot: several calls a message."""
         size = 0
         for part in parts:
             size += len(part)
@@ -173,7 +176,7 @@ class Outbox:
             self._wake()
 
     def on_answer(self) -> None:
-        """The peer has answered items: hold at most an unfinished group any longer."""
+        """The peer has answered a frame: stop holding items, except for an unfinished group."""
         if self._release is None or self._answered:
             return
         self._release.cancel()
@@ -184,7 +187,7 @@ class Outbox:
             self._wake()
 
     def _gather(self) -> None:
-        """Wait for the rest of a group, until GATHER_S_MAX after the frame before."""
+        """Wait for the rest of a group, until GATHER_S_MAX after the previous frame."""
         if self._open_items >= self._group.items:
             self._group.on_full()
             return
@@ -194,7 +197,7 @@ class Outbox:
             self._release = loop.call_at(until_s, self._end_hold)
 
     def _end_hold(self) -> None:
-        """No answer, or not a whole group, came in time."""
+        """A hold has reached its time limit, without an answer or without a whole group."""
         self._release = None
         if self._answered:
             self._comes_soon = self._open_items >= GROUP_ITEMS_MIN
@@ -210,7 +213,7 @@ class Outbox:
             raise StreamClosed("the outbox has ended", clean=False)
 
     async def wait_sent(self) -> None:
-        """Return when every item has been sent, as before a close. Raises StreamClosed."""
+        """Return when every item has been sent. Await this before a close. Raises StreamClosed."""
         while self.pending_bytes:
             await self._wait_moved()
         if self._ended:
@@ -246,10 +249,10 @@ class Outbox:
         )
 
     def _begin_hold(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A frame is sent, and the next frame waits for its answer."""
+        """Begin a hold: a frame is being sent, and the next frame waits for the answer to it."""
         if self._release is not None:
             if not self._answered:
-                return  # the answer to the frame before this one is still waited for
+                return  # the answer to the frame before this one has not come yet
             self._release.cancel()
         self._answered = False
         self._sent_s = loop.time()
@@ -301,17 +304,17 @@ class Outbox:
 class GroupSize:
     """The number of items that an outbox gathers for a frame, at most GROUP_ITEMS_MAX.
 
-    A full group makes the next group larger by an item. A wait that brings fewer items makes the
-    next group as small as this one, and growth pauses for twice as many groups as the last time.
-    Take three senders that each wait for their answers: a fourth item cannot come. The outbox waits
-    for it only once in GROWTH_PAUSE_MAX groups.
+    After a full group, the next group is larger by one item. After a wait that brings fewer items,
+    the next group is as small as the group that came, and growth pauses for twice as many groups as
+    the last time. For example, with three senders that each wait for their answers, a fourth item
+    cannot come: the outbox waits for it only once in GROWTH_PAUSE_MAX groups.
     """
 
     def __init__(self) -> None:
         self.items = GROUP_ITEMS_MIN
-        self._has_grown = False  # False also means that no group of this size was full yet
-        self._pause = 1  # groups, after the next short one
-        self._pause_left = 0
+        self._has_grown = False  # True: `items` has grown, and no group of this size was full yet
+        self._pause = 1  # the groups for which growth pauses after the next short group
+        self._pause_left = 0  # the groups until growth continues
 
     def on_full(self) -> None:
         if self._has_grown:
@@ -331,12 +334,12 @@ class GroupSize:
 
 
 def size_of(parts: Sequence[Buffer]) -> int:
-    """The bytes of `parts` together."""
+    """Return the size of all `parts` together, in bytes."""
     return sum(map(len, parts))
 
 
 def is_stream_end(error: BaseException) -> bool:
-    """Whether `error` is StreamClosed, or a group of nothing else."""
+    """Return whether `error` is StreamClosed, or a group of StreamClosed only."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_stream_end, error.exceptions))
     return isinstance(error, StreamClosed)

@@ -1,15 +1,17 @@
 """The garbage collector of a server: young objects often, all objects rarely.
 
 Theory of operation. Python frees an object when nothing refers to it. Only objects that refer to
-each other in a cycle wait for the garbage collector: a closed connection and an unloaded topic are
-such. The collector stops the loop. A collection of all objects visits each one: with 10,000 topics
-there are 1.6 million, which takes 0.8 s of CPU (measured). Python starts one whenever their number
-has grown by a quarter, so also when topics are opened and nothing is garbage.
+each other in a cycle wait for the garbage collector, for example those of a closed connection or an
+unloaded topic. The collector stops the loop. A collection of all objects visits each object: 10,000
+topics have 1.6 million objects, which takes 0.8 s of CPU (measured). By default Python starts such
+a collection whenever the number of objects has grown by a quarter, even if topics were opened and
+there is no garbage.
 
-So Python collects young objects only, at most some 30,000 at a time: those of requests and of short
-connections. An older object waits for a collection of all, which `collect_when_due` starts for a
-reason: the process has made much garbage, or its memory has grown very much. While the process is
-small, such a collection is short and needs no more reason than some growth.
+So this module lets Python collect young objects only, at most some 30,000 at a time: those of
+requests and of short connections. Older objects wait for a collection of all objects.
+`collect_when_due` starts it for a reason: the process has made much garbage, or its memory has
+grown very much. In a small process a collection of all objects is short, so some growth is reason
+enough.
 """
 
 from __future__ import annotations
@@ -26,33 +28,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 YOUNG_MAX: Final = 10_000
-"""Objects that are allocated, and not freed, until the youngest are collected: 2 ms. Every second
-collection takes the survivors of the one before, too. Python's own 700 would visit the messages
-under way many times."""
+"""The number of allocated and not freed objects after which Python collects the youngest objects,
+which takes 2 ms. Every second collection includes the survivors of the one before. Python's default
+of 700 would visit the messages under way many times."""
 
 _NEVER: Final = 2**31 - 1
 
 CHECK_S: Final = 10.0
 
 SMALL_BLOCKS: Final = 100_000
-"""Blocks of memory, of 100 bytes on average, that a process has allocated since its start. Up to
-this a collection of all objects takes 20 ms of CPU: 0.2 us a block (measured)."""
+"""A process is small while it has allocated no more blocks of memory than this since its start. A
+block has 100 bytes on average. A collection of all objects then takes at most 20 ms of CPU: 0.2 us
+a block (measured)."""
 
 SMALL_GROWTH_BLOCKS: Final = 50_000
-"""Growth after which a small process collects all objects."""
+"""The growth in blocks after which a small process collects all objects."""
 
 GARBAGE_MAX: Final = 1_000_000
-"""Objects in cycles that may wait: 100 MB."""
+"""The number of objects in garbage cycles that may wait for a collection: 100 MB."""
 
 GROWTH_BLOCKS_MAX: Final = 4_000_000
-"""Growth that needs no other reason: 400 MB. 10,000 topics take 2.4 million blocks."""
+"""The growth in blocks that is reason enough in any process: 400 MB. 10,000 topics take 2.4 million
+blocks."""
 
 log = get_logger(__name__)
 
 
 def settle_gc() -> None:
-    """Call this once, after the objects that live as long as the process were created. The
-    collector ignores them from then on, and collects young objects only."""
+    """Call this once, after the objects that live as long as the process have been created. From
+    then on the collector ignores these objects, and collects young objects only."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_MAX, 1, _NEVER)
@@ -76,16 +80,17 @@ async def collect_when_due(made: Callable[[], int]) -> NoReturn:
 
 
 class FullCollections:
-    """When to collect all objects. Pure."""
+    """Decides when to collect all objects. Pure."""
 
     def __init__(self, blocks: int, made: int) -> None:
-        """The process's blocks of memory after its start, and the garbage that it has made."""
+        """`blocks`: the process's blocks of memory after its start. `made`: the number of objects
+        in garbage cycles that the process has made."""
         self._first_blocks = blocks
         self._blocks = blocks  # the count after the last collection
         self._made = made
 
     def reason(self, blocks: int, made: int) -> str:
-        """The reason why all objects should be collected now. "": no reason."""
+        """Return the reason why all objects should be collected now. "": there is none."""
         grown = blocks - self._blocks
         if made - self._made >= GARBAGE_MAX:
             return "garbage"
@@ -95,5 +100,5 @@ class FullCollections:
         return "growth of a small process" if is_small and grown >= SMALL_GROWTH_BLOCKS else ""
 
     def on_collected(self, blocks: int, made: int) -> None:
-        """All objects were collected."""
+        """Note that all objects were collected."""
         self._blocks, self._made = blocks, made

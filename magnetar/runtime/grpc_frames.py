@@ -1,21 +1,22 @@
 """Frame streams over gRPC, and the other kinds of calls that the servers use.
 
 On the wire a frame is a protobuf message with one `bytes` field, number 1 (`message Frame { bytes
-data = 1; }`), so any gRPC stack can speak it. This module writes it with one join and reads it as a
-slice. Protobuf would make an object per frame and copy it twice.
+data = 1; }`), so any gRPC stack can use it. This module writes a frame with one join and reads it
+as a slice. Protobuf would make an object per frame and copy its bytes twice.
 
 How a stream ends. The client says goodbye with an empty frame and half-closes. The server's handler
 returns, and the call ends with status OK. Every other end is unclean. The goodbye is needed because
 gRPC does not let the server distinguish a half-close from a lost client in time.
 
-The greeting. gRPC gives a server a message only when it is whole, and has one limit for the
-messages of all calls. A server must not buffer a large message of an unknown client. So the
-client's first frame can travel with the metadata of the call (GREETING_KEY). gRPC bounds the
-metadata, and the server has it before it reads a message. Other calls may have a greeting, too.
+The greeting. gRPC passes a message to the server only when the message is whole, and has one size
+limit for the messages of all calls. A server must not buffer a large message of an unknown client.
+So the client's first frame can travel with the metadata of the call (GREETING_KEY). gRPC bounds the
+metadata, and the server gets it before it reads a message. Other calls may have a greeting, too.
 
-How grpc.aio treats cancellation. Cancelling a read or a write cancels the whole call. A call that
-is cancelled here, also by closing its channel, raises CancelledError in a reader whose task was not
-cancelled. `_cancelled_by_call` distinguishes this case from a cancelled task.
+How grpc.aio treats cancellation. Cancelling a read or a write cancels the whole call. When this
+process cancels a call, for example by closing its channel, a reader of the call gets CancelledError
+although its task was not cancelled. `_cancelled_by_call` distinguishes this case from a cancelled
+task.
 """
 
 from __future__ import annotations
@@ -62,17 +63,16 @@ _METADATA_BYTES_MAX = GREETING_BYTES_MAX * 4 // 3 + (8 << 10)
 limit."""
 
 STREAM_WINDOW_BYTES = 512 << 10
-"""The bytes that gRPC buffers of a stream that the server does not read. Over a round trip of 50 ms
-a client sends 10 MB/s. Without this limit gRPC raises the window to the rate that a fast client has
-shown, 2.5 MB over loopback, also for streams that are never read."""
+"""The most bytes that gRPC buffers of a stream while the server does not read the stream. With a
+round trip of 50 ms, a client can send 10 MB/s. Without this limit, gRPC enlarges the window for a
+fast client (to 2.5 MB over loopback), even for streams that the server never reads."""
 
 STREAMS_MAX = 100
-"""The open calls of one connection of a client that is not trusted. HTTP/2 recommends at least this
-number. Unread calls of one connection thus hold 50 MB at most. Further calls wait at the client.
+"""The most open calls on one connection of an untrusted client. HTTP/2 recommends at least this
+number. The unread calls of a connection thus hold 50 MB at most. Further calls wait at the client.
 Many of them fail as UNAVAILABLE, because the client begins a call before the server has ended
-another one. A session has a connection of its own, and a Spark process has only a few calls open at
-a broker. Bookies have no limit: a broker that takes over thousands of topics asks them about each.
-"""
+another call. A session has its own connection, and a Spark process has only a few calls open at a
+broker. Bookies have no limit: a broker that takes over thousands of topics asks them about each."""
 
 CLOSE_S = 1.0
 """The time that a close waits for the peer before it breaks the stream."""
@@ -101,7 +101,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 ]
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_OPTIONS,
-    ("grpc.server_handshake_timeout_ms", 10_000),  # a connection that says nothing
+    ("grpc.server_handshake_timeout_ms", 10_000),  # for a connection that sends nothing
     ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
     ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
     ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
@@ -123,8 +123,8 @@ def open_frame_stream(
     """Begin a stream to `method` ("/package.Service/Method") over `channel`.
 
     `peer` is the name for logs. Returns at once: the first send or receive raises StreamClosed if
-    the peer cannot be reached. The caller closes the stream. `greets`: the first frame is the
-    greeting, of at most GREETING_BYTES_MAX, and the call begins with it.
+    the peer cannot be reached. The caller closes the stream. `greets`: the call begins with the
+    first frame that is sent, the greeting. It has at most GREETING_BYTES_MAX bytes.
     """
 
     def begin(*greeting: tuple[str, bytes]) -> _ClientStream:
@@ -138,15 +138,17 @@ class AcceptedStream(FrameStream, Protocol):
     """The server's end of a stream."""
 
     greeting: bytes
-    """The first frame that `receive` returns, if it is the greeting; b"": there is none."""
+    """The client's greeting, which `receive` returns as the first frame. b"": there is none."""
 
 
 def frame_stream_handler(handler: Callable[[AcceptedStream], Awaitable[None]]) -> MethodHandler:
-    """The server's side of frame streams: runs `handler` for each one; its return ends the stream.
+    """Return the server's side of frame streams. It runs `handler` for each stream, and ends the
+    stream when the handler returns.
 
-    StreamClosed of this stream may leave the handler. When the client vanishes, the handler is
-    cancelled or `receive` raises an unclean StreamClosed, whichever happens first. Any other error
-    breaks the stream with its text; a bug also goes to the loop's exception handler.
+    The handler may let StreamClosed of its stream pass. When the client vanishes, the handler is
+    cancelled or `receive` raises an unclean StreamClosed, whichever happens first. An operating
+    error breaks the stream with the error's text, any other error with "internal error". A bug also
+    goes to the loop's exception handler.
     """
 
     async def serve(_: object, context: Context) -> None:
@@ -171,7 +173,8 @@ def frame_stream_handler(handler: Callable[[AcceptedStream], Awaitable[None]]) -
 def frame_reply_handler(
     handler: Callable[[bytes], AsyncIterator[Sequence[Buffer]]],
 ) -> MethodHandler:
-    """The server's side of a read: one request, answered by frames, each as its parts.
+    """Return the server's side of a read: one request, answered by frames. The handler yields the
+    parts of each frame.
 
     Handles errors like `frame_stream_handler`. Closes the generator when the client leaves.
     """
@@ -192,8 +195,8 @@ def frame_reply_handler(
 
 
 def unary_handler(handler: Callable[[bytes], Awaitable[bytes]]) -> MethodHandler:
-    """The server's side of `call_unary`: bytes of one message to bytes of another. Handles errors
-    like `frame_stream_handler`."""
+    """Return the server's side of `call_unary`: one request, one answer, both as bytes. Handles
+    errors like `frame_stream_handler`."""
 
     async def serve(request: bytes, context: Context) -> bytes:
         try:
@@ -209,19 +212,19 @@ class RequestGate(Protocol):
     """Bounds the memory of requests before their handlers have them."""
 
     def hold(self, read: Callable[[], Awaitable[bytes]]) -> AbstractAsyncContextManager[bytes]:
-        """Read a request, and count it while inside."""
+        """Read a request, and count its bytes while the context is open."""
 
 
 Admit = Callable[[bytes], Awaitable[T]]
-"""Takes the greeting of a call, b"" if there is none. Returns what the handler needs of the client.
-It raises an operating error to refuse the call before its request is read."""
+"""Takes the greeting of a call (b"": there is none) and returns the facts about the client that the
+handler needs. Raises an operating error to refuse the call before its request is read."""
 
 
 def gated_unary_handler(
     handler: Callable[[T, bytes], Awaitable[bytes]], gate: RequestGate, admit: Admit[T]
 ) -> MethodHandler:
-    """Like `unary_handler`, for clients that are not trusted. On the wire it is the same call. gRPC
-    buffers the bytes of a request beyond a first window only when the gate permits the read."""
+    """Like `unary_handler`, for untrusted clients. On the wire it is the same call. gRPC buffers
+    more of a request than its first window only when the gate permits the read."""
 
     async def answer(context: Context) -> bytes:
         client = await admit(_greeting_of(context))
@@ -243,7 +246,7 @@ def gated_reply_handler(
     gate: RequestGate,
     admit: Admit[T],
 ) -> MethodHandler:
-    """Like `frame_reply_handler`, for clients that are not trusted."""
+    """Like `frame_reply_handler`, for untrusted clients."""
 
     async def answer(context: Context) -> None:
         client = await admit(_greeting_of(context))
@@ -262,10 +265,12 @@ def gated_push_handler(
     gate: RequestGate,
     admit: Admit[T],
 ) -> MethodHandler:
-    """One request, answered by messages for as long as the handler sends them. Handles errors like
-    `frame_stream_handler`, and cancels the handler when the client leaves.
+    """Return the server's side of a push: one request from an untrusted client, answered by
+    messages for as long as the handler sends them. Handles errors like `frame_stream_handler`, and
+    cancels the handler when the client leaves.
 
-    The gate counts the request until it is read. The handler bounds the part that it keeps.
+    The gate counts the request only while it is read. The handler must bound the part of the
+    request that it keeps.
     """
 
     async def push(context: Context) -> None:
@@ -280,7 +285,7 @@ def gated_push_handler(
 def _lasting(
     answer: Callable[[Context], Awaitable[None]],
 ) -> Callable[[object, Context], Awaitable[None]]:
-    """The handler of a call whose answer is more than one message."""
+    """Return the handler of a call that is answered by several messages."""
 
     async def serve(_: object, context: Context) -> None:
         try:
@@ -296,20 +301,22 @@ def _lasting(
 
 
 def _greeting_of(context: Context) -> bytes:
-    """The value of a metadata key; of several values, the last one."""
+    """Return the greeting in the metadata of a call; of several values, the last one. b"": there is
+    none."""
     found = dict(context.invocation_metadata() or ()).get(GREETING_KEY, b"")
     return found if isinstance(found, bytes) else found.encode()
 
 
 async def _request_of(context: Context) -> bytes:
-    """The one message of the call; empty if the client sent none."""
+    """Return the only message of the call; empty if the client sent none."""
     read: Callable[[], Awaitable[object]] = context.read
     message = await read()
     return b"" if message is aio.EOF else message  # type: ignore[return-value]
 
 
 async def call_unary(channel: aio.Channel, method: str, request: bytes) -> bytes:
-    """One request, one answer. Raises CallFailed. The caller sets a deadline by cancelling."""
+    """Send one request and return the answer. Raises CallFailed. To set a deadline, cancel the
+    call."""
     ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
     try:
         return await ask(request)
@@ -329,8 +336,8 @@ def open_channel(
 ) -> aio.Channel:
     """Return a channel to "host:port", which connects at the first call. The caller closes it.
 
-    `credentials`: those of TLS; None: the channel is not encrypted. `own_connection`: otherwise all
-    channels of a process to one address share a TCP connection.
+    `credentials`: for TLS; None: the channel is not encrypted. `own_connection`: the channel has
+    its own TCP connection; otherwise all channels of a process to one address share a connection.
     """
     options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", int(own_connection))]
     if credentials is None:
@@ -350,11 +357,11 @@ async def grpc_server(
 ) -> AsyncIterator[int]:
     """Serve `{"package.Service": {"Method": handler}}` while inside; yields the port.
 
-    A client's frame has at most `frame_bytes_max`, its connection at most `streams_max` calls
-    (None: any number). Port 0 asks for any free one. Raises PortInUse, AddressUnusable.
+    A client may send frames of at most `frame_bytes_max`, and have at most `streams_max` calls open
+    on a connection (None: any number). Port 0: any free port. Raises PortInUse, AddressUnusable.
 
-    On leaving, the server takes no new call and cancels calls under way after `grace_s`: close
-    long-lived streams first.
+    On leaving, the server accepts no new call, and cancels the calls under way after `grace_s`:
+    close long-lived streams first.
     """
     bind_port(host, port).close()  # gRPC has one error for all reasons, and prints it too
     limit = ("grpc.max_receive_message_length", frame_bytes_max + 16)
@@ -406,9 +413,9 @@ def decode_frame(message: bytes) -> memoryview:
 class _ServerStream:
     """The server's end of a call. The handler's return ends the call.
 
-    Only cancelling its task ends a gRPC read or write that waits. `close` does that and then takes
-    the cancellation back, like `asyncio.timeout`, which would cost more than the rest of a frame's
-    bookkeeping.
+    A gRPC read or write that waits ends only when its task is cancelled. So `close` cancels the
+    task and then takes the cancellation back, as `asyncio.timeout` does. `asyncio.timeout` itself
+    would cost more than the rest of a frame's bookkeeping.
     """
 
     def __init__(self, context: Context) -> None:
@@ -479,15 +486,15 @@ class _ServerStream:
                     task.cancel()  # `_broken_off` takes the cancellation back
 
     def end(self, reason: str, *, clean: bool) -> None:
-        """Note the end of the stream. Only the first end is valid."""
+        """Note the end of the stream. Only the first call has an effect."""
         if self._end is None:
             self._end = reason, clean
 
     def _broken_off(
         self, error: BaseException, task: asyncio.Task[Any], cancels: int
     ) -> BaseException:
-        """The error to raise for a call that ended with `error`. `task` had `cancels` cancellation
-        requests before the call."""
+        """Return the error to raise for a call that ended with `error`. `task` had `cancels`
+        cancellation requests before the call."""
         if not isinstance(error, asyncio.CancelledError):
             self.end("the client went away", clean=False)
         elif not (self._closed_here and task.uncancel() <= cancels):
@@ -506,7 +513,7 @@ class _ServerStream:
 
 
 class _GreetingStream:
-    """The client's end of a call that begins with the first frame."""
+    """The client's end of a call that begins when the first frame, the greeting, is sent."""
 
     def __init__(self, begin: Callable[[tuple[str, bytes]], _ClientStream], peer: str) -> None:
         self.peer = peer
@@ -573,8 +580,10 @@ class _ClientStream:
         call.add_done_callback(self._release_first_send)
 
     def _release_first_send(self, _: object) -> None:
-        """NOTE: in grpc.aio a write that waits for the call to begin never returns when the call
-        ends first, as when its channel is closed. There is no public way to wake it."""
+        """Wake a write that waits for the call to begin.
+
+        NOTE: in grpc.aio this write never returns if the call ends before it has begun, for example
+        when its channel is closed. There is no public way to wake the write."""
         begun: asyncio.Event | None = getattr(self._call, "_metadata_sent", None)
         if begun is not None:
             begun.set()
@@ -681,7 +690,8 @@ def _this_task() -> asyncio.Task[Any]:
 
 
 def _cancelled_by_call() -> bool:
-    """Whether the gRPC call raised the CancelledError just caught: this task was not cancelled."""
+    """Return whether the CancelledError just caught comes from the gRPC call, and not from a
+    cancellation of this task."""
     return _this_task().cancelling() == 0
 
 
@@ -690,17 +700,18 @@ def _status(error: aio.AioRpcError) -> str:
 
 
 def shorten(details: str) -> str:
-    """The cause alone of a failed connection: gRPC puts it after a list and the escaped address."""
+    """Return only the cause of a failed connection: gRPC writes it after a list of errors and the
+    escaped address."""
     return _UNREACHABLE.sub("", details)
 
 
 def _failure_of(context: Context, error: Exception) -> tuple[grpc.StatusCode, str]:
-    """The transport's edge: log a handler's failure and report a bug to the loop. Returns the
-    arguments for `context.abort`. The caller calls it after its `except` block, without a reference
-    to the request.
+    """Log a handler's failure and report a bug to the loop: the transport's edge. Returns the
+    arguments for `context.abort`. The caller must call `abort` after its `except` block, without a
+    reference to the request.
 
     NOTE: grpc.aio keeps the exception of `abort` together with the call, in a cycle. The traceback
-    and the handled error would keep the request of a refused call until the next garbage
+    and the handled error would keep the request of a refused call in memory until the next garbage
     collection: 1 GB after 500 calls.
     """
     if is_bug(error):

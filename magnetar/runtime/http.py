@@ -31,8 +31,8 @@ STOP_S = 1
 seconds only."""
 
 REQUEST_S = 10.0
-"""Time limit of a whole request, from its first byte, or from the beginning of the connection, to
-its last byte. A client that sends half a request is disconnected."""
+"""The time limit for receiving a whole request. It begins with the first byte of the request, for
+the first request with the connection. A client that sends half a request is disconnected."""
 
 Message = MutableMapping[str, Any]
 App = Callable[
@@ -67,12 +67,13 @@ class BaseApp:
         rest: Callable[[], App] | None = None,
         readings: Sequence[Callable[[], Awaitable[Collector]]] = (),
     ) -> None:
-        """`readings`: collectors that are made for each scrape. A thread collects them."""
+        """`readings`: functions that make a collector for each scrape. A thread reads these
+        collectors."""
         self._health = health
         self._registry = registry
         self._readings = readings
         self._make_rest = rest
-        self._rest: App | None = None  # None: no request needed it yet
+        self._rest: App | None = None  # None: no request has needed it yet
         self._making = asyncio.Lock()
 
     async def __call__(
@@ -110,8 +111,9 @@ class BaseApp:
         return 200 if health.ready else 503, json.dumps(body).encode(), "application/json"
 
     async def _answer_metrics(self) -> tuple[bytes, str]:
-        """The registry's metrics are collected in one step on the loop; those of the readings, and
-        the text, are made in a thread."""
+        """Return the metrics as text, and its content type. The metrics of the registry are
+        collected in one step on the loop. A thread collects those of the readings and makes the
+        text."""
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
         collected = CollectorRegistry(auto_describe=False)
@@ -141,7 +143,7 @@ class BaseApp:
 
 
 class _Collected:
-    """A collector of metrics that have been collected."""
+    """A collector that returns metrics which were collected before."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self._metrics = metrics
@@ -151,10 +153,10 @@ class _Collected:
 
 
 async def serve_http(app: App, listener: socket.socket, *, request_s: float = REQUEST_S) -> None:
-    """Serve `app` on a socket of `bind_port` until cancelled, then stop within about two seconds.
-    A request may take `request_s` to arrive.
+    """Serve `app` on a socket of `bind_port` until cancelled, then stop within about two seconds
+    and close the socket. A request may take `request_s` to arrive.
 
-    Run it in the TaskGroup of the process. It closes the socket.
+    Run this function in the TaskGroup of the process.
     """
     server = _Server(
         uvicorn.Config(
@@ -180,7 +182,7 @@ async def serve_http(app: App, listener: socket.socket, *, request_s: float = RE
 
 
 class _Protocol(H11Protocol):
-    """uvicorn bounds the time between two requests, and not that of a request."""
+    """Limits the time for receiving a request. uvicorn limits only the time between requests."""
 
     def __init__(self, request_s: float, **arguments: Any) -> None:
         super().__init__(**arguments)

@@ -1,7 +1,8 @@
-"""Listening sockets. A server makes them before it opens anything, so a taken port fails first.
+"""Listening sockets. A server makes them before it opens anything else, so that a port in use makes
+the start fail early.
 
-A socket listens at once: another process can still take a port that is only bound, and the server
-would notice when it begins to serve. A client that connects early waits until the server is open.
+A socket listens at once: another process could take a port that is only bound, and the server would
+notice this only when it begins to serve. A client that connects early waits for the server.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Final
 
 from magnetar.runtime.errors import AddressUnusable, PortInUse
 
-# The server on the socket may raise it.
+# The server that uses the socket may set a larger backlog.
 _BACKLOG: Final = 128
 
 
 def bind_port(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket, for `serve_http` or a server's `sock`. Port 0: any free one.
+    """Return a listening TCP socket, for `serve_http` or a server's `sock`. Port 0: any free port.
 
     Raises PortInUse, AddressUnusable.
     """
@@ -54,7 +55,7 @@ def authority(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to a listener on `host`."""
+    """Return whether only this machine can connect to a listener on `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -62,5 +63,5 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether `host` means every address of this machine, so that it cannot be advertised."""
+    """Return whether `host` means every address of this machine. It cannot be advertised then."""
     return host in ("", "0.0.0.0", "::", "*")

@@ -1,7 +1,7 @@
 """Structured logs on the standard library's `logging`.
 
-A process configures its logs once. An application that uses the client decides with its own
-`logging` configuration what it sees.
+A server or a command configures its logs once. An application that uses the client has its own
+configuration of `logging`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
-# These libraries log each attempt, some twenty lines before one error of Magnetar. Magnetar logs
+# These libraries log each attempt: some twenty lines before one error of Magnetar. Magnetar logs
 # the outcome.
 _TALKATIVE: Final = {"kazoo": logging.ERROR, "py4j": logging.WARNING}
 
@@ -29,13 +29,13 @@ _COLOURS: Final = {
     logging.ERROR: "\x1b[31m",  # red
     logging.CRITICAL: "\x1b[31m",
 }
-_EVENT_COLUMNS: Final = 30  # fields of most lines begin in the same column
+_EVENT_COLUMNS: Final = 30  # the fields of most lines then begin in the same column
 
 
 class Logger:
     """Logs an event and its fields: `log.info("listening", port=6650)`.
 
-    An event is a constant text; what varies goes into fields. The record goes to the standard
+    An event is a constant text; variable values go into fields. The record goes to the standard
     library's logger of the same name, as text `listening port=6650`.
     """
 
@@ -66,7 +66,7 @@ class Logger:
 
 
 def get_logger(name: str) -> Logger:
-    """The logger of a module: `log = get_logger(__name__)`."""
+    """Return the logger of a module: `log = get_logger(__name__)`."""
     return Logger(name)
 
 
@@ -77,8 +77,8 @@ def configure_logging(
 
     Lines on a terminal are coloured text. Elsewhere each line is one JSON object: the fields of the
     event, `event`, `level`, `logger` and `timestamp` (ISO 8601, UTC). `colour` overrides the check
-    for a terminal. Libraries that log each attempt are logged at level DEBUG only.
-    Only a main program calls this. It replaces the handlers that were there.
+    for a terminal. Of libraries that log each attempt, only problems are logged, unless `level` is
+    DEBUG. Only a main program may call this function: it replaces all existing handlers.
     """
     stream = sys.stderr if stream is None else stream
     colour = stream.isatty() if colour is None else colour
@@ -123,7 +123,7 @@ class _TerminalFormatter(logging.Formatter):
 
 
 def _event(record: logging.LogRecord) -> str:
-    """The event of our own records, the whole message of other libraries' records."""
+    """Return the event of a record of Magnetar, or the whole message of a record of a library."""
     event: str | None = getattr(record, _EVENT, None)
     return record.getMessage() if event is None else event
 
@@ -139,6 +139,6 @@ def _timestamp(record: logging.LogRecord) -> str:
 
 
 def _shown(value: object) -> str:
-    """Texts that have spaces or control characters are quoted."""
+    """Return the value as text, quoted if the text is empty or has spaces or control characters."""
     text = str(value)
     return text if text.isprintable() and " " not in text and text else repr(text)

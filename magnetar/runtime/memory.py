@@ -1,8 +1,8 @@
-"""The return of free memory to the system.
+"""Returns free memory to the system.
 
-glibc keeps freed memory for the next allocations of the process: after a burst of publishes a
-broker would keep hundreds of megabytes until it ends. `trim` returns free pages. Other C libraries
-lack this call, and `trim` does nothing with them.
+glibc keeps freed memory for later allocations of the process: after a burst of publishes a broker
+would keep hundreds of megabytes until it ends. `trim` returns free pages. Other C libraries lack
+this call; with them `trim` does nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def trim() -> bool:
-    """Give free memory back to the system. Returns whether there was any. It takes some
-    milliseconds for each 100 MB: call it on a thread. The interpreter's lock is not held."""
+    """Give free memory back to the system. Returns whether there was any. This takes some
+    milliseconds for each 100 MB, so call it on a thread. It releases the interpreter's lock."""
     found = _malloc_trim()
     return found is not None and bool(found(0))
 
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """None: the C library is not glibc."""
+    """Return malloc_trim of the C library. None: the C library is not glibc."""
     try:
         found = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):

@@ -55,7 +55,7 @@ class MemoryStream:
 
     @property
     def ended(self) -> bool:
-        """Whether either end has closed the stream."""
+        """True when either end has closed or broken the stream."""
         return self._incoming.ended
 
     async def close(self) -> None:
@@ -73,7 +73,7 @@ class MemoryStream:
 
 
 class _Pipe:
-    """One direction: at most `frames_max` frames; the sender waits when it is full."""
+    """One direction of a stream. It holds at most `frames_max` frames; then the sender waits."""
 
     def __init__(self, frames_max: int) -> None:
         assert frames_max > 0
@@ -108,13 +108,14 @@ class _Pipe:
         return frame
 
     def end(self, *, send: tuple[str, bool], receive: tuple[str, bool]) -> None:
-        """Close, with the reason that each side reports. The first end counts."""
+        """End this direction. `send` and `receive`: the reason that each side reports, and whether
+        the end is clean. Only the first call has an effect."""
         if self._sender_end is None:
             self._sender_end, self._receiver_end = send, receive
             self._changed.set()
 
     def drop(self) -> None:
-        """The receiver has closed, so no task will read the remaining frames."""
+        """Drop the remaining frames: the receiver has closed and will not read them."""
         self._frames.clear()
 
     async def _wait_change(self) -> None:
@@ -125,7 +126,7 @@ class _Pipe:
 def memory_stream_pair(
     name_a: str, name_b: str, *, frames_max: int
 ) -> tuple[MemoryStream, MemoryStream]:
-    """The two ends of a new stream; the end of `name_a` has `name_b` as its peer.
+    """Return the two ends of a new stream; the end of `name_a` has `name_b` as its peer.
 
     At most `frames_max` frames wait in each direction.
     """

@@ -1,7 +1,7 @@
-"""Metrics with prometheus-client. The caller passes the registry in. No global registry exists.
+"""Metrics with prometheus-client. The caller passes the registry in; there is no global registry.
 
-A call of a metric takes a microsecond. So a component counts messages in a plain number, and each
-scrape reads that number.
+A call of a metric object takes a microsecond. So a component counts messages in a plain number, and
+each scrape reads that number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def gauge(registry: CollectorRegistry, name: str, text: str, read: Callable[[], 
 
 
 def histogram(registry: CollectorRegistry, name: str, text: str) -> Histogram:
-    """Durations in seconds, for events that happen at most a few thousand times a second."""
+    """Export durations in seconds. Use this only for events that happen at most a few thousand
+    times a second."""
     assert name.endswith("_seconds"), name
     return Histogram(name, text, registry=registry, buckets=_PAUSE_BUCKETS_S)
 

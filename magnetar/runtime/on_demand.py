@@ -1,4 +1,4 @@
-"""A task that exists only while there is work: ten thousand idle topics then cost no task."""
+"""A task that exists only while there is work, so ten thousand idle topics need no task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Spawn(Protocol):
 def spawn_in(
     group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str
 ) -> asyncio.Task[None] | None:
-    """Start a task. None: the group shuts down, and the work ends with it."""
+    """Start a task. None: the group is shutting down, and the work was not started."""
     try:
         return group.create_task(work, name=name)
     except RuntimeError:
@@ -42,7 +42,7 @@ class OnDemandTask:
     __slots__ = ("_cancelled", "_kind", "_of", "_spawn", "_task", "_woken", "_work")
 
     def __init__(self, kind: str, work: Callable[[], Awaitable[None]], *, of: object = "") -> None:
-        """The task's name is its `kind` and the text of `of`, which is made when it starts."""
+        """The name of a task is `kind` and the text of `of`, as it is when the task starts."""
         self._kind = kind
         self._of = of
         self._work = work
@@ -56,24 +56,24 @@ class OnDemandTask:
         return self._task is None and not self._woken
 
     def start(self, spawn: Spawn) -> None:
-        """`spawn` starts the tasks from now on."""
+        """Begin to start tasks, with `spawn`."""
         assert self._spawn is None, "started twice"
         self._spawn = spawn
         if self._woken:
             self._begin()
 
     def wake(self) -> None:
-        """There is work."""
+        """Note that there is work, and start a task if none is running."""
         self._woken = True
         if self._task is None or self._task.done():  # done: cancelled before its first step
             self._begin()
 
     def clear(self) -> None:
-        """Called by `work`: what comes next in this call deals with all wakes until now."""
+        """`work` calls this to declare that the rest of its call handles all wakes until now."""
         self._woken = False
 
     def cancel(self) -> None:
-        """No more work is begun, and what is running is cancelled."""
+        """Begin no more work, and cancel the running task."""
         self._cancelled = True
         self._woken = False
         if self._task is not None:
@@ -90,5 +90,5 @@ class OnDemandTask:
                 self._woken = False
                 await self._work()
         finally:
-            # No await stands between the last look at `_woken` and this.
+            # No `await` stands between the last check of `_woken` and this line.
             self._task = None

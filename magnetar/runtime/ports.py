@@ -1,9 +1,10 @@
 """Free ports for servers whose ports are chosen before they start.
 
-Port 0 is better where a server can report its port: only port 0 has no race. A port of this module
-was free a moment ago. It is below the range from which the kernel takes ports for outgoing
-connections: a client that retries a dead server could otherwise get the server's port. One process
-never gets a port twice, and two processes rarely get the same one.
+Use port 0 where a server can report its port: only port 0 has no race. A port from this module was
+free a moment ago, and another process may take it. All ports are below the range from which the
+kernel takes ports for outgoing connections: otherwise a client that retries a dead server could get
+the server's port. A process tries all other ports before it gets a port again, and two processes
+rarely get the same port.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _steps = count(os.getpid() * 7_919)  # processes that start together search far 
 
 
 def free_ports(number: int, *, among: range = _PORTS, steps: Iterator[int] = _steps) -> list[int]:
-    """`number` free ports on loopback, searched in `among` in the order of `steps`. Raises
+    """Return `number` free ports on loopback, searched in `among` in the order of `steps`. Raises
     NoFreePort."""
     found: list[int] = []
     for _ in among:

@@ -1,4 +1,4 @@
-"""The frame of every server process: event loop, signals, exit codes, and the end after a bug."""
+"""Runs a server process: its event loop, its signals, its exit code, and its end after a bug."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ def run_process(
     *,
     survives: Callable[[BaseException], bool] = lambda _: False,
 ) -> int:
-    """Run a server to its end and return the exit code for `sys.exit`. Configure the logs before.
+    """Run a server to its end and return the exit code for `sys.exit`. Configure the logs first.
 
     `main` receives an event that SIGTERM or SIGINT sets. `main` then drains, within its own
-    deadline, and returns. A second signal ends the process at once. A bug in a callback or in a
-    transport's handler also ends the process at once, without clean-up: the state in memory may be
-    wrong, and the data on disk survives this end. A bug that `survives` names is logged instead: a
-    broker has no data on disk, and a client must not be able to end it.
+    deadline, and returns. A second signal ends the process at once.
+
+    A bug in a callback or in a transport's handler also ends the process at once, without clean-up:
+    the state in memory may be wrong, and the data on disk survives this end. If `survives` returns
+    True for the bug, the process only logs it: a broker has no data on disk, and a client must not
+    be able to end it.
     """
     if not __debug__:
         sys.stderr.write(
@@ -99,7 +101,7 @@ def _on_stray_error(
     _: asyncio.AbstractEventLoop,
     context: dict[str, Any],
 ) -> None:
-    """Handle an error that reached no task: of a callback, a handler or a forgotten task."""
+    """Handle an error that no code awaits: in a callback, a transport's handler or a lost task."""
     error = context.get("exception")
     message = context.get("message", "an error outside of any task")
     if error is not None and is_bug(error) and not survives(error):

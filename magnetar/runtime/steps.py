@@ -1,16 +1,15 @@
-"""StepMeter: how much CPU and time the steps of an event loop take.
+"""StepMeter measures the CPU time and the wall time of the steps of an event loop.
 
 A step with a long computation stops all connections, timers and leases. uvloop has no
 `slow_callback_duration`, and that of asyncio needs the debug mode. So this module measures the
-steps that handle input (a slice of a frame, a callback of a topic, a visit of a chore) from their
-beginning. The CPU time is that of the loop's thread. If another process interrupts a step, only
-the wall time grows.
+steps that handle input: a slice of a frame, a callback of a topic, a visit of a chore. The CPU time
+is that of the loop's thread. If another process interrupts a step, only the wall time grows.
 
-Reading the CPU time is a system call. A step cannot take more CPU time than wall time. So the meter
-reads the CPU time only around steps that take longer than SHORT_S: at most SHORT_S before their
-begin, and at their end. The measured CPU time of a long step is too long by at most SHORT_S. The
-CPU time of a shorter step is taken to be its wall time. So measuring a short step takes 1.9 us
-instead of 6.2 us (measured in CPU time, on a busy machine).
+Reading the CPU time is a system call, so the meter avoids it for steps of at most SHORT_S. It takes
+the wall time of such a step as its CPU time, which cannot be longer. For a longer step the meter
+needs two readings: one at the end of the step, and one from at most SHORT_S before its beginning.
+So the measured CPU time of a longer step is too long by at most SHORT_S. Measuring a short step
+takes 1.9 us instead of 6.2 us (measured in CPU time, on a busy machine).
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 STEP_CPU_S_MAX: Final = 0.05
-"""The bound for each step. Beyond it a step is logged, and counted as slow."""
+"""The limit for the CPU time of a step. A longer step is logged as slow."""
 
 SHORT_S: Final = 0.0005
-"""Steps up to this are the first bucket of the histograms."""
+"""The wall time of a step up to which its CPU time is not read; the first bucket of the
+histograms."""
 
 LOG_PAUSE_S: Final = 10.0
-"""The pause between two log lines on slow steps of one kind."""
+"""The shortest pause between two log lines on slow steps of one kind."""
 
 BOUNDS_S: Final = (SHORT_S, 0.001, 0.0025, 0.005, 0.01, 0.025, STEP_CPU_S_MAX, 0.1, 0.25, 1.0)
 
 Began = tuple[float, float]
-"""CPU time as last read, and wall time."""
+"""The CPU time when it was last read, and the wall time when the step began."""
 
 log = get_logger(__name__)
 
@@ -50,8 +50,8 @@ class StepMeter:
 
     def __init__(self) -> None:
         self.kinds: dict[str, _Kind] = {}
-        self._cpu_s = 0.0  # the time at the last read
-        self._read_at = float("-inf")  # wall time of that
+        self._cpu_s = 0.0  # the CPU time when it was last read
+        self._read_at = float("-inf")  # the wall time when the CPU time was last read
 
     def begin(self) -> Began:
         now = time.perf_counter()
@@ -92,7 +92,7 @@ class StepMeter:
 
 
 class StepMetrics(Collector):
-    """Register it with the registry of the process."""
+    """Exports the measurements of a meter. Register it with the registry of the process."""
 
     def __init__(self, meter: StepMeter) -> None:
         self._meter = meter
@@ -148,4 +148,4 @@ class _Kind:
     def __init__(self) -> None:
         self.cpu = _Figures()
         self.wall = _Figures()
-        self.quiet_until = float("-inf")  # no log line before
+        self.quiet_until = float("-inf")  # no log line before this time

@@ -23,9 +23,9 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delays before the next attempt. They double from `first_s` to `max_s`. Each delay is random
-    between half of that value and the whole, so that clients that failed together do not all retry
-    together."""
+    """Delays before the next attempt. A bound doubles from `first_s` to `max_s`. Each delay is
+    random, between half of the bound and the whole bound. So clients that failed together do not
+    all retry together."""
 
     first_s: float
     max_s: float
@@ -35,7 +35,7 @@ class Backoff:
         assert 0 < self.first_s <= self.max_s
 
     def delays(self) -> Iterator[float]:
-        """An endless sequence that begins at `first_s`."""
+        """Yield delays without end. The first bound is `first_s`."""
         bound_s = self.first_s
         while True:
             yield bound_s * self.random.uniform(0.5, 1.0)
@@ -52,8 +52,8 @@ async def supervise(
     """Run `child` until cancelled. When the child ends, start it again after a delay.
 
     The end of a child is logged and passed to `on_failure` (None: the child returned or cancelled
-    itself). After a child that lived longer than `backoff.max_s`, the delays begin at the first one
-    again. A bug (`is_bug`) in the child is raised. A cancellation waits for the child to end.
+    itself). After a child that ran for longer than `backoff.max_s`, the delays begin anew. A bug
+    (`is_bug`) in the child is raised. A cancellation waits for the child to end.
     """
     loop = asyncio.get_running_loop()
     delays = backoff.delays()
@@ -70,14 +70,14 @@ async def supervise(
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether `error` is or contains a failed assertion."""
+    """Return whether `error` is or contains a failed assertion."""
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(AssertionError) is not None
     return isinstance(error, AssertionError)
 
 
 def is_operating_error(error: BaseException) -> bool:
-    """Whether `error` is an operating error of Magnetar (it has `definite`), an error of the
+    """Return whether `error` is an operating error of Magnetar (it has `definite`), an error of the
     operating system, or a group of only such errors."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_operating_error, error.exceptions))
@@ -85,7 +85,8 @@ def is_operating_error(error: BaseException) -> bool:
 
 
 async def _outcome(name: str, child: Callable[[], Awaitable[None]]) -> Exception | None:
-    """Run the child to its end in its own task. Raises a bug of the child, also if cancelled."""
+    """Run the child to its end in its own task. Raises a bug of the child, even if this call was
+    cancelled."""
 
     async def run() -> None:
         await child()

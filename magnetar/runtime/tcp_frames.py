@@ -1,7 +1,7 @@
 """Frame streams over TCP: the transport of the data plane between brokers and bookies.
 
-A round trip of one small frame costs a third of what it costs over grpc.aio. So the frequent calls
-travel over this module; rare calls stay gRPC.
+A round trip of a small frame costs a third of one over grpc.aio. So frequent calls use this module,
+and rare calls use gRPC.
 
 The wire. Every frame begins with four bytes, big-endian: the kind in the first byte, the size of
 the content in the other three. A data frame has kind 0, so its prefix is its length.
@@ -13,19 +13,19 @@ the content in the other three. A data frame has kind 0, so its prefix is its le
 
 Anything else is malformed and ends the stream before memory is allocated for it.
 
-How a stream ends. `close` sends goodbye after the frames that were sent, shuts down its sending
-side, and drops what still arrives, until the peer has closed too. It must not close the socket
-earlier: a socket that is closed with unread bytes resets the connection, and the reset can destroy
-the last frames in flight to the peer. After `close_s` it resets the connection in any case. An
-end of the connection without goodbye is unclean.
+How a stream ends. `close` sends goodbye after the frames that were sent, and shuts down its sending
+side. It drops the bytes that still arrive, until the peer has closed too. It must not close the
+socket earlier: a socket that is closed with unread bytes resets the connection, and the reset can
+destroy the last frames in flight to the peer. After `close_s` it resets the connection in any case.
+An end of the connection without goodbye is unclean.
 
 Half-open connections. Each end sends a beat when it has sent nothing for `beat_s`, and ends the
-stream when it has received nothing for `silent_beats` times that. A beat needs no answer, so a peer
-that reads slowly does not count as dead. An end that has paused its own reading does not judge
-the peer, nor does one whose own process was stopped.
+stream when it has received nothing for `silent_beats` times `beat_s`. A beat needs no answer, so a
+peer that reads slowly does not count as dead. An end does not judge the peer while it has paused
+its own reading, or after its own process stood still.
 
 Back-pressure. `send` waits while more than WRITE_HIGH_BYTES wait in this process to be sent. The
-transport stops reading while more than READ_HIGH_BYTES wait to be received.
+transport stops reading while more than READ_HIGH_BYTES wait for `receive`.
 """
 
 from __future__ import annotations
@@ -53,19 +53,20 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 FRAME_LIMIT_BYTES: Final = (16 << 20) - 1
-"""The largest data frame, which is the largest size that three bytes hold. An outbox's frame has
-256 KiB and one item, and the largest item is a stored entry of little more than 5 MiB."""
+"""The largest data frame: the largest size that fits into three bytes. A frame of an outbox has at
+most 256 KiB and one more item, and the largest item is a stored entry of little more than 5 MiB."""
 
 WRITE_HIGH_BYTES: Final = 256 << 10
-"""`send` waits above this: one frame of an outbox, so that what is put later can still overtake."""
+"""`send` waits above this. It is one frame of an outbox, so control items that are put later can
+still overtake bulk items in the outbox."""
 
 READ_HIGH_BYTES: Final = 1 << 20
 """The transport stops reading above this, and continues below half of it. One read of the socket
 (up to 256 KB) and one incomplete frame come on top."""
 
 JOIN_BYTES: Final = 64 << 10
-"""A frame is joined into one buffer up to this size, or if its parts are small: 4 KiB on average.
-One copy is cheaper than a system call with many small buffers."""
+"""A frame up to this size, or with small parts (4 KiB on average), is joined into one buffer. One
+copy is cheaper than a system call with many small buffers."""
 
 HANDLE_ERRORS: Final = (OSError, RuntimeError)
 """The errors of a write, a read or a close of a connection that is gone: uvloop raises RuntimeError
@@ -73,7 +74,7 @@ on a handle that is closed, where asyncio raises an OSError."""
 
 _JOIN_PART_BYTES: Final = 4 << 10
 
-# The memory of a waiting frame in Python: its view and its place.
+# The memory that Python needs for a waiting frame: its view and its place in the queue.
 _FRAME_OVERHEAD_BYTES: Final = 256
 _REASON_BYTES_MAX: Final = 1024
 _ACCEPT_BACKLOG: Final = 1024  # brokers that reconnect at the same moment
@@ -103,8 +104,8 @@ class TcpTimes:
 
     connect_s: float = 5.0
     close_s: float = 1.0  # the peer's time to take the sent frames and to close too
-    first_frame_s: float = 10.0  # a server ends a connection without a whole frame by then
-    # A peer that vanished without a word (power cut, partition) is noticed after 12 to 16 s.
+    first_frame_s: float = 10.0  # a server ends a connection that sends no whole frame in this time
+    # A peer that vanished (power cut, partition) is noticed after 12 to 16 s.
     beat_s: float = 4.0
     silent_beats: int = 3
 
@@ -115,13 +116,13 @@ TIMES: Final = TcpTimes()
 class TcpFrameStream(asyncio.Protocol):
     """One end of a connection: a `FrameStream`, and the protocol of its transport.
 
-    Made by `connect_frames` and `FrameServer`.
+    `connect_frames` and `FrameServer` create streams.
     """
 
     def __init__(
         self, times: TcpTimes, on_open: Callable[[TcpFrameStream], None] | None = None
     ) -> None:
-        """`on_open` is called once the connection is there. None: this is the client's end."""
+        """`on_open` is called when the connection is open. None: this is the client's end."""
         self.peer = "unknown"
         self._times = times
         self._on_open = on_open
@@ -150,7 +151,7 @@ class TcpFrameStream(asyncio.Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether either end has closed the stream, or it broke."""
+        """True when either end has closed the stream, or the stream broke."""
         return self._end is not None
 
     async def send(self, parts: Sequence[Buffer]) -> None:
@@ -198,12 +199,12 @@ class TcpFrameStream(asyncio.Protocol):
             raise
 
     def say_goodbye(self) -> None:
-        """Begin a `close`, which then waits for the connection's end."""
+        """Begin to close the stream. A following `close` waits for the connection's end."""
         self._leave("closed here", clean=True, kind=_Kind.GOODBYE)
 
     def break_off(self, reason: str) -> None:
-        """End the stream uncleanly, and tell the peer why, after the frames that were sent. A
-        `close` that follows waits for the connection's end."""
+        """End the stream uncleanly, and send the reason to the peer after the frames that were
+        sent. A following `close` waits for the connection's end."""
         text = reason.encode(errors="replace")[:_REASON_BYTES_MAX] or b"unknown"
         self._leave(reason, clean=False, kind=_Kind.BROKEN, content=text)
 
@@ -218,7 +219,7 @@ class TcpFrameStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = set_up(transport)
-        address = transport.get_extra_info("peername")  # None: it is gone already
+        address = transport.get_extra_info("peername")  # None: the peer is gone already
         if address:
             self.peer = authority(address[0], address[1])
         self._beat_timer = self._loop.call_later(self._times.beat_s, self._beat)
@@ -230,7 +231,7 @@ class TcpFrameStream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._end is not None:
-            return  # the frames of a peer that has not heard the goodbye yet
+            return  # drop the frames of a peer that has not received the goodbye yet
         self._heard = True
         if self._partial:
             self._partial += data
@@ -251,7 +252,7 @@ class TcpFrameStream(asyncio.Protocol):
                     self._transport.pause_reading()
 
     def eof_received(self) -> None:
-        """The transport closes itself after this."""
+        """The peer has ended the connection without goodbye. The transport then closes itself."""
         where = "inside a frame" if self._partial else "between frames"
         self._stop(f"the connection ended {where} without goodbye", clean=False)
 
@@ -311,7 +312,7 @@ class TcpFrameStream(asyncio.Protocol):
         self.break_off(reason)
 
     def _on_last_words(self, kind: int, content: bytes) -> None:
-        """The peer has ended the stream. What this end has not sent yet, the peer drops."""
+        """The peer has ended the stream. It drops the frames that this end has not sent yet."""
         if kind == _Kind.GOODBYE:
             self._stop("closed by the peer", clean=True)
         else:
@@ -335,7 +336,7 @@ class TcpFrameStream(asyncio.Protocol):
             log.warning("peer silent", peer=self.peer, silent_s=silent_s)
             self._stop(f"the peer was silent for {silent_s:g} s", clean=False)
             if self._transport is not None:
-                self._transport.abort()  # the frames that have arrived are still given
+                self._transport.abort()  # `receive` still returns the frames that have arrived
             return
         if not self._sent and not self._writing_paused and self._transport is not None:
             with suppress(*HANDLE_ERRORS):
@@ -350,7 +351,8 @@ class TcpFrameStream(asyncio.Protocol):
     # -- the end -----------------------------------------------------------------------------------
 
     def _leave(self, reason: str, *, clean: bool, kind: _Kind, content: bytes = b"") -> None:
-        """Say the last words, and close when the peer has closed, or after `close_s`."""
+        """Send the last frame, a goodbye or the reason. The connection ends when the peer has
+        closed, or after `close_s`."""
         first = self._end is None
         self._stop(reason, clean=clean)
         self._frames.clear()
@@ -381,7 +383,8 @@ class TcpFrameStream(asyncio.Protocol):
         wake(self._sender)
 
     def _on_cancelled(self) -> None:
-        """A `send` or a `receive` was cancelled. A stream that has ended keeps its last words."""
+        """A `send` or a `receive` was cancelled: break the stream, unless it has ended already. A
+        stream that has ended still delivers its last frame."""
         if self._end is None:
             self.abort("cancelled here")
 
@@ -393,7 +396,7 @@ class TcpFrameStream(asyncio.Protocol):
     def _resume_reading(self) -> None:
         if self._reading_paused and self._transport is not None:
             self._reading_paused = False
-            self._heard = True  # nothing could be heard meanwhile
+            self._heard = True  # this end did not read meanwhile, so the peer was not silent
             if not self._lost.is_set():
                 with suppress(*HANDLE_ERRORS):
                     self._transport.resume_reading()
@@ -413,10 +416,8 @@ class TcpFrameStream(asyncio.Protocol):
 
 
 async def connect_frames(address: str, *, times: TcpTimes = TIMES) -> TcpFrameStream:
-    """The client's end of a new stream to "host:port". Raises StreamClosed. The caller closes it.
-
-    May be cancelled.
-    """
+    """Connect to "host:port". Returns the client's end of the new stream, which the caller closes.
+    Raises StreamClosed. May be cancelled."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and int(port) <= _PORT_MAX):
         raise StreamClosed(f"cannot connect to {address!r}: it is not host:port", clean=False)
@@ -435,8 +436,9 @@ async def connect_frames(address: str, *, times: TcpTimes = TIMES) -> TcpFrameSt
 class FrameServer:
     """Accepts connections, and runs a handler for each.
 
-    The handler's return closes the stream. StreamClosed of its stream may leave it. Any other error
-    ends the stream with the error's text; a bug also goes to the loop's exception handler.
+    The handler's return closes the stream. The handler may let StreamClosed of its stream pass. An
+    operating error ends the stream with the error's text, any other error with "internal error". A
+    bug also goes to the loop's exception handler.
     """
 
     def __init__(
@@ -446,7 +448,7 @@ class FrameServer:
         connections_max: int,
         times: TcpTimes = TIMES,
     ) -> None:
-        """A connection beyond `connections_max` is refused with that reason."""
+        """The server refuses connections beyond `connections_max`, and gives this reason."""
         self._handle = handle
         self._connections_max = connections_max
         self._times = times
@@ -500,8 +502,8 @@ class FrameServer:
 
     @staticmethod
     def _fail(stream: TcpFrameStream, error: Exception) -> None:
-        """The transport's edge: log a handler's failure, let a bug out, end the stream with its
-        text."""
+        """Log a handler's failure, report a bug to the loop, and end the stream with the reason:
+        the transport's edge."""
         if is_bug(error):
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a bug in a handler of frames", "exception": error}
@@ -516,7 +518,8 @@ class FrameServer:
 
 
 def set_up(transport: asyncio.BaseTransport) -> asyncio.Transport:
-    """Make a new connection one for frames: `send` waits early, and nothing waits for more."""
+    """Prepare a new connection for frames: the transport pauses `send` at WRITE_HIGH_BYTES, and the
+    kernel sends small writes at once."""
     made = cast("asyncio.Transport", transport)
     made.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
     connection = transport.get_extra_info("socket")
@@ -531,7 +534,7 @@ def wake(waiting: asyncio.Future[None] | None) -> None:
 
 
 def write_parts(transport: asyncio.WriteTransport, parts: Sequence[Buffer]) -> None:
-    """Write `parts`, which may change afterwards, in as few and as large pieces as is cheap."""
+    """Write `parts` in few large pieces where this is cheap. The parts may change afterwards."""
     size = size_of(parts)
     if size <= JOIN_BYTES or size <= _JOIN_PART_BYTES * len(parts):
         transport.write(b"".join(parts))
@@ -540,5 +543,6 @@ def write_parts(transport: asyncio.WriteTransport, parts: Sequence[Buffer]) -> N
 
 
 def _unchanging(part: Buffer) -> Buffer:
-    """A transport may hold on to a part after `send` has returned."""
+    """Return the part, or a copy if it can change: a transport may keep a part after `send` has
+    returned."""
     return part if type(part) is bytes or memoryview(part).readonly else bytes(part)

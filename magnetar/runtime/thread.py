@@ -25,15 +25,16 @@ class Worker(Protocol):
     """Runs calls one after the other, outside of the loop."""
 
     def do(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Call it on the loop. The future gets the result or the error of `work`. It is cancelled
-        if the worker ends first. `work` does not run if the future is cancelled before its turn."""
+        """Queue `work`; call this on the event loop. The future gets the result or the error of
+        `work`. If the worker ends first, the future is cancelled. If the future is cancelled before
+        its turn, `work` does not run."""
 
 
 class WorkerThread:
     """A `Worker`. End it with `shutdown`; the interpreter does not wait for it at exit."""
 
     def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # None: no more
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # None: the thread ends
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -48,8 +49,8 @@ class WorkerThread:
         return future
 
     def shutdown(self, *, wait: bool = True) -> None:
-        """Finish the running call and drop the queued ones. Blocks until then, unless `wait` is
-        false. Idempotent."""
+        """End the thread after the running call. Cancel the futures of the queued calls. Blocks
+        until the running call has ended, unless `wait` is False. Idempotent."""
         if self._ended:
             return
         self._ended = True

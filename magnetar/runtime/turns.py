@@ -23,8 +23,8 @@ class Turns:
         self._lock = asyncio.Lock()  # grants in FIFO order
 
     async def take(self) -> None:
-        """Wait for a turn of the loop without a slice of another computation. This turn is the
-        caller's until it waits again."""
+        """Wait for a turn of the loop in which no other computation has a slice. The turn belongs
+        to the caller until its next wait."""
         await asyncio.sleep(0)  # a lock that is free would be granted within this turn
         await self._lock.acquire()
         asyncio.get_running_loop().call_soon(self._lock.release)
@@ -32,8 +32,8 @@ class Turns:
     async def each(
         self, items: Iterable[Item], call: Callable[[Item], Answer], *, slice_items: int
     ) -> list[Answer]:
-        """The answers for all items, in slices of this size. The items of one slice take no
-        turn."""
+        """Return the answers for all items, in order. Each slice of `slice_items` items takes a
+        turn. If all items fit into one slice, no turn is taken."""
         left = list(items)
         answers: list[Answer] = []
         for first in range(0, len(left), slice_items):

@@ -1,9 +1,9 @@
-"""Entries of one ledger, one bit each: bit `e & 7` of byte `e >> 3`. Cursors keep the acknowledged
-entries so, and the index of delayed entries what is in its runs.
+"""A set of entries of one ledger, one bit each: bit `e & 7` of byte `e >> 3`. A cursor keeps its
+acknowledged entries as bitmaps, and the index of delayed messages the entries of its runs.
 
-The order of acknowledgements does not change the cost of a bit. Sorted ranges are different: a
-million random holes take 96 MB as ranges and 0.3 MB as bits, and each insertion searches. Ranges
-are derived for storage and for statistics. Pure.
+The order of acknowledgements does not change the cost of a bit. Sorted ranges would cost more: a
+million random holes take 96 MB as ranges and 0.3 MB as bits, and each insertion would search the
+ranges. Ranges are derived for storage and for statistics. Pure.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Bitmap:
         try:
             byte = held[place]
         except IndexError:
-            # Grow by a quarter more than needed: ascending bits do not copy each time.
+            # Grow by a quarter more than needed, so that ascending bits do not copy each time.
             held.extend(bytes(place + 1 - len(held) + (place >> 2)))
             byte = held[place]
         if byte & bit:

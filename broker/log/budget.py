@@ -1,8 +1,9 @@
 """PublishBudget: the bytes that one broker may hold for producers, over all topics.
 
-The budget counts entries from the moment a log takes them until they are confirmed, and the bytes
-that the process keeps longer for a slow bookie (`kept`). After each frame with SENDs a connection
-joins the queue of the budget, and reads no more before its turn. This bounds the memory.
+The budget counts entries from the moment when a log takes them until they are confirmed, and the
+bytes that the process keeps longer for a slow bookie (`kept`). After each frame with SENDs a
+connection joins the queue of the budget, and reads no further frame before its turn. This bounds
+the memory.
 
 At `bytes_max` no connection gets a turn. Once less than half is used, connections get turns again:
 in FIFO order, one in each iteration of the event loop, until the budget is exhausted again. So a
@@ -25,21 +26,23 @@ PUBLISH_BYTES_MAX: Final = 256 << 20
 """The default of `max_message_publish_buffer_size_in_mb`: two seconds of 128 MB/s."""
 
 LOOK_S: Final = 0.05
-"""`kept` falls without a call, so the budget reads it at this interval while connections wait."""
+"""`kept` falls without a call to the budget, so the budget reads it at this interval while
+connections wait."""
 
 AHEAD_SHARE: Final = 8
 """Reads ahead of backlogs may take this share of the budget, 1/8: 32 MiB of 256, six reads of
 5 MB."""
 
 HELD_SHARE: Final = 8
-"""Producers over their topic's rate may gather this share of the budget, 1/8: of 256 MiB, 128
-producers 256 KB each. Beyond it each of them holds only the frame that was being read: publishes
-can wait long for a rate, and the producers of other topics need the budget."""
+"""Producers over their topic's publish rate may together gather this share of the budget, 1/8. Of
+256 MiB, 128 producers may gather 256 KB each. Beyond the share each of them holds only the frame
+that its connection was reading: publishes can wait long for a rate, and the producers of other
+topics need the budget."""
 
 HELD_MAX_SHARE: Final = 4
-"""Producers over their topic's rate may hold at most this share, 1/4. Beyond it their publishes
-pass, and their connections wait for the rate instead. The share is less than the half below which
-connections get turns again."""
+"""Producers over their topic's publish rate may hold at most this share of the budget, 1/4. Beyond
+it their publishes pass, and their connections wait for the rate instead. The share is less than the
+half below which connections get turns again."""
 
 Turn = asyncio.Future[None]
 
@@ -48,8 +51,8 @@ class PublishBudget:
     def __init__(
         self, bytes_max: int = PUBLISH_BYTES_MAX, *, kept: Callable[[int], int] | None = None
     ) -> None:
-        """`kept` gets the bytes that the logs hold, and returns them plus what the process keeps
-        longer for slow bookies."""
+        """`kept` gets the bytes that the logs hold, and returns them plus the bytes that the
+        process keeps longer for slow bookies."""
         self.bytes_max = bytes_max
         self.accepted = 0  # bytes that logs accepted and that are not confirmed
         self.held = 0  # publishes that wait for a rate or for the outcome of another publish
@@ -60,7 +63,7 @@ class PublishBudget:
         # Turns are given: less than half was used, and the budget was not exhausted since then.
         self._resuming = False
         self._soon = False  # `_give` runs in the next iteration of the loop
-        self._timer: asyncio.TimerHandle | None = None  # looks for room; None: it is not needed
+        self._timer: asyncio.TimerHandle | None = None  # checks for room; None: no check is due
 
     @property
     def used(self) -> int:
@@ -69,11 +72,11 @@ class PublishBudget:
 
     @property
     def waiting(self) -> int:
-        """Connections that wait for their turn."""
+        """The number of connections that wait for their turn."""
         return len(self._queue)
 
     def change(self, size: int) -> None:
-        """A log holds this many bytes more, or less."""
+        """A log holds `size` more bytes; a negative `size`: fewer bytes."""
         self.accepted += size
         if size < 0:
             if self._queue and self.accepted < self.bytes_max // 2:
@@ -82,12 +85,13 @@ class PublishBudget:
             self.peak = self.accepted
 
     def take_peak(self) -> int:
-        """The most that was used since the last call."""
+        """The maximum number of bytes that were used since the last call."""
         peak, self.peak = self.peak, self.used
         return peak
 
     def hold(self, size: int) -> None:
-        """Producers hold this many bytes more, or less; no log has taken these bytes yet."""
+        """Producers hold `size` more bytes that no log has taken yet; a negative `size`: fewer
+        bytes."""
         self.held += size
         self.peak = max(self.peak, self.accepted + self.held)
         if size < 0 and self._queue and self.used < self.bytes_max // 2:
@@ -95,25 +99,26 @@ class PublishBudget:
 
     @property
     def may_gather(self) -> bool:
-        """Whether a producer over its rate may continue reading."""
+        """True when the connection of a producer over its rate may continue reading."""
         return self.held < self.bytes_max // HELD_SHARE
 
     @property
     def may_hold(self) -> bool:
-        """Whether one more publish may wait for the rate of its topic in memory."""
+        """True when one more publish may wait in memory for the rate of its topic."""
         return self.held < self.bytes_max // HELD_MAX_SHARE
 
     def may_read_ahead(self, size: int) -> bool:
-        """Whether this many bytes of a backlog may be read ahead. Producers come first."""
+        """Return whether `size` bytes of a backlog may be read ahead. Producers have priority."""
         within = self.ahead + size <= self.bytes_max // AHEAD_SHARE
         return within and self.used + size <= self.bytes_max // 2
 
     def hold_ahead(self, size: int) -> None:
-        """`size` bytes more, or less, are or will be read ahead."""
+        """`size` more bytes are or will be read ahead; a negative `size`: fewer bytes."""
         self.ahead += size
 
     def turn(self) -> Turn | None:
-        """A place in the queue; None: continue at once. Give it back with `leave` in any case."""
+        """Join the queue. Returns a future that is done at the connection's turn; None: continue at
+        once. The caller must end every turn with `leave`."""
         if not self._queue and self.used < self.bytes_max:
             return None
         loop = asyncio.get_running_loop()
@@ -124,7 +129,7 @@ class PublishBudget:
         return turn
 
     def leave(self, turn: Turn) -> None:
-        """The connection has had its turn, or no longer waits for one. Idempotent."""
+        """Leave the queue: the connection has had its turn, or no longer waits. Idempotent."""
         self._queue.pop(turn, None)
         if not turn.done():
             turn.set_result(None)
@@ -135,7 +140,8 @@ class PublishBudget:
             asyncio.get_running_loop().call_soon(self._give)
 
     def _give(self) -> None:
-        """One turn, if there is room."""
+        """Give the first connection of the queue its turn if there is room, and plan the next
+        check."""
         self._soon = False
         if self._timer is not None:
             self._timer.cancel()

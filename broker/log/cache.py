@@ -1,7 +1,7 @@
 """The newest entries of all topics of a broker, in memory, for readers at the end of a log.
 
-All topics share one budget. The oldest entry is evicted first, of whichever topic, because readers
-that follow the end have read it. An entry never changes, so nothing here is ever stale."""
+All topics share one budget. The cache evicts the oldest entry of all topics first, because readers
+that follow the end have read it. An entry never changes, so a cached entry is never stale."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class EntryCache:
         return self._ledgers.get(ledger, _NOTHING)
 
     def put(self, entry: StoredEntry) -> None:
-        """Keep an entry that is not here yet. One that exceeds the whole budget is not kept."""
+        """Add an entry, which must not be in the cache yet. An entry that is larger than the whole
+        budget is not added."""
         size = entry.held_bytes
         if size > self._bytes_max:
             return

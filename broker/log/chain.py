@@ -1,11 +1,12 @@
 """The arithmetic of a log: its ledgers, and the number of entries of each ledger.
 
-The chain answers all questions like "what comes next" and "how many are between" from the counts
-alone, without a read. Pure. Only the log changes the chain, when ledgers open, grow or close.
+The chain computes the position after another one, or the number of entries between two positions,
+from the counts alone, without a read. Pure. Only the log changes the chain, when ledgers open,
+grow, close or are dropped.
 
 Invariants (`check`):
-    1. Ledger ids strictly increase; so do the first indexes, weakly.
-    2. Every ledger but the last has entries: empty ones are dropped when they close.
+    1. Ledger ids strictly increase. First indexes never decrease.
+    2. Every ledger but the last has entries: an empty ledger is dropped when it closes.
     3. Only the last ledger may be open. Its record has no closing time; the other records have one.
 """
 
@@ -19,7 +20,7 @@ from magnetar.metadata.model import DroppedHead, EntryId, LedgerId, TopicLedger
 
 
 class Chain:
-    """`ledgers` are closed ones with entries; `next_index` is the index of the next message."""
+    """`ledgers`: closed ledgers with entries, in order. `next_index`: index of the next message."""
 
     __slots__ = ("_at", "_ids", "_records", "_starts", "counts", "dropped", "next_index")
 
@@ -44,8 +45,8 @@ class Chain:
 
     @property
     def confirmed(self) -> Position:
-        """The last confirmed entry, also if it was dropped; before the first one when there is
-        none."""
+        """The position of the last confirmed entry, also if its ledger was dropped. If no entry was
+        ever confirmed: a position before the first entry."""
         for ledger in reversed(self._ids):  # at most the last one is empty
             if self.counts[ledger] > 0:
                 return Position(ledger, self.counts[ledger] - 1)
@@ -55,13 +56,13 @@ class Chain:
 
     @property
     def has_closed(self) -> bool:
-        """Whether any ledger is closed. If so, the first one is."""
+        """True when a ledger is closed: then the first ledger is."""
         return bool(self._records) and self._records[0].closed_ms > 0
 
     @property
     def last_closed(self) -> Position:
-        """The last entry of the last closed ledger, also if it was dropped. EARLIEST: no ledger was
-        ever closed."""
+        """The position of the last entry of the last closed ledger, also if that ledger was
+        dropped. EARLIEST: no ledger was ever closed."""
         for record in reversed(self._records):  # at most the last one is open
             if record.closed_ms > 0:
                 return Position(record.ledger, record.entries - 1)
@@ -69,13 +70,14 @@ class Chain:
 
     @property
     def first(self) -> Position:
-        """The first entry. If the chain has no entry: the place of the next one."""
+        """The position of the first entry. If the chain has no entry: the position of the next
+        entry."""
         return Position(self._ids[0], 0) if self._ids else self.end
 
     @property
     def end(self) -> Position:
-        """The place right after `confirmed`. If the next entry opens a new ledger, its place is in
-        that ledger; `ceiling` of this place finds it."""
+        """The position right after `confirmed`. If the next entry opens a new ledger, its position
+        is in that ledger; `ceiling(end)` then returns it."""
         return self.next_position(self.confirmed)
 
     @property
@@ -107,19 +109,19 @@ class Chain:
         return self.next_index - self.first_index
 
     def next_ledger(self, ledger: int) -> int | None:
-        """The ledger that follows; None: it is the last, or not part of the log."""
+        """The id of the next ledger; None: this ledger is the last one, or not part of the log."""
         place = self._at.get(ledger)
         return None if place is None or place + 1 == len(self._ids) else self._ids[place + 1]
 
     def index_bounds(self, ledger: int) -> tuple[int, int]:
-        """Index of the first message in this ledger, and of the first one after it."""
+        """Index of the first message in this ledger, and of the first message after it."""
         place = self._at[ledger]
         following = place + 1 < len(self._ids)
         end = self._records[place + 1].first_index if following else self.next_index
         return self._records[place].first_index, end
 
     def is_plain(self, ledger: int) -> bool:
-        """Whether every entry of this ledger holds one message."""
+        """Return whether every entry of this ledger holds one message."""
         first, end = self.index_bounds(ledger)
         return end - first == self.counts[ledger]
 
@@ -129,8 +131,8 @@ class Chain:
         return (end - first) / self.counts[ledger] if self.counts[ledger] > 0 else 1.0
 
     def index_near(self, position: Position) -> tuple[int, bool]:
-        """Index of the last message at or before `position`, and whether that is exact; inside a
-        ledger with batches it is interpolated."""
+        """Index of the last message at or before `position`, and True if it is exact. Inside a
+        ledger with batches the index is interpolated."""
         if not self.is_entry(position):
             position = self.previous_position(self.ceiling(position))
         if not self.is_entry(position):
@@ -141,7 +143,7 @@ class Chain:
         return first + (end - first) * (position.entry + 1) // count - 1, exact
 
     def is_closed(self, ledger: int) -> bool:
-        """Whether this is one of the ledgers, and takes no more entries."""
+        """Return whether this ledger is in the chain and closed."""
         place = self._at.get(ledger)
         return place is not None and self._records[place].closed_ms > 0
 
@@ -184,7 +186,7 @@ class Chain:
         return Position(position.ledger, max(position.entry, -1) + 1)
 
     def previous_position(self, position: Position) -> Position:
-        """The position before. `(L, -1)`: `position` is at or before the first entry."""
+        """The position before `position`. `(L, -1)`: it is at or before the first entry."""
         place = self._at.get(position.ledger)
         count = self.counts.get(position.ledger, 0)
         if position.entry > 0 and count > 0:
@@ -232,20 +234,20 @@ class Chain:
     # ---- changes, by the log ---------------------------------------------------------------------
 
     def open_ledger(self, record: TopicLedger) -> None:
-        """A new, empty ledger takes the entries from here on."""
+        """Add a new, empty ledger, which takes the next entries."""
         assert record.entries == 0, record
         assert record.closed_ms == 0, record
         self._append(record)
 
     def grow(self, entries: int, *, next_index: int) -> None:
-        """The last ledger has this many confirmed entries now."""
+        """Set the number of confirmed entries of the last ledger, and the next index."""
         assert entries >= self.counts[self._ids[-1]], "confirmed entries do not vanish"
         assert next_index >= self.next_index, "indexes do not go backwards"
         self.counts[self._ids[-1]] = entries
         self.next_index = next_index
 
     def close_ledger(self, *, length: int, closed_ms: int) -> TopicLedger | None:
-        """The last ledger takes no more. Returns its record; None: it was empty and is dropped."""
+        """Close the last ledger. Returns its record; None: the ledger was empty and is dropped."""
         assert self._records[-1].closed_ms == 0, "closed already"
         ledger = self._ids[-1]
         entries = self.counts[ledger]
@@ -259,8 +261,8 @@ class Chain:
         return closed
 
     def drop_head(self, count: int) -> tuple[LedgerId, ...]:
-        """Drop the first `count` ledgers, all of them closed; returns which. The indexes of what is
-        left, and of the next message, stay."""
+        """Drop the first `count` ledgers, which must be closed. Returns their ids. The indexes of
+        all other messages stay the same."""
         if count == 0:
             return ()
         self.dropped = self.head_without(count)

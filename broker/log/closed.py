@@ -2,8 +2,8 @@
 
 If the topic's record lists closed ledgers only, they hold every message that was acknowledged
 before the record was read: an owner lists a ledger before it appends to it. So the answer does not
-depend on who owns the topic. It costs a read of the record and of the last entry; opening a topic
-also writes the record, recovers cursors, and keeps the topic in memory.
+depend on the owner of the topic. It costs one read of the record and one of the last entry. Opening
+the topic would also write the record, recover cursors, and keep the topic in memory.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 async def closed_chain(
     name: TopicName, *, store: MetadataStore, ledgers: LedgerStore
 ) -> Chain | None:
-    """The ledgers of a topic, all of them closed. None: the last ledger is not, or the topic does
-    not exist, or it cannot be read; then opening the topic finds out."""
+    """The chain of a topic whose ledgers are all closed. None: a ledger is open, the topic does not
+    exist, or a read failed. The caller then opens the topic, which gives the answer or the
+    error."""
     path = paths.topic(name.tenant, name.namespace, name.domain, name.topic)
     try:
         await store.sync(path)

@@ -33,16 +33,17 @@ log = get_logger(__name__)
 
 RETRY_S_FIRST: Final = 1.0
 RETRY_S_MAX: Final = 600.0
-"""There is no limit on the attempts: after an outage of the metadata store the space is freed
-without help. An attempt costs one call, and the delay grows to ten minutes."""
+"""Attempts have no limit: after an outage of the metadata store, the space is freed without an
+operator. An attempt costs one call, and the delay grows to ten minutes."""
 
 LEDGERS_PER_PASS: Final = 100
 """Ledgers deleted between two changes of the topic's record. A crash repeats at most this many
 deletions."""
 
 LEDGERS_AT_CLOSE: Final = 8
-"""Ledgers deleted when the log closes; what remains is left to the next owner, so that a hand-over
-does not wait for a long list. A cursor ledger and an empty data ledger are usual."""
+"""The maximum number of ledgers deleted when the log closes. The next owner deletes the others, so
+that it does not wait for a long list. The usual list has a cursor ledger and an empty data
+ledger."""
 
 
 class Deletion:
@@ -57,19 +58,20 @@ class Deletion:
         self._owned_record = owned_record
         self._on_progress = on_progress
         self._ledgers = ledgers
-        # Ledgers with unreadable metadata, which cannot be deleted. Mostly none.
+        # Ledgers with unreadable metadata, which cannot be deleted. Usually empty.
         self._refused: tuple[LedgerId, ...] = ()
         self._task = OnDemandTask("deletions", self._delete_all, of=owned_record.name)
 
     def start(self, spawn: Spawn) -> None:
-        """From now on, delete listed ledgers."""
+        """Delete the listed ledgers, and those that will be listed, in a task that `spawn`
+        starts."""
         self._task.start(spawn)
         self._owned_record.on_listed = self._task.wake
         if self._left:
             self._task.wake()
 
     def cancel(self) -> None:
-        """The next owner finishes."""
+        """Stop: the next owner finishes the deletions."""
         self._task.cancel()
 
     @property
@@ -77,7 +79,7 @@ class Deletion:
         return self._task.is_idle
 
     async def finish(self) -> None:
-        """Try the first few again, because the log closes."""
+        """Try once to delete the first LEDGERS_AT_CLOSE ledgers, because the log closes."""
         await self._delete_some(LEDGERS_AT_CLOSE)
 
     @property

@@ -32,7 +32,7 @@ class StoredEntry:
 
     @property
     def data(self) -> bytes | memoryview:
-        """Byte for byte what the producer sent, and what is delivered."""
+        """The bytes that the producer sent; the broker delivers them unchanged."""
         return self.view.data
 
     @property
@@ -53,7 +53,7 @@ class StoredEntry:
 
 
 def parse_payload(position: Position, payload: memoryview) -> StoredEntry:
-    """Parse what a ledger holds for an entry. Raises MalformedEntry."""
+    """Parse the payload of an entry in a ledger. Raises MalformedEntry."""
     broker, data = strip_broker_metadata(payload)
     if broker is None:
         raise MalformedEntry("no broker entry metadata")

@@ -13,7 +13,7 @@ class LatencyHistogram:
     """A histogram that all topics of a broker share, with one observation for each run of entries
     that is confirmed together.
 
-    An observation costs a quarter of one by a metric of prometheus-client.
+    An observation takes a quarter of the time that a metric of prometheus-client takes.
     """
 
     __slots__ = ("counts", "sum_ms")
@@ -28,8 +28,8 @@ class LatencyHistogram:
         return found
 
     def observe(self, waited_ms: int) -> None:
-        """Count a run that has waited for this time. A negative time, after the wall clock was set
-        back, counts as 0."""
+        """Count a run that has waited for this time. A negative time counts as 0: the wall clock
+        was set back."""
         waited_ms = max(waited_ms, 0)
         self.counts[bisect_left(BOUNDS_MS, waited_ms)] += 1
         self.sum_ms += waited_ms

@@ -1,27 +1,29 @@
-"""A topic's log: one sequence of entries over many ledgers, written by its one owner.
+"""A topic's log: one sequence of entries over many ledgers, written by the topic's one owner.
 
 Theory of operation. The log adds runs of entries to the open ledger. When that ledger is full, old,
 degraded or failed, the log *retires* it: new appends queue while `_settle` closes it, creates the
 next ledger, lists the next ledger in the topic's record, and sends the queue to it. `_settle` is
-the only place that waits. So a roll is a short queue, not a pause.
+the only place that waits. So a roll delays appends for a short time, and refuses none.
 
-The log closes a failed ledger before it does anything else. Then the end of that ledger is known:
-its entries are appended. The log adds the rest to the next ledger, in the same order, neither lost
-nor twice. The record lists a ledger before the first entry is in it. When a ledger is fenced, the
-log reads the record. Another owner's epoch in the record ends the log. The outcome of the
-outstanding entries is then unknown.
+The log closes a failed ledger before it does anything else. The close determines the last entry of
+that ledger. The log reports the entries up to there as appended, and adds the others to the next
+ledger, in the same order. So no entry is lost, and none is stored twice.
 
-Ledgers at the head are dropped when the caller says so (`drop_through`), or if they are still
-`trimmable` when the record is written (`trim`). `_settle` first lists them in the topic's record as
-being deleted, then removes them from the log. Then deletion.py deletes them.
+The topic's record lists a ledger before the log sends the first entry to it. When a ledger is
+fenced, the log reads the record. If the record has another owner's epoch, the log ends, and the
+outcome of the outstanding entries is unknown.
+
+`drop_through` drops ledgers at the head up to a position. `trim` drops the ledgers that are still
+`trimmable` when the log writes the record. In both cases `_settle` first lists the ledgers in the
+topic's record as being deleted, then removes them from the log. Then deletion.py deletes them.
 
 `_settle` runs in a task that exists only while there is something to do. The broker calls `tend`
-from time to time: it looks at the age of the open ledger.
+periodically; `tend` checks the age of the open ledger.
 
-At most one ledger holds unconfirmed entries: the next one is created only after the one before has
-been closed. Hence (`check`):
-    1. Either there is an appender for new appends, or they queue; never both.
-    2. What is in flight belongs to one ledger and continues its reported entries.
+At most one ledger holds unconfirmed entries: the log creates the next ledger only after the
+previous one is closed. Hence (`check`):
+    1. New appends go to an appender, or they queue; never both.
+    2. The entries in flight belong to one ledger and follow its reported entries.
 """
 
 from __future__ import annotations
@@ -85,8 +87,8 @@ def _not_set(*_: object) -> None:
 
 
 def _ignore() -> None:
-    """Does nothing: for the progress of a ledger that the log has abandoned, and for events without
-    a listener."""
+    """Do nothing. This handles the progress of an abandoned ledger, and events without a
+    listener."""
 
 
 def _as_configured() -> None:
@@ -94,42 +96,43 @@ def _as_configured() -> None:
 
 
 TAIL_ENTRIES_MAX: Final = 1000
-"""A reader this near to the end will soon read what is appended now, so the log caches that.
-Pulsar's figure for an active cursor; at 1 KB it is 1 MB, some 20 ms of a fast topic."""
+"""The log caches new entries while a reader is at most this many entries behind the end: that
+reader will soon read them. Pulsar has the same number for an active cursor. With entries of 1 KB
+this is 1 MB, some 20 ms of a fast topic."""
 
 
 QUEUE_RUN_ENTRIES: Final = 1000
-"""Queued entries that are handed to a new ledger in one go: four frames, if entries have 1 KB."""
+"""The maximum number of entries that the log sends to a ledger in one call. With entries of 1 KB
+they make four frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """The settings of a log. In a topic with many ledgers, their limits are larger: see
-    record_limits.py."""
+    """The settings of a log. The limits of a ledger are larger in a topic that has many ledgers:
+    see record_limits.py."""
 
     ledger_entries_max: int = 50_000
     ledger_bytes_max: int = 2 << 30
-    """Applies at any age: a ledger is what is trimmed, and later repaired, at once. 20 s of a topic
-    that takes 100 MB/s, and a roll costs about 20 ms."""
+    """Applies to a ledger of any age, because a ledger is trimmed and repaired as a whole. A topic
+    that takes 100 MB/s fills 2 GiB in 20 s, and a roll costs about 20 ms."""
     ledger_age_s_max: float = 4 * 3600.0
     ledger_age_s_min: float = 600.0
     """`ledger_entries_max` does not apply to a younger ledger: a topic with 50,000 entries/s would
     otherwise change its record each second."""
     degraded_age_s_min: float = 30.0
-    """A younger ledger is not rolled because it is degraded: a bookie that is listed and does not
-    answer would otherwise cost a ledger at each look."""
+    """The log rolls a degraded ledger only at this age. Otherwise a bookie that is listed but does
+    not answer would cause a new ledger at each call of `tend`."""
     pending_bytes_max: int = 16 << 20
-    """While more bytes are queued and in flight, `wait_room` waits: 160 ms of 100 MB/s, which is
-    longer than a roll; three entries of the largest size."""
+    """`wait_room` waits while this many bytes are queued or in flight. 16 MiB are 160 ms at
+    100 MB/s, which is longer than a roll. They have space for three entries of the largest size."""
     auto_skip_non_recoverable_data: bool = False
-    """Whether subscriptions skip entries that are lost at all bookies. Otherwise they wait."""
+    """True: subscriptions skip entries that are lost at all bookies. False: they wait."""
     check_interval_s: float = 10.0
-    """How often `tend` is called: it looks at the age of the open ledger, and whether bookies are
-    back."""
+    """The time between two calls of `tend`."""
     retry_s_first: float = 0.05
     retry_s_max: float = 5.0
-    """The longest pause between attempts to close or create a ledger. Attempts continue; appends
-    wait in order."""
+    """The longest pause between attempts to close or create a ledger. The log does not give up, and
+    appends wait in order."""
 
 
 ENTRY_BYTES: Final = 256
@@ -150,14 +153,15 @@ class LogState(StrEnum):
 class _Watcher:
     callback: Callable[[], None]
     read_position: Callable[[], Position]
-    watchers: dict[_Watcher, None]  # all of the log
+    watchers: dict[_Watcher, None]  # all watchers of the log
 
     def end(self) -> None:
         self.watchers.pop(self, None)
 
 
 class Log:
-    """Made by `Log.open`, then started: appends wait for `start`."""
+    """The log of one topic. Make it with `Log.open`, then call `start`: appends queue until
+    then."""
 
     __slots__ = (
         "_appender",
@@ -222,14 +226,14 @@ class Log:
         self.on_failed: Callable[[Sequence[AppendRun], LogError], None] = _not_set
         self.on_ledger_closed: Callable[[], None] = _ignore  # one more ledger can be dropped
         self.on_head_dropped: Callable[[], None] = _ignore
-        # What may be dropped at the moment when `trim` is carried out; None: nothing.
+        # Returns the position through which `trim` may drop ledgers now; None: `trim` drops none.
         self.trimmable: Callable[[], Position | None] = lambda: None
         self.losses = Losses()
         self.quorum = quorum  # the quorum of new ledgers; None: that of this process
         self.protect: Callable[[Callable[[], None]], None] = _plainly  # runs a step of callbacks
         self.latency = LatencyHistogram()  # a broker's logs share one
         self.budget = PublishBudget()  # a broker's logs share one
-        self._held_bytes = 0  # the bytes that `budget` was told
+        self._held_bytes = 0  # the bytes of this log that `budget` counts
         self.config = config
         self._clock = clock
         self._cache = cache
@@ -249,19 +253,19 @@ class Log:
         wake = self._work.wake
         self._deletion = Deletion(owned_record, ledgers, wake)
         self._appender: Appender | None = None  # takes new appends; None: they queue
-        self._writing: Appender | None = None  # the ledger that is not closed, also a retired one
-        self._reported = -1  # its last entry that `on_appended` was told of
+        self._writing: Appender | None = None  # the ledger that is not closed: open or retired
+        self._reported = -1  # the last entry of this ledger that was reported to `on_appended`
         self._ledger_bytes = 0
         self._opened_s = 0.0
         self._size_factor = 1  # the factor of the open ledger, see record_limits.py
         self._newest = LedgerId(max(chain.newest, *owned_record.record.deleting, -1))
         self._drop_through = EARLIEST  # the position through which the caller wants ledgers dropped
-        self._trims = False  # the `trimmable` ledgers are to be dropped
+        self._trims = False  # True: `trim` was called, so `trimmable` ledgers are dropped
 
         self._closing = False
         self._terminating = False
-        self._stepped = Event()  # a step was made; each step gets a new event
-        # The reason why the log takes no more entries; None: it does.
+        self._stepped = Event()  # set after a step of `_settle`; each step has a new event
+        # The reason why the log takes no more entries; None: the log has not ended.
         self._ended: LogError | None = None
         self._room = Event()
         self._room.set()
@@ -288,8 +292,9 @@ class Log:
         """Take the topic over: raise the epoch, then fence and close its last ledger. See
         OwnedRecord.take for `incarnation`, `create`, `epoch_min`, `version_min` and `holds`.
 
-        No ledger is created before the first append. Raises LogFenced (another broker took it
-        meanwhile), LogUnavailable, LogDamaged, TopicFull, TopicDeleted, TopicNotFound.
+        No ledger is created before the first append. Raises NotOwner, LogFenced (another broker
+        took the topic meanwhile), LogUnavailable, LogDamaged, TopicFull, TopicDeleted,
+        TopicNotFound.
         """
         owned_record = await OwnedRecord.take(
             name,
@@ -333,10 +338,12 @@ class Log:
         the log, with `context`, in parts as large as the ledgers confirm them. If the log fails,
         `on_failed` gets the others.
 
-        `views` has those entries, by place, that are more than one plain message. The entries must
-        be copies, not views of a frame, and of sizes that a producer may send. `now` is the loop's
-        time. Raises LogFenced, LogClosed, LogUnavailable (the log failed permanently): nothing was
-        appended then, and nothing is reported.
+        `views` maps the place of an entry in the run to its view; an entry without a view must be
+        one plain message. The entries must be copies, not views of a frame, and of sizes that a
+        producer may send. `now` is the loop's time.
+
+        Raises TopicTerminated, LogClosed, or the error that ended the log: LogFenced,
+        LogUnavailable, LogDamaged, TopicFull. Then no entry was appended, and none is reported.
         """
         if self._ended is not None:
             raise self._ended
@@ -354,24 +361,25 @@ class Log:
             self._work.wake()
 
     def require_capacity(self) -> None:
-        """Raises TopicFull if the topic's record cannot list the ledger that appends need."""
+        """Raise TopicFull if appends need a new ledger and the topic's record has no space for
+        it."""
         if self._writing is None:
             require_ledger_capacity(self.name, len(self.chain.records))
 
     @property
     def has_room(self) -> bool:
-        """Whether `wait_room` would return at once."""
+        """True when `wait_room` would return at once."""
         return self._room.is_set() and (self._appender is None or self._appender.has_room)
 
     async def wait_room(self) -> None:
-        """Wait until less than `pending_bytes_max` is outstanding. Returns at once when the log has
-        ended; `append` then says why."""
+        """Wait until less than `pending_bytes_max` is outstanding and the open ledger has room.
+        Returns at once when the log has ended; `append` then raises the reason."""
         await self._room.wait()
         if self._appender is not None:
             await self._appender.wait_room()
 
     def _send(self, appender: Appender, now: float) -> None:
-        """Send what is queued, until the open ledger is full or has failed."""
+        """Send the queued entries, until the open ledger is full or has failed."""
         outstanding = self._outstanding
         entries_max = QUEUE_RUN_ENTRIES
         is_of_age = now - self._opened_s >= self.config.ledger_age_s_min * self._size_factor
@@ -404,7 +412,7 @@ class Log:
         return asyncio.get_running_loop().time() - self._opened_s
 
     def _retire(self) -> None:
-        """The open ledger takes no more; `_settle` closes it."""
+        """Send no more entries to the open ledger; `_settle` closes it."""
         self._appender = None
         self._work.wake()
 
@@ -416,7 +424,7 @@ class Log:
             self._retire()
 
     def _report(self, ledger: LedgerId, through: int) -> None:
-        """The entries up to `through` are in the log: report each once, in order."""
+        """Report the entries of `ledger` up to `through` as appended: each once, in order."""
         if through <= self._reported:
             return
         first_entry = self._reported + 1
@@ -465,14 +473,15 @@ class Log:
     # ---- the life of ledgers ---------------------------------------------------------------------
 
     def start(self, spawn: Spawn) -> None:
-        """Close, create and record ledgers from now on, in tasks of `spawn`. Operating errors are
-        reported, not raised. A task that is cancelled ends the log: what is outstanding is reported
-        as failed."""
+        """Close, create and record ledgers from now on, in tasks that `spawn` starts. Operating
+        errors are reported to `on_failed`, not raised. When such a task is cancelled, the log ends
+        and reports the outstanding entries as failed."""
         self._deletion.start(spawn)
         self._work.start(spawn)
 
     async def _settle(self) -> None:
-        """Do what there is to do."""
+        """Take steps until nothing is left to do. End the log after an error, or when it is
+        closing."""
         try:
             while self._ended is None and await self._step():
                 self._stepped.set()
@@ -487,7 +496,7 @@ class Log:
             raise
 
     async def _step(self) -> bool:
-        """Whatever is next. Returns False when there is nothing."""
+        """Take the next step. Returns False when nothing is left to do."""
         if self.owned_record.lost is not None:
             raise self.owned_record.lost
         if self._writing is not None and self._appender is None:
@@ -507,12 +516,12 @@ class Log:
         return True
 
     def tend(self) -> None:
-        """Roll the open ledger if it is too old, or if it is degraded and there are enough bookies
-        again. Called about every `check_interval_s`."""
+        """Roll the open ledger if it is too old, or if it is degraded and enough bookies are
+        available again. The broker calls this about every `check_interval_s`."""
         appender = self._appender
         if appender is None:
             return
-        # Up to 5 % longer, each ledger its own time, so that not all topics roll at once.
+        # Each ledger lives up to 5 % longer, by its own share, so that not all topics roll at once.
         age_s_max = self.config.ledger_age_s_max * (1 + appender.ledger * 40_503 % 1000 / 20_000)
         is_old = appender.appended >= 0 and self._age_s >= age_s_max
         if is_old or self._is_worth_moving(appender):
@@ -541,12 +550,13 @@ class Log:
                 "a ledger failed", topic=str(self.name), ledger=appender.ledger, error=error
             )
         if isinstance(appender.failure, LedgerRefused):
-            # The next ledger would be refused the same.
+            # The next ledger would be refused for the same reason.
             raise LogUnavailable(str(self.name), "appending", appender.failure)
         self.on_ledger_closed()
 
     async def _begin_ledger(self) -> None:
-        """The next ledger: created, recorded, and only then written to. Raises TopicFull."""
+        """Create the next ledger, list it in the record, and only then write to it. Raises
+        TopicFull."""
         require_ledger_capacity(self.name, len(self.chain.records))
         appender = await self._rolling.create(newer_than=self._newest)
         assert appender.ledger > self._newest, "positions would go backwards"
@@ -572,14 +582,14 @@ class Log:
         self._send(appender, self._opened_s)
 
     async def _record(self, *added: TopicLedger) -> None:
-        """Bring the chain, and a ledger that is added to it, into the topic's record."""
+        """Write the chain, and the ledgers that are `added` to it, into the topic's record."""
         chain = self.chain
         await self._rolling.record(
             lambda record: with_data_ledgers(record, (*chain.records, *added), chain.dropped)
         )
 
     def _end(self, error: LogError) -> None:
-        """Take nothing any more; what is outstanding has an unknown outcome."""
+        """End the log. The outstanding entries have an unknown outcome; `on_failed` gets them."""
         if self._ended is not None:
             return
         self._ended = error
@@ -600,10 +610,11 @@ class Log:
     # ---- dropping the head -----------------------------------------------------------------------
 
     def drop_through(self, position: Position) -> int:
-        """Drop the closed ledgers with no entry after `position`. Returns how many those are.
+        """Drop the closed ledgers with no entry after `position`. Returns their number.
 
         `_settle` lists them in the topic's record as being deleted. From then on they are no part
-        of the log. Then it deletes them. A crash before they are listed keeps them.
+        of the log. Then deletion.py deletes them. After a crash before they are listed, the log
+        still has them.
         """
         count = self.chain.droppable(position)
         if count > 0:
@@ -612,21 +623,22 @@ class Log:
         return count
 
     def trim(self) -> None:
-        """Drop the closed ledgers that are `trimmable`, as `drop_through` does. It is asked again
-        when the topic's record is written: a subscription may need the entries since."""
+        """Drop the closed ledgers that are `trimmable`, as `drop_through` does. The log calls
+        `trimmable` again when it writes the topic's record: a subscription may need the entries by
+        then."""
         self._trims = True
         if self._drop_count > 0:
             self._work.wake()
 
     async def wait_dropped(self, position: Position) -> None:
-        """Return when no closed ledger is left that `drop_through` should drop. Raises what ended
-        the log."""
+        """Wait until every closed ledger that ends at or before `position` is dropped. Raises the
+        error that ended the log."""
         await self._wait_for(lambda: self.chain.droppable(position) == 0)
 
     @property
     def _drop_count(self) -> int:
-        """How many ledgers to drop now: the record has room for this many that are being
-        deleted."""
+        """The number of ledgers to drop now. It is limited by DELETING_MAX, the number of ledgers
+        that the record may list as being deleted."""
         count = self._droppable
         room = DELETING_MAX - len(self.owned_record.record.deleting)
         return max(min(count, room), 0)
@@ -649,7 +661,7 @@ class Log:
 
         await self._rolling.record(drop)
         if self.owned_record.record.ledgers != left:
-            return  # a subscription needs them since
+            return  # a subscription needs these ledgers now
         dropped = self.chain.drop_head(count)
         for ledger in dropped:
             self._reader.forget(ledger)
@@ -662,8 +674,8 @@ class Log:
     # ---- rolling and terminating on request ------------------------------------------------------
 
     async def roll(self) -> Position:
-        """Close the open ledger if it has entries. Returns the last entry then: it is in a closed
-        ledger. Raises what ended the log."""
+        """Close the open ledger if it has entries. Returns the position of the last entry in a
+        closed ledger. Raises the error that ended the log."""
         rolled = self._writing
         if rolled is not None and (rolled.appended >= 0 or self._outstanding.queued > 0):
             if self._appender is rolled:
@@ -673,18 +685,20 @@ class Log:
 
     @property
     def terminated(self) -> Position | None:
-        """The final entry, EARLIEST if there is none; None: the log is not terminated."""
+        """The position of the final entry; EARLIEST: the log never had an entry; None: the log is
+        not terminated."""
         place = self.owned_record.record.terminated
         return None if place is None else Position(place.ledger, place.entry)
 
     @property
     def is_terminating(self) -> bool:
-        """Whether it takes no more entries, or soon will not."""
+        """True when the log is terminated or is being terminated."""
         return self._terminating or self.terminated is not None
 
     async def terminate(self) -> Position:
-        """Take no more appends, permanently. What was appended before is in the log on return.
-        Returns the last entry. Durable on return. Raises what ended the log."""
+        """Refuse all later appends, permanently. On return the earlier appends are in the log, and
+        the termination is durable. Returns the position of the last entry. Raises the error that
+        ended the log."""
         self._terminating = True
         self._work.wake()
         await self._wait_for(lambda: self.terminated is not None)
@@ -697,7 +711,8 @@ class Log:
         log.info("topic terminated", topic=str(self.name), last=str(self.chain.confirmed))
 
     async def _wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait until `_settle` has brought this about. Raises what ended the log."""
+        """Wait until a step of `_settle` makes `condition` true. Raises the error that ended the
+        log."""
         while not condition():
             if self._ended is not None:
                 raise self._ended
@@ -729,7 +744,7 @@ class Log:
 
     @property
     def last_index(self) -> int:
-        """Index of the last confirmed message; -1: there was none, ever."""
+        """Index of the last confirmed message; -1: the log never had one."""
         return self.chain.next_index - 1
 
     @property
@@ -739,7 +754,7 @@ class Log:
 
     @property
     def pending_appends(self) -> int:
-        """Entries that are not durable yet."""
+        """The number of entries that are not confirmed yet."""
         return self._outstanding.queued + self._outstanding.in_flight
 
     @property
@@ -749,8 +764,8 @@ class Log:
         return sum(part.length for part in self.chain.records) + self.open_bytes
 
     def ledger_sizes(self) -> list[tuple[int, int, int]]:
-        """Id, confirmed entries and bytes of each ledger, in order. The bytes of the open one
-        include what is in flight."""
+        """Id, confirmed entries and bytes of each ledger, in order. The bytes of the open ledger
+        include the entries in flight."""
         counts = self.chain.counts
         return [
             (it.ledger, counts[it.ledger], it.length if it.closed_ms else self._ledger_bytes)
@@ -763,14 +778,15 @@ class Log:
         return self.owned_record.record.properties
 
     async def set_property(self, key: str, value: str) -> None:
-        """Durable on return. Raises LogFenced, LogUnavailable, LogDamaged."""
+        """Set a property in the topic's record. Durable on return. Raises LogFenced,
+        LogUnavailable, LogDamaged, TopicFull."""
         await self.change_properties(lambda properties: {**properties, key: value})
 
     async def change_properties(
         self, change: Callable[[Mapping[str, str]], Mapping[str, str]]
     ) -> None:
-        """Durable on return. `change` may be asked again. Raises LogFenced, LogUnavailable,
-        LogDamaged."""
+        """Change the properties in the topic's record. Durable on return. `change` may be called
+        several times. Raises LogFenced, LogUnavailable, LogDamaged, TopicFull."""
         await self.owned_record.change(
             lambda record: replace(record, properties=change(record.properties))
         )
@@ -790,32 +806,34 @@ class Log:
     def watch(
         self, callback: Callable[[], None], *, read_position: Callable[[], Position]
     ) -> Callable[[], None]:
-        """Call back when `confirmed` has moved (once for many entries) and when the log has ended.
+        """Call `callback` when `confirmed` has moved (once for many entries), when ledgers were
+        dropped, and when the log has ended.
 
-        `read_position` says where the watcher reads next: entries are kept in the cache when they
-        are appended while some watcher is near the end. Returns the function that ends it.
+        `read_position` returns the position that the watcher reads next. While a watcher is near
+        the end, the log puts new entries into the cache. Returns the function that ends the watch.
         """
         watcher = _Watcher(callback, read_position, self._watchers)
         self._watchers[watcher] = None
         return watcher.end
 
     async def close(self) -> None:
-        """Take no more, wait for what is outstanding, close the ledger and record its end. It takes
-        as long as the bookies need: bound it by a timeout, and `abandon` the log when that has
-        passed."""
+        """Refuse further appends, wait for the outstanding entries, close the ledger and record its
+        end. This takes as long as the bookies need: use a timeout, and `abandon` the log when it
+        expires."""
         self._closing = True
         self._work.wake()
         await self._finished.wait()
 
     def abandon(self) -> None:
-        """End the log at once: what is outstanding is reported as failed, and the next owner
-        recovers the rest."""
+        """End the log at once. The outstanding entries are reported as failed, and the next owner
+        recovers the open ledger."""
         self._work.cancel()
         self._end(LogClosed(str(self.name)))
 
     @property
     def has_ended(self) -> bool:
-        """Whether the log takes no more entries."""
+        """True when the log was closed, abandoned or fenced, or has failed. A terminated log has
+        not ended."""
         return self._ended is not None
 
     @property
@@ -824,13 +842,14 @@ class Log:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is outstanding, and no ledger waits for its deletion."""
+        """True when no entry is outstanding, no step is left to do, and no ledger is being
+        deleted."""
         outstanding = self._outstanding.queued + self._outstanding.in_flight
         return outstanding == 0 and self._work.is_idle and self._deletion.is_idle
 
     @property
     def trouble(self) -> str:
-        """A text for people: what fails and is tried again. "": nothing fails."""
+        """A text for people: the operation that fails and is retried. "": no operation fails."""
         return self._rolling.trouble or (self._writing.trouble if self._writing else "")
 
     def describe(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Entries of one log that all bookies have lost, as far as subscriptions came across them."""
+"""The entries of one log that are lost at all bookies and that subscriptions have skipped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from magnetar.broker.log.chain import Chain
 
 RANGES_MAX: Final = 100
-"""Lost ranges that are kept for operators to read; the number of lost entries counts all."""
+"""The maximum number of ranges that are kept for operators. `Losses.entries` also counts the
+entries of older ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,11 @@ class Losses:
 
     @property
     def ranges(self) -> list[LostRange]:
-        """The newest ones."""
+        """The newest skipped ranges, at most RANGES_MAX, oldest first."""
         return list(self._ranges)
 
     def note(self, lost: LostRange) -> bool:
-        """Returns whether it is news."""
+        """Add a range. Returns False if it is known already."""
         if lost in self._ranges:
             return False
         self.entries += lost.last - lost.first + 1
@@ -54,12 +55,12 @@ class Losses:
 
 
 def lost_by(error: ReadFailed, chain: Chain) -> LostRange | None:
-    """The range that is lost permanently if a read failed in this way. None: nothing is lost, or
-    the entries may come back.
+    """The range that is permanently lost, from the error of a read. None: nothing is lost, or the
+    entries may come back.
 
-    Lost is the rest of a ledger whose metadata is gone, and an entry of which every replica said
-    definitely that it does not have it. A bookie that does not answer may still have the entry. A
-    ledger that the log has dropped meanwhile is no loss.
+    Two things count as lost: the rest of a ledger whose metadata is gone, and an entry that every
+    replica definitely does not have. A bookie that does not answer may still have the entry. A
+    ledger that the log has dropped meanwhile does not count as lost.
     """
     position, count = Position(*error.position), chain.counts.get(error.position[0], 0)
     if not chain.is_closed(position.ledger):

@@ -9,8 +9,8 @@ does not list it and has a later epoch, or does not exist. While the record has 
 ledger, the ledger is kept: the next owner of the topic raises the epoch. A topic that is deleted
 and created again begins above the last epoch of the former one.
 
-A ledger younger than the grace period is kept in any case, and so is one whose metadata does not
-say what it is.
+The rule always keeps a ledger that is younger than the grace period, and a ledger whose metadata
+does not name its topic, kind and epoch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS: Final = frozenset({"data", "cursor", "delayed"})
 
 
 class Verdict(Enum):
-    """The reason why a ledger is kept, or ORPHAN: it is not kept."""
+    """ORPHAN, or the reason why a ledger is kept."""
 
     ORPHAN = "no record lists it, and its creator cannot list it any more"
     LISTED = "its topic lists it"
@@ -56,7 +56,8 @@ def custom_of(topic: str, *, kind: str, epoch: int) -> dict[str, bytes]:
 
 
 def origin_of(custom: Mapping[str, bytes]) -> Origin | None:
-    """None: the ledger is no topic's, or of a kind that is not known here."""
+    """Parse a ledger's custom metadata. None: the metadata names no topic, or a kind of ledger that
+    is not in KINDS."""
     try:
         kind, epoch = custom["kind"].decode(), int(custom["epoch"])
         topic = TopicName.parse(custom["topic"].decode())
@@ -73,7 +74,8 @@ def judge(
     now_ms: int,
     grace_ms: int,
 ) -> Verdict:
-    """`record` is the topic's, read after `metadata`; None: the topic does not exist."""
+    """Decide whether a ledger is an orphan. `record`: the topic's record, read after `metadata`;
+    None: the topic does not exist."""
     if origin is None:
         return Verdict.UNKNOWN
     if now_ms - metadata.created_ms < grace_ms:

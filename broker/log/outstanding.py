@@ -34,14 +34,14 @@ class AppendRun:
 
     context: object
     entries: Sequence[bytes]  # the entries as the producer sent them
-    views: Mapping[int, EntryView]  # keyed by place; an entry without one holds one message
+    views: Mapping[int, EntryView]  # keyed by place; an entry without a view holds one message
     prefixes: list[bytes]  # the broker's part, in front of each entry
     first_index: int  # the index of the first message
     indexes: Sequence[int]  # the index of the last message of each entry
     timestamp_ms: int
     size: int  # the size of entries and prefixes
     sent: int = 0  # number of entries that were sent to a ledger
-    confirmed: int = 0  # number of these that are in the log
+    confirmed: int = 0  # number of the sent entries that are in the log
 
     def size_of(self, start: int, stop: int) -> int:
         """Bytes of the entries at these places, with their prefixes."""
@@ -62,7 +62,7 @@ class Appended:
     start: int  # the places of these entries in the run
     stop: int
     ledger: int
-    first_entry: int  # entry id of the one at `start`
+    first_entry: int  # id of the entry at place `start`
     messages: int
     bytes: int  # the size of the entries as the producer sent them
 
@@ -91,7 +91,7 @@ class Outstanding:
     )
 
     def __init__(self, *, next_index: int, timestamp_ms: int = 0) -> None:
-        """`timestamp_ms`: of the last entry in the log; 0: there is none."""
+        """`timestamp_ms`: the broker's time of the last entry in the log; 0: there is no entry."""
         self.bytes = 0
         self.queued = 0  # entries that wait for a ledger
         self.in_flight = 0  # entries in the ledger that is not closed
@@ -135,8 +135,8 @@ class Outstanding:
         return run.indexes[run.sent - 1] + 1 if run.sent > 0 else run.first_index
 
     def unsent(self, *, entries_max: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
-        """The first queued entries, each as prefix and data: at most `entries_max`, up to the one
-        that reaches `bytes_max`. The first is returned even if it is larger."""
+        """The first queued entries, each as prefix and data: at most `entries_max`, up to the entry
+        that reaches `bytes_max`. The first entry is returned even if it is larger."""
         run = self._queue[0]
         is_alone = len(self._queue) == 1 and run.sent == 0
         if is_alone and len(run.entries) <= entries_max and run.size < bytes_max:
@@ -154,7 +154,7 @@ class Outstanding:
         return found
 
     def on_sent(self, count: int) -> int:
-        """The first `count` queued entries were sent to the open ledger. Returns their bytes."""
+        """The first `count` queued entries were sent to the open ledger. Returns their size."""
         self.queued -= count
         self.in_flight += count
         size = 0

@@ -1,15 +1,18 @@
-"""The topic's record while this broker owns the topic, and what guards its changes.
+"""The topic's record while this broker owns the topic, and the checks that guard its changes.
 
-Taking a topic over bumps the epoch in its record. Each later change is a compare-and-set that
-checks this epoch, so the changes of a stale owner fail. The *incarnation* is drawn when a topic is
-created, and checked beside the epoch: a topic that was deleted and created again may have the same
-epoch. Finding another owner's epoch, another incarnation, or a record that is being deleted ends
-the ownership for good (LogFenced). A change under our own epoch by another process (for example an
-administrator's properties) does not: our change is made again on top of it.
+To take a topic over, a broker bumps the epoch in its record. Each later change is a compare-and-set
+that checks this epoch, so the changes of a stale owner fail. The *incarnation* is drawn when a
+topic is created. Each change also checks the incarnation: a topic that was deleted and created
+again may have the same epoch.
 
-One write of the record is in flight at a time. The changes that are asked for meanwhile are made
-together by the next write, in FIFO order: at once they would race each other, and each lost race
-costs a whole record."""
+The ownership ends permanently (LogFenced) when the broker finds another owner's epoch, another
+incarnation, or a record that is deleted. It does not end when another process changes the record
+under our own epoch (for example an administrator's properties): the broker makes its change again
+on top of that change.
+
+One write of the record is in flight at a time. The next write makes all changes that were requested
+meanwhile, in FIFO order. Concurrent writes would race each other, and each lost race costs one
+write of the whole record."""
 
 from __future__ import annotations
 
@@ -41,8 +44,8 @@ if TYPE_CHECKING:
     from magnetar.protos.names import TopicName
 
 METADATA_TIMEOUT_S: Final = 10.0
-"""Time limit of one change: as long as a session may be away by default. Callers decide whether to
-continue."""
+"""Time limit of one change: the default timeout of a ZooKeeper session. After it the caller decides
+whether to try again."""
 
 
 def _always() -> bool:
@@ -50,12 +53,13 @@ def _always() -> bool:
 
 
 CHANGES_MAX: Final = 50
-"""Changes made by one write. A change costs up to 0.3 ms in one step of the loop, with 1,000
-subscriptions."""
+"""The maximum number of changes made by one write. With 1,000 subscriptions, each change blocks the
+event loop for up to 0.3 ms."""
 
 VERSIONS_PASSED_MAX: Final = 1_000
-"""To pass this many versions takes some seconds. If the deleted record was changed more often, a
-stale owner could still do harm, but only after the new record was changed as often."""
+"""The maximum number of versions that a new record passes, which takes some seconds. If the deleted
+record was changed more often, a stale owner's write could still succeed, but only after the new
+record was changed as often."""
 
 
 class _Change:
@@ -66,7 +70,7 @@ class _Change:
     def __init__(self, make: Callable[[TopicRecord], TopicRecord]) -> None:
         self.make = make
         self.is_done = False
-        self.error: Exception | None = None  # None: it is not done, or it was made
+        self.error: Exception | None = None  # None: the change is not done, or was made
 
 
 class OwnedRecord:
@@ -95,9 +99,7 @@ class OwnedRecord:
         self._version = taken.version
         # Decoding takes 8 ms for a record of 1,000 ledgers: values that are known are not decoded.
         self._value = taken.value  # the encoded value of `record`
-        self.record = (
-            record  # the stored record, as far as this owner knows; only this owner may change it
-        )
+        self.record = record  # the stored record as this owner last saw it
         self.epoch = self.record.epoch
         self.incarnation = self.record.incarnation
         self.lost: LogFenced | None = None  # None: as far as this broker knows, it owns the topic
@@ -105,7 +107,7 @@ class OwnedRecord:
         self._watchers: list[Callable[[], None]] = []
         self._turn: asyncio.Lock | None = None  # held during a write; None: no change waits
         self._waiting: list[_Change] = []  # changes that wait for their turn
-        self.on_listed: Callable[[], None] = _ignore  # ledgers are listed as being deleted
+        self.on_listed: Callable[[], None] = _ignore  # more ledgers are listed as being deleted
 
     @classmethod
     async def take(
@@ -119,14 +121,17 @@ class OwnedRecord:
         version_min: int = -1,
         holds: Callable[[], bool] = _always,
     ) -> OwnedRecord:
-        """Bump the epoch. A topic that has no record gets one if `create`, with this `incarnation`
-        and an epoch above `epoch_min`. A record without an incarnation gets this one: it was
-        written by an earlier version of Magnetar. A record that is created ends above `version_min`
-        (see `_pass_version`). `holds` tells whether this broker still owns the
-        topic's bundle: otherwise the next owner would be fenced.
+        """Take the topic over: bump the epoch in its record.
 
-        Raises NotOwner, LogUnavailable, LogDamaged, TopicFull, TopicDeleted (it is being deleted),
-        TopicNotFound (only if not `create`).
+        A topic without a record gets one if `create`, with this `incarnation` and an epoch above
+        `epoch_min`. A record without an incarnation gets this one: an earlier version of Magnetar
+        wrote that record. With `create`, the record's version is above `version_min` on return (see
+        `_pass_version`). `holds` returns False when this broker no longer owns the topic's bundle:
+        then the epoch stays, because a bump would fence the next owner.
+
+        Raises NotOwner (`holds` returned False), LogFenced (another broker took the topic
+        meanwhile), LogUnavailable, LogDamaged, TopicFull, TopicDeleted (the topic is being
+        deleted), TopicNotFound (only if not `create`).
         """
 
         bumped: tuple[bytes, TopicRecord] | None = None
@@ -159,7 +164,8 @@ class OwnedRecord:
         return cls(name, store, taken, bumped[1] if ours else decode_topic(taken.value))
 
     async def change(self, change: Callable[[TopicRecord], TopicRecord]) -> None:
-        """Change the record. `change` may be asked again and must know its own work.
+        """Change the record. `change` may be called again with a record that it has changed
+        already; it must then return an equal record.
 
         Raises LogFenced when the topic is no longer ours, LogUnavailable (the change may or may not
         have been made; making it again is safe), LogDamaged, TopicFull (it was not made).
@@ -183,7 +189,8 @@ class OwnedRecord:
             raise ours.error
 
     async def _write(self, changes: Sequence[_Change]) -> None:
-        """Make the first of those that wait. They keep waiting if this is cancelled."""
+        """Make `changes`, the first of the changes that wait. If this is cancelled, they still
+        wait."""
         try:
             await self._make(changes)
         except TopicFull as error:
@@ -199,7 +206,7 @@ class OwnedRecord:
         self._waiting = [each for each in self._waiting if not each.is_done]
 
     async def _make(self, changes: Sequence[_Change]) -> None:
-        """Raises what fails all of them."""
+        """Make all of `changes` in one write. Raises an error that applies to all of them."""
         if self.lost is not None:
             raise self.lost
         written: tuple[bytes, TopicRecord] | None = None  # None: there was nothing to change
@@ -230,7 +237,7 @@ class OwnedRecord:
                 self.on_listed()
 
     def _require_ours(self, record: TopicRecord) -> None:
-        """Raises LogFenced."""
+        """Raise LogFenced if `record` is deleted or belongs to another owner."""
         if record.deleted:
             self._successor = record
             raise self.lose("it was deleted")
@@ -241,7 +248,8 @@ class OwnedRecord:
             raise self.lose(f"epoch {record.epoch} has begun, ours was {self.epoch}")
 
     def _changed(self, record: TopicRecord, change: _Change) -> TopicRecord:
-        """The record with one more change, unless the change refuses: then its caller is told."""
+        """The record with one more change. If the change raises an error, its caller gets the
+        error, and the record stays as it was."""
         change.error = None
         try:
             if record.deleted:  # an earlier change deleted it
@@ -255,8 +263,8 @@ class OwnedRecord:
         return self.record if value == self._value else decode_topic(value)
 
     async def verify(self) -> None:
-        """Make sure that the topic is still ours, at some moment after this call. Raises LogFenced,
-        LogUnavailable, LogDamaged."""
+        """Check that this broker owns the topic at some moment after the call began. Raises
+        LogFenced, LogUnavailable, LogDamaged."""
         try:
             await self._store.sync(topic_path(self.name))
         except MetadataError as error:
@@ -264,7 +272,7 @@ class OwnedRecord:
         await self.change(lambda record: record)
 
     def lose(self, why: str) -> LogFenced:
-        """The topic is no longer ours. Returns the error to raise."""
+        """End the ownership: the topic is no longer ours. Returns the error to raise."""
         if self.lost is None:
             self.lost = LogFenced(str(self.name), why)
             for watcher in tuple(self._watchers):
@@ -272,8 +280,9 @@ class OwnedRecord:
         return self.lost
 
     def may_be_recorded(self, ledger: LedgerId) -> bool:
-        """Whether the record may list this ledger: a change of ours whose reply was lost may have
-        been made just before the topic was taken over, and then the ledger is the new owner's."""
+        """Return whether the record may list this ledger. A change of ours whose reply was lost may
+        have been made just before another broker took the topic over. The ledger then belongs to
+        the new owner."""
         record = self._successor
         if record is None:
             return True
@@ -281,11 +290,12 @@ class OwnedRecord:
         return ledger in listed or ledger in (*record.cursor_ledgers, *record.delayed_ledgers)
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Called once when the ownership is lost."""
+        """Call `callback` once, when the ownership is lost."""
         self._watchers.append(callback)
 
     async def forget(self, deleted: Collection[LedgerId]) -> None:
-        """Take deleted ledgers from the list. Raises what `change` raises."""
+        """Remove deleted ledgers from the list of ledgers that are being deleted. Raises the same
+        errors as `change`."""
         await self.change(lambda record: _without_deleted(record, deleted))
 
 
@@ -294,8 +304,8 @@ def topic_path(name: TopicName) -> str:
 
 
 def dropping(record: TopicRecord, ledgers: Collection[LedgerId]) -> TopicRecord:
-    """The record with these ledgers waiting for their deletion; they are in no list of it any
-    more."""
+    """The record that lists these ledgers as being deleted. The caller has removed them from all
+    other lists of the record."""
     listed = set(record.deleting)
     more = tuple(ledger for ledger in ledgers if ledger not in listed)
     return replace(record, deleting=record.deleting + more)
@@ -312,22 +322,24 @@ def _ignore() -> None:
 
 
 async def _try_create(name: TopicName, store: MetadataStore, value: bytes) -> Versioned | None:
-    """One write without a read before it. None: there is a record, or the outcome is unknown."""
+    """Create the record in one write, without a read before. None: the topic has a record, or the
+    outcome is unknown."""
     try:
         async with asyncio.timeout(METADATA_TIMEOUT_S):
             return Versioned(value, await store.put(topic_path(name), value, expected=ABSENT))
     except (MetadataError, TimeoutError):
-        return None  # `_update` reads the record, and reports what is wrong
+        return None  # `_update` reads the record, and raises the error
 
 
 async def _pass_version(
     name: TopicName, store: MetadataStore, taken: Versioned, version_min: int
 ) -> Versioned:
-    """Write the new record until its version is above that of a deleted topic of the same name.
-    Versions begin at 0 again when a record is created again: a stale owner that has read the
-    deleted topic's record, and was stopped before its write, would otherwise write over the new
-    record. If it does so before this ends, the new record is restored: nothing depends on it
-    yet."""
+    """Write the new record until its version is above that of the deleted topic's record.
+
+    Versions begin at 0 again when a record is created again. A stale owner may have read the
+    deleted topic's record and not written it yet. Without the higher version, its write could
+    replace the new record. If the stale owner writes before this function ends, the function writes
+    the new record again: nothing depends on the record yet."""
     if taken.version > version_min:
         return taken
     ours = decode_topic(taken.value)

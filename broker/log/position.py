@@ -25,6 +25,7 @@ LATEST: Final = Position((1 << 63) - 1, (1 << 63) - 1)
 
 
 def run_of_positions(ledger: int, first: int, last: int) -> list[Position]:
-    """Positions of consecutive entries. A third of the time that calling the class takes."""
+    """Positions of the entries first..last, both ends included. This takes a third of the time of
+    calling the class for each."""
     new = tuple.__new__
     return [new(Position, (ledger, entry)) for entry in range(first, last + 1)]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from magnetar.broker.log.ledgers import Appender, LedgerStore, ReadEntry, Reader
 
 READERS_MAX: Final = 16
-"""Closed ledgers of one log whose metadata is kept in memory. If more subscriptions read different
-old ledgers, a read of a ledger that is not kept reads its metadata first."""
+"""The maximum number of closed ledgers of one log whose readers are kept in memory. If
+subscriptions read more old ledgers, a read of a further ledger reads its metadata first."""
 
 
 class LogReader:
@@ -51,7 +51,7 @@ class LogReader:
             del self._readers[next(iter(self._readers))]
 
     def forget(self, ledger: int) -> None:
-        """The ledger was dropped."""
+        """Forget the reader of a ledger that was dropped."""
         self._readers.pop(ledger, None)
 
     async def read(self, first: Position, *, entries_max: int, bytes_max: int) -> list[StoredEntry]:

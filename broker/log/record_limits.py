@@ -1,8 +1,8 @@
 """The size limits of the parts of a topic's record.
 
 The metadata store takes records of at most 1,000 KiB. Each part of the record that grows has a
-bound of its own below that: many subscriptions do not stop the writers, and many ledgers do not
-stop the subscribers. Changes that must not fail always fit: the next owner's epoch, the end of a
+limit of its own below that. So many subscriptions do not stop producers, and many ledgers do not
+stop new subscriptions. Changes that must not fail always fit: the next owner's epoch, the end of a
 ledger, cursors. A full topic can be read; a request that would make its record larger raises
 TopicFull.
 """
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from magnetar.protos.names import TopicName
 
 LEDGERS_MAX: Final = 10_000
-"""Ledgers of a topic. Each takes at most 58 bytes (five numbers of ten bytes, their tags, a
-header): 566 KiB in all. With `ledger_size_factor`, a topic that always rolls as early as possible
-reaches the limit after two years, or 100 TiB."""
+"""The maximum number of ledgers of a topic. Each takes at most 58 bytes (five numbers of ten bytes,
+their tags, a header): 566 KiB in all. With `ledger_size_factor`, a topic that always rolls as early
+as possible reaches the limit after two years, or 100 TiB."""
 
 DELETING_MAX: Final = 5_000
-"""Ledgers that wait for their deletion: at most 10 bytes each. The log drops no more of its head
-while this many wait."""
+"""The maximum number of ledgers that wait for their deletion, at most 10 bytes each. While this
+many wait, the log drops no further ledgers."""
 
 SUBSCRIPTIONS_BYTES_MAX: Final = 300 << 10
-"""The names, properties and initial states of the subscriptions: 3,000 subscriptions of 100 bytes.
-Together with LEDGERS_MAX, DELETING_MAX and `CursorConfig.inline_bytes_max` a record has 980 KiB.
-Notes of Spark's sinks, which are properties, take at most 10 KiB more
-(`broker/session/batch_notes.py`)."""
+"""The maximum size of the names, properties and initial states of the subscriptions: 3,000
+subscriptions of 100 bytes. With LEDGERS_MAX, DELETING_MAX and `CursorConfig.inline_bytes_max`, a
+record has at most 980 KiB. The notes of Spark's sinks, which are properties of the record, take at
+most 10 KiB more (`broker/session/batch_notes.py`)."""
 
 LEDGERS_PER_STEP: Final = 500
 """Each time a topic's record gets this many more ledgers, the topic's next ledgers may be
@@ -47,7 +47,7 @@ def ledger_size_factor(ledgers: int) -> int:
 
 
 def require_ledger_capacity(name: TopicName, ledgers: int) -> None:
-    """Raises TopicFull if the record may not list one more."""
+    """Raise TopicFull if the record may not list one more ledger."""
     if ledgers >= LEDGERS_MAX:
         raise TopicFull(str(name), f"it has {ledgers} ledgers, which is the limit")
 
@@ -67,9 +67,9 @@ def with_subscription(
 
 
 def _size_at_most(subscriptions: Mapping[str, SubscriptionRecord]) -> int:
-    """The most bytes that the subscriptions can have when encoded. For 1,000 of them this takes a
-    tenth of the time of encoding. A character has up to four bytes, and each field a tag and a
-    length."""
+    """An upper bound for the encoded size of the subscriptions, in bytes. For 1,000 subscriptions
+    this takes a tenth of the time of encoding them. A character has up to four bytes, and each
+    field a tag and a length."""
     size = 0
     for name, record in subscriptions.items():
         size += 4 * len(name) + len(record.inline) + len(record.unknown) + 32

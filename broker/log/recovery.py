@@ -1,8 +1,8 @@
-"""A new owner's work on the ledgers that it finds: close the last one, learn where the log ends.
+"""Recovers the ledgers of a topic for its new owner: closes the last one and finds the log's end.
 
-The epoch was raised before, so the previous owner can add no ledger. Recovering the last ledger
-fences its writer, so the previous owner can add no entry. From then on the ledgers do not change
-until this broker appends.
+The new owner has raised the epoch before, so the previous owner can add no ledger. Recovering the
+last ledger fences its writer, so the previous owner can add no entry. From then on the ledgers do
+not change until this broker appends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class RecoveredLog:
 
 
 async def recover_log(owned: OwnedRecord, ledgers: LedgerStore, clock: Clock) -> RecoveredLog:
-    """Recovery writes only when it closes ledgers. Raises LogFenced, LogUnavailable, LogDamaged."""
+    """Close the open ledger and read the last entry. Writes only to close a ledger. Raises
+    LogFenced, LogUnavailable, LogDamaged."""
     found: list[TopicLedger] = []
     dropped = owned.record.dropped
     next_index = 0 if dropped is None else dropped.next_index
@@ -72,14 +73,15 @@ async def recover_ledger(
 
 
 async def _missing(owned: OwnedRecord, ledger: LedgerId) -> LogDamaged:
-    """A ledger that the topic's next owner has dropped is not an error. Raises LogFenced,
-    LogUnavailable; else returns the error to raise."""
+    """Return the error for a ledger that does not exist. Raises LogFenced if another broker owns
+    the topic now, because that broker may have dropped the ledger. Also raises LogUnavailable,
+    LogDamaged."""
     await owned.verify()
     return LogDamaged(str(owned.name), ledger, "it does not exist")
 
 
 async def _last_entry(owned: OwnedRecord, ledgers: LedgerStore, last: TopicLedger) -> StoredEntry:
-    """The last entry of the last ledger: the index and the time of the next one follow from it."""
+    """Read the last entry of the last ledger. The next entry's index and time follow from it."""
     position = Position(last.ledger, last.entries - 1)
     try:
         metadata = await ledgers.metadata(last.ledger)

@@ -1,7 +1,7 @@
-"""Creating, closing and recording a log's ledgers, while bookies and metadata may be away.
+"""Creates, closes and records a log's ledgers, also while bookies or the metadata store fail.
 
-Attempts continue with a back-off, because the entries that wait keep their order only if none of
-them is given up. An attempt ends with an answer: done, or the topic has another owner (LogFenced).
+Calls retry with a back-off until they succeed, or until the topic has another owner (LogFenced).
+They do not give up: the waiting entries keep their order only if the log drops none of them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ T = TypeVar("T")
 
 
 class Rolling:
-    """`kind`, the topic and its epoch go into the ledgers' own metadata, where they tell whether a
-    ledger is an orphan (orphans.py). `quorum` is asked for each new ledger."""
+    """`kind`, the topic and its epoch are stored in the metadata of each ledger; orphans.py decides
+    by them whether a ledger is an orphan. `quorum` is called for each new ledger."""
 
     __slots__ = ("_kind", "_ledgers", "_owned_record", "_quorum", "_retry_s", "trouble")
 
@@ -77,12 +77,13 @@ class Rolling:
                 await self._pause(next(delays), "creating a ledger", error)
 
     async def close(self, appender: Appender) -> LedgerMetadata:
-        """Close the ledger, or recover it where that fails: either way its end is known then.
+        """Close the ledger, or recover it if the close fails. Returns the metadata of the closed
+        ledger.
 
-        A fenced ledger does not yet mean that the topic is lost (a repair may fence as its last
-        resort): the topic's record decides. Raises LogFenced, and LogUnavailable for a fenced
-        ledger while the record cannot be read: most likely another broker has the topic, and only
-        clients that are sent away will find it.
+        A fenced ledger does not prove that this broker has lost the topic (a repair may fence as
+        its last resort): the topic's record decides. Raises LogFenced, LogDamaged. Raises
+        LogUnavailable if the ledger is fenced and the record cannot be read: another broker
+        probably owns the topic, and clients look for it only after this broker has ended the log.
         """
         delays = self.delays()
         while True:
@@ -127,8 +128,8 @@ class Rolling:
             log.warning("an orphan ledger remains", ledger=appender.ledger, error=str(error))
 
     def delays(self) -> Iterator[float]:
-        # Every topic draws its own delays: after an outage not all come back at once. A generator
-        # of random numbers takes 2.5 KB, so it is made at the first failure.
+        # Every topic draws its own delays, so that not all retry at once after an outage. A
+        # generator of random numbers takes 2.5 KB, so it is made at the first failure.
         record = self._owned_record
         chance = random.Random(f"{record.name} {record.epoch} {self._kind}")
         yield from Backoff(*self._retry_s, chance).delays()
@@ -151,8 +152,8 @@ class Rolling:
 def with_data_ledgers(
     record: TopicRecord, ledgers: tuple[TopicLedger, ...], head: DroppedHead | None
 ) -> TopicRecord:
-    """The record with this list of data ledgers after the dropped head; the ledgers that are no
-    longer in the list are to be deleted."""
+    """The record with this list of data ledgers after the dropped head. It lists the ledgers that
+    are no longer in the list as being deleted."""
     kept = {part.ledger for part in ledgers}
     gone = [part.ledger for part in record.ledgers if part.ledger not in kept]
     return dropping(replace(record, ledgers=ledgers, dropped=head), gone)

@@ -1,9 +1,9 @@
 """Finds orphaned ledgers and deletes them (orphans.py has the rule).
 
-A sweep walks over the metadata of all ledgers, a page at a time, at a bounded pace. For each ledger
-it reads the metadata first and the record of its topic then. A record that was read before is good
-enough to keep a ledger. Before a ledger is called an orphan, the record is read again, after a sync
-with the metadata store: a delayed copy of the record could hide that the topic lists the ledger.
+A sweep reads the metadata of all ledgers, a page at a time, at a bounded rate. For each ledger it
+reads first the ledger's metadata, then the record of its topic. To keep a ledger, the sweep may use
+a record that it read earlier. Before it calls a ledger an orphan, it reads the record again, after
+a sync with the metadata store: an old copy of the record may not list the ledger yet.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LEDGERS_PER_PAGE: Final = 1_000
-"""Ledgers of one page, which takes some seconds: a request of an administrator gets its answer in
-time."""
+"""The number of ledgers of a page. A page takes some seconds, so an administrator's request gets
+its answer in time."""
 
 PAUSE_S: Final = 0.002
 """The pause after each ledger: at most 500 reads a second, a small part of what the metadata store
 takes."""
 
 RECORDS_MAX: Final = 100
-"""Records of topics at hand during a page: at most 100 MB, usually 100 KB."""
+"""The maximum number of topics' records that are kept during a page: at most 100 MB, usually
+100 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class OrphanSweep:
         grace_s: float,
         ids: Callable[[int], AsyncIterator[LedgerId]] | None = None,
     ) -> None:
-        """`ids` gives the ledgers after an id; None: all that the metadata store has."""
+        """`ids` yields the ledgers after an id; None: all ledgers of the metadata store."""
         self._store = store
         self._ledgers = ledgers
         self._clock = clock
@@ -114,7 +115,7 @@ class OrphanSweep:
         return Page(examined, kept, orphans, deleted, unreadable, next_after)
 
     async def delete_all(self) -> int:
-        """Sweep over all ledgers. Returns how many orphans were deleted. Raises MetadataError,
+        """Sweep over all ledgers. Returns the number of deleted orphans. Raises MetadataError,
         LedgerError."""
         deleted, after = 0, -1
         while True:
@@ -125,7 +126,7 @@ class OrphanSweep:
             after = page.next_after
 
     async def run(self, period_s: float, *, is_chosen: Callable[[], bool]) -> None:
-        """Sweep in each period while `is_chosen`, until cancelled."""
+        """Sweep once in each period in which `is_chosen` returns True. Runs until cancelled."""
         while True:
             await asyncio.sleep(period_s)
             if not is_chosen():

@@ -6,15 +6,17 @@ Theory of operation. Four steps, each of which may be repeated:
     2. One compare-and-set of the topic's record says `deleted` and lists all ledgers, of data and
        of cursors, as being deleted. The topic is deleted from now on: every owner that reads the
        record is fenced, and no broker opens the topic.
-    3. The ledgers, the topic's own policies and its schema are deleted.
-    4. The record is deleted, if it is still that of the deleted topic (`incarnation`).
+    3. The broker deletes the ledgers, the topic's own policies and its schema.
+    4. The broker deletes the record, if it is still that of the deleted topic (`incarnation`).
 
 The tombstone stays until all other brokers that were registered at the deletion have ended. It has
-three uses. A new topic of the same name begins above the old epochs, so that a stale owner
-that knows nothing of incarnations (an earlier version of Magnetar) is fenced, too. It begins above
-the version of the removed record, so that a write which a stale owner began before the deletion
-fails. And the tombstone names the producers and consumers that were connected: when they reconnect,
-they do not create the topic again.
+three uses:
+    - The epochs of a new topic of the same name begin above the old epochs. This also fences a
+      stale owner that does not know incarnations (an earlier version of Magnetar).
+    - The versions of the new topic's record begin above those of the removed record. So a write
+      that a stale owner began before the deletion fails.
+    - The tombstone names the producers and consumers that were connected. When these reconnect,
+      they do not create the topic again.
 """
 
 from __future__ import annotations
@@ -53,15 +55,15 @@ LEDGERS_PER_PASS: Final = 100
 deletions."""
 
 CLIENTS_MAX: Final = 1_000
-"""Names of connected clients that a tombstone keeps: about 60 KB. Clients beyond it may create the
-topic again when they reconnect over another connection."""
+"""The maximum number of connected clients that a tombstone names: about 60 KB. Further clients may
+create the topic again when they reconnect over another connection."""
 
 RETURN_S_MAX: Final = 600.0
 """The time for which a tombstone keeps reconnecting clients from creating the topic again: ten
 times the longest pause between two attempts of Pulsar's clients."""
 
 STALLED_S: Final = 30.0
-"""The sweeper finishes a deletion that began earlier than this."""
+"""The age of a deletion from which the sweeper finishes it."""
 
 TOMBSTONE_S_MAX: Final = 86_400.0
 """The sweeper removes a tombstone after a day even if brokers of its time still run. Tombstones
@@ -69,7 +71,7 @@ must not accumulate, and the incarnation is enough to fence stale owners."""
 
 
 class TopicDeletions:
-    """How this broker deletes topics and finishes the deletions of others. Calls raise
+    """Deletes topics, and finishes the deletions that other brokers have begun. Calls raise
     MetadataError, LedgerError and InvalidRecord: the sweeper then finishes the deletion later."""
 
     def __init__(self, store: MetadataStore, ledgers: LedgerStore, clock: Clock) -> None:
@@ -80,8 +82,9 @@ class TopicDeletions:
     async def delete(
         self, owned: OwnedRecord, *, brokers: Mapping[str, str], clients: frozenset[str]
     ) -> None:
-        """Delete a topic that this broker owns. `brokers`: the other ones that are registered, with
-        their incarnations. Raises LogFenced, LogUnavailable, LogDamaged, TopicFull, too."""
+        """Delete a topic that this broker owns. `brokers`: the other registered brokers, with their
+        incarnations. `clients`: the connected producers and consumers (see `client_key`). Also
+        raises LogFenced, LogUnavailable, LogDamaged, TopicFull."""
         await self._bury(owned.name, owned.record, brokers, clients)
         try:
             await owned.change(deleted)
@@ -92,8 +95,8 @@ class TopicDeletions:
     async def delete_unopened(
         self, name: TopicName, *, incarnation: str, brokers: Mapping[str, str]
     ) -> None:
-        """Delete a topic that cannot be opened, because its ledgers are damaged. `incarnation`: for
-        a record that has none."""
+        """Delete a topic that cannot be opened, because its ledgers are damaged. A record without
+        an incarnation gets `incarnation`."""
         stored = await self._store.get(topic_path(name))
         if stored is None:
             return
@@ -115,8 +118,8 @@ class TopicDeletions:
         await self.finish(name)
 
     async def finish(self, name: TopicName) -> None:
-        """Finish the deletion of a topic whose record says that it is deleted. With any other
-        record, or without one, do nothing. Any broker may call this, also several at once."""
+        """Finish the deletion of a topic whose record says that it is deleted. Do nothing if the
+        record does not say so, or does not exist. Several brokers may call this at once."""
         stored = await self._store.get(topic_path(name))
         if stored is None:
             return
@@ -136,15 +139,15 @@ class TopicDeletions:
         log.info("topic deleted", topic=str(name), incarnation=record.incarnation)
 
     async def _delete_with(self, name: TopicName, record: TopicRecord, path: str) -> None:
-        """Delete the deleted topic's node at this path. If another broker has removed the record
-        meanwhile, it belongs to a topic that was created since."""
-        found = await self._store.get(path)  # before the record
+        """Delete the deleted topic's node at this path. Keep it if another broker has removed the
+        topic's record meanwhile: the node may then belong to a topic that was created since."""
+        found = await self._store.get(path)  # read before the record
         stored = await self._store.get(topic_path(name))
         if found is not None and stored is not None and _is_deleted(stored.value, record):
             await self._update(path, same_or_keep(found.value))
 
     async def _note_version(self, name: TopicName, record: TopicRecord) -> None:
-        """Keep the last version of the record that is about to be removed."""
+        """Write the version of the record, which is about to be removed, into the tombstone."""
         stored = await self._store.get(topic_path(name))
         if stored is None or not _is_deleted(stored.value, record):
             return
@@ -164,13 +167,14 @@ class TopicDeletions:
         return None if stored is None else decode_tombstone(stored.value)
 
     def refuses(self, tombstone: TopicTombstone, client: str, *, reconnects: bool) -> bool:
-        """Whether this client used the deleted topic, so that it must not create it again."""
+        """Return whether this client must not create the topic again, because it used the deleted
+        topic."""
         age_s = (self._clock.now_ms() - tombstone.deleted_ms) / 1_000
         return age_s < RETURN_S_MAX and (reconnects or client in tombstone.clients)
 
     async def sweep(self, brokers: Mapping[str, str]) -> None:
         """Finish the deletions that dead brokers have begun, and remove tombstones that are no
-        longer needed. `brokers`: those that are registered, with their incarnations."""
+        longer needed. `brokers`: all registered brokers, with their incarnations."""
         for child in await self._store.children(paths.DELETED_TOPICS):
             path = f"{paths.DELETED_TOPICS}/{child}"
             try:
@@ -240,7 +244,7 @@ class TopicDeletions:
 
 
 def same_or_keep(seen: bytes) -> Change:
-    """Delete the node in the version that was read, and no later one."""
+    """The change that deletes a node only if its value is still `seen`."""
     return lambda value: DELETE if value == seen else KEEP
 
 
@@ -267,7 +271,7 @@ def deleted(record: TopicRecord) -> TopicRecord:
 
 
 def _is_deleted(value: bytes | None, of: TopicRecord | TopicTombstone) -> bool:
-    """Whether this is the record of the same topic, and says that it is deleted."""
+    """Return whether `value` is the record of the topic `of` and says that it is deleted."""
     if value is None:
         return False
     record = decode_topic(value)

@@ -1,9 +1,9 @@
 """The choice of the ledgers at the head of a topic's log that are trimmed: pure arithmetic.
 
 A ledger is trimmed when every durable subscription has acknowledged all of it, and retention does
-not keep it. Retention keeps what was acknowledged until it is older than `time_s`, or until the log
-without it would still have `size_bytes`: the limit that is reached first decides. -1 means no
-limit; 0 for both deletes at once. Only a prefix of the ledgers is trimmed, and never the open one.
+not keep it. Retention keeps an acknowledged ledger until it is older than `time_s`, or until the
+log without it would still have `size_bytes`: the limit that is reached first decides. -1 means no
+limit; 0 for both deletes at once. Only a prefix of the ledgers is trimmed, never the open ledger.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def trim_through(
     retention: Retention,
     now_ms: int,
 ) -> Position | None:
-    """The last position that is trimmed; None: nothing is.
+    """The last position that is trimmed; None: no ledger is trimmed.
 
-    `slowest` is the least mark-delete position of the durable cursors, as far as it is durable
-    itself; None: there is no durable cursor, and all closed ledgers count as acknowledged. A cursor
-    at the end of a ledger does not hold that ledger. `total_bytes` is the size of the whole log.
+    `slowest`: the lowest of the durable mark-delete positions of the durable cursors; None: there
+    is no durable cursor, so all closed ledgers count as acknowledged. A cursor at the end of a
+    ledger does not keep that ledger. `total_bytes`: the size of the whole log.
     """
     through: Position | None = None
     bytes_left = total_bytes
@@ -54,5 +54,5 @@ def _is_expired(ledger: TopicLedger, retention: Retention, now_ms: int) -> bool:
 
 
 def _is_surplus(bytes_left: int, retention: Retention) -> bool:
-    """Whether the log is large enough without the ledger."""
+    """Return whether the log without the ledger still has the size that retention keeps."""
     return retention.size_bytes != UNLIMITED and bytes_left >= retention.size_bytes

@@ -5,7 +5,7 @@ The state has three parts:
 - the mark-delete position (the mark): every entry up to it is acknowledged;
 - per ledger a bitmap of the entries that are acknowledged after the mark;
 - for each partly acknowledged batch its ack set. A set bit means "not acknowledged", so ack sets
-  merge by AND, and an empty one acknowledges the entry.
+  merge by AND, and an empty ack set acknowledges the entry.
 
 Invariants (`check`):
     1. Only `reset` takes acknowledgements back.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _WORD: Final = (1 << 64) - 1
 
-# No batch has more messages. Bits beyond, which an older version stored, are forgotten at replay.
+# No batch has more messages. An older version stored further bits; the replay ignores them.
 _ANY_BATCH: Final = (1 << BATCH_MESSAGES_MAX) - 1
 
 
@@ -56,7 +56,7 @@ class Start:
 
 
 class AckState:
-    """Starts with everything up to `mark` acknowledged."""
+    """The state of one subscription. At first every entry up to `mark` is acknowledged."""
 
     __slots__ = ("_bitmaps", "_chain", "_counts", "_entry", "_ledger", "_partial")
 
@@ -88,7 +88,7 @@ class AckState:
         return bitmap is not None and position.entry in bitmap
 
     def is_open(self, position: Position) -> bool:
-        """Whether it is an entry of the log that is not acknowledged."""
+        """Return whether `position` is an entry of the log that is not acknowledged."""
         return self._chain.is_entry(position) and not self.is_acked(position)
 
     def remaining(self, position: Position) -> int | None:
@@ -109,8 +109,8 @@ class AckState:
                 yield AckedRange(ledger, first, last)
 
     def bitmap_slices(self) -> Iterator[tuple[int, int, bytes]]:
-        """Like `ranges`, but in the form (ledger, first entry, bits): one for each ledger with such
-        entries."""
+        """The same entries as `ranges`, as (ledger, first entry, bits): one item for each ledger
+        that has any of them."""
         for ledger in sorted(self._bitmaps):
             after = self._entry if ledger == self._ledger else -1
             first, bits = self._bitmaps[ledger].slice_after(after)
@@ -174,11 +174,12 @@ class AckState:
             bitmap = self._bitmaps[ledger] = Bitmap()
         added = bitmap.add(entry)
         if added and entry == 0:
-            self._advance()  # the mark may be at the end of the ledger before it
+            self._advance()  # the mark may be at the end of the previous ledger
         return added
 
     def on_ack_batch_index(self, position: Position, not_acked: int) -> bool:
-        """Acknowledge all messages of a batch but these. Returns whether the state changed."""
+        """Acknowledge the messages of a batch whose bit is clear in `not_acked`. Returns whether
+        the state changed."""
         if not self.is_open(position):
             return False
         not_acked &= _ANY_BATCH
@@ -192,8 +193,8 @@ class AckState:
         return True
 
     def on_batch_size(self, position: Position, messages: int) -> bool:
-        """The batch has this many messages: forget the bits beyond them. Returns whether the state
-        changed. If no other bit is left, the whole entry is acknowledged."""
+        """The batch has `messages` messages: clear the bits beyond them in its ack set. If no bit
+        is left, the whole entry is acknowledged. Returns whether the state changed."""
         remaining = self._partial.get(position)
         if remaining is None or remaining.bit_length() <= messages:
             return False
@@ -203,7 +204,7 @@ class AckState:
         """Acknowledge everything up to and including this position. Returns whether the mark
         moved."""
         chain = self._chain
-        if not chain.is_entry(position):  # the nearest entry before it
+        if not chain.is_entry(position):  # then take the nearest entry before the position
             position = chain.previous_position(chain.ceiling(position))
         if position.entry < 0 or position <= (self._ledger, self._entry):
             return False
@@ -228,7 +229,8 @@ class AckState:
         self._advance()
 
     def reset(self, start: Start) -> None:
-        """Make everything before `start` acknowledged, and nothing else."""
+        """Acknowledge the entries and messages before `start`, and take back all other
+        acknowledgements."""
         self._ledger, self._entry = start.mark
         self._bitmaps.clear()
         self._partial.clear()

@@ -1,9 +1,9 @@
 """The backlog of a subscription, in entries and in messages.
 
 The number of entries follows from the positions. The number of messages is computed from message
-indexes: of the end of the log, of the mark, and of the ends of each acknowledged range after it. In
-a ledger without batches the index follows from the position. In a ledger with batches it is stored
-in the entry, so the entry must be read.
+indexes: of the end of the log, of the mark, and of the ends of each acknowledged range after the
+mark. In a ledger without batches the index follows from the position. In a ledger with batches only
+the entry has its index, so the entry must be read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import TopicLedger
 
 LOOKUPS_MAX: Final = 100
-"""Reads for one exact backlog. 100 reads of one entry take about 100 ms."""
+"""The maximum number of reads for one exact backlog. 100 reads of one entry take about 100 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def estimate(chain: Chain, state: AckState) -> Backlog:
 
 def size(chain: Chain, state: AckState, *, stored_bytes: int) -> int:
     """An estimate of the bytes of the unacknowledged entries, from the average size of each
-    ledger's entries. `stored_bytes`: of the whole log."""
+    ledger's entries. `stored_bytes`: the bytes of the whole log."""
     mark = state.mark_delete
     if mark >= chain.confirmed:
         return 0
@@ -73,7 +73,7 @@ def _ledger_of(record: TopicLedger) -> int:
 
 
 async def count(topic_log: Log, state: AckState) -> Backlog:
-    """The exact backlog, or an estimate if it takes more than LOOKUPS_MAX reads. Raises
+    """The exact backlog, or an estimate if the exact one takes more than LOOKUPS_MAX reads. Raises
     ReadFailed."""
     chain = topic_log.chain
     rough = estimate(chain, state)
@@ -115,7 +115,7 @@ def bytes_after(topic_log: Log, position: Position) -> int:
 
 
 def position_with(topic_log: Log, size: int) -> Position:
-    """The first position that has at most this many bytes after it, by the same estimate."""
+    """The first position with at most `size` bytes after it, by the estimate of `bytes_after`."""
     left = size
     found = topic_log.chain.confirmed
     for ledger, entries, ledger_bytes in reversed(topic_log.ledger_sizes()):

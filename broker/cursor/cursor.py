@@ -28,10 +28,15 @@ if TYPE_CHECKING:
 class Cursor:
     """Made by `Cursors`.
 
-    Methods call `done` once. None: the acknowledgement is durable. LogFenced, LogClosed: whether it
-    is durable is unknown, and stays unknown. TooManyReceipts: the journal has recorded the
-    acknowledgement but refuses to report when it is durable. A non-durable cursor calls `done`
-    before the method returns.
+    Methods call `done` once, with one of these values:
+
+    - None: the acknowledgement is durable.
+    - LogFenced, LogClosed or another LogError: it stays unknown whether the acknowledgement is
+      durable.
+    - TooManyReceipts: the journal makes the acknowledgement durable, but does not report when.
+    - SubscriptionNotFound: the subscription was deleted.
+
+    A non-durable cursor calls `done` before the method returns.
     """
 
     __slots__ = (
@@ -87,12 +92,12 @@ class Cursor:
         return self._state.is_acked(position)
 
     def is_open(self, position: Position) -> bool:
-        """Whether the position is an unacknowledged entry of the log."""
+        """Return whether `position` is an unacknowledged entry of the log."""
         return self._state.is_open(position)
 
     @property
     def has_partial(self) -> bool:
-        """Whether there is a partly acknowledged batch."""
+        """True when a batch is partly acknowledged."""
         return bool(self._state.partial)
 
     def batch_ack_set(self, position: Position) -> tuple[int, ...] | None:
@@ -111,12 +116,12 @@ class Cursor:
         return self._state.nth_unacked(number)
 
     def ranges(self) -> Iterator[AckedRange]:
-        """The ranges that are acknowledged beyond the mark, in order."""
+        """The ranges of acknowledged entries after the mark, in order."""
         return self._state.ranges()
 
     def holes(self) -> tuple[int, int]:
-        """The number of `ranges`, and the bytes that they take in a snapshot, before its
-        compression. Costs 50 us for a million bits."""
+        """The number of `ranges`, and the bytes of their bitmaps. A snapshot may take fewer bytes.
+        Costs 50 us for a million bits."""
         count = size = 0
         for _, _, bits in self._state.bitmap_slices():
             number = int.from_bytes(bits, "little")
@@ -130,7 +135,8 @@ class Cursor:
         return self.backlog_nowait().entries
 
     def backlog_nowait(self) -> Backlog:
-        """The backlog without a read. The messages in batches may be estimated: `Backlog.exact`."""
+        """The backlog without a read. The number of messages may be an estimate: see
+        `Backlog.exact`."""
         return backlog.estimate(self._log.chain, self._state)
 
     @property
@@ -140,15 +146,15 @@ class Cursor:
         return backlog.size(log.chain, self._state, stored_bytes=log.stored_bytes)
 
     async def backlog(self) -> Backlog:
-        """The exact backlog, with up to 100 reads. An estimate if it takes more. Raises
+        """The exact backlog, or an estimate if the exact one takes more than 100 reads. Raises
         ReadFailed."""
         return await backlog.count(self._log, self._state)
 
     # ---- acknowledging ---------------------------------------------------------------------------
 
     def acknowledge(self, positions: Sequence[Position], done: Receipt | None = None) -> int:
-        """Acknowledge whole entries. Returns how many are newly acknowledged. Entries that are not
-        in the log are ignored."""
+        """Acknowledge whole entries. Returns the number of newly acknowledged entries. Entries that
+        are not in the log are ignored."""
         on_ack, durable, acked = self._state.on_ack, self.durable, self._acked
         count = 0
         for position in positions:
@@ -180,8 +186,8 @@ class Cursor:
     def acknowledge_cumulative(
         self, position: Position, ack_set: Sequence[int] = (), done: Receipt | None = None
     ) -> bool:
-        """Acknowledge everything up to `position`, but not the messages of `ack_set` in the batch
-        there. Returns whether the mark moved."""
+        """Acknowledge everything up to and including `position`, except the messages of that batch
+        which are in `ack_set`. Returns whether the mark moved."""
         state = self._state
         if not any(ack_set):
             moved = state.on_ack_cumulative(position)
@@ -194,7 +200,7 @@ class Cursor:
         return moved
 
     def limit_batch(self, position: Position, messages: int) -> None:
-        """The batch has this many messages: forget the bits of its ack set beyond them."""
+        """The batch has `messages` messages: clear the bits beyond them in its ack set."""
         if self._state.on_batch_size(position, messages):
             self._note_part(position)
             self._note()
@@ -202,11 +208,12 @@ class Cursor:
     async def reset(self, start: Position, remaining: int = 0) -> None:
         """Move the cursor: the first entry at or after `start` (EARLIEST, LATEST, or an entry) is
         delivered next. All entries before it become acknowledged, all others unacknowledged.
-        `remaining`: the entry is `start` itself, and of its messages only these bits are
-        unacknowledged; 0: all.
+        `remaining`: the bits of the unacknowledged messages of this entry, which must be `start`
+        itself; 0: all its messages are unacknowledged.
 
         Durable on return. The reset overrides acknowledgements that arrive during it. Raises
-        LogFenced, LogUnavailable, SubscriptionNotFound.
+        SubscriptionNotFound, or the error that ended the journal (LogFenced, LogClosed, or another
+        LogError).
         """
         target = Start(mark_before(self._log.chain, start), remaining)
         if self._journal is None:
@@ -217,13 +224,14 @@ class Cursor:
         await moved.wait()
 
     async def flush(self) -> None:
-        """Wait until all earlier acknowledgements are durable. Raises LogFenced, LogClosed."""
+        """Wait until all earlier acknowledgements are durable. Raises the errors that `done`
+        gets."""
         flushed = Waiting()
         self._note(flushed)
         await flushed.wait()
 
     def _acknowledge_part(self, position: Position, ack_set: Sequence[int]) -> None:
-        # Check the position first: to parse the bits costs more.
+        # Check the position first: parsing the bits costs more.
         state = self._state
         if state.is_open(position) and state.on_ack_batch_index(position, ack_set_bits(ack_set)):
             self._note_part(position)
@@ -251,7 +259,7 @@ class Cursor:
 
     @property
     def changed(self) -> bool:
-        """Whether there are changes to store."""
+        """True when there are changes to store."""
         moved = self._state.mark_delete != self._known_mark
         acked = bool(self._acked) or bool(self._partly)
         return moved or acked or self.redeliveries.has_unstored
@@ -284,8 +292,8 @@ class Cursor:
         return stored.snapshot(self.number, self._state, self.redeliveries.all_counts())
 
     def on_stored(self, mark: Position) -> bool:
-        """The mark is durable up to here. Returns whether the cursor no longer needs a ledger that
-        it needed before."""
+        """`mark` is durable. Returns whether the cursor no longer needs a ledger that it needed
+        before."""
         chain, before = self._log.chain, self.durable_mark
         self.durable_mark = mark
         at_end = mark.entry + 1 >= chain.counts.get(mark.ledger, 0) and chain.is_closed(mark.ledger)
@@ -296,8 +304,8 @@ class Cursor:
         self._state.on_head_dropped()
 
     def restart(self, start: Start, number: int) -> None:
-        """Make everything before `start` acknowledged, and nothing else. This state is stored under
-        `number`."""
+        """Acknowledge the entries and messages before `start`, and take back all other
+        acknowledgements. The journal stores this state under `number`."""
         self._state.reset(start)
         self.durable_mark = self._state.mark_delete
         self.redeliveries.clear()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from magnetar.runtime.on_demand import Spawn
 
 READ_BYTES_MAX: Final = 4 << 20
-"""One read of a cursor ledger: usually the whole ledger."""
+"""The maximum size of one read of a cursor ledger. Usually the ledger is smaller."""
 
 
 class Cursors:
@@ -68,7 +68,7 @@ class Cursors:
         """Fence the topic's cursor ledger and restore the state from it and from the topic's
         record.
 
-        Raises LogUnavailable, LogDamaged.
+        Raises LogFenced, LogUnavailable, LogDamaged.
         """
         cursors = cls(topic_log, config if config is not None else CursorConfig())
         await cursors._restore()
@@ -81,10 +81,13 @@ class Cursors:
 
     @property
     def slowest_mark(self) -> Position | None:
-        """The least mark-delete position of the durable cursors, as far as it is durable itself.
-        None: there is no durable cursor. Cursors that are being created or reset count, too. The
-        entries that a recovery reads for their sequence ids count as those of a cursor; they are
-        few."""
+        """The lowest of the durable mark-delete positions of the durable cursors. None: there is no
+        durable cursor.
+
+        Cursors that are being created or reset count, too. The sequence ids count like a cursor: a
+        recovery reads the entries after the position up to which they are durable. These entries
+        are few.
+        """
         marks = [cursor.durable_mark for cursor in self._cursors.values()]
         if self.sequences is not None:
             marks.append(self.sequences.durable_mark)
@@ -92,7 +95,7 @@ class Cursors:
         return min(marks, default=None)
 
     def on_ledger_left(self, callback: Callable[[], None]) -> None:
-        """Call back when a cursor needs one ledger less."""
+        """Call `callback` when a cursor no longer needs a ledger that it needed before."""
         self._journal.on_ledger_left = callback
 
     def get(self, name: str) -> Cursor | None:
@@ -102,10 +105,10 @@ class Cursors:
     async def ensure(
         self, name: str, start: Position, properties: Mapping[str, str] | None = None
     ) -> Cursor:
-        """The durable cursor of this name. If there is none, a new one starts with the first entry
-        at or after `start` (EARLIEST, LATEST, or an entry). Durable on return.
+        """The durable cursor of this name. If there is none, a new cursor starts with the first
+        entry at or after `start` (EARLIEST, LATEST, or an entry). Durable on return.
 
-        Raises LogFenced, LogUnavailable, TopicFull.
+        Raises LogFenced, LogUnavailable, LogDamaged, TopicFull.
         """
         if self._owned_record.lost is not None:
             raise self._owned_record.lost
@@ -126,7 +129,7 @@ class Cursors:
             while name not in self._cursors:
                 await self._owned_record.change(add)
                 made = self._owned_record.record.subscriptions.get(name)
-                # None: a concurrent call has made it, and another one has deleted it since.
+                # None: a concurrent call has deleted the subscription since it was made.
                 if made is not None and name not in self._cursors:
                     replay = CursorReplay(self._log.chain)
                     replay.on_entry(made.inline)
@@ -136,7 +139,7 @@ class Cursors:
         return self._cursors[name]
 
     def open_non_durable(self, name: str, start: Position) -> Cursor:
-        """A cursor in memory only. It is not one of `names`."""
+        """Open a cursor in memory only. `names` does not list it."""
         state = AckState(self._log.chain, mark_before(self._log.chain, start))
         return Cursor(name, self._log, state, number=0, properties={}, journal=None)
 
@@ -144,7 +147,7 @@ class Cursors:
         """Delete a durable cursor. Durable on return. If the outcome stays unknown, the broker
         gives up the ownership of the topic.
 
-        Raises LogFenced, LogUnavailable, SubscriptionNotFound.
+        Raises LogFenced, LogUnavailable, LogDamaged, SubscriptionNotFound.
         """
         if name not in self._cursors:
             raise SubscriptionNotFound(name)
@@ -170,14 +173,14 @@ class Cursors:
     # ---- the sequence ids of producers -----------------------------------------------------------
 
     def new_sequences(self, through: Position) -> Sequences:
-        """Sequence ids that cover the log from `through` on, in memory."""
+        """Begin sequence ids in memory. They cover the log up to `through`, without a producer."""
         state = SequenceState()
         state.through = through
         return self._sequences_of(self._journal.next_number(), state)
 
     async def add_sequences(self, sequences: Sequences) -> None:
-        """Journal them from now on. Durable on return. Raises LogFenced, LogUnavailable,
-        TopicFull."""
+        """Journal `sequences` from now on. Their present state is durable on return. Raises
+        LogFenced, LogUnavailable, LogDamaged, TopicFull."""
         inline = stored.inline(sequences.snapshot())
         fresh = SubscriptionRecord({}, inline)
 
@@ -190,7 +193,8 @@ class Cursors:
         self._journal.note(sequences, None)
 
     async def drop_sequences(self) -> None:
-        """Forget the sequence ids. Durable on return. Raises LogFenced, LogUnavailable."""
+        """Delete the sequence ids. Durable on return. Raises LogFenced, LogUnavailable,
+        LogDamaged."""
         await self._owned_record.change(lambda record: _without(record, DEDUPLICATION))
         if self.sequences is not None:
             self._journal.drop(self.sequences.number)

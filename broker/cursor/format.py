@@ -77,7 +77,8 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class Bits:
-    """Entry `first + i` is acknowledged where bit i (lowest of the first byte first) is set."""
+    """Entry `first + i` is acknowledged if bit i is set. Bit 0 is the lowest bit of the first
+    byte."""
 
     subscription: int
     ledger: int
@@ -96,7 +97,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Redelivered:
-    """The redelivery counts of those of these entries that are not acknowledged."""
+    """The redelivery counts of entries. The count of an acknowledged entry has no meaning."""
 
     subscription: int
     ledger: int
@@ -105,7 +106,7 @@ class Redelivered:
 
 @dataclass(frozen=True, slots=True)
 class Producers:
-    """The highest stored sequence id of each of these producers, and when it was stored.
+    """The highest stored sequence id of each of these producers, and the time when it was stored.
 
     This record and those before it cover all entries up to `through`.
     """
@@ -170,7 +171,7 @@ def producers(
     through: Position,
 ) -> list[bytes]:
     """Records of the highest stored sequence ids. Only the last record covers the entries up to
-    `through`; the others cover those up to `before`, as the records in front of them do."""
+    `through`; the other records cover the entries up to `before`, like all earlier records."""
     bodies = [bytearray()]
     for name, sequence_id, seen_ms in producers:
         if len(bodies[-1]) >= BODY_BYTES_MAX:
@@ -253,7 +254,7 @@ def _redeliveries(subscription: int, counts: Mapping[int, Mapping[int, int]]) ->
 
 
 def read_header(entry: bytes | memoryview) -> int:
-    """`replay_from` of an entry. Raises InvalidCursorRecord, as does `read_records`."""
+    """The `replay_from` of an entry. Raises InvalidCursorRecord."""
     if len(entry) < _HEADER.size:
         raise InvalidCursorRecord(f"{len(entry)} bytes are no entry")
     version, replay_from = _HEADER.unpack_from(entry)
@@ -265,7 +266,7 @@ def read_header(entry: bytes | memoryview) -> int:
 
 
 def read_records(entry: bytes | memoryview) -> Iterator[Record]:
-    """The records of an entry, in order."""
+    """The records of an entry, in order. Raises InvalidCursorRecord."""
     read_header(entry)
     view = memoryview(entry)
     at = _HEADER.size

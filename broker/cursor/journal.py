@@ -63,15 +63,15 @@ log = get_logger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorConfig:
     gather_s: float = 0.05
-    """How long an acknowledgement without a receipt waits for others. A broker that dies loses at
-    most these acknowledgements, and their entries are redelivered. It limits a topic to 20
-    writes/s, instead of one for each acknowledgement."""
+    """The maximum time for which an acknowledgement without a receipt waits for others. A broker
+    that dies loses at most these acknowledgements, and their entries are redelivered. With 50 ms, a
+    topic makes at most 20 such writes/s, instead of one for each acknowledgement."""
     tail_bytes_min: int = 256 << 10
     """A shorter tail causes no snapshot: a recovery reads it with one request."""
     ledger_bytes_max: int = 8 << 20
     """The journal rolls the ledger beyond this size or four times the live bytes, whichever is
-    more. It bounds the disk space of dead records: for each active topic, this size times the write
-    quorum."""
+    more. The limit bounds the disk space of dead records: for each active topic, this size times
+    the write quorum."""
     ledger_entries_max: int = 50_000
     inline_bytes_max: int = 64 << 10
     """The limit of the inline state of all subscriptions when the topic closes. A larger state
@@ -95,7 +95,7 @@ class Waiting:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the waiting caller was cancelled."""
+        """True when the caller that waited was cancelled."""
         return self._given.cancelled()
 
     async def wait(self) -> None:
@@ -124,7 +124,7 @@ class CursorJournal:
             retry_s_max=topic_log.config.retry_s_max,
             quorum=topic_log.quorum,
         )
-        self.on_ledger_left: Callable[[], None] = _ignore  # a cursor needs one ledger less
+        self.on_ledger_left: Callable[[], None] = _ignore  # a cursor needs a ledger no longer
         self.newest_number = 0  # the last number given to a subscription
         self._live: dict[int, Journaled] = {}
         self._dirty: dict[int, None] = {}  # numbers of subscriptions with changes to write
@@ -184,9 +184,10 @@ class CursorJournal:
         return self.newest_number
 
     def restart(self, cursor: Journaled, start: Start, receipt: Waiting) -> None:
-        """Reset a cursor to `start`. The receipt is called with None when that is durable, or with
-        LogFenced, LogClosed, SubscriptionNotFound. The journal drops a reset that is abandoned
-        before its turn, and completes a reset that it has started."""
+        """Reset a cursor to `start`. The receipt is called with None when the reset is durable,
+        otherwise with SubscriptionNotFound or the error that ended the journal (LogFenced,
+        LogClosed, or another LogError). The journal drops a reset that is abandoned before its
+        turn, and completes a reset that it has started."""
         if self._ended is not None:
             receipt(self._ended)
             return
@@ -195,13 +196,14 @@ class CursorJournal:
 
     @property
     def restarting(self) -> list[Position]:
-        """The marks of the resets that wait or are under way."""
+        """The marks of the resets that wait or are being carried out."""
         return [restart.start.mark for restart in self._restarts]
 
     def note(self, cursor: Journaled, receipt: Receipt | None) -> None:
-        """The cursor has changed. The receipt is called with None when every change noted so far is
-        durable, or with LogFenced, LogClosed, SubscriptionNotFound when it is not and never will
-        be."""
+        """Note that the cursor has changed. The receipt is called with None when every change noted
+        so far is durable. Otherwise it is called with TooManyReceipts, with SubscriptionNotFound,
+        or with the error that ended the journal: then it stays unknown whether the changes are
+        durable."""
         if self._ended is not None or cursor.number not in self._live:
             if receipt is not None:
                 receipt(self._ended or SubscriptionNotFound(cursor.name))
@@ -216,12 +218,12 @@ class CursorJournal:
         self._work.wake()
 
     def start(self, spawn: Spawn) -> None:
-        """Write from now on, in tasks of `spawn`. An operating error goes to the receipts and ends
-        the ownership of the topic."""
+        """Write from now on, in tasks that `spawn` starts. The receipts get an operating error, and
+        the error ends the ownership of the topic."""
         self._work.start(spawn)
 
     async def _settle(self) -> None:
-        """Write what is noted."""
+        """Write the noted changes, carry out the resets, and end the journal if it is closing."""
         if self._ended is not None:
             return
         try:
@@ -255,7 +257,7 @@ class CursorJournal:
 
     @property
     def is_settled(self) -> bool:
-        """Every noted change is durable."""
+        """True when every noted change is durable."""
         return self._work.is_idle
 
     # ---- writing ---------------------------------------------------------------------------------
@@ -274,8 +276,9 @@ class CursorJournal:
             raise self._owned_record.lost
 
     def tend(self) -> None:
-        """Move an idle ledger from a bookie that leaves, or to bookies that are back: without
-        changes there is no write that does it. Called about every `check_interval_s` of the log."""
+        """Replace the ledger if it is degraded and enough bookies are available. A write of changes
+        does the same, but an idle topic has no writes. The broker calls this about every
+        `check_interval_s` of the log."""
         if self._ledger is not None and not self._closing and self._is_worth_moving(self._ledger):
             self._moving = True
             self._wake()
@@ -328,7 +331,7 @@ class CursorJournal:
 
     async def _begin_ledger(self) -> None:
         """Replace the ledger by a new one that starts with the snapshots of all subscriptions.
-        Raises LogFenced."""
+        Raises LogFenced, LogUnavailable, LogDamaged, TopicFull."""
         delays = self._rolling.delays()
         while True:
             newer_than = max(self._newest, LedgerId(self._log.chain.newest))
@@ -381,7 +384,8 @@ class CursorJournal:
         inline = stored.inline(stored.snapshot(number, state))
 
         def move(record: TopicRecord) -> TopicRecord:
-            if cursor.number not in self._live:  # deleted; the name may belong to another one now
+            # The cursor was deleted. A new cursor may have its name now.
+            if cursor.number not in self._live:
                 raise SubscriptionNotFound(cursor.name)
             return _with_state(record, cursor.name, inline)
 
@@ -466,7 +470,8 @@ def _with_ledger(record: TopicRecord, ledger: LedgerId) -> TopicRecord:
 def _with_inline(record: TopicRecord, inline: Mapping[str, bytes]) -> TopicRecord:
     """The record with the state of all cursors inline, and no cursor ledger."""
     subscriptions = {
-        # A cancelled call may have created a subscription that is unknown here. It keeps its state.
+        # A cancelled call may have created a subscription that the journal does not know. It keeps
+        # its state.
         name: replace(subscription, inline=inline.get(name, subscription.inline))
         for name, subscription in record.subscriptions.items()
     }

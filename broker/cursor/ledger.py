@@ -1,4 +1,4 @@
-"""A cursor ledger that is being written: its content, and how much of it a recovery still needs."""
+"""A cursor ledger that is being written: its snapshots, and the part that a recovery needs."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ class Journaled(Protocol):
 
     @property
     def changed(self) -> bool:
-        """Whether anything changed since the last delta or snapshot."""
+        """True when the state has changed since the last delta or snapshot."""
 
     @property
     def mark_delete(self) -> Position: ...
 
     def on_stored(self, mark: Position) -> bool:
-        """The mark is durable up to here. Returns whether the cursor no longer needs a ledger that
-        it needed before."""
+        """`mark` is durable. Returns whether the cursor no longer needs a ledger that it needed
+        before."""
 
     def take_delta(self) -> list[bytes]:
-        """Records of what changed since the last delta or snapshot."""
+        """Records of the changes since the last delta or snapshot."""
 
     def snapshot(self) -> list[bytes]:
         """Records of the whole state, changes included."""
 
     def restart(self, start: Start, number: int) -> None:
-        """Make everything before `start` acknowledged, and nothing else, under a new number."""
+        """Acknowledge the entries and messages before `start`, take back all other
+        acknowledgements, and continue under a new number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ class CursorLedger:
         return next(iter(self._snapshots))
 
     def begin(self, number: int) -> None:
-        """Add a subscription whose snapshot is in the topic's record. It counts as one at this
-        place."""
+        """Add a subscription whose snapshot is in the topic's record. The snapshot counts like one
+        at this place of the ledger."""
         self._snapshots[number] = _Snapshot(self.appender.appended + 1, self.bytes, 0)
 
     def forget(self, number: int) -> None:

@@ -1,8 +1,8 @@
 """The redelivery counts of the unacknowledged entries of a subscription.
 
 The counts belong to the cursor: they survive a change of the subscription type and a failover, so
-that a client finds a poison message after the same number of deliveries. A count goes away with the
-acknowledgement of its entry. Plain integers: see `dispatch/positions.py`.
+that a client finds a poison message after the same number of deliveries. The acknowledgement of an
+entry removes its count. Positions are kept as plain integers: see `dispatch/positions.py`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
 COUNTS_MAX: Final = 400_000
-"""Entries with a count in one subscription: 40 MB. Further entries are not counted. The limit is
-twice the default limit of unacknowledged messages of a subscription."""
+"""The maximum number of entries with a count in one subscription: 40 MB. Further entries get no
+count. The limit is twice the default limit of unacknowledged messages of a subscription."""
 
 COUNT_MAX: Final = (1 << 32) - 1
 """The largest count: it is stored in four bytes. A count that reaches it no longer grows."""
 
 
 class Redeliveries:
-    """`changed` is called after counts have gone up."""
+    """`changed` is called after counts were raised."""
 
     __slots__ = ("_changed", "_counts", "_size", "_unstored")
 
@@ -53,8 +53,8 @@ class Redeliveries:
         return 0 if counts is None else counts.get(position[1], 0)
 
     def count_again(self, ledger: int, entries: Collection[int]) -> None:
-        """These entries will be redelivered; `entries` has no entry twice. Hot: a consumer
-        that leaves may have 50,000."""
+        """Raise the counts of entries that will be redelivered. `entries` has no duplicates. The
+        speed matters: a consumer that leaves may return 50,000 entries."""
         counts = self._counts.setdefault(ledger, {})
         unstored = self._unstored.setdefault(ledger, set())
         new = not counts or counts.keys().isdisjoint(entries)
@@ -78,7 +78,7 @@ class Redeliveries:
         self._changed()
 
     def pop(self, position: Position) -> None:
-        """The entry is acknowledged."""
+        """Remove the count of an entry that was acknowledged."""
         ledger, entry = position
         counts = self._counts.get(ledger)
         if counts is None or counts.pop(entry, 0) == 0:
@@ -93,7 +93,8 @@ class Redeliveries:
                 del self._unstored[ledger]
 
     def pop_through(self, position: Position) -> None:
-        """Every entry up to this one is acknowledged. Costs O(counts) if there are any."""
+        """Remove the counts of all entries up to `position`, which were acknowledged. Costs
+        O(counts)."""
         for ledger in [ledger for ledger in self._counts if ledger <= position.ledger]:
             for entry in list(self._counts[ledger]):
                 if ledger < position.ledger or entry <= position.entry:
@@ -105,7 +106,7 @@ class Redeliveries:
     # ---- for the store ---------------------------------------------------------------------------
 
     def all_counts(self) -> Mapping[int, Mapping[int, int]]:
-        """Every count by ledger and entry. They count as stored from now on."""
+        """All counts by ledger and entry. From now on they are regarded as stored."""
         self._unstored = {}
         return self._counts
 
@@ -118,7 +119,7 @@ class Redeliveries:
         }
 
     def restore(self, counts: Mapping[Position, int]) -> None:
-        """Set the counts that a broker stored before."""
+        """Set the counts that the previous owner has stored."""
         for (ledger, entry), count in counts.items():
             if self._size >= COUNTS_MAX:
                 return

@@ -34,7 +34,8 @@ class CursorReplay:
         return max((*self._states, *self._sequences), default=0)
 
     def on_entry(self, entry: bytes | memoryview) -> None:
-        """An entry of the cursor ledger, or an inline snapshot. Raises InvalidCursorRecord."""
+        """Replay an entry of the cursor ledger, or an inline snapshot. Raises
+        InvalidCursorRecord."""
         for record in records.read_records(entry):
             self._on_record(record)
 
@@ -65,8 +66,8 @@ class CursorReplay:
             state = self._states[record.subscription] = AckState(self._chain, EARLIEST)
         match record:
             case records.Marked():
-                # Entry -1 means that no entry was before the position. The ledger may have been
-                # empty and deleted, and the log may continue in a ledger with a smaller number.
+                # Entry -1 means that there was no entry before the position. Its ledger may have
+                # been deleted empty, and the log may continue in a ledger with a smaller id.
                 if record.mark.entry >= 0:
                     state.on_ack_cumulative(record.mark)
             case records.Entries():
@@ -96,7 +97,7 @@ class CursorReplay:
 
 
 def number_of(inline: bytes) -> int:
-    """The number of the subscription of an inline snapshot. Raises InvalidCursorRecord."""
+    """The subscription's number in an inline snapshot. Raises InvalidCursorRecord."""
     for record in records.read_records(inline):
         return record.subscription
     raise InvalidCursorRecord("an empty snapshot")

@@ -1,9 +1,9 @@
-"""The highest stored sequence id of each producer of a topic, and how it is journaled.
+"""The highest stored sequence id of each producer of a topic, as a part of the cursor journal.
 
 A producer's sequence id is *stored* once the entry that carries it is durable. The state covers the
 log up to the position `through`; a recovery reads the entries after the journaled position and adds
-their sequence ids. Merging takes the higher number, so that a record that is replayed twice, or an
-older one, changes nothing.
+their sequence ids. Merging takes the higher number. So the second replay of a record, or the replay
+of an older one, changes nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from magnetar.broker.cursor.acks import Start
 
 DEDUPLICATION: Final = "pulsar.dedup"
-"""The name in the topic's record. It is Pulsar's; users cannot take it."""
+"""The name of the sequence ids among the subscriptions of the topic's record. It is Pulsar's name;
+users cannot take it."""
 
 SEQUENCE_ID_MAX: Final = (1 << 63) - 1
-"""Higher ones cannot be told to a client: PRODUCER_SUCCESS has a signed number."""
+"""The highest sequence id that can be sent to a client: PRODUCER_SUCCESS has a signed number."""
 
 
 @dataclass(slots=True)
@@ -31,7 +32,7 @@ class Known:
     """The stored state of one producer."""
 
     sequence_id: int
-    seen_ms: int  # when it was stored
+    seen_ms: int  # when the producer's last entry was stored
 
 
 class SequenceState:
@@ -47,7 +48,7 @@ class SequenceState:
         self.through = max(self.through, through)
 
     def put(self, name: str, sequence_id: int, seen_ms: int) -> None:
-        """An entry of this producer is stored."""
+        """Record that an entry of this producer is stored."""
         known = self.producers.get(name)
         if known is None:
             self.producers[name] = Known(sequence_id, seen_ms)
@@ -77,7 +78,7 @@ class Sequences:
 
     @property
     def through(self) -> Position:
-        """All entries up to it are covered."""
+        """The position up to which the sequence ids cover the log."""
         return self._state.through
 
     @property
@@ -91,8 +92,9 @@ class Sequences:
         return -1 if known is None else known.sequence_id
 
     def put(self, producer: str, sequence_id: int, through: Position, seen_ms: int) -> None:
-        """The entries of this producer up to this place are durable. Called in the log's order.
-        Beyond the limit, the producers that stored nothing for the longest time are forgotten."""
+        """Record that the entries of this producer up to `through` are durable. Calls must come in
+        the log's order. Beyond `producers_max`, the producers that stored no entry for the longest
+        time are forgotten."""
         state = self._state
         state.put(producer, sequence_id, seen_ms)
         state.through = through
@@ -101,11 +103,12 @@ class Sequences:
             self._forget_oldest()
 
     def cover(self, through: Position) -> None:
-        """The entries up to this place add nothing."""
+        """Cover the entries up to `through`, which have no new sequence ids."""
         self._state.through = through
 
     def forget_inactive(self, before_ms: int, *, connected: Collection[str]) -> int:
-        """Forget producers that are not connected and stored nothing since. Returns how many."""
+        """Forget the producers that are not connected and have stored no entry since `before_ms`.
+        Returns their number."""
         gone = [
             name
             for name, known in self._state.producers.items()
@@ -115,7 +118,7 @@ class Sequences:
         return len(gone)
 
     def _forget_oldest(self) -> None:
-        """A tenth at once, so that the search does not run for each new producer."""
+        """Forget a tenth of the producers at once, so that not every new producer needs a sort."""
         count = len(self._state.producers) - self._producers_max * 9 // 10
         by_age = sorted(self._state.producers.items(), key=lambda item: item[1].seen_ms)
         self._forget([name for name, _ in by_age[:count]])
@@ -136,7 +139,7 @@ class Sequences:
         return self._state.through
 
     def on_stored(self, mark: Position) -> bool:
-        """The sequence ids up to here are durable: no recovery needs the entries before."""
+        """The sequence ids up to `mark` are durable: no recovery needs the entries before."""
         before, self.durable_mark = self.durable_mark, mark
         return mark > before
 

@@ -1,15 +1,15 @@
-"""Hands bundles over to brokers that own fewer, slowly: one round in each period.
+"""Hands bundles over to brokers that own fewer bundles, slowly: one round in each period.
 
-A broker that joins owns nothing, and a broker that was alone owns everything. In each round a
-broker reads the owners of all bundles and makes its own part of the moves. All brokers compute the
-same moves (census.py). A move is a clean hand-over: the topics are closed and their clients are
-told the next owner.
+A broker that joins owns no bundle, and a broker that was alone owns all of them. In each round a
+broker reads the owners of all bundles and moves its own share. All brokers compute the same moves
+(census.py). A move is a clean hand-over: the broker closes the topics and tells their clients the
+next owner.
 
-Moves cost clients a reconnect, so they are limited:
+After a move the clients must reconnect, so moves are limited:
 
 - A round moves at most MOVES_PER_ROUND_MAX bundles, one after the other.
-- No bundle moves in a round that sees other brokers than the round before, or other incarnations of
-  them: during a rolling restart nothing is moved.
+- A round moves no bundle if it sees other brokers, or other incarnations, than the previous round.
+  So no bundle moves during a rolling restart.
 - A broker does not move a bundle a second time within the grace period, even if the broker that got
   the bundle dies.
 """
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from magnetar.metadata.store import MetadataStore
 
 MOVES_PER_ROUND_MAX: Final = 10
-"""Ten bundles in a minute: a broker that joins a cluster of two with 300 bundles has its third
-after 5 minutes."""
+"""Ten bundles in a minute from each broker. A broker that joins a cluster of two with 300 bundles
+has a third of them after 5 minutes."""
 
 log = get_logger(__name__)
 
 
 class Balancer:
-    """`run` counts the bundles for `owners`, and moves those of this broker."""
+    """`run` counts the bundles for `owners`, and moves bundles of this broker."""
 
     def __init__(
         self,

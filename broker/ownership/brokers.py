@@ -28,7 +28,7 @@ class BrokerDirectory:
 
     @property
     def live(self) -> Mapping[BrokerId, BrokerRegistration]:
-        """The registered brokers at the last read of the view."""
+        """The registered brokers, as last read."""
         return self._live
 
     async def run(self) -> None:
@@ -54,7 +54,8 @@ class BrokerDirectory:
         self._live = live
 
     async def registration(self, broker: BrokerId) -> BrokerRegistration | None:
-        """One broker's registration, read now; None: it is not registered."""
+        """One broker's registration, read now; None: the broker is not registered, or its
+        registration cannot be read. Raises MetadataError."""
         registration = await self._read(broker)
         if registration is None:
             self._live.pop(broker, None)

@@ -1,6 +1,6 @@
 """The bundle of a topic, and the broker that a bundle prefers. Pure.
 
-A bundle is a range of its namespace's hash space. The namespace's record says the ranges
+A bundle is a range of its namespace's hash space. The namespace's record lists the ranges
 (metadata.model.NamespaceBundles). A bundle moves between brokers as a whole, so that ownership
 costs one record for many topics.
 """
@@ -36,9 +36,10 @@ def bundle_in(topic: TopicName, bundles: NamespaceBundles) -> Bundle:
 
 
 def preference(bundle: Bundle, broker: BrokerId) -> int:
-    """How much a bundle prefers a broker, where the number of bundles does not decide.
+    """The preference of a bundle for a broker, which decides between brokers with equally many
+    bundles. The broker with the highest number gets the bundle.
 
-    Rendezvous hashing: every broker computes the same without talking to the others, so that
-    brokers that are asked at the same time choose alike, and different bundles choose differently.
+    Rendezvous hashing: every broker computes the same number without asking the others. So brokers
+    that choose at the same time choose the same broker, and different bundles get different ones.
     """
     return mmh3.hash(f"{bundle}\0{broker}", signed=False)

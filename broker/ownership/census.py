@@ -1,13 +1,13 @@
-"""Which broker owns each bundle, as far as this broker knows, and how bundles are spread by their
-number. Pure, except `read_owners`.
+"""The owner of each bundle, as far as this broker knows, and the rules that spread bundles evenly
+over brokers. Pure, except `read_owners`.
 
 A free bundle goes to the live broker that owns the fewest bundles. Bundles move from brokers that
-own too many to those that own too few (balancer.py). What a broker knows may be a minute old: a
-wrong guess leaves the bundles spread unevenly until the next round, and harms nothing.
+own too many to brokers that own too few (balancer.py). A census may be a minute old. The only harm
+is that bundles stay unevenly spread until the next round.
 
 The rule for moves needs no leader. Every broker computes the same moves from the same counts, and
-makes those that begin at itself. No bundle moves between brokers whose numbers differ by one, so no
-move makes another one necessary.
+moves the bundles that leave itself. No bundle moves between brokers whose counts differ by one, so
+no move makes another move necessary.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Census:
         self._in_namespace: Counter[tuple[Owner, str, str]] = Counter()
 
     def replace(self, owners: Mapping[Bundle, Owner]) -> None:
-        """Forget everything else."""
+        """Set the owners of all bundles. A bundle that is not in `owners` is free."""
         self._owners.clear()
         self._counts.clear()
         self._in_namespace.clear()
@@ -47,7 +47,7 @@ class Census:
             self.note(bundle, owner)
 
     def note(self, bundle: Bundle, owner: Owner | None) -> None:
-        """`bundle` belongs to `owner`, or soon will. None: it is free."""
+        """Set the owner of a bundle, or its next owner. None: the bundle is free."""
         self._add(bundle, self._owners.pop(bundle, None), -1)
         self._add(bundle, owner, 1)
         if owner is not None:
@@ -64,9 +64,8 @@ class Census:
     def order(
         self, bundle: Bundle, brokers: Mapping[BrokerId, BrokerRegistration]
     ) -> list[BrokerId]:
-        """The brokers in the order in which a free bundle should go to them: those with the fewest
-        bundles first, of these the ones with the fewest of its namespace, and then by preference.
-        """
+        """The brokers in the order in which they should get a free bundle. The fewest bundles come
+        first, then the fewest bundles of its namespace, then the highest preference."""
 
         def rank(broker: BrokerId) -> tuple[int, int, int, BrokerId]:
             owner = owner_of(brokers[broker])
@@ -76,8 +75,8 @@ class Census:
         return sorted(brokers, key=rank)
 
     def choose(self, movable: Iterable[Bundle], source: Owner, target: Owner) -> Bundle | None:
-        """The bundle that should move from `source` to `target`: of the namespace that is spread
-        the least evenly over the two. None: there is none to choose from."""
+        """The bundle that should move from `source` to `target`. It belongs to the namespace that
+        is spread least evenly over these two brokers. None: `movable` is empty."""
 
         def rank(bundle: Bundle) -> tuple[int, int, str]:
             more = self.count_in(bundle, source) - self.count_in(bundle, target)

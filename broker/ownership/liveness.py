@@ -1,19 +1,26 @@
-"""Whether a broker that owns a bundle is gone, although it is registered.
+"""Decides whether a broker that owns a bundle is gone although it is still registered.
 
-This broker first sends a PING to the owner's port. A broker answers it without a CONNECT. There are
-three outcomes. The port answers: the broker is alive. The port refuses several connections in a
-row: no process listens there, and the registration only waits for its session to expire. The port
-is silent: the process may be stopped, or it is cut off from this broker. Then the bookies decide.
-They hear a beat of every broker every BEAT_S (bookie/witness.py):
+This broker first sends a PING to the owner's port. A broker answers a PING without a CONNECT. There
+are three outcomes:
 
-- One of them has heard the owner just now: the owner is alive. Only this broker is cut off from it.
-- Most of the registered bookies answer, and none has heard it for `silence_s`: it is gone. It can
-  neither append nor acknowledge, whatever the reason.
-- Most of them answer, and the silence is shorter: ask again, for `silence_s` at most.
-- Anything else is unknown, and counts as alive. Its registration will expire.
+- The port answers: the owner is alive.
+- The port refuses several connections in a row: no process listens there, and the registration only
+  waits for its session to expire.
+- The port is silent: the process may be stopped, or it is cut off from this broker. Then the
+  bookies decide.
 
-A wrong guess is harmless: the topic record's epoch and the fencing at the bookies stop the broker
-that was replaced. It costs the clients a reconnect.
+Every broker sends a beat to each bookie every BEAT_S (bookie/witness.py). The bookies say when they
+last heard the owner:
+
+- One bookie has heard the owner just now: the owner is alive. Only this broker is cut off from it.
+- Most of the registered bookies answer, and none has heard the owner for `silence_s`: the owner is
+  gone. It can neither append nor acknowledge, whatever the reason for its silence.
+- Most of the bookies answer, and the silence is shorter: this broker asks again, for `silence_s` at
+  most.
+- Too few bookies answer: the owner counts as alive until its registration expires.
+
+A wrong decision is harmless: the topic record's epoch and the fencing at the bookies stop the
+broker that was replaced. The clients have to reconnect.
 """
 
 from __future__ import annotations
@@ -38,17 +45,17 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import BrokerId, BrokerRegistration
 
 SILENCE_S: Final = 2.0
-"""Four beats. A broker's event loop is never busy for this long, except on an overloaded machine. A
-client that hears nothing for 2 s asks another broker; with a longer silence it would have to wait.
-"""
+"""The silence after which a broker counts as gone: four beats. An event loop is never busy for this
+long, except on an overloaded machine. A client that hears nothing for 2 s asks another broker; with
+a longer SILENCE_S that client would have to wait."""
 
 REFUSALS: Final = 3  # consecutive refusals before an owner counts as dead
 REFUSAL_PAUSE_S: Final = 0.1  # the pause between refusals: a broker may be restarting its listener
 PING_S: Final = 0.25
-"""Time limit of the connection and of the answer to a PING. A broker that is only busy answers
-later; then the bookies say that they hear it."""
+"""Time limit for connecting and for the answer to a PING. A broker that is only busy may exceed it;
+then the bookies say that they hear the broker."""
 
-# How long an answer is used without asking again.
+# The time in seconds for which an answer is used without asking again:
 ANSWER_FRESH_S: Final = 1.0  # the port has answered
 SILENCE_FRESH_S: Final = 0.25  # the port was silent
 REFUSAL_FRESH_S: Final = 0.5  # the port has refused
@@ -68,7 +75,8 @@ class Witnesses(Protocol):
     """The bookies (bookie/ledger/presence.py)."""
 
     async def ask(self, broker: str, incarnation: str) -> Sequence[LastHeard | None]:
-        """When each registered bookie last heard the broker; None: it cannot tell."""
+        """Ask each registered bookie when it last heard the broker. None: the bookie cannot
+        tell."""
 
 
 class Finding(Enum):
@@ -81,8 +89,8 @@ class Finding(Enum):
 
 
 def judge(answers: Sequence[LastHeard | None], silence_s: float) -> tuple[Finding, float]:
-    """Return what the answers of the registered bookies mean, and the least time for which the
-    broker has been silent. Pure."""
+    """Return the meaning of the bookies' answers, and the time in seconds for which the broker has
+    been silent at least. Pure."""
     told = [answer for answer in answers if answer is not None]
     if any(answer.heard_s < JUST_NOW_S for answer in told):
         return Finding.HEARD, 0.0
@@ -112,23 +120,24 @@ class Liveness:
         look_at_port: Callable[[BrokerRegistration], Awaitable[tuple[Port, float]]] | None = None,
     ) -> None:
         """`silence_s` 0: a silent broker counts as alive until its registration expires.
-        `look_at_port`: returns what a port does, and how long this answer is valid; None: over TCP.
-        """
-        self.found_silent = 0  # how often a registered broker was found to be gone, so far
+        `look_at_port`: returns the behaviour of a port, and the seconds for which this answer is
+        valid; None: ask over TCP."""
+        self.found_silent = 0  # registered brokers that the bookies found to be gone, so far
         self._witnesses = witnesses
         self._silence_s = silence_s
         self._ports = _Shared(look_at_port or _look_at_port)
         self._silences = _Shared(self._look_into_silence)
 
     async def responds(self, broker: BrokerRegistration) -> bool:
-        """Whether the broker's port answers now, so that the broker can own a free bundle."""
-        if self._silences.known(broker):  # it is gone: no other PING delays the takeover
+        """Return whether the broker's port answers now, so that the broker can own a free
+        bundle."""
+        if self._silences.known(broker):  # the broker is gone: another PING would only cost time
             return False
         return await self._ports.get(broker) is Port.ANSWERS
 
     async def is_gone(self, broker: BrokerRegistration) -> bool:
-        """Whether its bundles may be taken. False when that is not known. A call takes at most
-        `silence_s` and a second."""
+        """Return whether the broker is gone, so that its bundles may be taken. False: it is alive,
+        or that is unknown. A call takes at most `silence_s` and a second."""
         match await self._ports.get(broker):
             case Port.ANSWERS:
                 return False
@@ -138,7 +147,7 @@ class Liveness:
                 return self._silence_s > 0 and await self._silences.get(broker)
 
     async def _look_into_silence(self, broker: BrokerRegistration) -> tuple[bool, float]:
-        """Whether the broker is gone, and how long this answer is valid."""
+        """Return whether the broker is gone, and the seconds for which this answer is valid."""
         loop = asyncio.get_running_loop()
         end_at = loop.time() + self._silence_s
         while True:
@@ -167,10 +176,10 @@ class _Known(Generic[T]):
 
 
 class _Shared(Generic[T]):
-    """Asks once for all callers, and keeps the answer as long as it is valid.
+    """Asks once for all callers, and keeps the answer while it is valid.
 
-    The first caller asks; the others wait for it. If the first caller is cancelled, another one
-    asks. It keeps one answer for each broker, and drops those that are no longer valid.
+    The first caller asks, and the others wait for its answer. If the first caller is cancelled,
+    another caller asks. One answer is kept for each broker until it is no longer valid.
     """
 
     def __init__(self, ask: Callable[[BrokerRegistration], Awaitable[tuple[T, float]]]) -> None:
@@ -179,7 +188,7 @@ class _Shared(Generic[T]):
         self._asking: dict[tuple[BrokerId, str], asyncio.Event] = {}
 
     def known(self, broker: BrokerRegistration) -> T | None:
-        """The answer that is kept; None: there is none that is still valid."""
+        """The answer that is kept; None: no valid answer is kept."""
         known = self._known.get(broker.broker)
         if known is None or known.incarnation != broker.incarnation:
             return None

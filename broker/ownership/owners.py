@@ -1,10 +1,12 @@
 """Bundle ownership: one record per bundle, and takeover from dead brokers.
 
-The record {owner, incarnation, epoch} is persistent and changed by compare-and-set. A broker that
-is asked for a bundle whose owner is dead may write the next record; the store decides between
-several brokers. Ownership only keeps brokers from fencing each other. The topic record's epoch and
-the fencing at the bookies ensure that two brokers never both append. So this module may be wrong
-for a moment, and nothing is lost.
+The record {owner, incarnation, epoch} is persistent and changed by compare-and-set. When a client
+asks a broker for a bundle whose owner is dead, that broker may write the next record. If several
+brokers write at once, the compare-and-set of one of them succeeds.
+
+Ownership only keeps brokers from fencing each other. The topic record's epoch and the fencing at
+the bookies ensure that two brokers never both append. So a wrong answer of this module loses no
+data.
 
 An owner is dead in each of these cases: its registration is gone; the registration belongs to
 another incarnation; its port refuses connections; its port does not answer and no bookie hears it
@@ -42,14 +44,15 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The broker to go to for a bundle. `serves` False: ask that broker, authoritatively."""
+    """The broker to which a client goes for a bundle. `serves` False: that broker does not own the
+    free bundle yet, and the client asks it with `authoritative`."""
 
     broker: BrokerRegistration
     serves: bool
 
 
 class Owners:
-    """This broker's view of the ownership records, and the bundles it holds itself."""
+    """This broker's view of the ownership records, and the bundles that it holds itself."""
 
     def __init__(
         self,
@@ -81,14 +84,16 @@ class Owners:
         return frozenset(self._held.keys() - self._releasing.keys())
 
     def holds(self, bundle: Bundle) -> bool:
-        """Whether this broker may open the bundle's topics, as far as it knows."""
+        """Return whether this broker may open the bundle's topics, as far as it knows."""
         return bundle in self._held and bundle not in self._releasing
 
     async def locate(self, bundle: Bundle, *, authoritative: bool) -> Located:
-        """The broker that serves `bundle`. This broker takes a free bundle if it is its turn.
+        """The broker that serves `bundle`. For a free bundle this broker chooses the next owner,
+        and takes the bundle if it chooses itself.
 
-        `authoritative`: another broker chose this one for a free bundle, so do not choose again.
-        Raises BundleUnavailable while the bundle is moving or no broker can take it, MetadataError.
+        `authoritative`: another broker has chosen this one, so this broker takes a free bundle
+        without choosing again. Raises BundleUnavailable while the bundle is moving or no broker can
+        take it, MetadataError.
         """
         if bundle in self._releasing:
             raise BundleUnavailable(str(bundle), "it is being unloaded")
@@ -102,7 +107,7 @@ class Owners:
         raise BundleUnavailable(str(bundle), "its owner keeps changing")
 
     async def owner_of(self, bundle: Bundle) -> BrokerRegistration | None:
-        """The live broker that owns it; None: it is free. Raises MetadataError."""
+        """The live broker that owns the bundle; None: the bundle is free. Raises MetadataError."""
         stored = await self._store.get(_path(bundle))
         if stored is None:
             return None
@@ -112,7 +117,7 @@ class Owners:
 
     async def run(self) -> None:
         """Give up the bundles that another broker has taken. Supervised, until cancelled."""
-        self._suspected.set()  # a round that failed may have left some
+        self._suspected.set()  # a round that failed may have left suspects
         while True:
             await self._suspected.wait()
             self._suspected.clear()
@@ -128,7 +133,7 @@ class Owners:
                 self._settled.set()
 
     async def verify(self) -> None:
-        """Read the records of all held bundles again. Returns when the lost ones are given up;
+        """Read the records of all held bundles again. Returns when the lost bundles are given up;
         `run` must be running. Raises MetadataError."""
         await self._store.sync(paths.CLUSTER)
         self._settled.clear()
@@ -137,7 +142,8 @@ class Owners:
         await self._settled.wait()
 
     def doubt(self, bundle: Bundle) -> None:
-        """A log of this bundle has failed: another broker may own it. Reads its record again."""
+        """A log of this bundle has failed, so another broker may own the bundle. `run` reads the
+        bundle's record again."""
         if bundle in self._held:
             self._doubted.add(bundle)
             self._suspect(bundle)
@@ -147,17 +153,19 @@ class Owners:
         self._stopping = True
 
     def next_owner_of(self, bundle: Bundle) -> BrokerRegistration | None:
-        """The next owner of a bundle that is being released; None: it is not, or there is none."""
+        """The next owner of a bundle that is being released; None: the bundle is not being
+        released, or has no next owner."""
         return self._releasing.get(bundle)
 
     def recount(self, owners: Mapping[Bundle, Owner]) -> None:
-        """The owners of all bundles were read."""
+        """Replace the census by the owners of all bundles, which were just read. The bundles that
+        this broker holds are counted for it."""
         self.census.replace(owners)
         for bundle in self.held:
             self.census.note(bundle, owner_of(self._me))
 
     async def wait_released(self) -> None:
-        """Return when no bundle is being released."""
+        """Wait until no bundle is being released."""
         while self._releasing:
             self._released.clear()
             await self._released.wait()
@@ -171,8 +179,9 @@ class Owners:
     ) -> None:
         """Hand a bundle over: choose its next owner, unload, write the owner into the record.
 
-        `to`: the next owner; None: the live broker with the fewest bundles. Without the metadata
-        store the bundle is only unloaded; another broker takes it over when this broker is gone.
+        `to`: the next owner; None: the live broker with the fewest bundles. If the metadata store
+        fails, the broker only unloads the bundle; another broker takes it over when this broker is
+        gone.
         """
         if not self.holds(bundle):
             return
@@ -189,8 +198,9 @@ class Owners:
             self._forget(bundle)
 
     def _require_known(self, bundle: Bundle) -> None:
-        """A suspended session is not a lost one, and its bundles are served. But when a log has
-        failed as well, this broker is probably cut off and replaced."""
+        """Raise BundleUnavailable if a log of the bundle has failed and the metadata session is not
+        connected: this broker is then probably cut off and replaced. With a suspended session
+        alone, this broker still serves its bundles."""
         state = self._store.session_state
         if bundle in self._doubted and state is not SessionState.CONNECTED:
             raise BundleUnavailable(
@@ -202,7 +212,7 @@ class Owners:
             raise BundleUnavailable(str(bundle), "this broker is stopping")
 
     async def _decide(self, bundle: Bundle, *, authoritative: bool) -> Located | None:
-        """One round; None: the record changed meanwhile, look again."""
+        """One round of `locate`. None: the record changed meanwhile, so the caller tries again."""
         stored = await self._store.get(_path(bundle))
         record = codec.decode_ownership(stored.value) if stored is not None else None
         if record is not None:
@@ -211,7 +221,7 @@ class Owners:
                 return self._hold(bundle)
             owner = await self._brokers.registration(record.owner)
             if owner is not None and owner.incarnation != record.incarnation:
-                owner = None  # another incarnation of that broker: the one that owned is gone
+                owner = None  # that broker has restarted: the incarnation that owned is gone
             if owner is not None and not await self._liveness.is_gone(owner):
                 self.census.note(bundle, owner_of(owner))
                 return Located(owner, serves=True)
@@ -233,7 +243,8 @@ class Owners:
         return chosen
 
     async def _choose_next_owner(self, bundle: Bundle) -> BrokerRegistration | None:
-        """The broker that gets it next; None: there is none, or it cannot be found out."""
+        """The broker that gets the bundle next; None: no other broker answers, or the metadata
+        store fails."""
         try:
             await self._brokers.refresh()
         except MetadataError as error:
@@ -245,7 +256,8 @@ class Owners:
     async def _choose_among(
         self, bundle: Bundle, brokers: Mapping[BrokerId, BrokerRegistration]
     ) -> BrokerRegistration | None:
-        """The choice is counted before the port answers: choices that begin meanwhile see it."""
+        """The first broker, in the census's order, whose port answers; None: no port answers. The
+        census counts each choice before the port answers, so that concurrent choices see it."""
         left = dict(brokers)
         while left:
             chosen = left.pop(self.census.order(bundle, left)[0])
@@ -272,7 +284,7 @@ class Owners:
             await self._store.put(_path(bundle), codec.encode_ownership(mine), expected=expected)
         except (BadVersion, OutcomeUnknown):
             return None
-        if self._stopping:  # it began meanwhile: the bundle would not be released any more
+        if self._stopping:  # the stop began meanwhile, and would not release this bundle
             await self._give(bundle, None)
             self._require_running(bundle)
         log.info("took a bundle", bundle=str(bundle), epoch=epoch)
@@ -297,7 +309,7 @@ class Owners:
                 _path(bundle), codec.encode_ownership(record), expected=stored.version
             )
         except MetadataError as error:
-            # Another broker has taken it, or takes it when this broker is gone.
+            # Another broker has taken the bundle, or takes it when this broker is gone.
             log.info("a bundle was not handed over", bundle=str(bundle), error=str(error))
 
     def _is_mine(self, stored: Versioned | None) -> bool:
@@ -310,7 +322,7 @@ class Owners:
         self.census.note(bundle, owner_of(self._me))
         if bundle not in self._held:
             self._held[bundle] = self._store.watch(_path(bundle), lambda: self._suspect(bundle))
-            self._suspect(bundle)  # it may have changed between the read and the watch
+            self._suspect(bundle)  # the record may have changed between the read and the watch
         return Located(self._me, serves=True)
 
     def _suspect(self, bundle: Bundle) -> None:

@@ -1,15 +1,16 @@
-"""A broker that stood still does not know whether it was replaced.
+"""After a standstill, makes the broker verify its ownership before it talks to clients again.
 
-Other brokers take the bundles of a broker that is silent for 2 s (liveness.py). When the process
-continues, its sockets hold old commands, its consumers have old permits, and it may serve from
-memory what another broker has served since. Bookies refuse its writes, so no receipt and no
-acknowledgement is wrong; but it would deliver messages that were acknowledged elsewhere.
+A broker that stood still does not know whether it was replaced: other brokers take the bundles of a
+broker that is silent for 2 s (liveness.py). When the process continues, its sockets hold old
+commands, and its consumers have old permits. Bookies refuse its writes, so no receipt and no
+acknowledgement is wrong. But the broker would deliver messages from memory that consumers have
+acknowledged at the next owner.
 
 So after a standstill of STILL_S the broker first reads the records of all its bundles again and
 closes the topics of lost bundles. Only then does it read from clients and send to them, so the
-clients of a closed topic get the close first. Without the metadata store the broker continues after
-VERIFY_S: a short outage of the store must not stop a cluster, and messages are delivered at least
-once.
+clients of a closed topic get the close first. If the metadata store does not answer, the broker
+continues after VERIFY_S: a short outage of the store must not stop a cluster, and messages are
+delivered at least once.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ log = get_logger(__name__)
 
 
 class Standstill:
-    """`run` must be running; without it the broker is always sure."""
+    """`sure` is False from the end of a standstill until the ownership is verified. `run` does the
+    work; without it `sure` is always True."""
 
     def __init__(self, verify: Callable[[], Awaitable[None]]) -> None:
         """`verify` returns when the topics of lost bundles are closed; it may raise
         MetadataError."""
-        self.sure = True  # whether the broker may talk to clients
+        self.sure = True  # True: the broker may talk to clients
         self.count = 0  # standstills so far
         self._verify = verify
         self._timer: asyncio.TimerHandle | None = None  # None: `run` is not running
@@ -50,12 +52,12 @@ class Standstill:
         self._verified = asyncio.Event()
 
     async def wait_sure(self) -> None:
-        """Return when the broker may talk to clients."""
+        """Wait until the broker may talk to clients."""
         while not self.sure:
             await self._verified.wait()
 
     async def run(self) -> None:
-        """Notice standstills and verify what the broker owns, until cancelled."""
+        """Detect standstills and verify the ownership after each, until cancelled."""
         self._tick()
         try:
             while True:
@@ -72,8 +74,8 @@ class Standstill:
             self._be_sure()
 
     def _tick(self) -> None:
-        """A callback of the loop, not a task: when the process continues, it runs before the tasks
-        that handle what waited in the sockets."""
+        """Detect a standstill. This is a callback of the loop, not a task: when the process
+        continues, it runs before the tasks that handle the old commands in the sockets."""
         loop = asyncio.get_running_loop()
         if self._timer is not None and loop.time() - self._timer.when() > STILL_S:
             self._still_s = loop.time() - self._timer.when() + TICK_S

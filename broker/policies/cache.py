@@ -1,15 +1,18 @@
 """One watched copy per broker of tenants, namespaces and policies, which answers synchronously.
 
-`ready(namespace)` loads a namespace on first need, and `follow(topic)` the policies of a topic that
-this broker serves. After that, `bundle_of` and `policies_of` answer without waiting. Watches keep
-the copy fresh: each report of a change queues a read, and a few reader tasks carry the reads out.
+`ready(namespace)` loads a namespace when it is first needed. `follow(topic)` loads the policies of
+a topic that this broker serves. After that, `bundle_of` and `policies_of` answer without waiting.
+Watches keep the copy fresh: each report of a change queues a read, and a few reader tasks carry the
+reads out.
 
-Without a connection to the metadata store the copy is stale: the last answers stand, `is_fresh` is
-False, and everything is read again after reconnecting. What was never read is unknown, and unknown
-is never answered as "no policies": the caller gets PoliciesUnavailable and retries.
+Without a connection to the metadata store the copy is stale: the last answers stay valid,
+`is_fresh` is False, and the cache reads every record again after reconnecting. A record that was
+never read is unknown. The cache never takes an unknown record for "no policies": the caller gets
+PoliciesUnavailable and retries.
 
-At most NAMESPACES_MAX namespaces are kept. At the limit, the least recently used one without a
-served topic is forgotten. If there is none, the next namespace is refused with PoliciesUnavailable.
+The cache keeps at most NAMESPACES_MAX namespaces. At the limit, it forgets the least recently used
+namespace without a served topic. If every namespace has a served topic, the cache refuses the next
+one with PoliciesUnavailable.
 """
 
 from __future__ import annotations
@@ -42,31 +45,34 @@ if TYPE_CHECKING:
     from magnetar.protos.names import NamespaceName, TopicName
 
 NAMESPACES_MAX: Final = 4_096
-"""The namespaces in the cache. Each needs about 6 KiB with three watches: 24 MiB in all."""
+"""The maximum number of namespaces in the cache. Each needs about 6 KiB with three watches: 24 MiB
+in all."""
 
 READERS: Final = 8
-"""Reads in flight. After a lost connection 10,000 records take a second or two at 1 ms each."""
+"""The maximum number of reads in flight. After a lost connection, 10,000 records take a second or
+two at 1 ms each."""
 
 RETRY_S: Final = 0.2
-"""The pause before a read that failed on a live connection is made again."""
+"""The pause before the next attempt at a read that failed on a live connection."""
 
 CREATE_TIMEOUT_S: Final = 5.0
 """Time limit of the creation of a namespace's record; the request that needs it has its own
 deadline."""
 
 NOTIFY_BATCH: Final = 256
-"""Subscribers that are called in one step of the loop; ten thousand would hold it for long."""
+"""The maximum number of callbacks in one step of the event loop. Ten thousand would block the loop
+for too long."""
 
 log = get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """One part, its path, and how it is read."""
+    """One part, its path, and the functions that read and apply its value."""
 
     part: Part[Any]
     path: str
-    read: Callable[[], Awaitable[Any]]  # brings None when the namespace is to be forgotten
+    read: Callable[[], Awaitable[Any]]  # returns None when the namespace may be forgotten
     apply: Callable[[Any], Effects]
     unwatch: Callable[[], None] = lambda: None
     attempt: asyncio.Future[None] | None = None  # the outcome of the next read; None: not asked for
@@ -86,7 +92,7 @@ class _Entry:
 
 
 class PolicyCache:
-    """`run` reads; it is supervised and runs as long as the broker serves."""
+    """`run` carries out the reads. It is supervised, and runs as long as the broker serves."""
 
     def __init__(
         self,
@@ -97,8 +103,8 @@ class PolicyCache:
         namespaces_max: int = NAMESPACES_MAX,
         failures: Failures | None = None,
     ) -> None:
-        """`namespace_bundles`: of a namespace whose record this broker creates. `failures` counts
-        unexpected exceptions of callbacks; None: they are raised."""
+        """`namespace_bundles`: the number of bundles of a namespace whose record this broker
+        creates. `failures` counts unexpected exceptions of callbacks; None: they are raised."""
         self._store = store
         self._new_bundles = NamespaceBundles.divided(namespace_bundles)
         self._defaults = defaults
@@ -111,10 +117,10 @@ class PolicyCache:
     # ---- answers ----
 
     async def ready(self, namespace: NamespaceName) -> None:
-        """Wait until the namespace is known. Known values may be stale: `is_fresh` tells.
+        """Wait until the namespace is known. Known values may be stale; see `is_fresh`.
 
-        Raises NamespaceNotFound, PoliciesUnavailable when the metadata store does not answer. The
-        wait is bounded by the caller's deadline.
+        Raises NamespaceNotFound, PoliciesUnavailable (the metadata store does not answer, or a
+        record cannot be read). The caller must limit the wait by a deadline of its own.
         """
         entry = self._use(namespace)
         if entry.view.is_known:
@@ -127,17 +133,17 @@ class PolicyCache:
             raise
 
     def bundle_of(self, topic: TopicName) -> Bundle:
-        """The bundle of a topic whose namespace is known. Raises PoliciesUnavailable: it is not."""
+        """The bundle of a topic. Raises PoliciesUnavailable if the namespace is not known."""
         return self._known(topic).bundle_of(topic)
 
     def policies_of(self, topic: TopicName) -> EffectivePolicies:
-        """The policies of a topic whose namespace is known, and which is followed or sets none.
-        Raises PoliciesUnavailable when they are unknown."""
+        """The policies of a topic. The namespace must be known, and the topic must be followed or
+        set no policies of its own. Raises PoliciesUnavailable when the policies are unknown."""
         return self._known(topic).policies_of(topic)
 
     def policies_of_namespace(self, namespace: NamespaceName) -> EffectivePolicies:
-        """The policies of a known namespace's topics that set none of their own. Raises
-        PoliciesUnavailable when they are unknown."""
+        """The policies of the topics in a known namespace that set no policies of their own. Raises
+        PoliciesUnavailable when the policies are unknown."""
         entry = self._entries.get(namespace)
         if entry is None:
             raise PoliciesUnavailable(str(namespace), "it was not read yet")
@@ -151,8 +157,8 @@ class PolicyCache:
         return entry.view.tenant.value
 
     def is_fresh(self, topic: TopicName) -> bool:
-        """Whether `policies_of` is up to date as far as the store has reported. Code that
-        deletes data checks this first."""
+        """Return whether `policies_of` is up to date as far as the metadata store has reported.
+        Code that deletes data checks this first. Raises PoliciesUnavailable."""
         return self._known(topic).is_fresh(topic)
 
     def _known(self, topic: TopicName) -> NamespaceView:
@@ -164,9 +170,9 @@ class PolicyCache:
     # ---- topics that are served ----
 
     async def follow(self, topic: TopicName) -> None:
-        """Read everything that the topic's policies depend on, and keep it fresh until `unfollow`.
-        At most once at a time for each topic. Raises PoliciesUnavailable; it is not followed then.
-        """
+        """Read all records on which the topic's policies depend, and keep them fresh until
+        `unfollow`. A topic must not be followed twice at the same time. Raises NamespaceNotFound,
+        PoliciesUnavailable; then the topic is not followed."""
         entry = self._use(topic.namespace_name)
         entry.waiting += 1
         try:
@@ -188,24 +194,25 @@ class PolicyCache:
                 self.unfollow(topic)
 
     def unfollow(self, topic: TopicName) -> None:
-        """The topic is not served any more; its subscribers are not called again."""
+        """End `follow` for a topic that is no longer served. Its callbacks are not called again."""
         entry = self._entries[topic.namespace_name]
         unneeded = entry.view.unfollow(topic)
         if unneeded is not None:
             self._drop_node(entry.nodes.pop(unneeded))
 
     def subscribe(self, topic: TopicName, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when the policies of a followed topic may have changed. Callbacks run on the
-        loop and must be short. Returns the function that ends it; `unfollow` ends it, too."""
+        """Call `callback` when the policies of a followed topic may have changed. It runs on the
+        loop and must be short. Returns the function that ends these calls; `unfollow` ends them,
+        too."""
         return self._known(topic).subscribe(topic, callback).end
 
     # ---- reading ----
 
     async def run(self) -> None:
-        """Read what is queued until cancelled. Supervised."""
+        """Carry out the queued reads until cancelled. Supervised."""
         unwatch = self._store.watch_session(self._on_session)
         try:
-            self._use(DEFAULT_NAMESPACE)  # it always exists: its first read creates it
+            self._use(DEFAULT_NAMESPACE)  # this namespace always exists: its first read creates it
             for entry in self._entries.values():
                 for node in entry.nodes.values():
                     self._queue_read(entry, node)  # the reads that an earlier run left
@@ -233,7 +240,7 @@ class PolicyCache:
                 await self._wake.wait()
             node = next(iter(self._queue))
             entry = self._queue.pop(node)
-            if node.part.wants_read:  # another reader may have the part: it queues it again
+            if node.part.wants_read:  # otherwise another reader reads it, and queues it if needed
                 await self._read(entry, node)
 
     async def _read(self, entry: _Entry, node: _Node) -> None:
@@ -241,7 +248,7 @@ class PolicyCache:
         try:
             value = await node.read()
         except NamespaceNotFound as error:
-            node.part.on_failed()  # it is read again when it is created, or asked for again
+            node.part.on_failed()  # read again when the node is created, or at the next request
             self._fail(node, error)
             if not entry.is_needed:
                 self._drop(entry)
@@ -249,21 +256,21 @@ class PolicyCache:
             node.part.on_unusable(str(error))
             log.error("a record cannot be read", path=node.path, error=str(error))
             self._fail(node, str(error))
-            self._queue_read(entry, node)  # it may have been repaired meanwhile
+            self._queue_read(entry, node)  # the record may have been repaired meanwhile
         except MetadataError as error:
             node.part.on_failed()
             log.warning("reading policies failed", path=node.path, error=str(error))
             self._fail(node, str(error))
             await asyncio.sleep(RETRY_S)
             self._queue_read(entry, node)
-        except BaseException:  # cancelled: the next run reads it
+        except BaseException:  # cancelled: the next `run` reads the node
             node.part.on_failed()
             raise
         else:
             if value is None and not node.dropped and not entry.is_needed:
                 self._drop(entry)
             elif value is None:
-                node.part.on_failed()  # a request has come that needs it
+                node.part.on_failed()  # a request that needs the namespace has come meanwhile
                 self._queue_read(entry, node)
             elif not node.dropped:
                 await self._apply(entry, node, value)
@@ -313,7 +320,7 @@ class PolicyCache:
         if node.attempt is not None:
             error = PoliciesUnavailable(node.path, why) if isinstance(why, str) else why
             node.attempt.set_exception(error)
-            node.attempt.exception()  # all requests that waited may have ended: that is no error
+            node.attempt.exception()  # marks it as retrieved: perhaps no request waits for it
             node.attempt = None
 
     def _queue_read(self, entry: _Entry, node: _Node) -> None:
@@ -326,7 +333,7 @@ class PolicyCache:
         self._queue_read(entry, node)
 
     def _on_session(self, state: SessionState) -> None:
-        """Without a connection no watch reports a change, so that nothing stays fresh."""
+        """Make every part stale when the connection is lost: no watch reports a change then."""
         self._wake.set()
         if state is SessionState.CONNECTED:
             return
@@ -338,7 +345,7 @@ class PolicyCache:
     # ---- namespaces that are kept ----
 
     def _use(self, namespace: NamespaceName) -> _Entry:
-        """The namespace's entry, now the most recently used one."""
+        """The namespace's entry, which becomes the most recently used one."""
         entry = self._entries.pop(namespace, None)
         if entry is None:
             if len(self._entries) >= self._namespaces_max:
@@ -421,9 +428,9 @@ class PolicyCache:
     async def _get_or_create(
         self, entry: _Entry, path: str, new: bytes, *, is_tenant: bool
     ) -> bytes | None:
-        """The stored record. One that is absent is created for a built-in namespace, and for one
-        that has topics: these were created by an earlier version of Magnetar. None: nothing needs
-        it. Raises NamespaceNotFound."""
+        """The stored record. An absent record is created for a built-in namespace, and for a
+        namespace that has topics: an earlier version of Magnetar created these topics. None: the
+        record is absent and no request needs it. Raises NamespaceNotFound."""
         found = await self._store.get(path)
         if found is None:
             await self._store.sync(path)  # an administrator may just have created it
@@ -436,7 +443,7 @@ class PolicyCache:
         if not entry.is_needed:
             return None
         deadline = asyncio.get_running_loop().time() + CREATE_TIMEOUT_S
-        # Brokers race; the record that is stored first counts for all of them.
+        # Several brokers may create the record. All of them use the record that is stored first.
         stored = await update(
             self._store, path, lambda value: new if value is None else KEEP, deadline=deadline
         )
@@ -446,7 +453,7 @@ class PolicyCache:
     async def _exists_without_record(self, name: NamespaceName, *, is_tenant: bool) -> bool:
         if name in BUILT_IN or await has_topics(self._store, name):
             return True
-        # A namespace that is recorded was created when tenants had no records.
+        # The namespace may have a record from a version that kept no records of tenants.
         path = paths.namespace(name.tenant, name.namespace)
         return is_tenant and await self._store.get(path) is not None
 

@@ -2,7 +2,7 @@
 
     unknown   never read: there is no answer, and no default replaces it
     stale     read, and the stored value may have changed since: the last answer stays valid
-    fresh     read, and nothing was reported since the read began
+    fresh     read, and no change was reported since the read began
 
 1. A fresh part is known. 2. A part that is being read is not fresh. 3. A change that is reported
 during a read leaves the part stale after it: the read may have missed the change.
@@ -22,9 +22,9 @@ class Part(Generic[T]):
 
     def __init__(self, value: T | None = None) -> None:
         self.value = value  # None: unknown
-        # The reason why the stored bytes cannot be used; "": they can, or none were read.
+        # The reason why the stored bytes cannot be used; "": they can be, or none were read.
         self.trouble = ""
-        self._changed = True  # whether the node changed since the last read began
+        self._changed = True  # True: a change was reported since the last read began
         self._reading = False
 
     @property
@@ -41,7 +41,7 @@ class Part(Generic[T]):
 
     @property
     def is_unusable(self) -> bool:
-        """The stored bytes cannot be used, and no newer ones are expected."""
+        """True when the stored bytes cannot be used, and no newer bytes are expected."""
         return bool(self.trouble) and not self._changed and not self._reading
 
     def on_changed(self) -> None:
@@ -65,12 +65,12 @@ class Part(Generic[T]):
         self._reading, self.trouble = False, why
 
     def on_failed(self) -> None:
-        """The read failed."""
+        """The read failed: the part needs another read."""
         assert self._reading
         self._reading, self._changed = False, True
 
     def check(self) -> None:
-        """Asserts the invariants above."""
+        """Assert the invariants above."""
         assert not (self.is_fresh and not self.is_known), "1"
         assert not (self.is_fresh and self._reading), "2"
         assert not (self.is_fresh and self._changed), "3"

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 class PolicySource(Protocol):
     @property
     def effective(self) -> EffectivePolicies:
-        """The present policies, after all levels were asked. Raises PoliciesUnavailable."""
+        """The present policies, combined from all levels. Raises PoliciesUnavailable."""
 
     @property
     def is_fresh(self) -> bool:
-        """Whether `effective` is up to date as far as the metadata store has reported. What
-        destroys data (trimming, expiry, deletion) asks this first. Raises PoliciesUnavailable."""
+        """True when `effective` is up to date as far as the metadata store has reported. Code that
+        deletes data (trimming, expiry, deletion) checks this first. Raises PoliciesUnavailable."""
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when the policies may have changed. Callbacks run on the loop and must be
-        short. Returns the function that ends it."""
+        """Call `callback` when the policies may have changed. It runs on the loop and must be
+        short. Returns the function that ends these calls."""
 
 
 class FollowedPolicies:

@@ -1,7 +1,7 @@
 """Makes the records of namespaces that no administrator created.
 
 Magnetar creates the built-in namespaces at their first use. Earlier versions created every tenant
-and namespace at its first use, or kept no record of it. So a namespace can have topics and no
+and namespace at its first use, or kept no record of it. So a namespace can have topics but no
 record.
 """
 

@@ -1,11 +1,11 @@
 """A broker's view of one namespace: its tenant, its record, and its topics' policies. Pure.
 
 Three parts are read for each namespace: the tenant's record, the namespace's record, and the names
-of the topics that set policies of their own. These names make a read per topic unnecessary: a topic
-that is not among them sets no policies, and most topics do not. For a topic that is among them and
-is followed (this broker serves it), its own record is a part, too.
+of the topics that set policies of their own. These names save a read for most topics: a topic that
+is not among the names sets no policies. If a topic is among the names and is followed (this broker
+serves it), the topic's own record is a part, too.
 
-1. An answer is never made from an unknown part: PoliciesUnavailable is raised instead.
+1. No answer is made from an unknown part: the view raises PoliciesUnavailable instead.
 2. All partitions of a topic share the policies of the topic (`TopicName.base`).
 3. Subscribers are notified of each change of a record that their topic's policies depend on.
 """
@@ -33,7 +33,7 @@ UNSET = Policies()
 @dataclass(slots=True, eq=False)
 class PolicyListener:
     topic: TopicName
-    callback: Callable[[], None] | None  # None: the view has ended
+    callback: Callable[[], None] | None  # None: this listener has ended
     view: NamespaceView
 
     def end(self) -> None:
@@ -48,7 +48,7 @@ class PolicyListener:
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """A topic, or all served partitions of one."""
+    """A followed topic, or all followed partitions of a partitioned topic."""
 
     base: TopicName
     count: int = 0  # topics that are served
@@ -72,8 +72,9 @@ class NamespaceView:
         self.record: Part[NamespaceRecord] = Part()
         self.listed: Part[frozenset[str]] = Part()  # keys of the topics that set policies
         self._defaults = defaults
-        self._shared: EffectivePolicies | None = None  # the policies of all topics that set none
-        self._followed: dict[str, _Followed] = {}  # keyed by key, one for all partitions
+        # The policies of all topics that set none; None: to be computed.
+        self._shared: EffectivePolicies | None = None
+        self._followed: dict[str, _Followed] = {}  # keyed by `topic_key`
 
     @property
     def parts(self) -> tuple[Part[TenantRecord], Part[NamespaceRecord], Part[frozenset[str]]]:
@@ -86,7 +87,7 @@ class NamespaceView:
 
     @property
     def is_followed(self) -> bool:
-        """Whether a topic of the namespace is followed."""
+        """True when a topic of the namespace is followed."""
         return bool(self._followed)
 
     # ---- answers ----
@@ -111,7 +112,7 @@ class NamespaceView:
         return self.policies_shared()
 
     def policies_shared(self) -> EffectivePolicies:
-        """The policies of all topics that set none of their own."""
+        """The policies of all topics that set no policies of their own."""
         if self.record.value is None:
             raise PoliciesUnavailable(str(self.name), "its record was not read yet")
         if self._shared is None:
@@ -119,8 +120,8 @@ class NamespaceView:
         return self._shared
 
     def is_fresh(self, topic: TopicName) -> bool:
-        """Whether all parts that `policies_of` uses are fresh: none may have changed since its
-        read."""
+        """Return whether all parts that `policies_of` uses are fresh: no change was reported since
+        they were read."""
         followed = self._followed.get(topic_key(topic))
         own = None if followed is None else followed.own
         return all(part.is_fresh for part in self.parts) and (own is None or own.is_fresh)
@@ -133,8 +134,8 @@ class NamespaceView:
     # ---- topics ----
 
     def follow(self, topic: TopicName) -> Part[Policies] | None:
-        """Follow a topic; `listed` must be known. Returns the part with its own policies; None: it
-        sets none."""
+        """Follow a topic; `listed` must be known. Returns the part with the topic's own policies;
+        None: the topic sets none."""
         assert self.listed.value is not None
         key = topic_key(topic)
         followed = self._followed.setdefault(key, _Followed(topic.base))
@@ -144,7 +145,8 @@ class NamespaceView:
         return followed.own
 
     def unfollow(self, topic: TopicName) -> Part[Policies] | None:
-        """Returns the part that is not needed any more; None: there is none."""
+        """Stop following a topic, and end its listeners. Returns the part that is no longer needed;
+        None: every part is still needed."""
         key = topic_key(topic)
         followed = self._followed[key]
         followed.count -= 1
@@ -156,17 +158,17 @@ class NamespaceView:
         return followed.own
 
     def subscribe(self, topic: TopicName, callback: Callable[[], None]) -> PolicyListener:
-        """The topic must be followed."""
+        """Add a listener for the policies of a followed topic."""
         subscription = PolicyListener(topic, callback, self)
         self._followed[topic_key(topic)].subscriptions.append(subscription)
         return subscription
 
     def forget(self, subscription: PolicyListener) -> None:
-        """The view has ended."""
+        """Remove a listener that has ended."""
         self._followed[topic_key(subscription.topic)].subscriptions.remove(subscription)
 
     def own_part(self, topic: TopicName) -> Part[Policies]:
-        """The own policies of a followed topic."""
+        """The part with the own policies of a followed topic."""
         own = self._followed[topic_key(topic)].own
         assert own is not None
         return own
@@ -189,14 +191,14 @@ class NamespaceView:
         )
 
     def on_listed(self, keys: frozenset[str]) -> Effects:
-        """A topic that left the list keeps its part. The next read of the part finds no record: the
-        topic sets no policies."""
+        """The names of the topics that set policies were read. A topic that left the list keeps its
+        part: the next read of the part finds no record, so the topic sets no policies."""
         before = self.listed.on_read(keys)
         load = []
         for key in keys - (before or frozenset()):
             followed = self._followed.get(key)
             if followed is not None and followed.own is None:
-                followed.own = Part(UNSET)  # it set none until now: stale, not unknown
+                followed.own = Part(UNSET)  # the topic set none until now: stale, not unknown
                 load.append(followed.base)
         return Effects(load=tuple(sorted(load)))
 
@@ -211,7 +213,7 @@ class NamespaceView:
         return Effects(notify=tuple(followed.subscriptions))
 
     def check(self) -> None:
-        """Asserts the invariants that hold between events."""
+        """Assert the invariants that hold between events."""
         for part in self.parts:
             part.check()
         for key, followed in self._followed.items():
@@ -220,6 +222,6 @@ class NamespaceView:
 
 
 def topic_key(topic: TopicName) -> str:
-    """The same for all partitions of a topic, and unique in its namespace."""
+    """A key that is the same for all partitions of a topic, and unique in its namespace."""
     base = topic.base
     return paths.topic_policies_key(base.domain, base.topic)

@@ -1,1 +1,1 @@
-"""Metadata: the store, its records, and what is built on both (election, leases, ledger ids)."""
+"""Metadata: the store, its records, and the parts built on both (election, leases, ledger ids)."""

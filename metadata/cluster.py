@@ -1,4 +1,4 @@
-"""The cluster's id: the first server that starts makes it, each other server compares it."""
+"""The cluster's id: the first server that starts makes it, and every other server compares it."""
 
 import random
 
@@ -8,8 +8,8 @@ from magnetar.metadata.store import KEEP, MetadataStore, Verdict, update
 
 
 async def cluster_id(store: MetadataStore, *, chance: random.Random, deadline: float) -> str:
-    """The id of the cluster that this store belongs to, 32 hex digits. Raises what `update`
-    does."""
+    """The id of the cluster to which this store belongs: 32 hex digits. Makes the id if there is
+    none. Raises the errors of `update`."""
     candidate = encode_cluster(f"{chance.getrandbits(128):032x}")
 
     def create_if_absent(stored: bytes | None) -> bytes | Verdict:

@@ -3,8 +3,8 @@
 The layout is `protos/metadata.proto`. Each kind of record has a table of its fields. A field has
 the same name in the record and in the message.
 
-Decoding raises CorruptRecord for bytes that are no such record, UnsupportedFormat for one of a
-later format (which this version must not rewrite), and InvalidRecord for one that breaks an
+Decoding raises CorruptRecord for bytes that cannot be parsed, UnsupportedFormat for a record of
+another format (which this version must not rewrite), and InvalidRecord for a record that breaks an
 invariant of its kind. Fields that a newer version added within the format survive: decode keeps
 them in `unknown`, at each level, and encode puts them back. Equal records encode to equal bytes.
 """
@@ -86,16 +86,17 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """How one field travels. `to_wire` never gets None: a field that is None is left out."""
+    """The conversion of one field between record and message. `to_wire` never gets None: the
+    message leaves out a field that is None."""
 
     name: str
     to_wire: Callable[[Any], Any] | None = None  # None: the value is the same in both
     from_wire: Callable[[Any], Any] | None = None
-    optional: bool = False  # absent on the wire: None
+    optional: bool = False  # True: the record has None for a field that the message leaves out
 
 
 class _Table(Generic[R]):
-    """One kind of record or part of a record."""
+    """The fields of one kind of record, or of a part of a record."""
 
     def __init__(
         self, kind: str, message: type[Message], make: Callable[..., R], *rows: _Field
@@ -117,7 +118,7 @@ class _Table(Generic[R]):
         return _with_unknown(self.message(**wire), record.unknown)
 
     def from_wire(self, message: Message) -> R:
-        """Consumes the message."""
+        """Convert a message to a record. The message must not be used afterwards."""
         values: dict[str, Any] = {}
         for name, convert, optional in self._from_wire:
             if not optional or message.HasField(name):
@@ -133,12 +134,12 @@ class _Table(Generic[R]):
 
 
 def _plain(*names: str) -> tuple[_Field, ...]:
-    """Numbers, texts, bytes, booleans."""
+    """Fields with numbers, texts, bytes or booleans."""
     return tuple(_Field(name) for name in names)
 
 
 def _optional(*names: str) -> tuple[_Field, ...]:
-    """The same, or None."""
+    """Fields like those of `_plain` that may be None."""
     return tuple(_Field(name, optional=True) for name in names)
 
 
@@ -155,7 +156,7 @@ def _map(name: str) -> _Field:
 
 
 def _part(name: str, table: _Table[Any], *, optional: bool = False) -> _Field:
-    """A record within the record."""
+    """A field with a record inside the record."""
     return _Field(name, table.to_wire, table.from_wire, optional)
 
 
@@ -185,7 +186,7 @@ def _enum(kind: str, name: str, wire_of: Mapping[Any, int], *, optional: bool = 
 
 
 def _enum_set(kind: str, name: str, wire_of: Mapping[Any, int]) -> _Field:
-    """A set that is not empty, or None."""
+    """A field with a set of enum values that is not empty, or with None."""
     value_of = _enum_value(kind, name, wire_of)
 
     def to_wire(values: Iterable[Any]) -> list[int]:
@@ -241,7 +242,8 @@ _COUNTER: Final = "ledger counter"
 
 
 def encode_ledger_counter(next_ledger: LedgerId, *, replaced: bytes | None = None) -> bytes:
-    """`replaced`: the record in whose place it is put. None: there is none."""
+    """Encode the ledger counter. `replaced`: the stored counter that the new one replaces, whose
+    unknown fields are kept; None: no counter is stored."""
     before = None if replaced is None else _parse(pb.LedgerCounter(), _COUNTER, replaced)
     message = pb.LedgerCounter(next=next_ledger)
     return _stored(_with_unknown(message, b"" if before is None else _unknown(before)))

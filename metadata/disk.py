@@ -6,10 +6,11 @@ What a directory holds:
                 used by mistake
     store/      RocksDB. A node's key is "N" + parent + NUL + name (so that the children of a node
                 lie side by side), its value version u64 | next sequence u64 | the node's value.
-                "Mboots" counts how often the store was opened, which numbers the
-                sessions.
+                "Mboots" has the number of times the store was opened, u64. It is the id of the
+                session.
     watermark   sequence number of the last synced change, u64, and its CRC32, u32
-    *.new       either file while it is written: a first start that was interrupted is continued
+    *.new       format or watermark while it is written. After an interrupted first start, the next
+                start writes it again.
 
 RocksDB may open without an error after damage to its log, with synced changes missing. The
 watermark detects that. It is written after each sync, without a sync of its own, so it is never too
@@ -132,8 +133,8 @@ class DiskNodes:
         return [path for path, node in self._ephemeral.items() if node.session == session]
 
     def commit(self) -> None:
-        """Write and sync what was changed, all of it or nothing. Raises StoreFailed: then
-        the content of the disk is unknown, and the store must not be used any more."""
+        """Write and sync all changes, or none of them. Raises StoreFailed: then the content of the
+        disk is unknown, and the store must not be used any more."""
         if not self._changed:
             return
         changed, self._changed = self._changed, {}
@@ -165,7 +166,7 @@ class DiskNodes:
             if not key.startswith(prefix):
                 break
             name = key[len(prefix) :].decode()
-            # The root's own key is where its children's names begin.
+            # The root's own key equals the prefix of its children's keys.
             if name and f"{'' if path == '/' else path}/{name}" not in removed:
                 yield name
         for added in (self._changed.keys() - removed) | self._ephemeral.keys():
@@ -177,8 +178,8 @@ class DiskNodes:
 
 
 def _door(directory: Path, call: Callable[[], T]) -> T:
-    """Call rocksdict, which raises plain `Exception`. Raises StoreFailed: the store cannot be used
-    any more. A failed assertion is a bug and passes."""
+    """Call rocksdict, and raise StoreFailed for its errors, which are plain `Exception`s. The store
+    cannot be used any more then. A failed assertion is a bug and is not translated."""
     try:
         return call()
     except (AssertionError, MetadataError):
@@ -245,7 +246,7 @@ def _watermark_record(sequence: int) -> bytes:
 
 
 def _read_watermark(directory: Path) -> int | None:
-    """None: no change was ever synced here."""
+    """The sequence number in the watermark file. None: no change was ever synced here."""
     path = directory / "watermark"
     if not path.exists():
         return None
@@ -257,7 +258,8 @@ def _read_watermark(directory: Path) -> int | None:
 
 
 def _open_watermark(directory: Path, db: Rdict, files: Files) -> int:
-    """The first record is synced: it proves later that the directory held changes."""
+    """Open the watermark file and write the present sequence number. The first record of a new file
+    is synced: it proves later that the directory held changes."""
     path = directory / "watermark"
     record = _watermark_record(db.latest_sequence_number())
     if not path.exists():

@@ -4,10 +4,9 @@ Each candidate tries to create the node. The others watch the node. All of them 
 ends, which is cheap for a few dozen candidates. A queue of sequential nodes would wake only one
 candidate. But after a lost reply the queue may hold a node that its candidate does not know.
 
-For a moment two processes may act as leader: one whose session the ensemble has expired and that
-does not know it yet, and its successor. So a leader stops when it loses its connection (`is_leader`
-is False while the session is suspended), and each of its actions must be safe to do twice:
-compare-and-set.
+For a moment two processes may act as leader: a process that does not know yet that its session has
+expired, and the next leader. So a leader stops when it loses its connection (`is_leader` is False
+while the session is suspended). Each action of a leader must be safe to do twice: compare-and-set.
 """
 
 from collections.abc import Callable
@@ -18,8 +17,8 @@ from magnetar.metadata.store import MetadataStore, SessionState
 
 
 class Election:
-    """`candidate` must differ from that of every other process, also of an earlier run of this one.
-    `on_change(is_leader)` is called on the loop with every change."""
+    """`candidate` must differ from that of every other process, and from that of an earlier run of
+    this process. `on_change(is_leader)` is called on the loop at every change."""
 
     def __init__(
         self,
@@ -46,7 +45,8 @@ class Election:
 
     @property
     def leader(self) -> bytes | None:
-        """The leader that was seen last. None: there was none, or it is not known yet."""
+        """The leader that was seen last. None: there was no leader, or the node was not read
+        yet."""
         return self._lease.holder
 
     async def run(self) -> None:
@@ -57,7 +57,7 @@ class Election:
                 try:
                     await self._lease.run()
                 except LeaseTaken:
-                    continue  # an operator removed it; try again
+                    continue  # our node was replaced, for example by an operator: try again
         finally:
             unwatch()
 

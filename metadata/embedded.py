@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 _GROUP_REQUESTS_MAX: Final = 256
 _GROUP_BYTES_MAX: Final = 256 * 1024
-"""Writing a batch holds the interpreter lock for all of it: 256 KiB take about 1 ms."""
+"""Writing a batch holds the interpreter lock all the time: 256 KiB take about 1 ms."""
 
 _REQUESTS_MAX: Final = 100_000
-"""Waiting requests. More of them come from a loop that does not wait: a bug."""
+"""The maximum number of waiting requests. More requests are a bug: a loop that does not wait."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _GroupResult:
-    outcomes: list[Any]  # a MetadataError: that request was refused
+    outcomes: list[Any]  # one for each request; a MetadataError: the request was refused
     touched: set[str]
 
 
@@ -126,7 +126,8 @@ class EmbeddedStore:
         return self._watches.add_session(callback)
 
     async def close(self) -> None:
-        """Waits for the requests that are being carried out; the others are refused."""
+        """Close the store. Waits for the requests that are being carried out, and refuses the
+        others."""
         if self._state is SessionState.CLOSED:
             return
         self._state = SessionState.CLOSED
@@ -135,7 +136,7 @@ class EmbeddedStore:
         await self._idle.wait()
         self._watches.fire_session(SessionState.CLOSED)
         self._watches.clear()
-        with suppress(StoreFailed):  # its requests have raised it
+        with suppress(StoreFailed):  # the requests have raised it already
             await self._thread.do(self._nodes.close)
         self._thread.shutdown(wait=False)
 
@@ -165,8 +166,8 @@ class EmbeddedStore:
         self._group.add_done_callback(partial(self._on_group, group))
 
     def _run_group(self, group: list[_Request]) -> _GroupResult:
-        """Runs on the thread. Raises StoreFailed if the disk fails; then every request of the group
-        fails with it."""
+        """Carry out a group, on the thread. Raises StoreFailed if the disk fails; then every
+        request of the group fails."""
         outcomes = []
         for request in group:
             try:
@@ -193,7 +194,8 @@ class EmbeddedStore:
             self._idle.set()
 
     def _fail(self, group: list[_Request], error: BaseException) -> None:
-        """The outcome of the group is unknown; the requests that wait were not sent."""
+        """End the store after a failed group. The outcome of the group is unknown; the waiting
+        requests were not carried out."""
         failure = error if isinstance(error, StoreFailed) else None
         self._failure = failure or StoreFailed("", repr(error))
         for request in group:

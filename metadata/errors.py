@@ -1,7 +1,7 @@
-"""The operating errors of metadata. Each carries its data and whether the outcome is known.
+"""The operating errors of metadata. Each has its data, and says whether the outcome is known.
 
-`definite` is True when the call that raised changed nothing, or the data on disk is at fault. It is
-False when the change may have happened, or may still happen: read again and compare.
+`definite` is True when the call that raised changed nothing, or when the stored data is damaged. It
+is False when the change may have happened, or may still happen: read again and compare.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class MetadataError(Exception):
 
 
 class BadVersion(MetadataError):
-    """The node is not at the expected version (it may be gone): another process changed it."""
+    """The node does not have the expected version (it may be gone): another process changed it."""
 
     def __init__(self, path: str, expected: int) -> None:
         super().__init__(f"{path} is not at version {expected}")
@@ -47,7 +47,7 @@ class NotEmpty(MetadataError):
 
 
 class ParentIsEphemeral(MetadataError):
-    """A node was to be created under an ephemeral one, which cannot have children."""
+    """The node cannot be created, because its parent is ephemeral and cannot have children."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} cannot be created under an ephemeral node")
@@ -55,7 +55,7 @@ class ParentIsEphemeral(MetadataError):
 
 
 class ValueTooLarge(MetadataError):
-    """The value exceeds what every store takes; it was not sent."""
+    """The value exceeds the limit of all stores. It was not sent."""
 
     def __init__(self, path: str, size: int, limit: int) -> None:
         super().__init__(f"value of {path} has {size} bytes, at most {limit} are allowed")
@@ -65,7 +65,7 @@ class ValueTooLarge(MetadataError):
 
 
 class Contended(MetadataError):
-    """`update` lost the race against other writers too often; nothing of its own was applied."""
+    """`update` lost the race against other writers too often, and changed nothing."""
 
     def __init__(self, path: str, attempts: int) -> None:
         super().__init__(f"{path} was changed by others {attempts} times in a row")
@@ -136,8 +136,8 @@ class StoreForeign(MetadataError):
 
 
 class StoreFailed(MetadataError):
-    """The disk refused a write or a sync. What is on it is unknown; the store takes no more
-    calls."""
+    """The disk refused a write or a sync. The content of the disk is unknown, and the store takes
+    no more calls."""
 
     definite = False
 
@@ -176,8 +176,8 @@ class UnsupportedFormat(InvalidRecord):
 
 
 class LeaseTaken(MetadataError):
-    """Another live process put its own node where this process's lease was: two
-    processes use one name."""
+    """Another live process has replaced this process's node with its own: two processes use one
+    name."""
 
     def __init__(self, path: str, holder: bytes) -> None:
         super().__init__(f"{path} was taken over by another process")

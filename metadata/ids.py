@@ -1,12 +1,12 @@
 """Ledger ids: never used twice, and growing within each topic.
 
 Each process takes blocks of ids from one compare-and-set counter and hands them out from memory.
-The rest of a block is lost when the process ends. An id is never handed out twice:
+The rest of a block is lost when the process ends. An id is never handed out twice: a process uses a
+block only if the reply that granted it arrived. After a lost reply the process does not know
+whether it owns the block and does not use it; the next attempt starts with a fresh read.
 
-- A block is used only if the reply that granted it arrived. After a lost reply the process does not
-  know whether it owns the block and does not use it: the next attempt starts with a fresh read.
-- Positions order by ledger id and topics move between brokers, so an id must exceed the topic's
-  newest ledger (`newer_than`). If the current block is below that, the process discards it.
+An id must exceed the topic's newest ledger (`newer_than`), because positions order by ledger id and
+topics move between brokers. If the next id of the block does not, the process discards the block.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from magnetar.metadata.model import LedgerId
 from magnetar.metadata.store import ABSENT, UPDATE_PAUSE_S, MetadataStore
 
 BLOCK: Final = 1_000
-"""Ids per trip to the store: with one new ledger per second and broker, a write every 17 minutes;
-63 bits of ids last for 9 * 10^15 abandoned blocks."""
+"""Ids per write to the store. A broker with one new ledger per second makes a write every 17
+minutes. 63 bits of ids last for 9 * 10^15 abandoned blocks."""
 
 
 class LedgerIds:
@@ -29,7 +29,7 @@ class LedgerIds:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._block: range = range(0)
-        self._fetching = asyncio.Lock()  # one trip to the store serves all callers that wait
+        self._fetching = asyncio.Lock()  # one write to the store serves all callers that wait
 
     async def next(self, newer_than: LedgerId, *, deadline: float) -> LedgerId:
         """An id that was never handed out, greater than `newer_than` (-1: any). Raises Unavailable
@@ -65,7 +65,7 @@ class LedgerIds:
                 value = encode_ledger_counter(LedgerId(first + BLOCK), replaced=before)
                 await self._store.put(paths.NEXT_LEDGER_ID, value, expected=version)
             except BadVersion:
-                continue  # another process took a block: each lost race is progress of another
+                continue  # another process took a block: read the counter again
             except (OutcomeUnknown, Unavailable):
                 await asyncio.sleep(UPDATE_PAUSE_S)
             else:

@@ -1,18 +1,19 @@
-"""A lease: one ephemeral node that registers this process, or marks it as the elected one.
+"""A lease: one ephemeral node that registers this process, or marks it as the elected process.
 
-The lease creates the node again when it is gone: after a new session has begun, or after another
-process deleted the node. It replaces a node that an earlier session left behind; otherwise the node
-would disappear when that session expires. A leftover is a node with this lease's value, or with one
-that `replaces` accepts. Any other node belongs to another process, and the lease waits until it is
-gone.
+The lease creates the node again when the node is gone: after a new session has begun, or after
+another process deleted the node. The lease replaces a leftover, which is a node of an earlier
+session; otherwise the node would disappear when that session expires. A leftover has this lease's
+value, or a value that `replaces` accepts. Any other node belongs to another process, and the lease
+waits until that node is gone.
 
-A leftover is replaced in three steps, each a compare-and-set: set its value to this lease's, delete
-it, create it again. If the owner of the node is alive, the first step tells it that it was
-replaced, so it does not mistake the deletion for an accident.
+The lease replaces a leftover in three steps, each a compare-and-set: set its value to this lease's
+value, delete it, create it again. If the owner of the node is alive, the first step tells the owner
+that it was replaced. So the owner does not mistake the deletion for an accident.
 
 The lease is `held` while the session that holds the node is not known to be lost. A suspended
-session is not lost. The report may be late (the ensemble expires a silent session before its client
-knows), so a lease is a hint to other processes. The safety of data never depends on it.
+session is not lost. The report of a loss may be late (the ensemble expires a silent session before
+its client knows). So a lease is a hint to other processes, and the safety of data never depends on
+it.
 """
 
 import asyncio
@@ -23,8 +24,8 @@ from magnetar.metadata.store import UPDATE_PAUSE_S, MetadataStore, SessionState
 
 
 class Lease:
-    """`on_change(held)` is called on the loop with every change, never twice with the same. `run`
-    is called once at a time, and may be called again after it raised. Closing the store ends the
+    """`on_change(held)` is called on the loop at every change, never twice with the same value.
+    Call `run` once at a time; it may be called again after it raised. Closing the store ends the
     lease."""
 
     def __init__(
@@ -42,7 +43,7 @@ class Lease:
         self._replaces = replaces
         self._on_change = on_change
         self._offered = {value}  # all values that our node may have: one per `set_value`
-        # The session in which our node was seen last; 0: none, or another has taken it.
+        # The session in which our node was seen last; 0: never, or another node has replaced it.
         self._session = 0
         self._holder: bytes | None = None
         self._told = False
@@ -60,9 +61,9 @@ class Lease:
         return self._holder
 
     async def run(self) -> None:
-        """Take the lease and keep it, until cancelled; cancelling leaves the node where it is.
-        Raises LeaseTaken when another process replaced our node while our session was alive: both
-        processes have the same identity, and the other one has won."""
+        """Take the lease and keep it, until cancelled; the node stays after a cancellation. Raises
+        LeaseTaken when another process replaced our node while our session was alive: both
+        processes have the same identity, and the other process keeps it."""
         unwatch = self._store.watch(self._path, self._wake.set)
         unwatch_session = self._store.watch_session(lambda state: self._tell())
         try:
@@ -75,13 +76,13 @@ class Lease:
             unwatch_session()
 
     def set_value(self, value: bytes) -> None:
-        """Let the node have another value, soon. `holder` says when the node has it."""
+        """Give the node another value, soon. `holder` returns that value when the node has it."""
         self._value = value
         self._offered.add(value)
         self._wake.set()
 
     async def _look(self) -> bool:
-        """Returns whether to read again at once."""
+        """Read the node, and change it if necessary. Returns whether to read again at once."""
         if self._store.session_state is not SessionState.CONNECTED:
             return False  # the watch is called when there is a connection again
         try:

@@ -1,8 +1,9 @@
 """The ids of ledgers that have a node below one folder, streamed in ascending order.
 
 A folder of leaves has 10,000 names at most (`paths.ledger`), and only one such folder is in memory
-at a time. The walk returns each ledger that exists during the whole walk. It may return or miss one
-that is created or deleted meanwhile. A folder that is deleted during the walk counts as empty.
+at a time. The walk returns each ledger that exists during the whole walk. It may return or miss a
+ledger that is created or deleted meanwhile. A folder that is deleted during the walk counts as
+empty.
 """
 
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ _LEVELS_BELOW_ROOT = 3
 async def ledger_ids(
     store: MetadataStore, root: str, *, after: int = -1
 ) -> AsyncIterator[LedgerId]:
-    """The ids greater than `after`. Raises what the store raises."""
+    """The ids greater than `after`. Raises the errors of the store."""
     async for ledger in _below(store, root, _LEVELS_BELOW_ROOT, 10**12, 0, after):
         yield ledger
 

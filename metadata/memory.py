@@ -4,9 +4,8 @@ One `MemoryTree` is the ensemble. Each `MemoryStore` is a client with a session 
 has no thread, no real time and no randomness of its own, so a run can be repeated exactly.
 
 A request is queued and served after `delay_s()`, in the order of the calls. Its reply wakes the
-caller.
-Cancelling the caller does not withdraw the request, as with ZooKeeper. A test can inject `faults`
-(per request), `suspend`, `expire`, `reconnect` and `fall_behind`.
+caller. When the caller is cancelled, the request is still served, as with ZooKeeper. A test can
+inject `faults` (per request), `suspend`, `expire`, `reconnect` and `fall_behind`.
 """
 
 import asyncio
@@ -32,7 +31,8 @@ from magnetar.metadata.watches import Watches
 T = TypeVar("T")
 
 _REQUESTS_MAX: Final = 10_000
-"""Queued requests of one store. More requests are a bug: a loop that does not wait."""
+"""The maximum number of queued requests of one store. More requests are a bug: a loop that does not
+wait."""
 
 
 class Fault(Enum):
@@ -100,7 +100,7 @@ class MemoryTree:
         return self._session
 
     def end_session(self, session: int) -> None:
-        """The ensemble ends a session, whether or not its client is told."""
+        """The ensemble ends a session. Its client may learn that later."""
         if session in self.sessions:
             self.sessions.remove(session)
             self.tree.end_session(session)
@@ -125,7 +125,7 @@ class _Request:
 
 
 class MemoryStore:
-    """A client of a MemoryTree. A tree of its own is made when none is given."""
+    """A client of a MemoryTree. `tree` None: a new tree."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class MemoryStore:
             self._lose_session()
 
     def reconnect(self) -> None:
-        """A connection is found: the session resumes, or a new one begins. All watches fire."""
+        """The client connects again: the session resumes, or a new one begins. All watches fire."""
         assert self._state in (SessionState.SUSPENDED, SessionState.LOST), self._state
         if self._state is SessionState.SUSPENDED and self._session not in self._shared.sessions:
             self._lose_session()
@@ -291,7 +291,7 @@ class MemoryStore:
         self._timers.add(timer)
 
     def _serve_next(self) -> None:
-        """Timers may fire out of order: each serves the oldest request."""
+        """Serve the oldest request. Timers may fire out of order."""
         request = self._requests.popleft()
         error: MetadataError | None = None
         result = None

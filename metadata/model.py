@@ -67,7 +67,7 @@ class LedgerMetadata:
 
     1. 1 <= ack_quorum <= write_quorum <= ensemble_size. The numbers never change, with one
        exception: in a CLOSED ledger whose bookies each hold all entries (write_quorum =
-       ensemble_size), these two may grow together.
+       ensemble_size), write_quorum and ensemble_size may grow together.
     2. The ledger has at least one segment. The first segment starts at entry 0, and the starts
        strictly increase.
     3. Each segment has ensemble_size members, and no bookie twice, because it would acknowledge for
@@ -116,8 +116,9 @@ class LedgerMetadata:
         return next(part for part in reversed(self.segments) if part.first_entry <= entry)
 
     def with_ensemble(self, first_entry: EntryId, members: Sequence[Member]) -> "LedgerMetadata":
-        """From `first_entry` on, `members` hold the entries. Replaces the last segment if that
-        starts there (none of its entries was confirmed), else appends one."""
+        """The metadata in which `members` hold the entries from `first_entry` on. If the last
+        segment starts there (so none of its entries was confirmed), the new segment replaces it.
+        Otherwise the new segment is appended."""
         assert self.state is LedgerState.OPEN, self.state
         last = self.last_segment
         _require(first_entry >= last.first_entry, f"segment at {first_entry} goes backwards")
@@ -175,14 +176,14 @@ class BookieAddress:
 
 @dataclass(frozen=True, slots=True)
 class BookieRegistration:
-    """A bookie that serves; ephemeral."""
+    """A running bookie. Its node is ephemeral."""
 
     bookie: BookieId
     incarnation: str
     boot_epoch: int  # counts the starts of this incarnation
     address: BookieAddress
     http_address: str  # "host:port"; "": no HTTP port
-    zone: str  # "": not told
+    zone: str  # "": not configured
     read_only: bool
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
@@ -206,8 +207,9 @@ class BookieCookie:
     bookie: BookieId
     incarnation: str
     boot_epoch: int
-    cluster: str  # the cluster's own id, so that a bookie cannot join a foreign one
-    start: str = ""  # drawn for the epoch, tells two copies of a directory apart; "": not told
+    cluster: str  # the cluster's id, so that a bookie cannot join a foreign cluster
+    # Drawn for each boot epoch. It distinguishes copies of a directory; "": not recorded.
+    start: str = ""
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -239,7 +241,7 @@ class BrokerRegistration:
 # ---- topics --------------------------------------------------------------------------------------
 
 HASH_SPACE: Final = 1 << 32
-"""Topics are placed by CRC32 of their full name: 0 .. 2^32 - 1."""
+"""The number of hash values of topics. The hash is the CRC32 of the full name: 0 .. 2^32 - 1."""
 
 BUNDLES_DEFAULT: Final = 4
 
@@ -286,7 +288,8 @@ class NamespaceBundles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Pulsar's names of the bundles, "0x00000000_0x40000000"; the last one ends 0xffffffff."""
+        """Pulsar's names of the bundles, "0x00000000_0x40000000". The last one ends in
+        "0xffffffff"."""
         return tuple(self._name(index) for index in range(len(self.boundaries) - 1))
 
     def bundle_of(self, topic_hash: int) -> str:
@@ -375,7 +378,7 @@ class TopicRecord:
     ] = ()  # no longer the topic's; their metadata is still to be deleted
     properties: Mapping[str, str] = field(default_factory=dict)
     dropped: DroppedHead | None = None  # None: no ledger was dropped from the head
-    incarnation: str = ""  # drawn when the topic was created; "": not upgraded yet
+    incarnation: str = ""  # drawn when the topic was created; "": by a version without incarnations
     deleted: bool = False  # being deleted: all its ledgers are in `deleting`
     terminated: EntryPlace | None = None  # the final entry; None: not terminated
     delayed_ledgers: tuple[LedgerId, ...] = ()  # segments of the delayed-delivery indexes
@@ -406,13 +409,14 @@ class TopicRecord:
 @dataclass(frozen=True, slots=True)
 class TopicTombstone:
     """The record of a deleted topic. It stays while a broker may still believe that it owns the
-    topic, or a client that it is connected to the topic."""
+    topic, or while a client may still reconnect to the topic."""
 
     incarnation: str  # the incarnation of the deleted topic
     epoch: int  # the topic's last epoch; a new topic of the name begins above it
     deleted_ms: int
-    brokers: Mapping[str, str] = field(default_factory=dict)  # registered then -> incarnation
-    clients: frozenset[str] = frozenset()  # the clients that were connected then
+    # The incarnations of the brokers that were registered at the deletion, by broker id.
+    brokers: Mapping[str, str] = field(default_factory=dict)
+    clients: frozenset[str] = frozenset()  # the clients that were connected at the deletion
     version: int = 0  # the version of the topic's record when it was removed
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
@@ -431,7 +435,7 @@ class PartitionedTopic:
     partitions: int
     properties: Mapping[str, str] = field(default_factory=dict)
     created_ms: int = 0
-    deleting: bool = False  # its partitions are being deleted; the record goes last
+    deleting: bool = False  # its partitions are being deleted; the record is deleted last
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -445,7 +449,7 @@ class PartitionedTopic:
 
 
 def check_incarnation(kind: str, incarnation: str) -> None:
-    """Raises InvalidRecord unless it is 32 lower-case hex digits."""
+    """Raise InvalidRecord unless `incarnation` has 32 lower-case hex digits."""
     if len(incarnation) != _INCARNATION_DIGITS or not set(incarnation) <= set("0123456789abcdef"):
         raise InvalidRecord(kind, f"incarnation {incarnation!r} is not 32 hex digits")
 
@@ -473,7 +477,7 @@ class SchemaVersion:
     """One version of a topic's schema, or the mark that the schema was deleted."""
 
     version: int
-    deleted: bool = False  # the versions before it are history
+    deleted: bool = False  # True: this is the mark. Earlier versions only decode older messages
     type: int = 0  # a number of Pulsar's Schema.Type
     name: str = ""
     data: bytes = b""

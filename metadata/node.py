@@ -42,7 +42,7 @@ def check_prefix(path_prefix: str, value: bytes) -> None:
 
 
 def check_path(path: str) -> None:
-    """Paths come from `paths.py`, which quotes what users named: a malformed one is a bug."""
+    """Paths come from `paths.py`, which quotes users' names. So a malformed path is a bug."""
     assert path.startswith("/"), path
     assert path == "/" or not path.endswith("/"), path
     assert len(path.encode()) <= PATH_BYTES_MAX, f"path of {len(path)} characters"
@@ -52,8 +52,8 @@ def check_path(path: str) -> None:
 
 
 def check_value(path: str, value: bytes) -> None:
-    """Raises ValueTooLarge. The same limit for every store, so that what works in one process works
-    in a cluster."""
+    """Raise ValueTooLarge if the value is too large. All stores have the same limit, so a value
+    that works in `magnetar standalone` works in a cluster."""
     if len(value) > VALUE_BYTES_MAX:
         raise ValueTooLarge(path, len(value), VALUE_BYTES_MAX)
 

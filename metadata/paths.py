@@ -1,4 +1,4 @@
-"""The paths of all records in the metadata store. Pure; the only module that spells a path.
+"""The paths of all records in the metadata store. Pure. No other module composes a path.
 
     /cluster                                             the cluster's id
     /ledgers/next-id                                     counter (ids.py)
@@ -145,16 +145,17 @@ def schemas_folder(tenant: str, namespace: str) -> str:
 
 
 def schema(tenant: str, namespace: str, topic: str) -> str:
-    """`topic` without the number of a partition."""
+    """The path of a topic's schema. `topic` has no partition number: all partitions share the
+    schema."""
     return f"{schemas_folder(tenant, namespace)}/{quoted(topic)}"
 
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.~-]*").fullmatch
-"""Whether a name is its own component."""
+"""Matches a name that needs no encoding."""
 
 
 def quoted(name: str) -> str:
-    """One path component for any name that is not empty; `unquoted` gives the name back."""
+    """One path component for any name that is not empty; `unquoted` returns the name."""
     if _PLAIN(name):  # most names, ten times as fast
         return name
     assert name, "an empty name has no path"

@@ -93,12 +93,12 @@ class BacklogQuota:
 
 @dataclass(frozen=True, slots=True)
 class Persistence:
-    """The quorums of new ledgers, and how often a cursor is written."""
+    """The quorums of new ledgers, and Pulsar's limit of cursor writes."""
 
     ensemble_size: int
     write_quorum: int
     ack_quorum: int
-    mark_delete_rate: float  # cursor writes per second; 0: no limit
+    mark_delete_rate: float  # stored for Pulsar's API; the broker does not apply it
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class DelayedDelivery:
 
 @dataclass(frozen=True, slots=True)
 class AutoTopicCreation:
-    """Whether a producer or consumer creates the topic that it names, and of which kind."""
+    """The rule by which a producer or consumer creates the topic that it names."""
 
     enabled: bool
     partitions: int  # 0: the topic is not partitioned
@@ -165,7 +165,7 @@ class SubscribeRate:
 class InactiveTopicDeletion:
     enabled: bool
     mode: InactiveMode
-    after_s: int  # a topic is deleted when it has been inactive for this time
+    after_s: int  # a topic is deleted after it was inactive for this time
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -252,8 +252,8 @@ BROKER_DEFAULTS: Final = EffectivePolicies()
 def effective(
     broker_defaults: EffectivePolicies, namespace: Policies, topic: Policies
 ) -> EffectivePolicies:
-    """The policies that apply to a topic: each comes from the topic, its namespace or the broker,
-    the first of them that sets it."""
+    """The policies that apply to a topic. Each policy comes from the topic if the topic sets it,
+    else from the namespace, else from the broker."""
     return replace(broker_defaults, **{**_set(namespace), **_set(topic)})
 
 

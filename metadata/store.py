@@ -4,12 +4,12 @@ A tree of small versioned values, after ZooKeeper's model:
 
 - A node has a value and a version. The version is 0 when the node is made and grows by one with
   each change. A node that was deleted and made again starts at 0 again.
-- Every change is conditional on the version. A lost reply is therefore harmless: read again,
-  compare, continue (`update` does that).
+- Every change is conditional on the version. So a lost reply is harmless: read again, compare,
+  continue (`update` does that).
 - An ephemeral node lives as long as the session that made it, and has no children.
 - Within one store, calls take effect in the order in which they were made. Reads may be stale with
-  respect to *other* sessions until `sync`; after a change by this session, even a refused one,
-  reads are at least as new as what the change was compared with.
+  respect to *other* sessions until `sync`. After a change by this session, even a refused one,
+  reads are at least as new as the value with which the change was compared.
 - A session is CONNECTED, or SUSPENDED (no connection; the session and its ephemerals may be alive),
   or LOST (its ephemerals are gone; the store begins a new session with a new `session_id`), or
   CLOSED (by `close`; no session follows). SUSPENDED is not LOST.
@@ -40,7 +40,8 @@ __all__ = [
 ]
 
 UPDATE_ATTEMPTS_MAX: Final = 1_000
-"""Lost races before `update` gives up. Another process succeeded each time: this is starvation."""
+"""The number of lost races after which `update` gives up. Another process succeeded each time: this
+is starvation."""
 
 UPDATE_PAUSE_S: Final = 0.05
 """Pause of `update` while the store does not answer: 20 attempts per second are cheap."""
@@ -54,8 +55,9 @@ class SessionState(StrEnum):
 
 
 class MetadataStore(Protocol):
-    """Calls raise `Unavailable` (not sent), `OutcomeUnknown` (sent, reply lost; includes
-    `SessionLost`), `StoreClosed`, besides what each names. Callbacks run on the event loop."""
+    """All calls may raise `Unavailable` (not sent), `OutcomeUnknown` (sent, reply lost; includes
+    `SessionLost`) and `StoreClosed`, besides the errors in their docstrings. Callbacks run on the
+    event loop."""
 
     @property
     def session_id(self) -> int: ...  # never 0; changes when a lost session is replaced
@@ -67,41 +69,45 @@ class MetadataStore(Protocol):
         """None: the node does not exist."""
 
     async def put(self, path: str, value: bytes, *, expected: int) -> int:
-        """Create (`expected=ABSENT`, missing parents are made with empty values) or replace the
-        value at version `expected`. Returns the new version. Raises BadVersion, NodeExists,
-        ValueTooLarge."""
+        """Create the node (`expected=ABSENT`; missing parents are made with empty values), or
+        replace the value at version `expected`. Returns the new version. Raises BadVersion,
+        NodeExists, ValueTooLarge, ParentIsEphemeral."""
 
     async def delete(self, path: str, *, expected: int) -> None:
-        """Raises BadVersion, NoNode, NotEmpty."""
+        """Delete the node at version `expected`. Raises BadVersion, NoNode, NotEmpty."""
 
     async def children(self, path: str) -> list[str]:
         """Names (not paths), sorted; [] when the node does not exist."""
 
     async def create_ephemeral(self, path: str, value: bytes) -> int:
-        """A node bound to the present session; missing parents are created as persistent nodes.
-        Returns the version, 0. Raises NodeExists, ValueTooLarge."""
+        """Create a node that ends with the present session. Missing parents are created as
+        persistent nodes. Returns the version, 0. Raises NodeExists, ValueTooLarge,
+        ParentIsEphemeral."""
 
     async def create_sequential(self, path_prefix: str, value: bytes, *, ephemeral: bool) -> str:
-        """Create `path_prefix` + a number of ten digits that only grows within the parent, for as
-        long as the parent exists. Returns the path. A lost reply may leave a node behind."""
+        """Create `path_prefix` + a number of ten digits, which grows with each call as long as the
+        parent exists. Returns the path. A lost reply may leave a node behind. Raises ValueTooLarge,
+        ParentIsEphemeral."""
 
     async def sync(self, path: str) -> None:
-        """Later reads of this store see everything that was committed before this call."""
+        """On return, reads of this store see every change that was committed before this call."""
 
     def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back whenever value, existence or the set of children of `path` may have changed,
-        and after each reconnect; spurious calls are allowed, lost ones are not. The callback reads
-        again. Stays until the returned function is called (idempotent; no call comes after it)."""
+        """Call `callback` whenever the value, the existence or the set of children of `path` may
+        have changed, and after each reconnect. There may be needless calls, but no change is
+        missed. The callback must read the node again. The watch stays until the returned function
+        is called (idempotent; no call comes after it)."""
 
     def watch_session(self, callback: Callable[[SessionState], None]) -> Callable[[], None]:
-        """Call back with each new session state, in order. Returns the function that ends it."""
+        """Call `callback` with each new session state, in order. Returns the function that ends the
+        watch."""
 
     async def close(self) -> None:
-        """End the session; its ephemeral nodes go. Idempotent, bounded in time."""
+        """End the session, which deletes its ephemeral nodes. Idempotent, bounded in time."""
 
 
 class Verdict(Enum):
-    """The other answers of a change function."""
+    """The answers of a change function that are not a value."""
 
     KEEP = "keep"  # the change is done already, or no longer wanted
     DELETE = "delete"
@@ -121,23 +127,24 @@ async def update(
     deadline: float,
     known: Versioned | None = None,
 ) -> Versioned | None:
-    """Change a value by compare-and-set until it is done; returns what is stored then (None:
-    absent).
+    """Change a value by compare-and-set, and retry until that succeeds. Returns the value that is
+    stored then; None: the node is absent.
 
-    `change` gets the stored value (None: absent) and answers with the value that should stand
-    there, or KEEP when nothing needs doing (any more), or DELETE. It is asked again after each lost
-    race and each lost reply, so it must recognise its own work; it may raise to give up. It must
-    not await, and a value that it read may be stale when it answers KEEP: call `store.sync(path)`
-    before when the decision must be fresh. Before it accepts that there is nothing to DELETE,
-    `update` reads again after a sync.
+    `change` gets the stored value (None: absent) and returns the value to store, or DELETE, or KEEP
+    when no change is needed (any more). It is called again after each lost race and each lost
+    reply, so it must recognise a value that it has changed already. It may raise to give up, and
+    must not await. When it returns KEEP, the value that it got may be stale: if the decision must
+    be fresh, call `store.sync(path)` first. If it returns DELETE and the node is absent, `update`
+    reads the node again after a sync.
 
-    `known` is what the caller believes to be stored: the first attempt changes it without a read.
-    If `change` then does not answer with a value, `update` reads and asks again.
+    `known` is the value that the caller believes to be stored: the first attempt changes `known`
+    without a read. If `change` then returns KEEP or DELETE, `update` reads the node and calls
+    `change` again.
 
-    `deadline` is in loop time. When it passes: OutcomeUnknown if a change may have been applied,
-    else Unavailable. Contended after UPDATE_ATTEMPTS_MAX lost races.
+    `deadline` is in loop time. When it passes, `update` raises OutcomeUnknown if a change may have
+    been applied, else Unavailable. It raises Contended after UPDATE_ATTEMPTS_MAX lost races.
     """
-    pending = False  # a change of ours may have been applied, and nothing was read since
+    pending = False  # a change of ours may have been applied, and the node was not read since
     absent = False  # the node did not exist; that read may have been stale
     lost_races = 0
     trouble = "the deadline passed"
@@ -187,6 +194,6 @@ async def _apply(
         session = 0 if current is None else current.ephemeral_session
         return Versioned(answer, version, session)
     assert answer is DELETE
-    with suppress(NoNode):  # another process did it, or an own request whose reply was lost
+    with suppress(NoNode):  # another process deleted it, or our own request whose reply was lost
         await store.delete(path, expected=expected)
     return None

@@ -73,7 +73,7 @@ class Tree:
         assert node is not None, parent
         number = node.next_sequence
         while self.nodes.get(path := f"{prefix}{number:010}") is not None:
-            number += 1  # that node was created by hand
+            number += 1  # a node of this name was created without `create_sequential`
         self.nodes.put(parent, replace(node, next_sequence=number + 1))
         self.create(path, value, session)
         return path

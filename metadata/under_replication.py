@@ -16,16 +16,17 @@ from magnetar.metadata.errors import InvalidRecord
 from magnetar.metadata.model import BookieId, EntryId, Member
 
 BAD_COPIES_MAX: Final = 256
-"""Ranges in one record, of all members together: 25 kB with long names, far below the limit of a
-node. Beyond it, the closest ranges of one member are joined, with the entries between them: writing
-a sound copy again does no harm."""
+"""The maximum number of ranges in one record, of all members together: 25 kB with long names, far
+below the limit of a node. At the limit, the closest ranges of one member are joined, with the
+entries between them: writing a sound copy again does no harm."""
 
 FAILURE_CHARS_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class BadCopy:
-    """The member's copies of these entries are damaged or missing, as far as it should have any."""
+    """A member's copies of these entries are damaged or missing. The range may include entries of
+    which the member needs no copy."""
 
     member: Member
     first_entry: EntryId
@@ -46,7 +47,7 @@ class UnderReplication:
     # Sorted by member and entry. The ranges of one member neither overlap nor touch.
     bad: tuple[BadCopy, ...] = ()
     narrow: bool = False  # the ledger was made with fewer copies than wanted
-    failure: str = ""  # the reason why the last attempt to repair it failed; "": it did not
+    failure: str = ""  # the reason why the last attempt to repair the ledger failed; "": none
     failed_ms: int = 0
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
@@ -70,7 +71,7 @@ class UnderReplication:
 @dataclass(frozen=True, slots=True)
 class BookieDrain:
     """Set by an operator: the bookie gets no new ledgers. With `decommission`, its copies are moved
-    to other bookies as well. Open ledgers stay until their writers change them."""
+    to other bookies as well. An open ledger stays until its writer rolls to a new one."""
 
     bookie: BookieId
     since_ms: int
@@ -84,8 +85,8 @@ class BookieDrain:
 
 @dataclass(frozen=True, slots=True)
 class RepairPause:
-    """Set by an operator. While it exists, no bookie is recorded as lost, and no copies are
-    compared or made."""
+    """Set by an operator. While this record exists, no bookie is recorded as lost, and no copies
+    are compared or made."""
 
     since_ms: int
     reason: str = ""
@@ -111,7 +112,8 @@ class CheckProgress:
 
 
 def joined(copies: Iterable[BadCopy]) -> tuple[BadCopy, ...]:
-    """Sorted; ranges of one member that overlap or touch are one; at most BAD_COPIES_MAX."""
+    """The copies as sorted ranges, at most BAD_COPIES_MAX. Ranges of one member that overlap or
+    touch become one."""
     ordered = sorted(copies, key=lambda copy: (*_name(copy), copy.first_entry))
     runs: list[BadCopy] = []
     for _, ranges in groupby(ordered, key=_name):

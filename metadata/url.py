@@ -31,7 +31,7 @@ class MetadataUrl:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Raises InvalidMetadataUrl."""
+        """Parse a metadata URL. Raises InvalidMetadataUrl."""
         if not url.startswith(SCHEME):
             raise InvalidMetadataUrl(url, f"it does not begin with {SCHEME}")
         hosts, slash, chroot = url.removeprefix(SCHEME).partition("/")

@@ -9,8 +9,8 @@ SessionCallback = Callable[[SessionState], None]
 
 
 class Watches:
-    """Callbacks by path, and those for the session. Each registration has its own number, so that
-    the same function may be registered twice and be removed once."""
+    """Callbacks by path, and callbacks for the session. Each registration has its own number, so
+    that the same function may be registered twice and be removed once."""
 
     def __init__(self) -> None:
         self._by_path: dict[str, dict[int, Callback]] = {}
@@ -46,9 +46,9 @@ class Watches:
         return remove
 
     def fire(self, paths: Iterable[str]) -> None:
-        """Call what is registered now, in order of path and registration; a callback may add and
-        remove, and one that was removed is not called any more. Raises the first error of a
-        callback, after all were called: no other watch is lost by it."""
+        """Call the callbacks that are registered now, in order of path and registration. A callback
+        may add and remove callbacks; a removed callback is not called any more. Raises the first
+        error of a callback, after all were called, so that no other watch is lost."""
         failure: Exception | None = None
         for path in sorted(paths):
             for number, callback in list(self._by_path.get(path, {}).items()):

@@ -1,11 +1,12 @@
 """MetadataStore on an Apache ZooKeeper ensemble. The only module that imports kazoo.
 
-kazoo runs three threads of its own. Requests go to it from the loop, each with a future. Answers,
-watch events and session states come from its threads to the loop by `call_soon_threadsafe`. kazoo
-reconnects and replaces an expired session without help.
+kazoo runs three threads of its own. The loop gives it requests, each with a future. Answers, watch
+events and session states come from kazoo's threads to the loop by `call_soon_threadsafe`. kazoo
+itself reconnects, and replaces an expired session.
 
-Without a connection a request is refused as Unavailable instead of being queued: it would be sent
-at an unknown time. A request that kazoo has and that fails with its connection is OutcomeUnknown.
+Without a connection the store refuses a request (Unavailable). It does not queue the request, which
+would be sent at an unknown time. If the connection breaks after kazoo has accepted a request, the
+request raises OutcomeUnknown.
 
 ZooKeeper's watches fire once and end with the connection. This module arms a watched path again
 after each event and each reconnect, and calls back *after* the arming: a reader that reads when it
@@ -93,12 +94,12 @@ class ZooKeeperStore:
         if "/" in hosts:
             raise Unavailable("hosts are host:port, without a path", hosts=self._hosts)
         self._chroot = "" if chroot == "/" else chroot
-        # On a live connection everything is answered within the session's timeout, or kazoo, which
-        # pings, declares it dead. What is still open then will not be answered.
+        # On a live connection every answer comes within the session's timeout. Otherwise kazoo's
+        # pings fail, kazoo declares the connection dead, and no answer comes any more.
         self._request_s = session_timeout_s
         self._state = SessionState.SUSPENDED
         self._session = 0
-        self._open: set[asyncio.Future[Any]] = set()  # answers that are waited for
+        self._open: set[asyncio.Future[Any]] = set()  # answers that have not come yet
         self._watches = Watches()
         self._arms: dict[str, _Arm] = {}
         try:
@@ -121,8 +122,8 @@ class ZooKeeperStore:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         chroot: str = "/magnetar",
     ) -> "ZooKeeperStore":
-        """`hosts` is "host:port,host:port". The chroot is made when it is not there. Raises
-        Unavailable, which names the hosts, when none of them gives a session in time."""
+        """Connect to an ensemble. `hosts` is "host:port,host:port". Makes the chroot if it does not
+        exist. Raises Unavailable, which names the hosts, if there is no session in time."""
         check_path(chroot)
         store = cls(hosts, session_timeout_s, chroot)
         try:
@@ -142,7 +143,7 @@ class ZooKeeperStore:
     async def connect_url(
         cls, url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S
     ) -> "ZooKeeperStore":
-        """`connect` to a metadata URL (url.py). Raises InvalidMetadataUrl as well."""
+        """`connect` to a metadata URL (url.py). Also raises InvalidMetadataUrl."""
         where = MetadataUrl.parse(url)
         return await cls.connect(
             where.hosts, session_timeout_s=session_timeout_s, chroot=where.chroot
@@ -209,10 +210,10 @@ class ZooKeeperStore:
         return await self._create(path_prefix, value, ephemeral=ephemeral, sequence=True)
 
     async def sync(self, path: str) -> None:
-        """A write, which a majority must accept. ZooKeeper's own `sync` asks the leader that the
-        server knows, and a deposed leader answers for some seconds."""
+        """Make a write, which a majority must accept. ZooKeeper's own `sync` is not enough: it asks
+        the leader that the server knows, and a deposed leader still answers for some seconds."""
         check_path(path)
-        with suppress(NoNodeError):  # a majority has found that, too
+        with suppress(NoNodeError):  # a majority has accepted the refusal, too
             await self._request(path, lambda: self._client.set_async(self._root, b"", -1))
 
     def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
@@ -227,7 +228,7 @@ class ZooKeeperStore:
         def remove() -> None:
             remove_callback()
             if path not in self._watches and self._arms.get(path) is arm:
-                del self._arms[path]  # the watch at the server fires again, without effect
+                del self._arms[path]  # the watch at the server may fire once more, without effect
 
         return remove
 
@@ -244,7 +245,7 @@ class ZooKeeperStore:
         self._watches.clear()
         self._arms.clear()
         stopped = self._in_thread(self._stop)
-        if self._session:  # otherwise no session needs an end, and the thread ends alone
+        if self._session:  # otherwise there is no session to end, and the thread ends by itself
             await asyncio.wait({stopped}, timeout=_CLOSE_S)
 
     # ---- requests ----
@@ -291,8 +292,8 @@ class ZooKeeperStore:
                 raise _Disconnected(reason, hosts=self._hosts) from error
 
     async def _make_root(self) -> None:
-        """Make the root as soon as there is a session. The connection may break before that is
-        done."""
+        """Make the root as soon as there is a session. Try again if the connection breaks
+        meanwhile."""
         while True:
             await self._connected()
             try:
@@ -306,7 +307,8 @@ class ZooKeeperStore:
                 return
 
     async def _request(self, path: str, send: Callable[[], Any]) -> Any:
-        """Raises kazoo's error when ZooKeeper refused, MetadataError when the request failed."""
+        """Send a request and wait for its answer. Raises kazoo's error if ZooKeeper refused the
+        request, MetadataError if the request failed."""
         if self._state is SessionState.CLOSED:
             raise StoreClosed
         # kazoo's own state is newer: the reports to the loop take a moment.
@@ -324,9 +326,9 @@ class ZooKeeperStore:
             raise translated from error
 
     def _translate(self, path: str, session: int, error: KazooException) -> MetadataError | None:
-        """None: a refusal that the caller handles."""
+        """The MetadataError for an error of kazoo; None: a refusal that the caller handles."""
         match error:
-            case ConnectionClosedError():  # is a SessionExpiredError for kazoo
+            case ConnectionClosedError():  # in kazoo a subclass of SessionExpiredError
                 return OutcomeUnknown(path, "the connection was closed")
             case SessionExpiredError():
                 return SessionLost(path, session)
@@ -344,7 +346,8 @@ class ZooKeeperStore:
         return OutcomeUnknown(path, name)
 
     def _send(self, send: Callable[[], Any]) -> asyncio.Future[Any]:
-        """The future is always settled, also when kazoo's thread dies and never answers."""
+        """Send a request. The returned future is always settled, also when kazoo's thread dies and
+        never answers."""
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._open.add(answer)
         late = OutcomeUnknown("", f"no answer within {self._request_s} s")
@@ -425,7 +428,7 @@ class ZooKeeperStore:
             try:
                 call()
             except _THREAD_ERRORS as error:
-                log.warning("kazoo did not obey", error=repr(error))
+                log.warning("starting or stopping kazoo failed", error=repr(error))
                 failure = error
             except BaseException as error:  # the thread ends here, so the loop reports it
                 unexpected = {"message": "kazoo failed in its thread", "exception": error}
@@ -435,14 +438,14 @@ class ZooKeeperStore:
 
         try:
             threading.Thread(target=run, name="zookeeper", daemon=True).start()
-        except RuntimeError as error:  # this one cannot be started, either
+        except RuntimeError as error:  # our own thread cannot be started, either
             _settle(done, None, error)
         return done
 
 
 _THREAD_ERRORS: Final = (KazooException, OSError, RuntimeError, AttributeError)
-"""The errors of starting and stopping kazoo: its own errors, no descriptors, no threads.
-AttributeError: `stop` of a client whose start found no descriptors."""
+"""The errors of starting and stopping kazoo: its own errors, and a lack of descriptors or threads.
+AttributeError: `stop` of a client that could not start for lack of descriptors."""
 
 
 class _Disconnected(Unavailable):
@@ -457,24 +460,24 @@ _STATES: Final = {
 
 
 class _Arm:
-    """The one-shot watches at the server on one path: for its value and existence, and its
+    """The one-shot watches of one path at the server: one for its value and existence, one for its
     children."""
 
     def __init__(self, store: ZooKeeperStore, path: str) -> None:
         self._store = store
         self._path = path
         self._full = store._full(path)
-        self._pending = 0  # requests of the arming under way
-        self._failed = False  # one of them failed
-        self._again = False  # something happened since it began
+        self._pending = 0  # requests of the present arming without an answer
+        self._failed = False  # True: one of these requests failed
+        self._again = False  # True: a watch fired since this arming began
 
     def maybe_arm(self) -> None:
-        """Set both watches, then call back. While one arming is under way, the next waits."""
+        """Set both watches, then call the callbacks. During an arming, the next arming waits."""
         store = self._store
         if store._arms.get(self._path) is not self:
             return
         if store._state is not SessionState.CONNECTED:
-            return  # comes with the connection
+            return  # `_on_state` calls this again when there is a connection
         if self._pending:
             self._again = True
             return
@@ -504,8 +507,8 @@ class _Arm:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
-    """Bounds the time for a host's TCP connection: kazoo would wait for as long as the session
-    lasts, and lose it behind a silent partition. Replaces the sockets that wake kazoo's thread."""
+    """Limits the time for the TCP connection to a host. kazoo would wait for the session's timeout,
+    and lose the session if a host is silent. Also replaces the sockets that wake kazoo's thread."""
 
     def __init__(self, connect_s_max: float) -> None:
         super().__init__()
@@ -516,7 +519,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is un
         return super().create_connection(*args, **kwargs)
 
     def create_socket_pair(self) -> tuple[Any, Any]:
-        if not hasattr(os, "eventfd"):  # elsewhere than on Linux kazoo's own pair has to do
+        if not hasattr(os, "eventfd"):  # only Linux has it: use kazoo's own pair elsewhere
             pair: tuple[Any, Any] = super().create_socket_pair()
             return pair
         both = _Wakeups()
@@ -525,8 +528,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is un
 
 class _Wakeups(FileIO):
     """Wakes kazoo's thread, once per request. kazoo uses a pair of sockets, which is full after 278
-    requests: while its thread waits for the rest of a reply, and then connects, the next request
-    would block the loop. This one only counts."""
+    requests. While kazoo's thread waits for the rest of a reply, and then connects, the next
+    request would block the loop. An eventfd only counts, and is never full."""
 
     def __init__(self) -> None:
         flags = os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC
@@ -536,7 +539,7 @@ class _Wakeups(FileIO):
         os.eventfd_write(self.fileno(), len(data))
 
     def recv(self, _size: int) -> None:
-        """Takes one wake-up, as kazoo expects, for any size. Without one nothing happens."""
+        """Take one wake-up for any size, as kazoo expects. Do nothing if there is none."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.fileno())
 

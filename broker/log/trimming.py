@@ -3,7 +3,8 @@
 A ledger is trimmed when every durable subscription has acknowledged all of it, and retention does
 not keep it. Retention keeps an acknowledged ledger until it is older than `time_s`, or until the
 log without it would still have `size_bytes`: the limit that is reached first decides. -1 means no
-limit; 0 for both deletes at once. Only a prefix of the ledgers is trimmed, never the open ledger.
+limit. With 0 for either, a ledger is trimmed as soon as it is acknowledged. Only a prefix of the
+ledgers is trimmed, never the open ledger.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The schema registry: versions of the schemas of topics, and what must hold between them."""
+"""The schema registry: the versions of topics' schemas, and the rules between versions."""

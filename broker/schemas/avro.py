@@ -1,8 +1,8 @@
-"""Avro schemas, and whether a reader's schema can read what was written with another. Pure.
+"""Parses Avro schemas, and decides whether a reader's schema can read data of a writer's. Pure.
 
 The rules are those of the Avro specification, "Schema Resolution", as Apache Avro's Java library
-checks them (`SchemaCompatibility`), which Pulsar uses: the names of records, enums and fixed types
-must be equal without their namespaces, or the reader has the writer's name as an alias.
+checks them (`SchemaCompatibility`). Pulsar uses that library. The names of records, enums and fixed
+types must be equal without their namespaces, or the reader has the writer's name as an alias.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from typing import Any, Final, TypeGuard
 from magnetar.broker.schemas.definition import json_tree
 
 NODES_MAX: Final = 10_000
-"""Types in one schema, each counted where it is defined or used, and aliases."""
+"""The maximum number of types and aliases in one schema. A type counts at its definition and at
+each use."""
 
 DEPTH_MAX: Final = 60
-"""Types within types: the recursion here stays far from Python's limit."""
+"""The maximum depth of nested types. The recursion of this module stays far from Python's limit."""
 
 NAME_CHARS_MAX: Final = 512
-"""The limit of a name with its namespace. The canonical form repeats the name at each use of the
-type: 5 MB at most."""
+"""The maximum length of a name with its namespace. The canonical form repeats the name at each use
+of the type, so it has at most 5 MB."""
 
 STEPS_MAX: Final = 100_000
-"""The steps of one comparison: pairs of types, fields and their aliases, symbols; 0.1 s of CPU. A
-record with 2,000 fields, each a union with null, takes 12,000; two unions of 2,000 records would
-take millions."""
+"""The maximum number of steps of one comparison, 0.1 s of CPU. Pairs of types, fields and their
+aliases, and symbols are steps. A record with 2,000 fields, each a union with null, takes 12,000;
+two unions of 2,000 records would take millions."""
 
 _PRIMITIVES: Final = frozenset(
     ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
@@ -45,7 +46,7 @@ _NAME: Final = re.compile(r"(?:[^\W\d]|\$)[\w$]*").fullmatch
 _NAMESPACE: Final = re.compile(r"[\w$.-]*").fullmatch
 _FIXED_BYTES_MAX: Final = 2**31 - 1
 _IGNORED: Final = frozenset(("doc", "aliases", "namespace"))
-"""Attributes that two equal schemas may differ in; names are compared with their namespaces."""
+"""Attributes in which equal schemas may differ. Names are compared with their namespaces."""
 
 
 class NotAvro(ValueError):
@@ -65,8 +66,8 @@ class Type:
     """A type. Records refer to themselves: types are compared by identity."""
 
     kind: str
-    name: str = ""  # full; of a record, enum or fixed
-    aliases: frozenset[str] = frozenset()  # full
+    name: str = ""  # the full name of a record, enum or fixed type
+    aliases: frozenset[str] = frozenset()  # full names
     # An array or map has one part, a union its branches.
     parts: list[Type] = field(default_factory=list)
     # The branches of a union, keyed by name or kind.
@@ -74,7 +75,7 @@ class Type:
     fields: dict[str, Field] = field(default_factory=dict)  # keyed by name
     names: int = 0  # the number of names of all fields, with their aliases
     symbols: frozenset[str] = frozenset()
-    has_default: bool = False  # whether an enum has a default
+    has_default: bool = False  # True: an enum has a default
     size: int = 0
 
 
@@ -85,7 +86,7 @@ class AvroSchema:
 
 
 def parse(text: bytes) -> AvroSchema:
-    """Raises NotAvro."""
+    """Parse the JSON of an Avro schema. Raises NotAvro."""
     try:
         tree = json_tree(text)
     except ValueError as error:
@@ -96,7 +97,7 @@ def parse(text: bytes) -> AvroSchema:
 
 
 def unreadable(reader: AvroSchema, writer: AvroSchema) -> str:
-    """The reason why the reader's schema cannot read data of the writer's; "": it can."""
+    """The reason why the reader's schema cannot read data of the writer's schema; "": it can."""
     try:
         return _Resolution().problem(reader.root, writer.root, 0)
     except _TooManySteps:
@@ -229,7 +230,7 @@ class _TooManySteps(Exception):
 
 
 class _Resolution:
-    """The pairs of types that were compared. Each pair is compared once, so recursion ends."""
+    """One comparison of two schemas. Each pair of types is compared once, so recursion ends."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], str] = {}
@@ -242,7 +243,7 @@ class _Resolution:
         if found is None:
             if depth > 4 * DEPTH_MAX:
                 return "its types refer to each other over too many steps"
-            self._known[pair] = ""  # while it is compared
+            self._known[pair] = ""  # assumed while the pair is compared
             found = self._known[pair] = self._compare(reader, writer, depth + 1)
         return found
 
@@ -255,7 +256,7 @@ class _Resolution:
         if writer.kind == "union":
             return next(filter(None, (self.problem(reader, it, depth) for it in writer.parts)), "")
         if reader.kind == "union":
-            same = reader.branches.get(writer.name or writer.kind)  # most often it is this one
+            same = reader.branches.get(writer.name or writer.kind)  # the usual match
             if same is not None and not self.problem(same, writer, depth):
                 return ""
             if any(not self.problem(it, writer, depth) for it in reader.parts):
@@ -289,7 +290,8 @@ class _Resolution:
             found = (writer.fields.get(name) for name in wanted.names)
             source = next((it for it in found if it is not None), None)
             if source is None:
-                if not wanted.has_default:  # the default of an enum is only for its symbols
+                # The default of an enum type does not help: it only replaces unknown symbols.
+                if not wanted.has_default:
                     return f"field {wanted.name} of {reader.name} is new and has no default"
                 continue
             problem = self.problem(wanted.type, source.type, depth)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _parsed: Final = lru_cache(maxsize=4)(avro.parse)
 _parsed_protobuf: Final = lru_cache(maxsize=4)(protobuf.parse)
-"""FULL compares two schemas in both directions. A large one takes some 5 MB in its parsed form."""
+"""Cached, because FULL compares the same two schemas in both directions. A large schema takes some
+5 MB in its parsed form."""
 
 T = TypeVar("T")
 _Strategy = SchemaCompatibility
@@ -47,12 +48,12 @@ def to_compare(versions: Sequence[T], strategy: SchemaCompatibility) -> Sequence
 
 
 def for_consumer(strategy: SchemaCompatibility) -> SchemaCompatibility:
-    """The strategy for a consumer's schema: it must be able to read the stored messages."""
+    """The strategy for a consumer's schema, which must be able to read the stored messages."""
     return _Strategy.BACKWARD if strategy in _LATEST_FOR_CONSUMERS else strategy
 
 
 def require_compatible(new: Schema, earlier: Schema, strategy: SchemaCompatibility) -> None:
-    """Raises IncompatibleSchema."""
+    """Raise IncompatibleSchema if `strategy` does not allow `new` after `earlier`."""
     if strategy is _Strategy.ALWAYS_COMPATIBLE:
         return
     if strategy is _Strategy.ALWAYS_INCOMPATIBLE:
@@ -69,13 +70,13 @@ def require_compatible(new: Schema, earlier: Schema, strategy: SchemaCompatibili
         if strategy in _READ_BY_EARLIER and (problem := reads(earlier, new)):
             raise IncompatibleSchema(f"the earlier schema cannot read new messages: {problem}")
     except (avro.NotAvro, protobuf.NotProtobuf, key_value.NotKeyValue) as error:
-        # The new schema was parsed before. So the stored schema breaks a rule that is newer.
+        # The new schema was parsed before. So the stored schema breaks a rule that was added later.
         raise IncompatibleSchema(f"the earlier schema is not valid: {error}") from None
 
 
 def _reader_of(kind: SchemaType) -> Callable[[Schema, Schema], str]:
-    """The function that returns why its first schema cannot read messages of the second; "": it
-    can."""
+    """The function that compares two schemas of this type. It returns the reason why the first
+    schema cannot read messages of the second; "": it can."""
     if kind in AVRO_TYPES:
         return partial(_avro, is_json=kind is SchemaType.JSON)
     if kind is SchemaType.PROTOBUF_NATIVE:

@@ -6,13 +6,13 @@ import json
 from typing import Any, Final
 
 DEPTH_MAX: Final = 256
-"""Objects and arrays within each other; Avro types that are nested as deep as avro.py allows take
-180. Python's own limit counts the calls that the thread is already in: with it alone, a definition
-could be stored by one call and be too deep for another."""
+"""The maximum depth of nested objects and arrays. Avro types nested as deep as avro.py allows take
+180. Python's own recursion limit is not enough: it includes the calls that are active already. So
+one call could store a definition that is too deep for another call."""
 
 
 def json_tree(text: bytes) -> Any:
-    """The values of a JSON text in UTF-8. Raises ValueError."""
+    """Parse a JSON text in UTF-8. Raises ValueError, also for values nested too deep."""
     try:
         tree = json.loads(text.decode())
     except RecursionError:

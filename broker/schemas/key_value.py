@@ -1,7 +1,7 @@
 """Schemas of a key and a value, as Pulsar's Java client encodes them. Pure.
 
-The definition is the length of the key's definition (4 bytes, big-endian), the definition, and the
-same of the value. The properties say the types.
+The definition has the length of the key's definition (4 bytes, big-endian), the key's definition,
+and the same two parts for the value. The properties name the types of key and value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Part:
 
 
 def parse(data: bytes, properties: Mapping[str, str]) -> tuple[Part, Part]:
-    """The key's and the value's. Raises NotKeyValue."""
+    """The key's part and the value's part. Raises NotKeyValue."""
     key, rest = _take(data)
     value, rest = _take(rest)
     if rest:

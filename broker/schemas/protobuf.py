@@ -1,8 +1,9 @@
 """Schemas of Protobuf messages, as Pulsar's PROTOBUF_NATIVE has them. Pure.
 
 The definition is JSON: a base64 FileDescriptorSet, the name of its root message, and the file of
-that message. Pulsar requires between two versions that the root message keeps its name. In addition
-a field's number keeps its type: otherwise a reader gets wrong values without an error.
+that message. Pulsar requires that the root message has the same name in all versions. Magnetar also
+requires that a field's number keeps its type: otherwise a reader gets wrong values without an
+error.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import DescriptorProto
 
 MESSAGES_MAX: Final = 2_000
-"""Messages that a definition holds, those within others and those of its imports included."""
+"""The maximum number of messages in a definition, including nested messages and imports."""
 
 NAME_CHARS_MAX: Final = 512
-"""The limit of a message's name with its package. The name of a nested message contains that of the
-outer one."""
+"""The maximum length of a field's name, and of a message's name with its package. The name of a
+nested message contains the name of the outer message."""
 
 STEPS_MAX: Final = 20_000
-"""The steps of one comparison: pairs of messages, and their fields; 20 ms of CPU. Messages that
-refer to each other in two cycles of 2,000 and 1,999 make 4 million pairs."""
+"""The maximum number of steps of one comparison, 20 ms of CPU. Pairs of messages, and their fields,
+are steps. Messages that refer to each other in two cycles of 2,000 and 1,999 make 4 million
+pairs."""
 
 _Type = FieldDescriptorProto
 _SAME: Final = (  # types with one encoding: either reads the other
@@ -63,7 +65,7 @@ class ProtobufSchema:
 
 
 def parse(text: bytes) -> ProtobufSchema:
-    """Raises NotProtobuf."""
+    """Parse a definition. Raises NotProtobuf."""
     try:
         tree = json_tree(text)
         encoded, root = tree["fileDescriptorSet"], tree["rootMessageTypeName"]
@@ -84,7 +86,7 @@ def parse(text: bytes) -> ProtobufSchema:
 
 
 def unreadable(reader: ProtobufSchema, writer: ProtobufSchema) -> str:
-    """The reason why the reader's schema does not fit data of the writer's; "": it fits."""
+    """The reason why the reader's schema does not fit data of the writer's schema; "": it fits."""
     if reader.root != writer.root:
         return f"the root message changed from {writer.root} to {reader.root}"
     steps = 0

@@ -2,7 +2,7 @@
 
 One record holds all versions of a topic's schema. Each change is a compare-and-set of the record,
 so that two brokers never give one number to two versions. Both domains and all partitions of a
-topic share the record, whichever brokers serve them.
+topic share the record, also when different brokers serve them.
 
 A schema that is deleted leaves a mark in the record. Numbers continue after it, and messages that
 were written with the earlier versions can still be decoded. The record itself is deleted with the
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 VERSIONS_MAX: Final = 1_000
-"""The versions of one topic, deleted ones included."""
+"""The maximum number of versions of one topic, deleted ones included."""
 
 RECORD_BYTES_MAX: Final = VALUE_BYTES_MAX - 1_024
-"""The size of one topic's record, which holds all its versions."""
+"""The maximum size of one topic's record, which holds all its versions."""
 
 LOST_RACES_MAX: Final = 20
-"""How often a schema is compared again because another version was added in the meantime. Then the
-registry gives up."""
+"""The maximum number of attempts to add a schema. An attempt fails when another version was added
+in the meantime."""
 
 INLINE_BYTES_MAX: Final = 4 << 10
 """Larger definitions are parsed and compared in a thread. 4 KiB take 1 ms, hostile ones 6 ms;
@@ -52,8 +52,8 @@ METADATA_TIMEOUT_S: Final = 10.0
 """Time limit of one change while the metadata store does not answer."""
 
 RECORDS_MAX: Final = 16
-"""Records that are read or written at the same time; further calls wait. A record has up to 1,000
-KiB, and a client asks for one with 60 bytes."""
+"""The maximum number of records that are read or written at the same time; further calls wait. A
+record has up to 1,000 KiB, and a request for it only 60 bytes."""
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class SchemaRules:
 
 
 class SchemaRegistry:
-    """Calls raise MetadataError, besides what each names."""
+    """All calls may raise MetadataError, besides the errors in their docstrings."""
 
     def __init__(self, store: MetadataStore, clock: Clock) -> None:
         self._store = store
@@ -89,14 +89,15 @@ class SchemaRegistry:
         return await self._in_turn(len(data), partial(parse, kind, data, name, properties))
 
     async def versions(self, topic: TopicName, *, fresh: bool = False) -> Sequence[SchemaVersion]:
-        """The versions since the last deletion, oldest first. `fresh`: also those that other
-        brokers added just now."""
+        """The versions since the last deletion, oldest first. `fresh`: read the versions that other
+        brokers added just now, too."""
         if fresh:
             await self._store.sync(_path(topic))
         return _live(await self._record(topic))
 
     async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
-        """A version, also one from before a deletion; None: the newest. Raises NoSchema."""
+        """A version, also one from before a deletion. `version` None: the newest version since the
+        last deletion. Raises NoSchema."""
         found = _version_in(await self._record(topic), version)
         if found is None:  # this broker's view may be older than the version
             await self._store.sync(_path(topic))
@@ -106,7 +107,7 @@ class SchemaRegistry:
         return found
 
     async def version_of(self, topic: TopicName, schema: Schema) -> int:
-        """The number of an equal schema. Raises NoSchema."""
+        """The number of the version that equals `schema`. Raises NoSchema."""
         found = _equal(await self.versions(topic), schema)
         if found is None:
             found = _equal(await self.versions(topic, fresh=True), schema)
@@ -117,7 +118,8 @@ class SchemaRegistry:
     async def put(
         self, topic: TopicName, schema: Schema, compatibility: SchemaCompatibility
     ) -> int:
-        """The number of an equal version; if there is none, the schema becomes a new one.
+        """Add a version with this schema, unless an equal version exists. Returns the number of the
+        version.
 
         Raises IncompatibleSchema, TooManySchemas.
         """
@@ -133,7 +135,7 @@ class SchemaRegistry:
             except IncompatibleSchema:
                 if attempt:
                     raise
-                continue  # the view may be old: look again
+                continue  # the view may be old: read the record again
             added = await self._add(topic, record, schema)
             if added is not None:
                 return added
@@ -142,7 +144,7 @@ class SchemaRegistry:
     async def check(
         self, topic: TopicName, schema: Schema, compatibility: SchemaCompatibility
     ) -> None:
-        """Raises IncompatibleSchema: `put` would refuse the schema."""
+        """Raise IncompatibleSchema if `put` would refuse the schema."""
         versions = await self.versions(topic, fresh=True)
         if _equal(versions, schema) is None:
             await self._require_compatible(versions, schema, compatibility)
@@ -153,15 +155,18 @@ class SchemaRegistry:
         schema: Schema,
         compatibility: SchemaCompatibility,
     ) -> None:
-        """Raises IncompatibleSchema: a consumer with the schema cannot read the newest version, or
-        not all of them, as the strategy demands."""
+        """Raise IncompatibleSchema if the strategy does not allow a consumer with this schema. The
+        consumer must be able to read the newest version, or all `versions` if the strategy is
+        BACKWARD_TRANSITIVE or FULL_TRANSITIVE."""
         if _equal(versions[-1:], schema) is None:
             await self._require_compatible(versions, schema, for_consumer(compatibility))
 
     async def delete(self, topic: TopicName, *, force: bool = False) -> int:
-        """Delete the schema; returns the number of the mark. With `force`, delete all versions for
-        good, also if there is a mark after them; returns the number of the newest. Raises
-        NoSchema."""
+        """Delete the schema, which adds a mark to the record. Returns the number of the mark.
+
+        `force`: delete the record with all versions and marks, permanently. Returns the number of
+        the newest one. Raises NoSchema.
+        """
         await self._store.sync(_path(topic))
         seen = (await self._record(topic)).versions
         if not (seen if force else _live(SchemaRecord(seen))):
@@ -191,7 +196,8 @@ class SchemaRegistry:
     # ---- mechanics -------------------------------------------------------------------------------
 
     async def _add(self, topic: TopicName, record: SchemaRecord, schema: Schema) -> int | None:
-        """Add a version to the record. None: it has changed meanwhile."""
+        """Add a version to the record. Returns its number; None: another process has changed the
+        versions meanwhile. Raises TooManySchemas."""
         number = record.versions[-1].version + 1 if record.versions else 0
         added = SchemaVersion(
             number,
@@ -239,9 +245,9 @@ class SchemaRegistry:
             await self._in_turn(size, work)
 
     async def _in_turn(self, size: int, work: Callable[[], T]) -> T:
-        """Parse or compare definitions, of which the largest has `size` bytes: one at a time, in
-        FIFO order, and at most one in each round of the loop. Many requests at once must neither
-        hold up the loop nor compete with it in many threads."""
+        """Run `work`, which parses or compares definitions of at most `size` bytes. Calls run one
+        at a time, in FIFO order, and at most one in each iteration of the event loop. So many
+        requests at once neither block the loop nor compete with it in many threads."""
         async with self._turn:
             if size > INLINE_BYTES_MAX:
                 return await asyncio.to_thread(work)
@@ -253,7 +259,8 @@ class SchemaRegistry:
 async def admit_producer(
     registry: SchemaRegistry, topic: TopicName, schema: Schema | None, rules: SchemaRules
 ) -> int | None:
-    """The version with which a producer writes. `schema` and the answer None: it has none.
+    """The number of the version with which a producer writes. `schema` None: the producer has no
+    schema, and the answer is None.
 
     Raises IncompatibleSchema, TooManySchemas, MetadataError.
     """
@@ -280,8 +287,9 @@ async def admit_consumer(
     *,
     in_use: bool,
 ) -> None:
-    """Check that a consumer with this schema can read the topic. On a topic that nothing was ever
-    written to and that no client uses, the schema becomes its first one. Pulsar's rule.
+    """Check that a consumer with this schema can read the topic. If the topic has no schema and is
+    not `in_use`, the schema becomes its first version, as in Pulsar. `in_use`: the topic has
+    messages of bytes, or clients that use bytes.
 
     Raises IncompatibleSchema, TooManySchemas, MetadataError.
     """

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import SchemaVersion
 
 SCHEMA_BYTES_MAX: Final = 128 << 10
-"""The limit of a definition with its name and properties. All versions of a schema share one record
-of 1,000 KiB."""
+"""The maximum size of a definition with its name and properties. All versions of a schema share one
+record of 1,000 KiB."""
 
 PROPERTIES_MAX: Final = 256
-"""Properties of a schema. Each takes some microseconds whenever the record is read."""
+"""The maximum number of properties of a schema. Each property takes some microseconds whenever the
+record is read."""
 
 
 class SchemaType(IntEnum):
@@ -71,7 +72,7 @@ class Schema:
 
 
 def parse(kind: int, data: bytes, name: str, properties: Mapping[str, str]) -> Schema:
-    """Raises InvalidSchema."""
+    """Check a schema that a client or an administrator sent. Raises InvalidSchema."""
     try:
         type_ = SchemaType(kind)
     except ValueError:
@@ -93,7 +94,7 @@ def parse(kind: int, data: bytes, name: str, properties: Mapping[str, str]) -> S
 
 
 def of_version(stored: SchemaVersion) -> Schema:
-    """A stored one, which was checked when it was stored."""
+    """The schema of a stored version, which was checked when it was stored."""
     return Schema(
         SchemaType(stored.type), stored.data, stored.name, stored.properties, stored.fingerprint
     )
@@ -121,7 +122,8 @@ def _canonical(kind: SchemaType, data: bytes, properties: Mapping[str, str]) -> 
 
 
 def _canonical_json(data: bytes) -> bytes:
-    """Old clients present a JSON schema, new ones an Avro schema."""
+    """The canonical form of a definition of type JSON. Old clients send a JSON schema, new clients
+    an Avro schema."""
     try:
         return avro.parse(data).canonical.encode()
     except avro.NotAvro:

@@ -23,7 +23,7 @@ import pulsar
 from benchmarks.processes import cpu_s
 from magnetar.local_cluster import LocalCluster
 
-BUNDLES: Final = 64  # few bundles may hold very different numbers of partitions
+BUNDLES: Final = 64  # with few bundles, the brokers may get very different numbers of partitions
 TOPIC: Final = "persistent://public/brokers/load"
 LOADS = {"unbatched": 4_000.0, "batched": 20_000.0}  # messages per second
 SECONDS, WARM_UP_S = 10, 2
@@ -69,7 +69,7 @@ def load(url: str, kind: str, pids: dict[str, int]) -> dict[str, float]:
 
 
 def partitions_of(cluster: LocalCluster) -> dict[str, int]:
-    """The number of partitions that each broker serves."""
+    """Return the number of partitions that each broker serves."""
     found = {}
     for broker in cluster.of_role("broker"):
         text = httpx.get(f"http://127.0.0.1:{broker.ports['http']}/metrics", timeout=30.0).text

@@ -1,8 +1,8 @@
-"""Measures what RocksDB's checksums cost a range read: `python -m benchmarks.checksums`.
+"""Measures the cost of RocksDB's checksums for a range read: `python -m benchmarks.checksums`.
 
-Reads the same values from the kernel's cache with and without checks. The second figure is what
-remains when the checks cost nothing: a build of rocksdict with the CPU's CRC32C comes close to it
-(docs/sizing.md). RocksDB says in its log whether it has that.
+Reads the same values from the kernel's cache with and without checks. The figure without checks is
+a lower limit: a build of rocksdict with the CPU's CRC32C comes close to it (docs/sizing.md). The
+last line is from RocksDB's log and says whether this build has it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROUNDS = 5
 
 
 def read_ms_per_mb(store: Rdict, *, verify: bool) -> float:
-    """CPU milliseconds per MB of one pass over all values."""
+    """Return the CPU milliseconds per MB of one pass over all values."""
     options = ReadOptions()
     options.set_verify_checksums(verify)
     began_s, size = time.process_time(), 0
@@ -32,7 +32,7 @@ def read_ms_per_mb(store: Rdict, *, verify: bool) -> float:
 
 
 def measure(folder: Path, value_bytes: int) -> tuple[float, float]:
-    """The least of several rounds with checks, and without."""
+    """Return the lowest figure of several rounds, with checks and without."""
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_enable_blob_files(True)

@@ -2,7 +2,8 @@
 
 The topic has two million entries. Half of them are acknowledged, in random order and in lists of
 1,000. Every list waits until it is durable (fsync) on one bookie of this process. Then another
-owner takes the topic over and recovers the cursor. Alone: `python -m benchmarks.cursors`.
+owner takes the topic over and recovers the cursor. The benchmark can also run alone:
+`python -m benchmarks.cursors`.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class CursorFigure:
     persist_s: float
     persist_cpu_s: float  # the CPU time of the whole process, the bookie included
     recover_s: float
-    lost: int  # acknowledged, and unacknowledged after the recovery
-    invented: int  # the opposite
+    lost: int  # entries that were acknowledged, but not after the recovery
+    invented: int  # entries that were not acknowledged, but are so after the recovery
 
 
 def chain() -> Chain:
@@ -81,7 +82,7 @@ def chain() -> Chain:
 
 
 async def cursors_of(store: MetadataStore, ledgers: Ledgers) -> Cursors:
-    """The cursors of an owner that takes the topic over."""
+    """Take the topic over, and return its cursors."""
     record = await OwnedRecord.take(TOPIC, store, incarnation="0" * 32)
     log = Log(
         record,
@@ -95,7 +96,7 @@ async def cursors_of(store: MetadataStore, ledgers: Ledgers) -> Cursors:
 
 
 async def acknowledge(cursors: Cursors, chosen: list[Position]) -> float:
-    """Returns how many seconds it took until all were durable."""
+    """Acknowledge `chosen`. Return the seconds until all acknowledgements are durable."""
     cursor = await cursors.ensure("s", EARLIEST)
     began_s = time.perf_counter()
     waiting: list[Waiting] = []
@@ -119,7 +120,7 @@ async def measure(store: MetadataStore, ledgers: Ledgers, tasks: asyncio.TaskGro
     ]
     chosen = chance.sample(entries, len(entries) // 2)
     gc.collect()
-    gc.freeze()  # as a broker does: the entries of this program are not its load
+    gc.freeze()  # as a broker does, so that collections do not visit the entries of this program
     first = await cursors_of(store, ledgers)
     first.start(spawner(tasks))
     cpu_s = time.process_time()

@@ -1,7 +1,7 @@
 """Measures a million delayed entries in the index of one subscription: memory, CPU, steps.
 
-The delays are fixed, or random within an hour. Entries are taken in lists of 100 as a dispatcher
-does, and each must come at its time. The figures are CPU time. Run it with
+The delays are fixed, or random within an hour. Entries are taken in lists of 100, as a dispatcher
+takes them, and each must come at its delivery time. The figures are CPU time. Run it with
 `python -m benchmarks.delayed`.
 """
 
@@ -71,7 +71,7 @@ def memory(kind: str) -> None:
 
 
 def stored(kind: str) -> None:
-    """The segments that a broker writes, and the index that the next one makes of them."""
+    """Measure the segments that a broker writes, and the index that the next owner restores."""
     index, segments = DelayedIndex(), []
     index.on_sealed = lambda run: segments.append(encode_segment("subscription", run.left()))
     began_s = time.thread_time()

@@ -1,11 +1,12 @@
 """Measures the dispatchers alone: each subscription type with 1, 10 and 1,000 consumers.
 
-CPU time of the broker's event loop for one entry: its delivery, and its individual acknowledgement.
-Connections, cursors and the log are not part of it. The reference is the least that Python can do:
-a deque of consumers, and a dict of pending entries for each. `python -m benchmarks.dispatch`.
+The figures are the CPU time of the broker's event loop for one entry: its delivery, and its
+individual acknowledgement. They do not include connections, cursors and the log. The reference is
+the least that Python can do: a deque of consumers, and a dict of pending entries for each. Run it
+with `python -m benchmarks.dispatch`.
 
-It also prints Key_Shared with 1,000 and 1,000,000 keys, and a million pending entries that are
-acknowledged in random order: their memory, and the CPU of an acknowledgement.
+The benchmark also measures Key_Shared with 1,000 and 1,000,000 keys. With a million pending entries
+that are acknowledged in random order, it measures their memory and the CPU of an acknowledgement.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def entries_of(ledger: int, count: int, keys: int) -> list[StoredEntry]:
 
 
 class World:
-    """A dispatcher with consumers that have permits without end."""
+    """A dispatcher with consumers that have unlimited permits."""
 
     def __init__(self, kind: str, consumers: int) -> None:
         limits = Limits(unacked_per_consumer=UNLIMITED, unacked_per_subscription=UNLIMITED)
@@ -79,7 +80,7 @@ class World:
             self.machine.on_flow(consumer, 1 << 40, 0.0)
 
     def deliver(self, entries: list[StoredEntry]) -> float:
-        """Returns the seconds."""
+        """Deliver the entries. Return the CPU seconds."""
         spent_s = 0.0
         for first in range(0, len(entries), LIST):
             read = entries[first : first + LIST]
@@ -90,7 +91,7 @@ class World:
         return spent_s
 
     def acknowledge(self, positions: list[Position]) -> float:
-        """Returns the seconds."""
+        """Acknowledge each entry alone. Return the CPU seconds."""
         owners = [(self.given.pop(position), [position]) for position in positions]
         began_s = time.thread_time()
         for consumer, one in owners:
@@ -105,7 +106,8 @@ class World:
 
 
 def reference(consumers: int, entries: list[StoredEntry]) -> float:
-    """The microseconds of an entry: round robin, and a dict of pending entries."""
+    """Return the microseconds per entry of the reference: round robin, and dicts of pending
+    entries."""
     ring = deque(dict[Position, int]() for _ in range(consumers))
     owners: dict[Position, dict[Position, int]] = {}
     began_s = time.thread_time()
@@ -140,7 +142,7 @@ def measure(kind: str, consumers: int, keys: int) -> None:
 
 
 def measure_pending(kind: str) -> None:
-    """A million pending entries at 25 consumers, acknowledged in random order."""
+    """Measure a million pending entries at 25 consumers, acknowledged in random order."""
     world, count = World(kind, 25), 0
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()

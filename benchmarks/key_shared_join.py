@@ -1,11 +1,12 @@
 """Measures consumers that join and leave a Key_Shared subscription with many pending entries.
 
-Nothing else runs on the broker's loop while the dispatcher finds the pending entries of the slots
-that move, and registers them as draining. CPU time of the dispatcher alone, with one entry for each
-key: `python -m benchmarks.key_shared_join`. No step should take more than 20 ms.
+The dispatcher finds the pending entries of the slots that move, and registers them as draining.
+Meanwhile nothing else runs on the broker's loop, so no step should take more than 20 ms. The
+figures are the CPU time of the dispatcher alone, with one entry for each key. Run it with
+`python -m benchmarks.key_shared_join`.
 
-It also prints what the tracker of draining hashes costs while nothing drains: the dispatcher with
-it and one with an empty tuple in its place take turns. It should be 2 % at most.
+The benchmark also prints the cost of the tracker of draining hashes while no hash drains. A
+dispatcher with the tracker and a dispatcher without it take turns. The cost should be 2 % at most.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def dispatcher() -> KeyShared:
 
 
 def join(machine: KeyShared, number: int) -> float:
-    """Seconds of the step."""
+    """Add a consumer, and give it permits. Return the CPU seconds of the first step."""
     consumer = Consumer(f"c{number}", 0, lambda: True, machine._limits, join_number=number)
     began_s = time.thread_time()
     machine.add_consumer(consumer, 0.0)
@@ -83,13 +84,13 @@ def join(machine: KeyShared, number: int) -> float:
 
 
 def carry_out(machine: KeyShared, actions: list[Action]) -> None:
-    """The log has nothing."""
+    """Carry out the actions. The log has no entries, so a Read needs no answer."""
     while any(isinstance(action, Read) for action in actions):
         actions = []
 
 
 def fill(machine: KeyShared, count: int) -> float:
-    """Deliver this many entries. Returns the microseconds of an entry."""
+    """Deliver `count` entries. Return the CPU microseconds per entry."""
     began_s = time.thread_time()
     for first in range(0, count, LIST):
         entries = [
@@ -122,7 +123,8 @@ def measure(pending: int, consumers: int) -> None:
 
 
 def measure_waiting(count: int) -> None:
-    """The entries of a consumer that has left wait for the only other one."""
+    """Measure a join and a leave while the entries of a consumer that has left wait for the only
+    other consumer."""
     machine = dispatcher()
     join(machine, 0)
     fill(machine, count)
@@ -139,14 +141,14 @@ def measure_waiting(count: int) -> None:
 
 
 def leave(machine: KeyShared) -> list[float]:
-    """The first consumer leaves. Returns the seconds of each step until its entries are back."""
+    """Remove the first consumer. Return the seconds of each step until its entries are back."""
     began_s = time.thread_time()
     machine.remove_consumer(machine._consumers[0], 0.0)
     return [time.thread_time() - began_s, *parts(machine)]
 
 
 def parts(machine: KeyShared) -> list[float]:
-    """The seconds of each step that a join or a leave has left to do."""
+    """Run the remaining steps of a join or a leave. Return the seconds of each."""
     steps = []
     while (now := machine.next_timer()) is not None:
         began_s = time.thread_time()

@@ -229,7 +229,8 @@ def _ratios(mine: Figure, by_broker: Figure, direct: Figure) -> str:
 
 
 def write_ledger(cluster: Cluster, shape: Shape, *, close: bool) -> LedgerId:
-    """Write a ledger of such entries. Without `close`, leave it open as after a writer's crash."""
+    """Write a ledger with the entries of `shape`. Without `close`, leave the ledger open, as after
+    a writer's crash."""
 
     async def main() -> LedgerId:
         async with ledgers_of(cluster) as ledgers:
@@ -339,7 +340,7 @@ async def forget(cluster: LocalCluster) -> None:
 
 
 def recover(cluster: Cluster, ledger: LedgerId) -> float:
-    """Return the seconds to recover a ledger in a process that has no state of it."""
+    """Return the seconds in which a process without any state of the ledger recovers it."""
 
     async def main() -> float:
         async with ledgers_of(cluster) as ledgers:
@@ -405,7 +406,8 @@ def append_for(cluster: Cluster, seconds: float) -> tuple[float, float, float]:
 
 
 async def report_memory(cluster: LocalCluster) -> None:
-    """Measure a writer's memory while one of three bookies needs 10 s for each sync and add."""
+    """Measure a writer's memory while one of three bookies needs 10 s for each sync, so for each
+    add."""
     process = cluster.of_role("bookie")[-1]
     known = Cluster.of(cluster)
     await asyncio.to_thread(process.stop)

@@ -37,7 +37,7 @@ def publish(url: str, topic: str, shape: Shape, *, batched: bool) -> Figure:
 def publish_one_at_a_time(url: str, topic: str, shape: Shape) -> Figure:
     """Publish each message after the receipt of the preceding one.
 
-    It uses the asyncio client, so that the figures do not include the wake-up of a thread.
+    Uses the asyncio client, so that the figures do not include the wake-up of a thread.
     """
 
     async def main() -> Figure:

@@ -1,4 +1,4 @@
-"""One message at a time, over both transports of Magnetar's client and beside Apache's client:
+"""Measures one message at a time, over both transports of Magnetar's client and with Apache's:
 `python -m benchmarks.one_at_a_time`.
 
 All clients talk to the same local cluster (3/3/2) in turns. The CPU is that of the client's process

@@ -51,8 +51,9 @@ def resident_mb(pid: int) -> float:
 def together_mb(pids: Sequence[int]) -> float:
     """Return the resident memory of several processes together in megabytes.
 
-    The pages of a file that several of them map are one copy in memory, so each file counts once,
-    with the process that has most of it. The sum of `resident_mb` counts it for every process.
+    Several processes that map the same file share one copy of its pages in memory. So each file
+    counts once, for the process with most of its pages. The sum of `resident_mb` would count the
+    file for every process.
     """
     anonymous_kb, files_kb = 0, dict[str, int]()
     for pid in pids:
@@ -64,7 +65,7 @@ def together_mb(pids: Sequence[int]) -> float:
 
 
 def _mapped_kb(pid: int) -> tuple[dict[str, int], int]:
-    """The resident pages of each file that a process maps, and its anonymous pages."""
+    """Return the resident KB of each file that a process maps, and its anonymous KB."""
     mapped_kb, anonymous_kb, file = dict[str, int](), 0, ""
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         name, *fields = line.split()

@@ -1,5 +1,4 @@
-"""Measures the cost of publishing in two cases beside the plain one: to 1,000 topics at once, and
-with deduplication.
+"""Measures the cost of publishing to one topic, to 1,000 topics at once, and with deduplication.
 
 Run it with `python -m benchmarks.publishing`. One connection sends unbatched messages of 1 KB to
 `magnetar standalone`, with WINDOW messages in flight. The cases take turns. The frames are encoded
@@ -168,7 +167,8 @@ async def measure_all(url: str, admin_url: str, pid: int) -> None:
 
 
 def report() -> None:
-    """Targets: 1,000 topics at 0.5 of one topic's rate; deduplication costs 5 % at most."""
+    """Run and print all cases. Targets: 1,000 topics reach 0.5 of one topic's rate; deduplication
+    costs 5 % at most."""
     print("\npublishing of 1 KB, unbatched, embedded metadata (targets: 0.50 and 0.95 of the rate)")
     folder = Path(tempfile.mkdtemp(prefix="magnetar-bench-"))
     process = standalone(folder)

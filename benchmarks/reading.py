@@ -1,9 +1,9 @@
-"""The CPU cost of a client that reads a backlog: `python -m benchmarks.reading`.
+"""Measures the CPU cost of a client that reads a backlog: `python -m benchmarks.reading`.
 
-A process replays one encoded batch of 1 KB messages to each subscriber, over Pulsar's framing,
-as often as the permits allow. It does nothing else, so the client is the limit. Magnetar's client
-and Apache's take turns; the CPU is that of the client's process. A row ends when the last message
-was received and acknowledged.
+A server process replays one encoded batch of 1 KB messages to each subscriber, over Pulsar's
+framing, as often as the permits allow. The server does nothing else, so the client is the limit.
+Magnetar's client and Apache's client take turns; the CPU is that of the client's process. A row
+ends when the last message was received and acknowledged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Measured = tuple[float, float]  # messages per second, microseconds of CPU per m
 
 
 class Replay:
-    """One connection of a client: it gets the same entry again and again."""
+    """One connection of a client, which gets the same entry again and again."""
 
     def __init__(self, connection: socket.socket, url: str, entry: bytes, messages: int) -> None:
         self._connection = connection
@@ -136,7 +136,7 @@ def serve(listener: socket.socket, url: str, messages: int) -> None:
 
 
 def read(client: str, url: str, kind: str, count: int) -> Measured:
-    """Receive and acknowledge `count` messages; "Reader": only receive."""
+    """Receive and acknowledge `count` messages. A `kind` of "Reader" only receives them."""
     module = importlib.import_module(client)
     with_client = connect(client, url)
     if kind == "Reader":

@@ -1,10 +1,9 @@
-"""Measures Spark's source and sink beside what Spark itself can do with the same rows (python -m
+"""Measures Magnetar's Spark source and sink beside Spark's own, with the same rows (python -m
 benchmarks.spark_ceilings).
 
 A local cluster (ZooKeeper, three bookies, a broker) stores JSON objects of 100 bytes at 3/3/2. One
-Spark session (local[2]) reads and writes them, in turns with Spark's own formats and with Python
-data sources that do nothing but hand rows over. Everything shares the machine: compare ratios of
-one run.
+Spark session (local[2]) reads and writes them. Spark's own formats, and Python data sources that
+only hand rows over, take turns with it. All processes share the machine: compare ratios of one run.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def payload(number: int) -> bytes:
 
 
 class Ceiling(DataSource):
-    """The rows of option `rows`, from memory: prebuilt Arrow batches, or tuples."""
+    """Hands over `rows` rows (an option) from memory: as prebuilt Arrow batches, or as tuples."""
 
     @classmethod
     def name(cls) -> str:
@@ -131,7 +130,7 @@ def fill(url: str, rows: int) -> None:
 
 
 def prepare(admin_url: str, folder: Path, rows: int) -> None:
-    """The same rows as files, and a namespace with deduplication."""
+    """Write the same rows as files, and create a namespace with deduplication."""
     path = f"{admin_url}/admin/v2/namespaces/public/exact"
     httpx.put(path, timeout=60).raise_for_status()
     httpx.post(f"{path}/deduplication", json=True, timeout=60).raise_for_status()
@@ -213,7 +212,8 @@ def writes(spark: SparkSession, url: str, folder: Path, rows: int) -> dict[str, 
 
 
 def micro_batch_ms(frame: DataFrame, folder: Path, url: str | None) -> float:
-    """The median duration of a micro-batch with rows. `url`: where to publish them."""
+    """Return the median duration of a micro-batch with rows. `url`: the service to which this
+    function publishes the rows; None: the source makes rows itself."""
     writer = frame.writeStream.format("noop").option("checkpointLocation", str(folder))
     query = writer.start()
     if url is not None:

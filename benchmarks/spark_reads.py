@@ -3,9 +3,9 @@ benchmarks.spark_reads).
 
 A local cluster (ZooKeeper, three bookies, a broker) stores messages of 100 bytes at 3/3/2 in one
 sealed ledger. Spark reads them in both ways in turns, and one process reads them without Spark.
-Then the program asks the driver of a streaming query over idle topics for news 100 times a second,
-with polls and with pushes. All processes share the machine, so the CPU seconds say more than the
-rates.
+Then the program asks the driver of a streaming query over idle topics for its latest offsets, 100
+times a second, with polls and with pushes. All processes share the machine, so the CPU seconds are
+more reliable than the rates.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def read(spark: SparkSession, cluster: LocalCluster, rows: int, reads_from_booki
 
 
 def executor_cpu_s(url: str, reads_from_bookies: str) -> float:
-    """CPU seconds of a process that reads all tasks, without those of its start."""
+    """Return the CPU seconds in which this process reads all tasks, without its start."""
     from pyspark.sql.types import StructType
 
     from magnetar.spark.source.driver import plan_frame
@@ -163,7 +163,8 @@ def make_idle_topics(url: str) -> None:
 
 
 def idle_query(url: str, broker: int, streams: int | None) -> float:
-    """The share of a core that the broker uses while a query asks its driver for news."""
+    """Return the share of a core that the broker uses while a query asks its driver for offsets.
+    `streams`: the maximum number of streams with pushes; 0: the driver polls; None: no query."""
     from magnetar.spark.source.driver import StreamDriver
     from magnetar.spark.source.options import parse_options
     from magnetar.spark.source.position_watch import PositionWatch

@@ -1,13 +1,13 @@
 """Measures messages that are published, delivered and individually acknowledged, at 3/3/2.
 
-One producer, and four consumers of a Shared or Key_Shared subscription, in one process with the
-client on asyncio: `python -m benchmarks.subscriptions`. Every receipt and every acknowledgement
-waits for fsync. The output has the messages per second, the messages per entry that the consumers
-got, and the CPU of each message in the broker, in the bookies and in the client. The last column is
-the rate that two cores could carry if they did nothing else.
+One process with the asyncio client has a producer, and four consumers of a Shared or Key_Shared
+subscription. Run it with `python -m benchmarks.subscriptions`. Every receipt and every
+acknowledgement waits for fsync. The output has the messages per second, the messages per entry that
+the consumers got, and the CPU of each message in the broker, in the bookies and in the client. It
+also has the rate that two cores could carry if they did nothing else.
 
-The reference (reference.py) publishes entries of the same size, and delivers nothing. The loads and
-the reference take turns.
+The reference (reference.py) publishes entries of the same size, and delivers no message. The loads
+and the reference take turns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REFERENCE_PORT: Final = 31_860
 class Load:
     name: str
     kind: magnetar.ConsumerType
-    batch: int  # the most messages of an entry; 1: unbatched
+    batch: int  # the maximum number of messages in an entry; 1: unbatched
     keys: int  # the number of keys; 0: the messages have no key, and batches are not by key
     count: int
     target: int  # messages per second
@@ -73,7 +73,7 @@ class Carried:
 
 
 def carry(url: str, topic: str, load: Load, size: int, pids: Sequence[tuple[str, int]]) -> Carried:
-    """`pids`: the roles and processes of the servers."""
+    """Run a load on a new topic. `pids`: the roles and processes of the servers."""
 
     async def main() -> Carried:
         async with magnetar.asyncio.Client(url) as client:
@@ -194,8 +194,8 @@ def report(found: dict[str, list[Carried]], least: dict[str, list[Figure]]) -> N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each load")
-    parser.add_argument("--bytes", type=int, default=1_024, help="of a message")
-    parser.add_argument("--only", default="", help="a part of the names of the loads")
+    parser.add_argument("--bytes", type=int, default=1_024, help="bytes of a message")
+    parser.add_argument("--only", default="", help="run the loads whose name contains this text")
     options = parser.parse_args()
     loads = [load for load in LOADS if options.only in load.name]
     found: dict[str, list[Carried]] = {}

@@ -1,8 +1,8 @@
-"""Measures many topics: how fast they are created, and what an idle one costs.
+"""Measures many topics: the rate at which they are created, and the cost of idle topics.
 
-It can also run alone: `python -m benchmarks.topics --topics 10000`. One connection subscribes to
-the topics, 500 at a time, which creates each topic and one durable subscription. Then the
-connection closes, and the topics stay loaded without a client.
+The benchmark can also run alone: `python -m benchmarks.topics --topics 10000`. One connection
+subscribes to the topics, 500 at a time, which creates each topic and one durable subscription. Then
+the connection closes, and the topics stay loaded without a client.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from fakes.topic_log import SMALL, opened
 from magnetar.broker.log.position import LATEST
 
 LEDGERS = 1_000
-ENTRIES = 1_500  # the second half of the ledgers has two each (broker/log/record_limits.py)
+ENTRIES = 1_500  # the second half of the ledgers has two entries each (broker/log/record_limits.py)
 TINY = replace(SMALL, ledger_entries_max=1, check_interval_s=60.0)
 LARGE = replace(SMALL, ledger_entries_max=1_000_000, check_interval_s=60.0)
 TARGET_MS = 50.0

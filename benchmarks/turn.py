@@ -1,7 +1,7 @@
 """One turn of benchmarks.versus: every load once, on a cluster of the tree on PYTHONPATH.
 
-The program is run by its path, so that an older tree does not need this file. It prints one line of
-JSON.
+benchmarks.versus runs this file by its path, so that an older tree does not need the file. The
+program prints one line of JSON.
 """
 
 from __future__ import annotations

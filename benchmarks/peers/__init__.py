@@ -1,1 +1,1 @@
-"""Other systems under the loads of Magnetar's own benchmarks."""
+"""Runs the loads of Magnetar's own benchmarks on other systems."""

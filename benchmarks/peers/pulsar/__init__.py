@@ -1,1 +1,1 @@
-"""Apache Pulsar, from its published jars, and Magnetar in turns: `make bench-pulsar`."""
+"""Measures Apache Pulsar, from its published jars, and Magnetar in turns: `make bench-pulsar`."""

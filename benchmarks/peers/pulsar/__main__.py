@@ -1,10 +1,10 @@
-"""Magnetar and Apache Pulsar under the same loads, in turns: `make bench-pulsar`.
+"""Measures Magnetar and Apache Pulsar under the same loads, in turns: `make bench-pulsar`.
 
-Both sync every entry before they acknowledge it. "standalone" is one process with one bookie of
-either system; "cluster" stores 3/3/2: `magnetar local-cluster` has a process for each server,
-Pulsar has its broker and three bookies in one JVM. The program prints medians, the ratio in favour
-of Magnetar (above 1: Magnetar is better), the ratios of the turns, and the CPU that processes
-outside of the comparison used meanwhile.
+Both systems sync every entry before they acknowledge it. "standalone" is one process with one
+bookie. "cluster" stores entries at 3/3/2: `magnetar local-cluster` has a process for each server,
+Pulsar has its broker and three bookies in one JVM. The program prints medians and a ratio (above 1:
+Magnetar is better) with the ratio of each turn. It also prints the CPU that processes outside of
+the comparison used meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from magnetar.local_process import standalone
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# Pulsar's bookies sync their journal by default; set here because the comparison depends on it.
+# Pulsar's default, set here because the comparison depends on it: bookies sync their journal.
 SYNCED: Final = {"journalSyncData": "true"}
 
 
@@ -70,14 +70,14 @@ def pulsar(chosen: Sequence[rows.Row], folder: Path, bookies: int) -> rows.Figur
 
 
 def busy_s() -> float:
-    """CPU seconds that all processes of the machine have used."""
+    """Return the CPU seconds that all processes of the machine have used."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]]
     idle = fields[3] + fields[4]
     return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK")
 
 
 def ours_s() -> float:
-    """CPU seconds of this process and of its children that have ended."""
+    """Return the CPU seconds of this process and of its children that have ended."""
     return sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -122,7 +122,9 @@ def report(name: str, ours: Sequence[rows.Figures], theirs: Sequence[rows.Figure
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.pulsar", description=__doc__)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--only", default="", help="rows whose name contains this, e.g. backlog")
+    parser.add_argument(
+        "--only", default="", help='run the rows whose name contains this text, such as "backlog"'
+    )
     options = parser.parse_args()
     for name, chosen, ours, bookies in (
         ("standalone", rows.STANDALONE, magnetar_standalone, 1),

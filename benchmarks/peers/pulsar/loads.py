@@ -1,4 +1,4 @@
-"""Loads by a Python client: Magnetar's own or Apache's. Both have the same interface, so that each
+"""Loads by a Python client: Magnetar's or Apache's. Both clients have the same interface, so each
 load is written once. `client` is the name of the module: "magnetar" or "pulsar"."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def one_at_a_time(client: str, url: str, topic: str, count: int) -> tuple[Latenc
 
 
 def publish(client: str, url: str, topic: str, count: int, *, batched: bool) -> float:
-    """Return messages per second, until the last receipt. Leaves a backlog of `count` + 1."""
+    """Publish `count` + 1 messages. Return the messages per second until the last receipt."""
     with_client = connect(client, url)
     producer = with_client.create_producer(
         topic, batching_enabled=batched, max_pending_messages=1_000, block_if_queue_full=True
@@ -97,7 +97,7 @@ def end_to_end(
 
 
 def subscribe(client: str, url: str, topic: str, names: list[str]) -> None:
-    """Create subscriptions, so that the topic keeps what is published from now on."""
+    """Create subscriptions, so that the topic keeps the messages that are published later."""
     with_client = connect(client, url)
     for name in names:
         with_client.subscribe(topic, name)

@@ -30,7 +30,7 @@ _RECEIVED: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """In ms. Those of a consumer are from publish to receipt."""
+    """Latencies in ms. The latencies of a consumer are from publish to receive."""
 
     p50: float
     p99: float
@@ -39,7 +39,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The last lines of a run, and those of a consumer for each INTERVAL_S."""
+    """The totals of a run, and the latencies of a consumer in each INTERVAL_S."""
 
     per_s: float
     latencies: Latencies
@@ -68,7 +68,8 @@ class Perf:
         )
 
     def result(self, seconds: float) -> Report:
-        """Wait for the report. Raises RuntimeError with what pulsar-perf said if it made none."""
+        """Wait for the report. Raise RuntimeError with the output of pulsar-perf if it has no
+        report."""
         try:
             said, _ = self._running.communicate(timeout=seconds + GRACE_S)
         finally:

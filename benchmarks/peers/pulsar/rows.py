@@ -1,7 +1,7 @@
-"""The rows of the comparison. Each takes a running system and returns figures by name.
+"""The rows of the comparison. Each row takes a running system and returns figures by name.
 
-A name ends with its unit. A rate ("/s") is better when higher, all others when lower. Figures of
-Magnetar with several clients are compared with those of Pulsar with its own client.
+A name that ends in "/s" is a rate: higher is better. For all other figures lower is better. The
+figures of Magnetar with each client are compared with those of Pulsar with Pulsar's client.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Target:
     folder: Path
 
     def clients(self) -> dict[str, tuple[str, str]]:
-        """The Python clients for the system, and their URLs. Apache Pulsar has only its own client,
-        also in rows where Magnetar has Magnetar's client."""
+        """The Python clients for the system by name, with their URLs. Magnetar runs with both
+        clients, Apache Pulsar only with pulsar-client."""
         apache = "pulsar", self.pulsar_url
         if self.own_url is None:
             return {"pulsar-client": apache}
@@ -57,12 +57,12 @@ Row = Callable[[Target], Figures]
 
 
 def of_pulsar(name: str) -> str:
-    """The name of the figure of Apache Pulsar that a figure of Magnetar is compared with."""
+    """Return the name of Apache Pulsar's figure for the name of a figure of Magnetar."""
     return re.sub("own client, [a-z]+://", "pulsar-client", name)
 
 
 def idle(target: Target) -> Figures:
-    """The memory of all processes together, before any load."""
+    """Return the memory of all processes together, before any load."""
     time.sleep(SETTLE_S)
     return {"idle memory, MB": together_mb(target.servers)}
 
@@ -82,8 +82,9 @@ def perf_batched(target: Target) -> Figures:
 
 
 def consumer_beside(target: Target) -> Figures:
-    """A Shared consumer during publishes at full speed: how far the consumer is behind in each
-    interval of BESIDE_S, after a first interval in which both JVMs compile their code."""
+    """Publish at full speed beside a Shared consumer. Return the time by which the consumer is
+    behind, over the intervals of BESIDE_S. The first interval does not count, because both JVMs
+    compile their code in it."""
     url, seconds = target.pulsar_url, perf.INTERVAL_S + BESIDE_S + PERF_SPARE_S
     consumer = perf.consume(
         target.folder / "consumer", url, "perf-beside", seconds=seconds + PERF_SPARE_S

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 JARS: Final = Path(
     os.environ.get("MAGNETAR_PULSAR_JARS", "~/.cache/magnetar/apache-pulsar")
 ).expanduser()
-READY_S: Final = 180.0  # it takes 7 s on an idle machine, a minute on a busy one
+READY_S: Final = 180.0  # the start takes 7 s on an idle machine, a minute on a busy one
 # The options of Pulsar's own conf/pulsar_env.sh, with less heap at the start.
 MEMORY: Final = ("-Xms256m", "-Xmx2g", "-XX:MaxDirectMemorySize=4g", "-XX:+UseG1GC")
 
@@ -59,9 +59,9 @@ class JarsMissing(Exception):
 
 
 class PulsarProcess:
-    """`PulsarStandaloneStarter`. `settings` (broker.conf) override _SETTINGS.
+    """Runs Pulsar's `PulsarStandaloneStarter`. `settings` (broker.conf) override _SETTINGS.
 
-    With three `bookies`, entries are stored 3/3/2. Raises JarsMissing, JavaMissing.
+    With three `bookies`, entries are stored at 3/3/2. Raises JarsMissing, JavaMissing.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class PulsarProcess:
         )
 
     def start(self) -> None:
-        """Returns when it serves."""
+        """Start the process. Returns when Pulsar serves."""
         self._process.launch()
         try:
             self._process.wait_ready()
@@ -131,7 +131,8 @@ class PulsarProcess:
 
 
 def java_options(directory: Path) -> list[str]:
-    """The Java options of every program in Pulsar's jars. The log settings are in `directory`."""
+    """Return the Java options of every program in Pulsar's jars, with the log settings that are in
+    `directory`."""
     opens = [word for it in _OPENS for word in ("--add-opens", f"{it}=ALL-UNNAMED")]
     return [
         *opens,
@@ -141,7 +142,7 @@ def java_options(directory: Path) -> list[str]:
 
 
 def free_ports(bookies: int) -> tuple[int, int, int]:
-    """Two free ports, and the first of `bookies` free ports in a row."""
+    """Return two free ports, and the first of `bookies` free ports in a row."""
     with ExitStack() as stack:
         while True:
             broker, http, first = (_bind(stack, 0) for _ in range(3))

@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from magnetar.broker.log.position import Position
 
 SIZES_MAX: Final = 20_000
-"""Batches whose sizes a subscription remembers: those that it read last. About 200 bytes each,
-4 MB. Pulsar's default of 1,000 messages in a receiver's queue is 1,000 batches at most."""
+"""The limit of batches whose sizes a subscription remembers: the batches that it read last. About
+200 bytes each, 4 MB. Pulsar's default of 1,000 messages in a receiver's queue is 1,000 batches at
+most."""
 
 UNKNOWN_WORDS_MAX: Final = 1_024
-"""The words of one ack set whose batch is not known: 65,536 messages. Pulsar's clients close a
-batch at 1,000 messages by default."""
+"""The limit of words of one ack set whose batch is not known: 65,536 messages. Pulsar's clients
+close a batch at 1,000 messages by default."""
 
 UNKNOWN_WORDS_TOTAL_MAX: Final = 1 << 18
-"""The words of all sets of unknown size that are still in the cursor of a subscription: 2 MB.
-Enough for 100,000 sets of two words, or 16,000 of 1,000 messages."""
+"""The limit of words of all sets of unknown size that are still in the cursor of a subscription: 2
+MB. It is enough for 100,000 sets of two words, or for 16,000 sets of 1,000 messages."""
 
 
 class AckSets:
@@ -61,7 +62,8 @@ class AckSets:
             self._older, self._sizes = self._sizes, {}
 
     def checked(self, position: Position, words: Sequence[int]) -> Sequence[int]:
-        """The ack set without the bits beyond its batch. Raises InvalidAck."""
+        """The ack set without the bits beyond its batch. (): the entry is acknowledged or not in
+        the log. Raises InvalidAck."""
         if not self._cursor.is_open(position):
             return ()  # the cursor ignores it
         size = self._sizes.get(position) or self._older.get(position)

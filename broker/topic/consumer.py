@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 NEGATIVE_ACKS_MAX: Final = 10_000
-"""Ids of one command: about 10 ms."""
+"""The limit of message ids of one negative acknowledgement: about 10 ms."""
 
 PERMITS_MAX: Final = (1 << 31) - 1
 """The permits of one consumer, as in Pulsar, which counts in 32 bits. Permits above this limit are
@@ -36,8 +36,8 @@ dropped."""
 
 
 class ConsumerHandle:
-    """Made by `Topic.subscribe`. Once the client or the broker has closed the consumer, the handle
-    drops notices and requests raise ConsumerNotFound."""
+    """A session's handle of a consumer, made by `Topic.subscribe`. Once the client or the broker
+    has closed the consumer, the handle drops notices, and requests raise ConsumerNotFound."""
 
     def __init__(
         self,
@@ -55,9 +55,8 @@ class ConsumerHandle:
         self.request = request
         self.events = events
         self.attached = True
-        self.active: bool | None = (
-            None  # the state that its client was told; None: the type has no active consumer
-        )
+        # The state that the client was told. None: the subscription type has no active consumer.
+        self.active: bool | None = None
         self.epoch = request.consumer_epoch  # deliveries carry it; None: they carry none
         self.machine = Consumer(
             request.consumer_name,
@@ -75,7 +74,7 @@ class ConsumerHandle:
         self._now_ms = now_ms
         self.meter = Meter(now)
         self.redelivered = Meter(now)
-        self.chunks = Meter(now)  # entries that hold a part of a message
+        self.chunks = Meter(now)  # entries that are chunks
         self._connected_since = connected_since
 
     @property
@@ -87,7 +86,8 @@ class ConsumerHandle:
         return self.request.consumer_name
 
     def tell_end(self) -> None:
-        """The subscription has acknowledged all of a terminated topic."""
+        """The subscription has acknowledged all messages of a terminated topic: tell the client
+        once."""
         if not self._told_end:
             self._told_end = True
             self.events.reached_end()
@@ -110,9 +110,10 @@ class ConsumerHandle:
         partial: Sequence[tuple[Position, Sequence[int]]] = (),
         done: Done | None = None,
     ) -> None:
-        """Acknowledge whole entries, and with `partial` batches: the ack set of a batch holds its
-        *unacknowledged* messages. `done` is called once: with None when all of it is durable, or
-        with the first error. Raises InvalidAck, SubscriptionFenced, before any change."""
+        """Acknowledge whole entries (`positions`), and single messages of batches (`partial`): the
+        ack set of a batch holds its *unacknowledged* messages. `done` is called once: with None
+        when all of it is durable, or with the first error. Raises InvalidAck, SubscriptionFenced,
+        before any change."""
         if self.attached:
             self.subscription.acknowledge(self, positions, partial, done)
             self._on_acked()
@@ -132,8 +133,8 @@ class ConsumerHandle:
             done(ConsumerNotFound(self.consumer_id))
 
     def redeliver(self, positions: Sequence[Position] | None, epoch: int | None = None) -> None:
-        """Redeliver these entries. None: all its unacknowledged ones. Later deliveries carry
-        `epoch`."""
+        """Redeliver these entries. None: all unacknowledged entries of the consumer. Later
+        deliveries carry `epoch`."""
         if epoch is not None:
             self.epoch = max(epoch, self.epoch or 0)
         if self.attached:
@@ -142,8 +143,8 @@ class ConsumerHandle:
     def negative_ack(self, positions: Sequence[Position], returned: Sequence[Position]) -> None:
         """For a Key_Shared subscription with `ordered_nacks`: withhold the later entries of the
         keys of `positions`, and take `returned` back. Closes the consumer if the subscription
-        withholds too many. Raises NotAllowed: another subscription, or more than NEGATIVE_ACKS_MAX
-        ids."""
+        withholds too many. Raises NotAllowed for other subscriptions, and for more than
+        NEGATIVE_ACKS_MAX ids."""
         if len(positions) + len(returned) > NEGATIVE_ACKS_MAX:
             why = f"it names more than {NEGATIVE_ACKS_MAX} message ids"
             raise NotAllowed("an ordered negative acknowledgement", why)
@@ -174,8 +175,8 @@ class ConsumerHandle:
         await self._found().unsubscribe(self, force=force)
 
     async def drain(self) -> None:
-        """The consumer leaves: it gets nothing more. Returns when it has acknowledged what it has,
-        or is closed."""
+        """The consumer will leave: it gets no more entries. Returns when it has acknowledged its
+        entries, or is closed."""
         await self._found().drain(self)
 
     async def last_message_id(self) -> LastMessage:
@@ -197,8 +198,8 @@ class ConsumerHandle:
     # ---- called by the subscription --------------------------------------------------------------
 
     def deliver(self, action: Deliver, *, size: int, redelivered: int, now: float) -> None:
-        """Pass the entries to the session, and count them: `size` bytes, `redelivered` of them not
-        for the first time."""
+        """Pass the entries to the session, and count them. `size`: their bytes. `redelivered`: the
+        number of those that were delivered before."""
         self.events.deliver(action.entries, action.details)
         self.activity.on_sent(self._now_ms())
         self.meter.count(action.messages, size, now)
@@ -215,7 +216,7 @@ class ConsumerHandle:
             self.events.closed(reason)
 
     def stats(self) -> dict[str, Any]:
-        """Pulsar's ConsumerStats."""
+        """The statistics in the form of Pulsar's ConsumerStats."""
         machine, now = self.machine, asyncio.get_running_loop().time()
         return {
             **self.meter.describe("Out", now),
@@ -237,7 +238,7 @@ class ConsumerHandle:
         }
 
     def _on_acked(self) -> None:
-        """The subscription has taken an acknowledgement."""
+        """Count an acknowledgement that the subscription has accepted."""
         self.activity.acked_ms = self._now_ms()
         acked = self.machine.acked - self._acked
         if acked:
@@ -251,8 +252,8 @@ class ConsumerHandle:
 
 
 class OwningSubscription(Protocol):
-    """The methods of the subscription that a handle, and the session through it, calls.
-    `Subscription` says what each method does."""
+    """The methods of a subscription that a handle calls, or a session through the handle.
+    `Subscription` describes them."""
 
     async def backlog_entries(self) -> int: ...
 

@@ -4,10 +4,10 @@ While the policy is on, the stage (duplicates.py) drops entries that are stored 
 sequence ids of durable entries are kept in memory, and journaled beside the cursors every
 `entries_interval` entries, every `interval_s`, and at a clean close. A new owner reads the
 journaled sequence ids and then the later entries of the log. So it recognises a message with a
-receipt also if the former owner died before it journaled anything.
+receipt even if the former owner died before it journaled anything.
 
-After deduplication is switched on, only entries that are confirmed from then on are known; earlier
-sequence ids of a producer are not. Switching it off forgets all sequence ids.
+Deduplication knows the sequence ids of the entries that are confirmed after it was switched on, and
+no earlier ones. Switching it off forgets all sequence ids.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ REPLAY_BYTES_MAX: Final = 4 << 20
 """The bytes of one read while a topic opens."""
 
 SNAPSHOT_BYTES: Final = 64 << 20
-"""After this many published bytes the next snapshot is due, so that a recovery reads little
-more."""
+"""The number of published bytes after which the next snapshot is due. A recovery then reads little
+more than these bytes."""
 
 log = get_logger(__name__)
 
@@ -53,7 +53,7 @@ class DeduplicationConfig:
 
 
 class Deduplication:
-    """Made by `open`, before the topic takes anything."""
+    """The deduplication of one topic. Create it with `open`, before the topic accepts publishes."""
 
     __slots__ = (
         "_bytes",
@@ -116,11 +116,12 @@ class Deduplication:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the policy is carried out."""
+        """True when deduplication is on or off as the policy says."""
         return self.wanted == self.enabled == (self._cursors.sequences is not None)
 
     async def follow(self) -> None:
-        """Carry the policy out. Raises LogError."""
+        """Switch deduplication on or off as the policy says. Does not switch it off while the
+        policies are not up to date. Raises LogError."""
         if self._switching is None:
             if self.is_settled:
                 return
@@ -140,7 +141,8 @@ class Deduplication:
         return -1 if sequences is None else sequences.get(producer)
 
     def on_appended(self, part: Appended, publish: Publish) -> None:
-        """Entries are durable. Called in the log's order, before their receipts are given."""
+        """These entries are durable. The topic calls this in the log's order, before it sends the
+        receipts."""
         if self.stage.sequences is None:
             return
         at = Position(part.ledger, part.first_entry + part.count - 1)
@@ -151,14 +153,14 @@ class Deduplication:
             self.snapshot()
 
     def snapshot(self) -> None:
-        """Journal the sequence ids soon."""
+        """Ask the cursors to journal the sequence ids soon."""
         self._entries = self._bytes = 0
         self._noted_at = asyncio.get_running_loop().time()
         self._cursors.note_sequences()
 
     async def visit(self, connected: Collection[str]) -> None:
-        """Called periodically: journal sequence ids if that is due, and forget producers that left
-        long ago."""
+        """Do the periodic work: journal sequence ids if that is due, and forget producers that left
+        long ago. Raises LogError."""
         if not self.is_settled:
             await self.follow()
         sequences = self.stage.sequences
@@ -172,7 +174,7 @@ class Deduplication:
             self.snapshot()
 
     async def _enable(self) -> None:
-        # What is in flight is noted when it is durable: the log reports it from now on.
+        # Entries that are in flight now are noted when the log reports them as durable.
         sequences = self._cursors.sequences
         if sequences is not None:
             await self._replay(sequences)
@@ -189,7 +191,7 @@ class Deduplication:
         log.info("deduplication is off", topic=str(self._log.name))
 
     async def _replay(self, sequences: Sequences) -> None:
-        """Add the sequence ids of the entries that the journaled ones do not cover."""
+        """Add the sequence ids of the entries after the journaled ones, which the log still has."""
         chain = self._log.chain
         while True:
             entries = await self._log.read(

@@ -7,7 +7,8 @@ live segments into a new ledger.
 
 A stored segment is never wrong (delayed_segment.py), so no other part waits for the store.
 Deliveries and acknowledgements continue while a segment is being written. A lost segment costs only
-reads of the log. A failed ledger is replaced. Only the loss of the topic ends the store.
+reads of the log. The store replaces a failed ledger. It ends when the topic is lost, or when a new
+ledger would fail, too.
 
 A topic without delayed messages has no delayed ledger and costs nothing.
 """
@@ -51,14 +52,15 @@ READ_BYTES_MAX: Final = 4 << 20
 """The bytes of one read of a delayed ledger: 250 segments of 1,024 entries."""
 
 WRITE_SEGMENTS_MAX: Final = 32
-"""Segments in flight: about 400 KB."""
+"""The limit of segments in flight: about 400 KB."""
 
 LEDGERS_MAX: Final = 4
-"""The delayed ledgers of one topic. Each owner begins a ledger of its own; at this number the live
-segments are written into one ledger."""
+"""The limit of delayed ledgers of one topic. Each owner begins a ledger of its own. At the limit
+the store writes the live segments into one ledger."""
 
 RESTORE_TIMEOUT_S: Final = 20.0
-"""Time limit for reading the delayed ledgers. After it the topic opens without them."""
+"""The time limit for reading the delayed ledgers. After it the topic opens without the rest of
+them."""
 
 log = get_logger(__name__)
 
@@ -69,11 +71,11 @@ class DelayedStoreConfig:
     """The entries of a segment."""
 
     garbage_bytes_min: int = 1 << 20
-    """Fewer dead bytes are not worth a new ledger."""
+    """The store writes the live segments again only if there are more dead bytes than this."""
 
     close_entries_min: int = 100
-    """A clean close stores the entries that are in no run yet, if there are this many. The next
-    owner reads fewer from the log."""
+    """A clean close stores the entries of an index that are in no run yet, if there are this many.
+    The next owner then reads fewer entries from the log."""
 
 
 _DEFAULTS: Final = DelayedStoreConfig()
@@ -81,7 +83,7 @@ _DEFAULTS: Final = DelayedStoreConfig()
 
 @dataclass(slots=True)
 class _Stored:
-    """A segment that a ledger has."""
+    """The place and size of a stored segment."""
 
     subscription: str
     ledger: LedgerId
@@ -124,7 +126,7 @@ class DelayedStore:
         self._size = dict.fromkeys(listed, 0)  # bytes of all segments of each ledger
         self._live = dict.fromkeys(listed, 0)  # bytes of the live segments of each ledger
         self._appender: Appender | None = None  # None: no ledger is open for writing
-        self._began_s = 0.0  # when that ledger was opened
+        self._began_s = 0.0  # the time when that ledger was opened
         self._moving = False  # the live segments are being written into a new ledger
         self._progress = Event()
         self._closing = False
@@ -203,7 +205,7 @@ class DelayedStore:
         return index
 
     def forget(self, subscription: str) -> None:
-        """The subscription is deleted: its segments are dead."""
+        """The subscription is deleted: its segments are dead now."""
         index = self._indexes.pop(subscription, None)
         if index is not None:
             index.clear()
@@ -229,8 +231,8 @@ class DelayedStore:
                 self._work.wake()
 
     def tend(self) -> None:
-        """Move the open ledger from a bookie that leaves, or to bookies that are back. Called about
-        every `check_interval_s` of the log."""
+        """Replace the open ledger if it lacks bookies and enough bookies are available now. The
+        broker calls this about every `check_interval_s` of the log."""
         if self._appender is not None and self._is_worth_moving(self._appender):
             self._moving = True
             self._work.wake()
@@ -259,7 +261,8 @@ class DelayedStore:
 
     @property
     def _is_wasteful(self) -> bool:
-        """Whether dead segments take more bytes than live segments."""
+        """True when the store must free ledgers: dead segments take more bytes than live segments
+        and than `garbage_bytes_min`, or no segment is live and no ledger is open."""
         live = self._live_bytes
         garbage = sum(self._size.values()) - live
         return garbage > max(live, self._config.garbage_bytes_min) or (
@@ -302,7 +305,7 @@ class DelayedStore:
                 await asyncio.sleep(next(delays))
 
     def _begin_move(self) -> None:
-        """Write the live segments again. Their old ledgers are dead then."""
+        """Queue the live segments to write them again. Their old ledgers are then dead."""
         self._moving = False
         self._abandon_ledger()
         for run, stored in self._stored.items():
@@ -311,7 +314,7 @@ class DelayedStore:
         self._live = dict.fromkeys(self._live, 0)
 
     async def _write_some(self) -> bool:
-        """Write the first runs of the queue. Returns whether the write was possible."""
+        """Write the first runs of the queue. Returns False when the ledger has failed."""
         appender = self._appender
         assert appender is not None
         batch = [(run, self._queue[run]) for run in list(self._queue)[:WRITE_SEGMENTS_MAX]]
@@ -330,7 +333,7 @@ class DelayedStore:
             )
             self._abandon_ledger()
             if isinstance(appender.failure, LedgerRefused):
-                # The next ledger would be refused the same.
+                # The bookies or the metadata store would refuse the next ledger, too.
                 name = str(self._log.name)
                 raise LogUnavailable(name, "storing delayed messages", appender.failure)
             return False
@@ -365,7 +368,8 @@ class DelayedStore:
         self._size[ledger] = self._live[ledger] = 0
 
     async def _drop_dead(self) -> None:
-        """Delete the ledgers without live segments; the open one only if it is mostly dead."""
+        """Delete the ledgers without live segments. The open ledger goes, too, if `_is_wasteful`
+        says so."""
         if self._appender is not None and self._live_bytes == 0 and self._is_wasteful:
             self._abandon_ledger()
         is_open = None if self._appender is None else self._appender.ledger
@@ -399,7 +403,7 @@ class DelayedStore:
         await self._finished.wait()
 
     async def _finish(self) -> None:
-        """A closed ledger needs no recovery."""
+        """Close the ledger, so that the next owner need not recover it, and end the store."""
         appender, self._appender = self._appender, None
         if appender is not None:
             await self._rolling.close(appender)
@@ -429,7 +433,7 @@ class DelayedStore:
 
 
 def _ignore(_: Run) -> None:
-    """The subscription is deleted."""
+    """Do nothing: the subscription is deleted."""
 
 
 def _with_ledger(record: TopicRecord, ledger: LedgerId) -> TopicRecord:

@@ -1,9 +1,9 @@
 """The dispatch rate of a topic or subscription: buckets of tokens for messages and for bytes. Pure.
 
-A bucket holds the tokens of one period and is full at first. What is read for consumers is taken
-out, also beyond the bottom: a batch may exceed what is left, and the next read waits longer. So the
-average is exact. A read waits for the tokens of REFILL_S at least, so that a high rate is not read
-entry by entry.
+A bucket holds at most the tokens of one period, and is full at first. A read takes a token for each
+message and each byte. It may leave a bucket below zero, because a batch may exceed the tokens that
+are left; the next read then waits longer. So the average is exact. A read waits for the tokens of
+REFILL_S at least, so that a high rate is not read entry by entry.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DispatchRate:
         self._bytes: _Bucket | None = None
 
     def set(self, rate: Rate, now: float) -> None:
-        """The policy is this one from now on. A changed rate begins with full buckets."""
+        """Use this rate from now on. A changed rate begins with full buckets."""
         new = rate if rate.messages_max or rate.bytes_max else None
         if new == self._rate:
             return
@@ -111,7 +111,8 @@ class DispatchRate:
 
 
 def longest_wait(rates: Sequence[DispatchRate], now: float) -> tuple[float, DispatchRate | None]:
-    """How long a read must wait for all rates, and for which one most. 0.0, None: for none."""
+    """The time in seconds that a read must wait for all rates, and the rate with the longest wait.
+    0.0 and None: the read need not wait."""
     wait_s, slowest = 0.0, None
     for rate in rates:
         if rate.limited and rate.wait_s(now) > wait_s:

@@ -1,8 +1,9 @@
 """The stage that recognises duplicates: entries that the topic holds already.
 
-Theory of operation. A producer's sequence ids rise. The *stored* sequence id of a producer is that
-of its last durable entry. `Sequences` has it. An entry is a duplicate if its last sequence id is at
-most the stored one. It is no duplicate if its first sequence id is higher than all that passed.
+Theory of operation. A producer's sequence ids rise. The *stored* sequence id of a producer is the
+sequence id of its last durable entry. `Sequences` has it. An entry is a duplicate if its last
+sequence id is at most the stored one. It is no duplicate if its first sequence id is higher than
+those of all entries that passed.
 
 Between these two cases, the entry repeats an entry that has passed and whose outcome is unknown: a
 client has reconnected and resends the entries without a receipt. The stage waits for that outcome
@@ -39,14 +40,14 @@ if TYPE_CHECKING:
     from magnetar.protos.sends import SendRun
 
 CHUNKED_IDLE_MAX: Final = 1_000
-"""Producers of a topic that have no publish in flight and whose unfinished chunked messages are
-remembered: 1 MB. Beyond this number the producers that came first are forgotten, as after a
-takeover of the topic. If a forgotten producer sends its chunks again, they are stored again."""
+"""The limit of producers of a topic whose unfinished chunked messages are remembered although they
+have no publish in flight: 1 MB. Beyond it the stage forgets the producers that came first, as after
+a takeover of the topic. If a forgotten producer sends its chunks again, they are stored again."""
 
 
 @dataclass(slots=True)
 class _ChunkedMessage:
-    """The message of which a producer has sent chunks, and not yet the last one."""
+    """A message of which the producer has sent chunks, but not the last one yet."""
 
     uuid: str
     passed: int  # the highest chunk that has passed
@@ -55,7 +56,7 @@ class _ChunkedMessage:
 
     @property
     def reached(self) -> int:
-        """The highest chunk that is stored or may become so."""
+        """The highest chunk that is stored or may still be stored."""
         return self.stored if self.publish is None or self.publish.known else self.passed
 
 
@@ -238,8 +239,8 @@ class _Decision:
 
 
 def _is_new(sends: SendRun, through: int, name_field: bytes) -> bool:
-    """Whether the run is plain messages of this producer whose sequence ids rise from above
-    `through`. Hot."""
+    """Returns True when the run has only plain messages of this producer, and their sequence ids
+    rise from above `through`. Hot."""
     numbers = sends.sequence_ids
     first, last = numbers[0], numbers[-1]
     if sends.views or first <= through or last > SEQUENCE_ID_MAX:
@@ -256,7 +257,8 @@ def _is_new(sends: SendRun, through: int, name_field: bytes) -> bool:
 
 
 def _is_of(entry: bytes, view: EntryView | None, name: str, name_field: bytes) -> bool:
-    """Whether the entry's metadata names this producer: a recovery reads the name there."""
+    """Returns True when the entry's metadata names this producer: a recovery reads the name
+    there."""
     if view is not None:
         return view.producer_name == name
     return entry.startswith(name_field, CHECKED_HEAD_BYTES)

@@ -38,12 +38,12 @@ class TopicEnvironment:
     names: ProducerNames
     tasks: asyncio.TaskGroup  # it must outlive the topics
     on_failed: Callable[[Topic, BrokerError], None]
-    limits: Limits | None = None  # None: each topic has those of its policies
+    limits: Limits | None = None  # None: each topic has the limits of its policies
     message_bytes_max: int = MESSAGE_BYTES_MAX
     strict_delays: bool = False
     fixed_delay_look_ahead: int = 0  # see DelayPolicy
     latency: LatencyHistogram | None = None  # the wait of publishes; None: each topic has its own
-    # The bytes held for producers; None: each topic has its own.
+    # The budget for the bytes that the broker holds for producers. None: each topic has its own.
     budget: PublishBudget | None = None
     deduplication: DeduplicationConfig | None = None
     failover: FailoverRules = FAILOVER_DEFAULTS

@@ -21,14 +21,15 @@ SUBSCRIPTION_EXPIRY_CHECK_INTERVAL_S: Final = 300.0
 """Pulsar's subscriptionExpiryCheckIntervalInMinutes: 5."""
 
 BACKLOG_AGE_CHECK_INTERVAL_S: Final = 60.0
-"""How old the age in the metrics may be. At most one read for each subscription and period."""
+"""The period in which the ages in the metrics are read again. It costs at most one read for each
+subscription."""
 
 log = get_logger(__name__)
 
 
 async def expire_messages(topic: Topic) -> None:
-    """Skip in every subscription what is older than the topic's time to live. Raises ReadFailed,
-    LogError."""
+    """Acknowledge in every subscription the entries that are older than the topic's time to live.
+    Raises ReadFailed, LogError."""
     policies = _fresh_policies(topic)
     if policies is None or policies.message_ttl_s <= 0:
         return
@@ -37,7 +38,7 @@ async def expire_messages(topic: Topic) -> None:
         try:
             expired = await topic.expire(subscription, older_than_s=policies.message_ttl_s)
         except SubscriptionFenced:
-            continue  # a seek is moving it: the next round looks again
+            continue  # a seek moves it, or it is being deleted: the next round looks again
         if expired:
             log.info(
                 "messages expired",
@@ -48,8 +49,8 @@ async def expire_messages(topic: Topic) -> None:
 
 
 async def expire_subscriptions(topic: Topic) -> None:
-    """Delete durable subscriptions without a consumer for longer than the policy allows. The time
-    begins again when another broker takes the topic over. Raises LogError."""
+    """Delete durable subscriptions that have had no consumer for longer than the policy allows. The
+    time begins again when another broker takes the topic over. Raises LogError."""
     policies = _fresh_policies(topic)
     minutes = 0 if policies is None else policies.subscription_expiration_time_minutes
     if minutes <= 0:
@@ -69,7 +70,8 @@ async def look_up_backlog_ages(topic: Topic) -> None:
 
 
 def _fresh_policies(topic: Topic) -> EffectivePolicies | None:
-    """None: the topic is closing or is not persistent, or its policies are not up to date."""
+    """The policies of the topic. None: the topic is closing or is not persistent, or its policies
+    are not up to date."""
     if not isinstance(topic, PersistentTopic) or topic.state is not TopicState.OPEN:
         return None
     try:

@@ -1,11 +1,11 @@
 """A non-persistent topic: it sends messages to the connected consumers and does not store them.
 
-A publish passes the stages and is delivered in the step in which it is read; the producer gets its
-receipt whether any consumer got the message or not. A message that a subscription cannot deliver
-(no consumer, no permits, a connection that is not writable) is dropped there and counted.
+A publish passes the stages and is delivered in the step in which it is read. The producer gets its
+receipt even if no consumer gets the message. A subscription drops and counts a message that it
+cannot deliver (no consumer, no permits, a connection that is not writable).
 
-The topic has no record and no task. When no client has used it for IDLE_S it calls `on_idle`, and
-the broker closes it; its durable subscriptions, which hold nothing, end with it.
+The topic has no record and no task. When no client has used the topic for IDLE_S, it calls
+`on_idle`, and the broker closes it. Its durable subscriptions, which hold no messages, end with it.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 IDLE_S: Final = 60.0
-"""A client that reconnects within this time finds its subscription's counters."""
+"""The time in seconds without clients after which the topic ends. A client that reconnects within
+this time finds its subscription's counters."""
 
 TYPES: Final = tuple(SubscriptionType)
 
 
 class NonPersistentTopic:
-    """A `ServedTopic`. `next_name` names producers that bring no name."""
+    """A `ServedTopic`. `next_name` makes a name for a producer without one."""
 
     def __init__(
         self,
@@ -82,7 +83,8 @@ class NonPersistentTopic:
         failover: FailoverRules = FAILOVER_DEFAULTS,
         turns: Turns | None = None,
     ) -> None:
-        """`turns`: of the broker's long computations; None: it has none of its own."""
+        """`turns`: the turns of the broker's long computations. None: the topic has turns of its
+        own."""
         self._loop = asyncio.get_running_loop()
         self.name = name
         self.producers: dict[str, LiveProducer] = {}
@@ -210,8 +212,9 @@ class NonPersistentTopic:
     async def ensure_subscription(
         self, name: str, start: Position, properties: Mapping[str, str] | None = None
     ) -> None:
-        """A subscription of this name. It begins with the next message, whatever `start` says.
-        Raises TopicClosing, NotAllowed (there are too many), PoliciesUnavailable."""
+        """Create a durable subscription of this name if there is none. It begins with the next
+        message, and ignores `start`. Raises TopicClosing, NotAllowed (the topic has too many),
+        PoliciesUnavailable."""
         self._require_open()
         require_name(name)
         if name not in self.subscriptions:
@@ -258,7 +261,7 @@ class NonPersistentTopic:
 
     @property
     def delivered_total(self) -> tuple[int, int]:
-        """Messages and bytes that were delivered since the topic was opened."""
+        """The numbers of messages and bytes that were delivered since the topic was opened."""
         meters = [subscription.delivered for subscription in self.subscriptions.values()]
         messages, size = self._removed
         return (
@@ -268,13 +271,13 @@ class NonPersistentTopic:
 
     @property
     def users(self) -> int:
-        """Connected producers and consumers."""
+        """The number of connected producers and consumers."""
         consumers = sum(len(it.consumers) for it in self.subscriptions.values())
         return len(self.producers) + consumers
 
     @property
     def dropped_total(self) -> int:
-        """Messages that were dropped since the topic was opened."""
+        """The number of messages that were dropped since the topic was opened."""
         return self._dropped + sum(meter.messages for meter in self._drops())
 
     def _drops(self) -> list[Meter]:
@@ -282,7 +285,7 @@ class NonPersistentTopic:
         return producers + [subscription.dropped for subscription in self.subscriptions.values()]
 
     async def stats(self) -> dict[str, Any]:
-        """Pulsar's NonPersistentTopicStats."""
+        """The statistics in the form of Pulsar's NonPersistentTopicStats."""
         subscriptions = {
             name: await each.describe(self._turns)
             for name, each in tuple(self.subscriptions.items())
@@ -310,7 +313,7 @@ class NonPersistentTopic:
     # ---- the end ---------------------------------------------------------------------------------
 
     async def close(self, reason: CloseReason = CloseReason.UNLOADED) -> None:
-        """Serve no more. May be called more than once."""
+        """Stop serving the topic. May be called more than once."""
         self.closed = True
         self._unfollow()
         if self._idle_timer is not None:

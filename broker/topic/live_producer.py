@@ -1,8 +1,8 @@
 """A producer of a non-persistent topic: each publish is answered in the step in which it is read.
 
 The stages of the topic check an entry as those of a persistent topic do. An entry that passes gets
-a receipt at once, with the ids of Pulsar: 0:0, or -1:-1 if it was dropped because the connection
-has too many messages under way.
+a receipt at once, with Pulsar's message ids: 0:0, or -1:-1 if the entry was dropped because the
+connection has too many entries under way.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = get_logger(__name__)
 
 
 class Cap:
-    """How many non-persistent messages each connection has under way. Messages are under way from
-    the step in which they are read until the next step of the loop."""
+    """Limits the non-persistent entries that each connection has under way. An entry is under way
+    from the step in which it is read until the next step of the loop."""
 
     def __init__(self, per_connection: int, call_soon: CallSoon) -> None:
         self._per_connection = per_connection
@@ -44,7 +44,8 @@ class Cap:
         self._under_way: dict[str, int] = {}
 
     def admit(self, connection: str, entries: int) -> int:
-        """The number of these entries that may be delivered. The rest is dropped."""
+        """Count these entries. Returns the number of them that may be delivered; the caller drops
+        the rest."""
         if not self._under_way:
             self._call_soon(self._under_way.clear)
         before = self._under_way.get(connection, 0)
@@ -90,7 +91,8 @@ class LiveProducer:
         self._open = True
 
     def publish(self, sends: SendRun, now: float) -> None:
-        """Take what the client sent. The outcome comes by the events."""
+        """Accept entries that the client sent. The producer reports their outcome through
+        `events`."""
         if not self._open:
             return
         publish = Publish(self, sends, len(sends.entries))
@@ -130,19 +132,20 @@ class LiveProducer:
 
     @property
     def has_room(self) -> bool:
-        """True: `wait_room` would return at once."""
+        """True when `wait_room` would return at once."""
         return self._rate.wait_s(asyncio.get_running_loop().time()) <= 0
 
     async def wait_room(self) -> None:
-        """Wait for the publish rate of the topic. Bytes need no wait: none are held."""
+        """Wait until the publish rate of the topic allows more. The producer holds no bytes, so
+        there is no wait for memory."""
         await self._rate.wait()
 
     async def close(self) -> None:
-        """The client closes. Everything is answered already."""
+        """The client closes the producer. Every publish is answered already."""
         self.close_nowait()
 
     def close_nowait(self) -> None:
-        """The connection is gone, or the client closes."""
+        """The connection has closed, or the client closes the producer."""
         if self._open:
             self._open = False
             self._leave(self)
@@ -158,7 +161,7 @@ class LiveProducer:
         raise AssertionError("a non-persistent topic has no log")
 
     def describe(self, now: float) -> dict[str, Any]:
-        """Pulsar's NonPersistentPublisherStats."""
+        """The statistics in the form of Pulsar's NonPersistentPublisherStats."""
         rates, meter = self.meter.rates(now), self.meter
         return {
             "producerName": self.name,

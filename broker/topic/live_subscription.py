@@ -1,7 +1,7 @@
 """A subscription of a non-persistent topic: its consumers, and the counts of dropped messages.
 
-It lives in memory only. A durable subscription stays until it is deleted or its topic is closed,
-and counts the dropped messages.
+The subscription lives in memory only. A durable one stays until it is deleted or its topic is
+closed, and counts the dropped messages.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 
 class LiveSubscription:
-    """Made by its topic. It calls `left` when a consumer has left, and `abandoned` when it is
-    deleted or, if it is not durable, has lost its last consumer."""
+    """One subscription of a non-persistent topic. It calls `left` when a consumer has left. It
+    calls `abandoned` when it is deleted, and when it is non-durable and has lost its last
+    consumer."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class LiveSubscription:
         abandoned: Callable[[LiveSubscription], None],
         candidates: Callable[[], Candidates],
     ) -> None:
-        """`candidates`: chooses the active consumer."""
+        """`candidates` makes the object that chooses the active consumer."""
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.name = name
@@ -107,8 +108,9 @@ class LiveSubscription:
             handle.events.active_changed(change.active)
 
     async def evict_dead(self, refused: ConsumerRefused) -> None:
-        """Evict the incumbents of a refusal whose clients do not answer a probe. Raises the error
-        of the refusal if one answers, or if there is no incumbent."""
+        """Probe the clients of the incumbents of a refusal, and evict the consumers whose clients
+        do not answer. Raises the error of the refusal if a client answers, or if there is no
+        incumbent."""
         if not refused.incumbents:
             raise refused.error
         for machine in refused.incumbents:
@@ -145,7 +147,7 @@ class LiveSubscription:
             handle.evict(reason)
 
     async def describe(self, turns: Turns) -> dict[str, Any]:
-        """Pulsar's NonPersistentSubscriptionStats."""
+        """The statistics in the form of Pulsar's NonPersistentSubscriptionStats."""
         consumers = await turns.each(
             self.consumers.values(), ConsumerHandle.stats, slice_items=CLIENTS_PER_TURN
         )
@@ -197,7 +199,7 @@ class LiveSubscription:
             done(None)
 
     def advance(self) -> None:
-        """No effect now: the consumer has room again and gets the next message."""
+        """No effect now: the consumer is writable again, and gets the next message."""
 
     async def flush(self) -> None:
         """No effect: messages are not stored."""
@@ -213,7 +215,8 @@ class LiveSubscription:
         raise NotAllowed("seek", "a non-persistent topic keeps no messages")
 
     async def unsubscribe(self, handle: ConsumerHandle | None, *, force: bool) -> None:
-        """Delete it. Raises ConsumersConnected if there are other consumers, unless `force`."""
+        """Delete the subscription. Raises ConsumersConnected if there are other consumers, unless
+        `force`."""
         others = [it for it in self.consumers.values() if it is not handle]
         if others and not force:
             raise ConsumersConnected(self.name, len(self.consumers))
@@ -224,7 +227,7 @@ class LiveSubscription:
         self._abandoned(self)
 
     async def drain(self, handle: ConsumerHandle) -> None:
-        """The consumer has nothing to acknowledge."""
+        """The consumer gets no more messages. Returns at once: it has nothing to acknowledge."""
         handle.machine.leaving = True
 
     async def last_message(self) -> LastMessage:
@@ -232,5 +235,5 @@ class LiveSubscription:
         return LastMessage(EARLIEST, -1, EARLIEST)
 
     async def backlog_entries(self) -> int:
-        """None."""
+        """Return 0: messages are not stored."""
         return 0

@@ -1,7 +1,7 @@
-"""The oldest unacknowledged entry of a subscription: how old the backlog is, and what has expired.
+"""The oldest unacknowledged entry of a subscription, for the age of its backlog and for expiry.
 
-The times of the entry are read once and kept until another entry is the oldest, so asking again
-costs nothing.
+The times of the entry are read once and kept until another entry is the oldest. So a second
+question costs no read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Oldest:
     """Times of one entry, in milliseconds."""
 
     position: Position
-    published_ms: int  # the time that the client sent
-    appended_ms: int  # the time of the broker's clock
+    published_ms: int  # by the client's clock
+    appended_ms: int  # by the broker's clock
 
 
 class OldestUnacked:
@@ -63,7 +63,8 @@ class OldestUnacked:
 
     async def last_before(self, cutoff_ms: int) -> Position | None:
         """The last entry that was appended before this time. None: the oldest unacknowledged entry
-        was not. Approximate where the clocks of two owners disagree. Raises ReadFailed."""
+        was appended later, or there is none. Approximate where the clocks of two owners disagree.
+        Raises ReadFailed."""
         oldest = await self.find()
         if oldest is None or oldest.appended_ms >= cutoff_ms:
             return None
@@ -72,5 +73,6 @@ class OldestUnacked:
 
 
 def appended_ms(entry: StoredEntry) -> int:
-    """When the broker appended the entry; if it did not say, when the client published it."""
+    """The time in milliseconds when the broker appended the entry. An entry without this time: the
+    time when the client published it."""
     return entry.broker_timestamp_ms or entry.view.publish_time_ms

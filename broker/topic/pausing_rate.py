@@ -1,6 +1,6 @@
 """A publish rate that the broker enforces by pauses in its reads: the excess waits at the clients.
 
-The messages that were read are published and counted, also beyond the rate. So the buckets may fall
+The messages that were read are published and counted, even beyond the rate. So the buckets may fall
 below zero. The broker does not read on from the publishing connections until tokens are available
 again. The average is exact, except that a debt of more than DEBT_PERIODS_MAX is forgotten. A burst
 exceeds the rate by a frame of each connection. As in Pulsar, the other producers of a paused
@@ -26,8 +26,9 @@ LOOK_S: Final = 1.0
 """The period in which a waiting connection checks the rate again, which may have changed."""
 
 DEBT_PERIODS_MAX: Final = 60
-"""A minute of a broker's rate. A compressed batch of 60 bytes may claim a million messages. All
-producers of the broker would wait for the claims of one producer."""
+"""The limit of the debt: a minute of a broker's rate. A compressed batch of 60 bytes may claim a
+million messages. Without the limit, all producers of the broker would wait for the claims of one
+producer."""
 
 WAIT_S_MIN: Final = 0.001
 """The shortest sleep: rounding errors of a fraction of a token can leave a wait of almost 0 s."""

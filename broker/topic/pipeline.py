@@ -75,7 +75,7 @@ class Publish:
 
     @property
     def known(self) -> bool:
-        """Whether the outcome of each of its entries is known."""
+        """True when the outcome of each of its entries is known."""
         return self.unknown == 0
 
     def part(self, start: int, stop: int) -> Publish:
@@ -84,7 +84,7 @@ class Publish:
         return Publish(self.publisher, self.sends.part(start, stop), stop - start, self)
 
     def is_in(self, other: Publish) -> bool:
-        """Whether this publish is `other`, or a part of it."""
+        """Returns True when this publish is `other`, or a part of it."""
         publish: Publish | None = self
         while publish is not None and publish is not other:
             publish = publish.whole
@@ -145,7 +145,7 @@ Answer = Append | Duplicate | Refuse | Wait
 
 class Stage(Protocol):
     def decide(self, publish: Publish, now: float) -> Sequence[Answer]:
-        """Answers for the entries of the run, in order and for all of them. (): append all."""
+        """Returns answers for all entries of the run, in order. (): append all entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +160,12 @@ class Held:
 
     publish: Publish
     stage: int = 0  # the index of the stage
-    # The publish or gate that it waits for; None: only its turn.
+    # The publish or gate for which it waits. None: it waits only for its turn.
     until: Publish | Gate | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether the stage can decide now, if this is the first held publish of its producer."""
+        """True when the stage can decide now, if this is the first held publish of its producer."""
         return self.until is None or self.until.known
 
 

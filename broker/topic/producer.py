@@ -1,9 +1,10 @@
-"""A producer of a topic: takes publishes, answers each of them once, in the order of sending.
+"""A producer of a topic: it accepts publishes, and answers each of them once, in send order.
 
 A publish passes the topic's stages, and then the log appends it, all in the step in which it was
 read. If a stage waits for the outcome of another publish, the producer holds the rest of the run
 and all later publishes until the outcome is known. The session does not read on meanwhile
-(`wait_room`), so the producer holds no more than the frame that was being read.
+(`wait_room`), so the producer holds no more than the frame that was being read. While the producer
+waits only for the publish rate, the session reads on until the producer holds HELD_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -31,23 +32,25 @@ if TYPE_CHECKING:
     from magnetar.protos.sends import SendRun
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long a closing producer waits for the outcome of what it sent: appends are answered within
-milliseconds, or the log fails by itself."""
+"""The time in seconds that a closing producer waits for the outcome of its publishes. The log
+answers appends within milliseconds, or fails by itself."""
 
 log = get_logger(__name__)
 
 ANSWERS_WAITING_MAX: Final = 1_000
-"""Refused publishes and duplicates that wait for the outcome of what was sent before them. A client
-whose every publish is refused while the bookies are silent is disconnected."""
+"""The limit of refused entries and duplicates that wait for the outcome of earlier publishes.
+Beyond it the broker disconnects the producer. This stops a client that sends only refused publishes
+while the bookies do not answer."""
 
 
 HELD_BYTES_MAX: Final = 256 << 10
-"""Bytes of publishes that each producer holds for the topic's publish rate while its connection is
-still read: a full frame, so that a producer over its rate does not stop the others on its
-connection at once. The limit is smaller if all producers together hold much: see HELD_SHARE."""
+"""The limit of bytes that each producer holds for the topic's publish rate while the session still
+reads from its connection. It is a full frame, so that a producer over its rate does not stop the
+others on its connection at once. The limit is smaller if all producers together hold much: see
+HELD_SHARE."""
 
 AHEAD_LOOK_S: Final = 0.25
-"""The period in which a producer whose publishes have passed checks the rate again."""
+"""The period in which a producer whose publishes passed without tokens checks the rate again."""
 
 
 class ProducerState(Enum):
@@ -60,8 +63,8 @@ class ProducerState(Enum):
 class ProducerHandle:
     """A session's handle of a producer. Made by `Topic.add_producer`.
 
-    `holding` are the producers of the topic that hold publishes. Each enters and leaves it by
-    itself, and the topic calls `resume_all` when outcomes are known.
+    `holding` has the producers of the topic that hold publishes. Each producer adds and removes
+    itself. The topic calls `resume_all` when outcomes are known.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class ProducerHandle:
         exceeds_rate: Callable[[], bool] = lambda: False,
         now: float,
     ) -> None:
-        """`exceeds_rate`: whether the topic has a publish rate that is exceeded now."""
+        """`exceeds_rate` returns True while the topic's publish rate is exceeded."""
         self.request = request
         self.name = name
         self.events = events
@@ -87,7 +90,7 @@ class ProducerHandle:
         self.last_sequence_id = -1
         self.state = ProducerState.OPEN
         self.meter = Meter(now)
-        self.chunks = Meter(now)  # entries that hold a part of a message
+        self.chunks = Meter(now)  # entries that are chunks
         self._connected_since = connected_since
         self._log = log
         self._pipeline = pipeline
@@ -98,7 +101,7 @@ class ProducerHandle:
         self._order = AnswerOrder()
         self._held: deque[Decided | Held] = deque()
         self._held_bytes = 0  # the bytes that the broker's budget counts
-        self._refused: set[type[Exception]] = set()  # kinds of errors that are in the log
+        self._refused: set[type[Exception]] = set()  # types of errors that were logged already
         self._drained = asyncio.Event()
         self._released = asyncio.Event()
 
@@ -108,18 +111,18 @@ class ProducerHandle:
 
     @property
     def outstanding(self) -> int:
-        """Publishes that are not answered yet."""
+        """The number of entries that are not answered yet."""
         held = sum([len(each.publish.sends) for each in self._held])
         return self._order.outstanding + self._order.waiting + held
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for exclusive access."""
+        """True when the producer waits for exclusive access."""
         return self.state is ProducerState.WAITING
 
     def publish(self, sends: SendRun, now: float) -> None:
-        """Take what the client sent. The outcome comes by the events. After the end of the
-        producer nothing happens, and the client will send it again."""
+        """Accept entries that the client sent. The producer reports their outcome through `events`.
+        A producer that has ended ignores the entries, and the client sends them again."""
         if self.state is not ProducerState.OPEN:
             return
         publish = Publish(self, sends, len(sends.entries))
@@ -127,20 +130,20 @@ class ProducerHandle:
             self._held.append(Held(publish))
         else:
             self._decide(publish, 0, now)
-            if self._held:  # the outcome that it waits for may be known already
+            if self._held:  # the outcome that the rest waits for may be known already
                 self.resume(now)
         self._count_held()
 
     @property
     def has_room(self) -> bool:
-        """True: `wait_room` would return at once. It costs a fifth of that, and is asked after each
-        run."""
+        """True when `wait_room` would return at once. The session asks after each run, because
+        `has_room` costs a fifth of `wait_room`."""
         if self._held or self._exceeds_rate():
             return False
         return self.state is not ProducerState.OPEN or self._log.has_room
 
     async def wait_room(self) -> None:
-        """Return when the topic takes more, or at once when the producer has ended."""
+        """Return when the topic accepts more entries, or at once if the producer has ended."""
         while self._held and self.state is ProducerState.OPEN and not self._may_gather():
             self._released.clear()
             await self._released.wait()
@@ -149,7 +152,8 @@ class ProducerHandle:
             await self._log.wait_room()
 
     async def close(self) -> None:
-        """The client closes. What it sent is answered first, within CLOSE_TIMEOUT_S."""
+        """The client closes the producer, which first answers the outstanding publishes, within
+        CLOSE_TIMEOUT_S."""
         if self.state is ProducerState.CLOSED:
             return
         self.state = ProducerState.CLOSING
@@ -157,12 +161,12 @@ class ProducerHandle:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self.wait_drained()
         except TimeoutError:
-            pass  # the client learns nothing of the rest, as if the broker had died
+            pass  # the client gets no answer for the rest, as if the broker had died
         finally:
             self.close_nowait()
 
     def close_nowait(self) -> None:
-        """The connection is gone: nothing is answered any more."""
+        """The connection has closed: the producer ends, and answers nothing more."""
         if self.state is not ProducerState.CLOSED:
             self._end()
             self._leave(self)
@@ -181,14 +185,14 @@ class ProducerHandle:
             self._end()
 
     def stop_taking(self) -> None:
-        """The topic closes. What comes from here on is dropped: the client sends it again once it
-        is told."""
+        """The topic closes. From now on the producer drops publishes. The client sends them again
+        when it learns of the close."""
         if self.state is ProducerState.OPEN:
             self.state = ProducerState.CLOSING
 
     def resume(self, now: float) -> bool:
-        """Carry out what is held, as far as the outcomes that it waits for are known. Returns
-        whether that was anything."""
+        """Continue with the held publishes, as far as the outcomes that they wait for are known.
+        Returns True when at least one continued."""
         progressed = False
         outstanding = self._order.outstanding
         while self._held:
@@ -214,13 +218,13 @@ class ProducerHandle:
         return progressed
 
     def evict(self, reason: CloseReason) -> None:
-        """The broker closes it."""
+        """Close the producer and tell its client the reason."""
         if self.state is not ProducerState.CLOSED:
             self._end()
             self.events.closed(reason)
 
     def on_appended(self, parts: Sequence[Appended]) -> None:
-        """The log has these, in order, in one ledger."""
+        """These entries are durable, in order, in one ledger."""
         if self.state is ProducerState.CLOSED:
             return
         run: list[Appended] = []
@@ -236,7 +240,7 @@ class ProducerHandle:
             self._drained.set()
 
     def describe(self, now: float) -> dict[str, Any]:
-        """Pulsar's PublisherStats."""
+        """The statistics in the form of Pulsar's PublisherStats."""
         rates, meter = self.meter.rates(now), self.meter
         return {
             "producerName": self.name,
@@ -255,15 +259,17 @@ class ProducerHandle:
         }
 
     def _may_gather(self) -> bool:
-        """Whether it holds publishes for the topic's rate only, and not too many."""
+        """Returns True when the producer holds publishes only for the topic's rate, and not too
+        many."""
         first = self._held[0]
         if not (isinstance(first, Held) and isinstance(first.until, Gate)):
             return False
         return self._held_bytes < HELD_BYTES_MAX and self._log.budget.may_gather
 
     async def _wait_rate(self) -> None:
-        """Return when the topic's rate allows more. While too much is held, it lets publishes
-        through, and they must not follow each other without end."""
+        """Return when the topic's rate allows more, or when the budget may hold publishes again.
+        While the budget may not, the rate lets publishes pass without tokens, and the session must
+        not read more."""
         while True:
             is_open = self.state is ProducerState.OPEN
             if not is_open or not self._exceeds_rate() or self._log.budget.may_hold:
@@ -271,7 +277,7 @@ class ProducerHandle:
             await asyncio.sleep(AHEAD_LOOK_S)
 
     def _count_held(self) -> None:
-        """Tell the budget how many bytes are held."""
+        """Report the number of held bytes to the budget."""
         if not (self._held or self._held_bytes):
             return
         held = sum([sum(map(len, each.publish.sends.entries)) for each in self._held])
@@ -303,8 +309,8 @@ class ProducerHandle:
                     return
 
     def _stop_behind_refusal(self, following: Sequence[Decided | Held]) -> None:
-        """Drop what was sent after a refused publish. The client learns of the refusal, and closes
-        the producer. What came before still gets its receipts."""
+        """Drop the publishes after a refused one. The client learns of the refusal, and closes the
+        producer. Earlier publishes still get their receipts."""
         if self.state is ProducerState.OPEN:
             self.state = ProducerState.CLOSING
         _drop(following)
@@ -369,14 +375,15 @@ class ProducerHandle:
 
 
 def _drop(parts: Iterable[Decided | Held]) -> None:
-    """These publishes are not appended. Publishes of another producer with the same name may wait
-    for their outcome."""
+    """Report that these publishes are not appended: publishes of another producer with the same
+    name may wait for this outcome."""
     for each in parts:
         each.publish.on_outcome(each.publish.unknown)
 
 
 def resume_all(holding: Mapping[ProducerHandle, None], now: float) -> None:
-    """Publishes that waited for an outcome continue; so do those that waited for one of these."""
+    """Continue the publishes that waited for an outcome, and then the publishes that waited for
+    these."""
     while any(handle.resume(now) for handle in tuple(holding)):
         pass
 

@@ -38,12 +38,13 @@ EPOCH_PROPERTY: Final = "topic-epoch"
 """The property of the topic's record with the epoch of the last exclusive producer."""
 
 BROUGHT_EPOCH_MAX: Final = 1 << 62
-"""A producer may bring an epoch beyond the topic's own, as in Pulsar: the record may be an old copy
-that was restored. Larger ones are refused: epochs have 64 bits, and the next producer needs one
-more."""
+"""The highest epoch that a producer may bring. It may be higher than the topic's own epoch, as in
+Pulsar, because the topic's record may be an old copy that was restored. A higher one is refused:
+epochs have 64 bits, and the next producer needs one more."""
 
 WAITING_MAX: Final = 1_000
-"""Producers that wait for exclusive access to one topic. Further ones get ProducerBusy."""
+"""The limit of producers that wait for exclusive access to one topic. Further ones get
+ProducerBusy."""
 
 log = get_logger(__name__)
 
@@ -117,7 +118,7 @@ class ProducerAdmission:
         return int(self._log.properties.get(EPOCH_PROPERTY, "-1"))
 
     async def add(self, request: ProducerRequest, events: ProducerEvents) -> ProducerHandle:
-        """Let a producer in, or into the queue. Raises the errors of `Topic.add_producer`."""
+        """Admit a producer, or put it into the queue. Raises the errors of `Topic.add_producer`."""
         while True:
             self._require_open()
             self._log.require_capacity()
@@ -152,27 +153,28 @@ class ProducerAdmission:
             handle.evict(reason)
 
     def resume(self, now: float) -> None:
-        """An outcome is known, or a gate is open."""
+        """Let the producers that hold publishes continue: an outcome is known, or a gate is
+        open."""
         if self.holding:
             resume_all(self.holding, now)
 
     # ---- conflicting producers -------------------------------------------------------------------
 
     def _in_the_way(self, request: ProducerRequest) -> ProducerHandle | None:
-        """A producer beside which the new one cannot be. None: it may come in."""
+        """A producer that blocks the new one. None: the new one is admitted."""
         namesake = self.connected.get(request.name) or self.waiting.get(request.name)
         if namesake is not None:
             return namesake
         alone = request.access_mode is not AccessMode.SHARED
-        first = next(iter(self.connected.values()), None)  # an exclusive one is the only one
+        first = next(iter(self.connected.values()), None)  # an exclusive one is alone
         if first is not None and (first.exclusive or alone):
             return first
         return next(iter(self.waiting.values()), None)
 
     @staticmethod
     def _succeeds(request: ProducerRequest, old: ProducerHandle) -> bool:
-        """Whether the request is from the same producer after a reconnect: the broker has not seen
-        the end of the old connection yet."""
+        """Returns True when the request is from the same producer after a reconnect, and the broker
+        has not seen the end of the old connection yet."""
         return (
             old.name == request.name
             and not old.request.user_provided_name
@@ -197,8 +199,8 @@ class ProducerAdmission:
         return ProducerBusy(self._topic, request.name, f"{other.name!r} {what}")
 
     def _require_epoch(self, request: ProducerRequest) -> None:
-        """An exclusive producer that comes back brings its epoch. It is too late if there has been
-        another one since."""
+        """Check the epoch that a returning exclusive producer brings. Raises ProducerFenced if the
+        topic has had another exclusive producer since, and NotAllowed if the epoch is too high."""
         brought, current = request.topic_epoch, self.epoch
         if brought is None or request.access_mode is AccessMode.SHARED:
             return
@@ -215,7 +217,7 @@ class ProducerAdmission:
             raise ProducerBusy(self._topic, request.name, why)
 
     def _fence_all(self, by: str) -> None:
-        """A producer takes the place of all others at once."""
+        """The producer named `by` fences all other producers."""
         waiting, self.waiting = list(self.waiting.values()), {}
         for handle in waiting:
             self._refuse_waiting(handle, ProducerFenced(self._topic, handle.name, "it was fenced"))
@@ -228,7 +230,7 @@ class ProducerAdmission:
         self._on_left(handle)
 
     def _is_here(self, handle: ProducerHandle) -> bool:
-        """Whether the producer is connected or waits."""
+        """Returns True when the producer is connected or waits."""
         name = handle.name
         return self.connected.get(name) is handle or self.waiting.get(name) is handle
 
@@ -237,7 +239,7 @@ class ProducerAdmission:
     def _new_producer(
         self, request: ProducerRequest, events: ProducerEvents, among: dict[str, ProducerHandle]
     ) -> ProducerHandle:
-        # A client that reconnects brings the name that was made for it.
+        # A client that reconnects brings the name that the broker made for it.
         name = request.name or self._free_name()
         assert name not in self.connected
         assert name not in self.waiting
@@ -259,8 +261,8 @@ class ProducerAdmission:
         return handle
 
     def _free_name(self) -> str:
-        """A new name. Clients may bring any name, so also one that would be made next; a producer
-        with that name may have stored sequence ids."""
+        """A new name. The next name may be in use, because clients may bring any name. It may also
+        have stored sequence ids of an earlier producer."""
         while True:
             name = self._names.next()
             in_use = name in self.connected or name in self.waiting
@@ -291,7 +293,7 @@ class ProducerAdmission:
             self._spawn(self._promote(first))
 
     async def _promote(self, handle: ProducerHandle) -> None:
-        """The first of the queue becomes exclusive."""
+        """The first producer of the queue becomes exclusive."""
         try:
             self._require_epoch(handle.request)
             await self._grant_epoch(handle)
@@ -309,8 +311,8 @@ class ProducerAdmission:
         handle.events.refused(error)
 
     async def _grant_epoch(self, handle: ProducerHandle) -> None:
-        """A new exclusive producer gets the next epoch; one that comes back keeps its own. The
-        epoch is durable before the producer knows it."""
+        """A new exclusive producer gets the next epoch; a returning one keeps its own. The epoch is
+        durable before the producer knows it."""
         current, brought = self.epoch, handle.request.topic_epoch
         epoch = current + 1 if brought is None else brought
         if epoch != current:

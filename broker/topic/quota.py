@@ -1,14 +1,15 @@
-"""The backlog quotas of a topic: by size and by age, with what its policy does when one is
-exceeded.
+"""The backlog quotas of a topic, by size and by age, and the actions when a quota is exceeded.
 
-The backlog is that of the slowest durable subscription. Subscriptions without a durable cursor hold
-nothing and do not count. The size is estimated from the sizes of the ledgers. The age is that of
-the oldest entry in the backlog.
+The backlog of the topic is that of the slowest durable subscription. Non-durable subscriptions keep
+no messages and do not count. The size is estimated from the sizes of the ledgers. The age is that
+of the oldest entry in the backlog.
 
-- producer_request_hold and producer_exception: producers are disconnected, and refused until the
-  backlog is below its quota. With the first their clients wait, with the second their sends fail.
-- consumer_backlog_eviction: the oldest entries are acknowledged for the subscriptions that are
-  behind, down to EVICTION_TARGET of the size, or up to the age.
+- producer_request_hold and producer_exception: the topic disconnects producers, and refuses them
+  until the backlog is below its quota. With producer_request_hold, their clients wait; with
+  producer_exception, their sends fail.
+- consumer_backlog_eviction: the topic acknowledges the oldest entries for the subscriptions that
+  are behind. The backlog then has EVICTION_TARGET of the size limit, or no entry older than the
+  age limit.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class BacklogQuotas:
         exceeded: Callable[[], None],
     ) -> None:
         """`exceeded` disconnects the producers."""
-        self.evicted = 0  # entries, since the topic was opened here
+        self.evicted = 0  # the number of evicted entries since the topic was opened here
         self._log = topic_log
         self._policies = policies
         self._clock = clock
@@ -59,19 +60,22 @@ class BacklogQuotas:
         self._exceeded = exceeded
 
     async def check(self) -> None:
-        """Carry the policies out. Raises LogError."""
+        """Evict entries or disconnect the producers if a quota is exceeded. Raises LogError,
+        PoliciesUnavailable."""
         error = await self._find()
         if error is not None:
             self._exceeded()
 
     async def require(self) -> None:
-        """Raises BacklogQuotaHeld, BacklogQuotaRefused; LogError."""
+        """Raise BacklogQuotaHeld or BacklogQuotaRefused if the quotas refuse producers. Evicts
+        entries like `check`. Raises LogError, PoliciesUnavailable."""
         error = await self._find()
         if error is not None:
             raise error
 
     async def _find(self) -> QuotaError | None:
-        """Evict what is to be evicted. Returns why producers are kept away, if they are."""
+        """Evict entries if the policies ask for it. Returns the error for producers. None: the
+        quotas admit them."""
         policies = self._policies.effective
         by_size, by_age = policies.backlog_quota_bytes, policies.backlog_quota_age_s
         if by_size.limit < 0 and by_age.limit < 0:
@@ -101,7 +105,7 @@ class BacklogQuotas:
         return error
 
     def _slowest(self) -> Position | None:
-        """The lowest mark of the durable subscriptions. None: there is none."""
+        """The lowest mark-delete position of the durable subscriptions. None: there is none."""
         durable = [it.cursor for it in self._subscriptions() if it.cursor.durable]
         return min((cursor.mark_delete for cursor in durable), default=None)
 
@@ -114,8 +118,9 @@ class BacklogQuotas:
         return (self._clock.now_ms() - entries[0].broker_timestamp_ms) / 1_000
 
     async def _evict(self, through: Position) -> None:
-        """Acknowledge everything up to there for the subscriptions that are behind. Durable on
-        return. Raises LogError."""
+        """Acknowledge every entry up to `through` for the durable subscriptions that are behind.
+        The acknowledgements are durable on return. Does nothing while the policies are not up to
+        date. Raises LogError."""
         if not self._policies.is_fresh:
             return
         for subscription in list(self._subscriptions()):

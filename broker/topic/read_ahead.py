@@ -1,10 +1,11 @@
-"""Reading a backlog ahead of its dispatch: the next range is read while this one is delivered.
+"""Reading a backlog ahead of its dispatch: the next range is read while the current one is
+delivered.
 
-A read that follows the previous one is answered with the entries that were read ahead, if there are
-any. After each read of a backlog, one more read of the same size is started. So at most one read
-per subscription is in flight ahead, of as many entries as the dispatcher had permits for, and of as
-many bytes as one read may have. The budget of the broker counts these bytes, and gives a bounded
-share of itself to them. The entries read ahead are dropped when the dispatcher reads elsewhere.
+A read that continues the previous one gets the entries that were read ahead, if there are any.
+After each read of a backlog, `ReadAhead` starts one more read with the same limits of entries and
+bytes. So a subscription has at most one read ahead in flight. The budget of the broker counts the
+bytes of reads ahead, and limits them to a share of the budget. `ReadAhead` drops its entries when
+the dispatcher reads elsewhere.
 
 Near the end of the log there is no read ahead, because those entries are in the cache.
 """
@@ -43,7 +44,7 @@ class ReadAhead:
         self._log = topic_log
         self._spawn = spawn
         self._entries_min = entries_min
-        # of the held or requested entries; None: there are none
+        # The first of the held or requested entries; None: there are none.
         self._first: Position | None = None
         self._entries: list[StoredEntry] = []
         self._held = 0  # bytes that the budget counts
@@ -63,7 +64,7 @@ class ReadAhead:
         return found
 
     def drop(self) -> None:
-        """Forget what was read ahead, and read no more."""
+        """Drop the entries that were read ahead, and cancel the read in flight."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -76,7 +77,7 @@ class ReadAhead:
         return self._held
 
     def _take(self, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """The first of the held entries: one at least."""
+        """Remove the first of the held entries, at least one, and return them."""
         sizes = accumulate(len(entry.data) for entry in self._entries[:entries_max])
         count = max(1, sum([size <= bytes_max for size in sizes]))
         found, self._entries = self._entries[:count], self._entries[count:]
@@ -97,7 +98,7 @@ class ReadAhead:
         self._task = self._spawn(work)
 
     async def _read(self, first: Position, entries_max: int, bytes_max: int) -> None:
-        """Ignore a failure: the dispatcher's own read will meet it."""
+        """Read ahead. Ignores a failure: the dispatcher's own read will fail, too."""
         found: list[StoredEntry] = []
         try:
             found = await self._log.read(first, entries_max=entries_max, bytes_max=bytes_max)
@@ -114,7 +115,8 @@ class ReadAhead:
                     self.drop()
 
     def _fits(self, size: int) -> bool:
-        """Whether this many bytes may be held. A read gives one entry however large it is."""
+        """Returns True when the budget lets the subscription hold this many bytes. They may be more
+        than requested, because a read returns at least one entry."""
         more = size - self._held
         return more <= 0 or self._log.budget.may_read_ahead(more)
 

@@ -1,12 +1,12 @@
 """The one outstanding read of a subscription.
 
-The dispatch rates of the topic and the subscription are kept here: a read waits for their tokens,
-and what it reads is taken from them.
+The loop enforces the dispatch rates of the topic and the subscription: a read waits for tokens, and
+takes tokens for the entries that it returns.
 
-The loop runs in a task as long as one read follows another: an idle subscription has no task, and
-`stop` cancels it. After a failed read the loop waits, reports the failure to the dispatcher, and
-reads what the dispatcher asks for then. The delays grow up to RETRY_S_MAX; there is no limit on the
-attempts. `failure` is set until a read succeeds.
+The loop runs in a task as long as one read follows another, so an idle subscription has no task.
+`stop` cancels the task. After a failed read the loop waits, reports the failure to the dispatcher,
+and then makes the read that the dispatcher asks for. The delays grow up to RETRY_S_MAX; there is no
+limit on the attempts. `failure` is set until a read succeeds.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ if TYPE_CHECKING:
 
 RETRY_S_FIRST: Final = 0.1
 RETRY_S_MAX: Final = 10.0
-"""A bookie that restarts is back within seconds. A lost entry is requested six times a minute until
-an operator restores or skips it."""
+"""The longest delay before a retry. A bookie that restarts is back within seconds. A lost entry is
+requested six times a minute until an operator restores or skips it."""
 
 RATE_LOOK_S: Final = 1.0
 """The period in which a read that waits for a dispatch rate checks the rate again."""
 
 REPLAY_GAP_ENTRIES: Final = 8
-"""Unwanted entries that a replay reads to save a request: a request to a bookie costs about as much
-as reading this many entries of 1 KB."""
+"""The limit of unwanted entries that a replay reads to save a request: a request to a bookie costs
+about as much as reading this many entries of 1 KB."""
 
 SKIP_ENTRIES: Final = 1_000
-"""Lost entries that are acknowledged in one step of the loop: about a millisecond."""
+"""The number of lost entries that are acknowledged in one step of the loop: about a millisecond."""
 
 log = get_logger(__name__)
 
 
 class ReadLoop:
-    """`tell` reports an answer to the dispatcher and executes its actions. One of them may `want`
-    the next read. `on_read` sees the entries before the dispatcher."""
+    """`tell` reports an answer to the dispatcher and executes its actions. One of these actions may
+    call `want` for the next read. `on_read` gets the entries before the dispatcher."""
 
     __slots__ = (
         "_ahead",
@@ -128,7 +128,7 @@ class ReadLoop:
             assert self._task is asyncio.current_task(), "a second read"
 
     def explain(self) -> str:
-        """The read that is repeated, and the advice to an operator."""
+        """A text about the failed read that the loop retries, with advice for an operator."""
         assert self.failure is not None
         detail = f"the broker retries a failed read: {self.failure}"
         if isinstance(self.failure, ReadFailed):
@@ -141,14 +141,15 @@ class ReadLoop:
         return detail
 
     def stop(self) -> None:
-        """Cancel the outstanding read. It is not answered."""
+        """Cancel the outstanding read. The dispatcher gets no answer."""
         if self._task is not None:
             self._task.cancel()
         self._task = self._wanted = self.failure = None
         self._ahead.drop()
 
     def drop_ahead(self) -> None:
-        """Forget what was read ahead: no consumer is connected, and none may come."""
+        """Drop the entries that were read ahead: no consumer is connected, and perhaps none will
+        come."""
         self._ahead.drop()
 
     async def _run(self) -> None:
@@ -194,7 +195,8 @@ class ReadLoop:
 
     @property
     def exhausted(self) -> DispatchRate | None:
-        """The dispatch rate that the next read must wait for longest. None: for none."""
+        """The dispatch rate for which the next read must wait longest. None: the read need not
+        wait."""
         return longest_wait(self._rates, _now())[1]
 
     async def _wait_rate(self) -> None:
@@ -264,7 +266,8 @@ class ReadLoop:
         return entries, through
 
     async def _maybe_skip(self, error: LogError) -> bool:
-        """If entries are lost permanently and the broker is configured to skip these, do so."""
+        """Skip lost entries if `auto_skip_non_recoverable_data` is on and the entries are lost
+        permanently. Returns True when it has skipped entries."""
         topic_log = self._log
         if not topic_log.config.auto_skip_non_recoverable_data or not isinstance(error, ReadFailed):
             return False
@@ -281,8 +284,9 @@ class ReadLoop:
         return True
 
     async def _is_certain(self, lost: LostRange, error: ReadFailed) -> bool:
-        """Whether the topic is still ours: else its next owner may have deleted the ledger. After
-        that check the metadata is not an old copy, so it is read again."""
+        """Returns True when the entries are certainly lost. First verify that this broker still
+        owns the topic: otherwise the next owner may have deleted the ledger. Then read the ledger's
+        metadata again, because the copy before this check may be an old one."""
         topic_log = self._log
         try:
             await topic_log.owned_record.verify()

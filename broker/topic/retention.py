@@ -1,8 +1,9 @@
 """Trims a topic's log: drops the ledgers that no subscription needs and retention does not keep.
 
-The trimmer decides and asks the log; the log's own task carries it out. So a trim takes some
-microseconds here and needs no task. It is triggered when a cursor has left a ledger, when a ledger
-was closed, when the policies change, and by a chore: time passes without an event.
+The trimmer decides and asks the log, and the log's own task does the work. So a trim takes some
+microseconds here and needs no task. The trimmer trims when a cursor has left a ledger, when a
+ledger was closed, and when the policies change. A chore calls it, too, because retention may end
+without an event.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Trimmer:
         self.end: Callable[[], None] = policies.subscribe(trim)
 
     def trim(self) -> None:
-        """Drop what is not needed any more. Without fresh policies nothing is dropped: the topic
-        may have a retention that is not known here yet."""
+        """Drop the ledgers that are not needed any more. Drops nothing while the policies are not
+        up to date: the topic may have a retention that this broker does not know yet."""
         topic_log = self._log
         is_in_service = topic_log.state in (LogState.OPEN, LogState.TERMINATED)
         if is_in_service and topic_log.chain.has_closed and self._is_fresh():

@@ -1,12 +1,12 @@
 """The publish rate of a topic: token buckets of messages and bytes in front of the log.
 
 A publish passes while tokens are available, and takes one token for each message and each byte. So
-the buckets may fall below zero, and the average is exact. Without tokens, the producer's publishes
-are held behind a gate, which opens when the buckets are above zero again. Other producers on the
+the buckets may fall below zero, and the average is exact. Without tokens, the producer holds its
+publishes behind a gate, which opens when the buckets are above zero again. Other producers on the
 same connection continue until the held producer has gathered HELD_BYTES_MAX (producer.py). From
 then on the broker does not read from the connection, because the client would send without end.
 
-While all producers of the broker together hold too many bytes, publishes pass also without tokens.
+While all producers of the broker together hold too many bytes, publishes pass even without tokens.
 Then the broker does not read from their connections until the gate opens (`wait_room` of the
 producer). The average stays exact, and waiting publishes of a slow rate take no memory from the
 other topics.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Bucket:
-    """Tokens that arrive at a steady rate, at most those of one period."""
+    """Tokens that arrive at a steady rate. The bucket holds at most the tokens of one period."""
 
     def __init__(self, tokens_max: int, period_s: float, now: float) -> None:
         self.tokens_max = tokens_max  # 0: no limit
@@ -49,7 +49,7 @@ class Bucket:
         self._tokens -= tokens
 
     def limit_debt(self, periods_max: int) -> None:
-        """Owe at most the tokens of this many periods."""
+        """Limit the debt to the tokens of this many periods."""
         self._tokens = max(self._tokens, -float(periods_max * self.tokens_max))
 
     def wait_s(self) -> float:
@@ -70,8 +70,8 @@ def buckets_of(rate: Rate, now: float) -> tuple[Bucket | None, Bucket | None]:
 
 
 class RateStage:
-    """Holds publishes while the rate is exceeded. `wake_at` is called with the time for the call of
-    `open`. It is not called while the rate is not exceeded."""
+    """Holds publishes while the rate is exceeded. When the stage finds that the rate is exceeded,
+    it calls `wake_at` with the time at which the caller must call `open`."""
 
     __slots__ = ("_budget", "_bytes", "_gate", "_messages", "_rate", "_wake_at")
 
@@ -109,7 +109,7 @@ class RateStage:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether publishes are held, or would be held if the broker had memory for them."""
+        """True when publishes are held, or would be held if the broker had memory for them."""
         return self._gate is not None
 
     def open(self) -> None:

@@ -18,7 +18,7 @@ class Acks(Protocol):
 
     @property
     def mark_delete(self) -> Position:
-        """Everything up to and including this position is acknowledged."""
+        """The position up to which, inclusive, every entry is acknowledged."""
 
     @property
     def highest_acked(self) -> Position:

@@ -4,7 +4,7 @@ Theory of operation. A client can assemble a message only if one consumer gets a
 order. The consumer that gets the first delivered chunk becomes the *owner* of the message; the
 later chunks go to the owner, too. When a consumer gives a chunk back (it left, or asked for a
 redelivery), it gives back all chunks of the message that it has. The message then has no owner, and
-the consumer that gets its lowest chunk becomes the new one.
+the consumer that gets its lowest chunk becomes the new owner.
 
 For each unfinished message, ChunkRoutes keeps the positions that the owner has (`out`), and the
 positions that were given back and are not delivered again yet (`waiting`). A chunk must not
@@ -15,7 +15,8 @@ NOTE: unfinished messages count toward the limits of unacknowledged messages. A 
 is used up by unfinished messages does not get their other chunks until it gives some chunks back.
 Apache's clients give chunks back: they keep ten unfinished messages, each for a minute.
 
-At the limit of MESSAGES_MAX the oldest message is forgotten; then its chunks go to any consumer.
+At the limit of MESSAGES_MAX, ChunkRoutes forgets the oldest message. Its chunks then go to any
+consumer.
 
 Invariants (`check`):
     1. A position is out or waiting in one message, and `_messages_by_position` names this message.
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from magnetar.protos.entry import Chunk
 
 MESSAGES_MAX: Final = 1_000
-"""Unfinished chunked messages per subscription. A client assembles 10 at once by default; a message
-of 100 chunks takes about 20 KB here."""
+"""The limit of unfinished chunked messages per subscription. A client assembles 10 at once by
+default; a message of 100 chunks takes about 20 KB here."""
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class _Message:
 
 
 class ChunkRoutes:
-    """The chunk routes of one subscription."""
+    """The owners and the positions of the unfinished chunked messages of one subscription."""
 
     def __init__(self) -> None:
         self._messages: dict[str, _Message] = {}  # keyed by uuid, oldest first

@@ -188,7 +188,7 @@ class Delays:
 
     def first_new(self, position: Position, acks: Acks) -> Position:
         """The first entry at or after `position` that is neither acknowledged nor in the index, or
-        an earlier one."""
+        an earlier entry if the search takes too many steps."""
         position = acks.first_unacked(position)
         if self.index:
             for _ in range(_JUMPS_MAX):

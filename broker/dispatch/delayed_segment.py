@@ -26,7 +26,7 @@ _ENTRY_BYTES: Final = 4
 _TIME_BYTES: Final = 8
 
 ITEMS_MAX: Final = 65_536
-"""The most entries of one run of the index."""
+"""The limit of entries in one run of the index."""
 
 
 class InvalidDelayedSegment(ValueError):

@@ -15,8 +15,8 @@ class KeySharedMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HashRange:
-    """Hash slots first..last, both ends included. Not validated: the dispatcher accepts or refuses
-    the ranges of a consumer."""
+    """Hash slots first..last, both ends included. The class does not check them: the dispatcher
+    accepts or refuses the ranges of a consumer."""
 
     first: int
     last: int

@@ -36,8 +36,8 @@ class Live:
         self._rotation = Rotation()
 
     def add_consumer(self, consumer: Consumer) -> list[Activate]:
-        """A consumer joins. Returns the changes of activity to report to the consumers. Raises
-        ConsumerRefused before any change."""
+        """A consumer joins. Returns an `Activate` for each consumer that becomes active or
+        inactive. Raises ConsumerRefused before any change."""
         if self._exclusive and self._rotation:
             busy = ConsumerBusy(self._subscription, "its only consumer is connected")
             raise ConsumerRefused(busy, list(self._rotation))
@@ -45,8 +45,8 @@ class Live:
         return [Activate(consumer, True)] if self._exclusive else []
 
     def remove_consumer(self, consumer: Consumer) -> list[Activate]:
-        """A consumer leaves. Returns the changes of activity to report to the remaining
-        consumers."""
+        """A consumer leaves. Returns an `Activate` for each remaining consumer that becomes
+        active."""
         self._rotation.remove(consumer)
         return []
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class PendingEntry:
     position: Position
     consumer: str  # its name
-    messages: int  # unacknowledged ones
+    messages: int  # the number of unacknowledged messages
     slot: int  # the slot of the key; 0: the subscription type has no hashes
 
 
@@ -43,7 +43,7 @@ def pending_in(
     slot: int | None = None,
 ) -> list[PendingEntry]:
     """The pending entries of one ledger after a position, in order. `slots`: the slots of all
-    pending entries, by ledger and entry. With `slot`, only its entries."""
+    pending entries, by ledger and entry. With `slot`, only the entries of this slot."""
     found: list[PendingEntry] = []
     slot_of = slots.get(ledger, {})
     first = after.entry + 1 if ledger == after.ledger else 0

@@ -1,4 +1,4 @@
-"""Collections of positions, stored as plain integers: a subscription may hold a million of them.
+"""Collections of positions, stored as integers: a subscription may hold a million positions.
 
 A position object costs a tuple and two integers, and every full garbage collection visits it. The
 collector does not visit a dict whose keys and values are integers. A list of integers is one
@@ -93,7 +93,7 @@ class PositionMap:
         return self._ledgers
 
     def pop_entries(self, ledger: int, entries: Iterable[int]) -> list[int]:
-        """Remove these entries of one ledger, which must be there. Returns their numbers."""
+        """Remove these entries of one ledger, which the map must have. Returns their numbers."""
         numbers = self._ledgers[ledger]
         found = [numbers.pop(entry) for entry in entries]
         if not numbers:

@@ -1,6 +1,6 @@
 """The selector protocol: which consumer of a Key_Shared subscription has which hash slots.
 
-`add` and `remove` return the slots that changed hands, with the consumer that had them before. The
+`add` and `remove` return the slots that moved, with the consumer that had them before. The
 dispatcher registers the pending entries of these slots as draining.
 """
 

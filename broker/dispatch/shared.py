@@ -68,7 +68,7 @@ class Shared:
         self.read_position = after(self._acks.mark_delete)
         self._consumers = Rotation()
         self._held: list[StoredEntry] = []
-        self._has_chunks = False  # among the held entries
+        self._has_chunks = False  # True: some of the held entries are chunks
         self._chunks = ChunkRoutes()
         self._parked: dict[Consumer, list[Position]] = {}  # no empty list
         self._replay = ReplaySet()
@@ -80,7 +80,7 @@ class Shared:
 
     @property
     def unacked(self) -> int:
-        """Delivered and unacknowledged messages."""
+        """The number of delivered and unacknowledged messages."""
         return sum(consumer.unacked for consumer in self._consumers)
 
     def add_consumer(self, consumer: Consumer, now: float) -> list[Action]:
@@ -356,8 +356,8 @@ class Shared:
         self._release()
 
     def _turn(self, held: list[StoredEntry], start: int, delivery: Deliver) -> int:
-        """Give one consumer what its turn allows, at least one entry. Returns the index where the
-        next turn begins."""
+        """Give one consumer the entries of its turn, at least one. Returns the index where the next
+        turn begins."""
         consumer, turn_messages = delivery.consumer, self._limits.turn_messages
         budget = min(turn_messages, consumer.message_room)
         plain = not self._redeliveries and held[start].position > self._acks.highest_acked
@@ -387,7 +387,7 @@ class Shared:
         return end
 
     def _add_detail(self, delivery: Deliver, position: Position, ack_set: tuple[int, ...]) -> None:
-        """The detail of the entry that is appended to the delivery next."""
+        """Add the detail of the entry that is appended to the delivery next."""
         count = self._redeliveries.get(position)
         if count or ack_set:
             delivery.details[len(delivery.entries)] = EntryDetail(count, ack_set)

@@ -1,9 +1,9 @@
 """The delayed-delivery indexes of a topic in a ledger: dispatch/DELAYED_FORMAT.md.
 
 Theory of operation. An index seals its entries in runs. The store writes each run as a segment into
-the topic's delayed ledger, and counts the live segments of each ledger. It deletes the ledgers
-without live segments. When dead segments take more bytes than live segments, the store writes the
-live segments into a new ledger.
+the topic's delayed ledger, and counts the bytes of the live segments of each ledger. It deletes the
+ledgers without live segments. When dead segments take more bytes than live segments, the store
+writes the live segments into a new ledger.
 
 A stored segment is never wrong (delayed_segment.py), so no other part waits for the store.
 Deliveries and acknowledgements continue while a segment is being written. A lost segment costs only
@@ -195,8 +195,8 @@ class DelayedStore:
         return self._indexes.get(subscription)
 
     def index_of(self, subscription: str) -> DelayedIndex:
-        """The index of a durable subscription, a new index if the subscription has none yet. The
-        store writes the runs of this index."""
+        """The index of a durable subscription. Creates the index if the subscription has none yet.
+        The store writes the runs of this index."""
         index = self._indexes.get(subscription)
         if index is None:
             index = self._indexes[subscription] = DelayedIndex(self._config.run_entries)
@@ -345,7 +345,8 @@ class DelayedStore:
         return True
 
     async def _begin_ledger(self) -> None:
-        """Raises LogFenced, LogDamaged, TopicFull."""
+        """Create a ledger and list it in the topic's record. Raises LogFenced, LogDamaged,
+        TopicFull."""
         newest = max((*self._live, self._log.chain.newest), default=-1)
         # These ledgers failed before a segment was stored. They would pile up while writes fail.
         unused = [it for it, size in self._size.items() if size == 0]

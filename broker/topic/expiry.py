@@ -1,5 +1,5 @@
 """The expiry of messages that are older than their time to live, and of subscriptions that no
-consumer has used for long.
+consumer has used for a long time.
 
 Both are chores (`broker/chores.py`). They destroy data, so they do nothing while the policies of
 the topic are not up to date.

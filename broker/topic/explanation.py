@@ -1,8 +1,8 @@
 """All reasons why a subscription delivers nothing now, from a snapshot of its state. Pure.
 
-The dispatcher explains itself (dispatch/explain.py). This module adds what stops a dispatcher from
-outside: the state of the subscription, its reads, its topic and its broker. `explain` names every
-reason that holds, not only the first one.
+The dispatcher explains itself (dispatch/explain.py). This module adds the causes outside of the
+dispatcher: the state of the subscription, its reads, its topic and its broker. `explain` names
+every reason that holds, not only the first one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def explain(at: Snapshot) -> list[Reason]:
 
 
 def _upstream(at: Snapshot) -> list[Reason]:
-    """The reasons why published messages are not in the log, or new messages are not taken."""
+    """The reasons why published messages are not durable yet, or the broker accepts no new ones."""
     reasons: list[Reason] = []
     facts: dict[str, object]
     if at.unconfirmed:

@@ -54,9 +54,9 @@ AHEAD_LOOK_S: Final = 0.25
 
 
 class ProducerState(Enum):
-    WAITING = "waiting"  # the producer waits for exclusive access; it takes nothing yet
+    WAITING = "waiting"  # waits for exclusive access; accepts no publishes yet
     OPEN = "open"
-    CLOSING = "closing"  # takes nothing more, still gives receipts
+    CLOSING = "closing"  # accepts no more publishes; still sends receipts
     CLOSED = "closed"
 
 

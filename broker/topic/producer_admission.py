@@ -50,8 +50,8 @@ log = get_logger(__name__)
 
 
 class ProducerNames:
-    """Names for producers that bring none, never given twice in the cluster. `prefix` is unique to
-    this process: cluster, broker and incarnation."""
+    """Makes names for producers that bring none. No name is given twice in the cluster: `prefix` is
+    unique to this process (cluster, broker and incarnation)."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

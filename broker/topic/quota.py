@@ -110,7 +110,7 @@ class BacklogQuotas:
         return min((cursor.mark_delete for cursor in durable), default=None)
 
     async def _age_s(self, mark: Position) -> float:
-        """The age of the oldest entry after the mark; 0: there is none."""
+        """The age in seconds of the oldest entry after `mark`. 0: there is no entry."""
         chain = self._log.chain
         entries = await self._log.read(chain.next_position(mark), entries_max=1, bytes_max=1)
         if not entries:

@@ -115,7 +115,7 @@ class ReadLoop:
 
     @property
     def _name(self) -> str:
-        """For logs and errors."""
+        """The name of the topic and the subscription, for logs and errors."""
         return f"{self._topic} {self._subscription}"
 
     def want(self, wanted: Read | Replay) -> None:

@@ -223,7 +223,7 @@ class Subscription:
         self._now_ms = now_ms
         self._activity = Activity()  # the activity of the consumers that have left
         self._mark = cursor.mark_delete
-        self._mark_moved_ms = 0  # 0: not on this broker
+        self._mark_moved_ms = 0  # 0: the mark has not moved on this broker
         self._left_s = now  # the time when the last consumer left, or the topic was opened
         self._unwatch = topic_log.watch(self.advance, read_position=self._tail)
 

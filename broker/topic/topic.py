@@ -319,7 +319,7 @@ class PersistentTopic:
         return await self.admission.add(request, events)
 
     def _require_takes(self) -> None:
-        """Raises TopicClosing, TopicTerminated."""
+        """Raise TopicClosing or TopicTerminated unless the topic accepts publishes."""
         self._require_open()
         if self.log.terminated is not None:
             raise TopicTerminated(str(self.name))

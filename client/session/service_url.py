@@ -63,7 +63,8 @@ def scheme_of(text: str) -> Scheme:
             " pulsar://host:6650 for Apache Pulsar"
         )
     raise InvalidUrl(
-        f"{text!r}: expected grpc://, grpcs://, pulsar:// or pulsar+ssl://, and host:port"
+        f"{text!r}: expected grpc://host:port or pulsar://host:port; with TLS grpcs:// or"
+        " pulsar+ssl://"
     )
 
 

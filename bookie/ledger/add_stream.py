@@ -34,9 +34,9 @@ RESUME_BELOW_BYTES: Final = 1 << 20
 """A bookie keeps up while fewer bytes than this wait in its outbox: four frames."""
 
 HOLD_BYTES: Final = 16 << 10
-"""The outbox holds fewer bytes of adds than this until the acks of the previous frame arrive: the
-bookie syncs that frame first in any case. At 1,000 single messages of 1 KB per second this halves
-the number of frames, syncs and acks."""
+"""Fewer bytes of adds than this wait in the outbox for the acks of the previous frame. The bookie
+syncs that frame first in any case. At 1,000 single messages of 1 KB per second this halves the
+number of frames, syncs and acks."""
 
 GONE_PAUSE_S: Final = 60.0
 """The pause between attempts while another incarnation answers at the address. The wanted

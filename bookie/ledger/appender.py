@@ -55,8 +55,8 @@ SLOW_ADD_S: Final = 1.0
 time."""
 
 SPARES_S: Final = 2.0
-"""The period in which the appender looks for spares again, besides each change of the list of
-bookies, and in which it checks an idle ledger."""
+"""The period in which the appender looks for spares again and checks an idle ledger. It also looks
+for spares at each change of the list of bookies."""
 
 
 class LedgerAppender:

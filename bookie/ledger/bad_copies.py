@@ -6,9 +6,9 @@ another replica. The bad copy would stay, and the entry would have one copy less
 notes the bad copy here. The process takes the notes regularly (`drain`) and adds them to the
 ledgers' under-replication records.
 
-Notes for one ledger and one member are merged into a few ranges, so a member that lost a ledger
-costs one note and not one per entry. A note is a hint. The replicator itself checks which entries
-the member lacks, and whether it is still a member.
+Notes for one ledger and one member are merged into a few ranges. So a member that lost a whole
+ledger costs one note, not one note per entry. A note is a hint. The replicator itself checks which
+entries the member lacks, and whether the ledger still names the member.
 
 The number of notes is limited. When nothing drains them, the oldest notes are dropped and counted.
 The next read, or the comparison of all replicas, finds the bad copies again.

@@ -76,7 +76,7 @@ class BookieRegistry:
         """Return the registration with the member's address; None: its bookie was never listed. If
         the member is not listed, this is the last registration of its bookie, perhaps under another
         incarnation. A bookie that lost its session still answers reads. A bookie with a new
-        incarnation may still serve the store of the former one."""
+        incarnation may still serve the store of its former incarnation."""
         return self._listed.get(member) or self._last_seen.get(member.bookie)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:

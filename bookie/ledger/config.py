@@ -28,7 +28,8 @@ class LedgerConfig:
     # 16 MiB is a tenth of a second at 160 MB/s, which is more than one bookie stores. A tenth of a
     # second is several round trips.
     unconfirmed_bytes_max: int = 16 * MIB
-    # A bookie that lags by more counts as failed: half a second of the others' writes.
+    # A bookie that lags by more bytes counts as failed. This is half a second of the others'
+    # writes.
     lag_bytes_max: int = 64 * MIB
     retained_bytes_max: int = 256 * MIB
     add_timeout_s: float = 5.0  # a sync of an overloaded disk takes a second or two
@@ -40,12 +41,12 @@ class LedgerConfig:
     zone: str = ""  # the zone of this process: reads prefer replicas in the zone; "": no preference
     connect_timeout_s: float = 2.0
     metadata_timeout_s: float = 10.0
-    # The time for which a bookie with a lost connection keeps its seat, while the others suffice to
+    # For this time a bookie with a lost connection keeps its seat, if the others suffice to
     # confirm. 0: a spare replaces it at once. A restart takes one or two seconds. Until its repair
     # the bookie lacks the entries confirmed during its absence, so the default is the safer value.
     ensemble_change_delay_s: float = 0.0
-    # For about this time, bookies without a failure are preferred to one that failed once
-    # (`health.py`). It is longer than a short fault of disk or network, and too short to overload
+    # For about this time, bookies without a failure are preferred to a bookie that failed once
+    # (`health.py`). This is longer than a short fault of disk or network, and too short to overload
     # the others.
     health_half_life_s: float = 10.0
     # The limit of one ledger. Each change costs a round trip to the metadata store. If a ledger

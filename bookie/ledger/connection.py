@@ -52,15 +52,16 @@ SERVICE: Final = "/magnetar.bookie.Bookie"
 CLOSE_S: Final = 1.0
 
 READS_MAX: Final = 32
-"""Reads at one time; others wait in FIFO order. The bookie reads with one thread, and refuses a
-read while 256 wait (READS_WAITING_MAX), which are the reads of eight such processes."""
+"""Concurrent reads of one process at one bookie; further reads wait in FIFO order. A bookie reads
+with one thread, and refuses a read while 256 wait (READS_WAITING_MAX). These are the reads of eight
+processes."""
 
 IDLE_READS_MAX: Final = 2
-"""Connections that are kept for the next read. A new one costs about 0.2 ms."""
+"""Connections that are kept for the next read. A new connection costs about 0.2 ms."""
 
 
 class RemoteBookiePeer:
-    """A `BookiePeer` on the network. Connects at the first call; makes no task."""
+    """A `BookiePeer` on the network. Connects at the first call; creates no task."""
 
     def __init__(self, member: Member, address: BookieAddress) -> None:
         self._member = member

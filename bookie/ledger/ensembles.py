@@ -1,7 +1,7 @@
 """Ensembles: chooses the bookies of an ensemble from the bookies that are listed *and* answer.
 
-The list of bookies is a hint. So the process connects to each bookie before it chooses it. A ledger
-is never created on a bookie that is only listed, and no ensemble change chooses such a bookie.
+The list of bookies is a hint. So the process connects to each bookie before the choice. A ledger is
+never created on a bookie that is only listed, and no ensemble change chooses such a bookie.
 """
 
 from __future__ import annotations

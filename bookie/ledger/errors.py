@@ -1,8 +1,7 @@
 """The operating errors of ledgers, with their data and whether the outcome is known.
 
-`definite` is True when the failed call certainly changed nothing. When a ledger has failed, the
-outcome of its adds in flight is *unknown*, whatever the error is: recovery may or may not keep each
-of them.
+`definite` is True when the failed call certainly changed nothing. After any failure of a ledger,
+the outcome of its adds in flight is *unknown*: recovery may or may not keep each of them.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class QuorumTimeout(LedgerError):
 
 
 class EntryTooLarge(LedgerError):
-    """Refused before an entry id was taken; the ledger is unchanged."""
+    """The entry was refused before it took an id; the ledger is unchanged."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"entry of {size} bytes exceeds the limit of {limit} bytes")

@@ -329,8 +329,9 @@ class LedgerReader:
         return standing(self._services.directory.listed.get(member), grade)
 
     def _replicas(self, metadata: LedgerMetadata, first: int, last: int) -> list[Member]:
-        """Return the members that hold the first entry, in order of preference: likely to answer,
-        in the same zone, holding more of the range, the last one that answered, random."""
+        """Return the members that hold the first entry, in order of preference. The criteria are,
+        in this order: likely to answer, in the same zone, holds more of the range, answered last.
+        The remaining order is random."""
         members = metadata.segment_of(EntryId(first)).members
         replicas = [members[seat] for seat in quorum_of(metadata).write_order(first)]
         services = self._services

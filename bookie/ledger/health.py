@@ -11,8 +11,8 @@ is not a broken one. The score halves every `half_life_s`, and a success divides
 restarted bookie is a good choice once it answers. A bookie that fails again between its answers is
 not.
 
-All ledgers of a process notice the same fault at once, and each reports it. So an error (or a
-success) within a tenth of a half-life after the last counted one does not count.
+All ledgers of a process notice the same fault at once, and each reports it. So after a counted
+error, further errors within a tenth of a half-life do not count. The same holds for successes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ SCORE_MAX: Final = 8.0
 """The largest score. It decays to 0.5 within four half-lives: 40 s by default."""
 
 FAILING_SCORE: Final = 0.5
-"""From this score a bookie counts as failing. A single error falls below it after one half-life."""
+"""From this score a bookie counts as failing. The score of a single error falls below it after one
+half-life."""
 
 SLOW_SCORE: Final = 0.4
 HEALTHY_SCORE: Final = 0.25
-"""Up to this score a bookie counts as healthy. A success after a single error leaves this score."""
+"""Up to this score a bookie counts as healthy. A single error and then a success give this
+score."""
 
 _FORGOTTEN_SCORE: Final = 0.01
 

@@ -2,9 +2,9 @@
 ended.
 
 An ack quorum is enough to end a ledger; the other bookies may still be receiving its last entries.
-A bookie never stores them if its connection breaks now, or if its first-add check came too late.
-Without these acks, only a comparison of all replicas would find the gap. So the process waits for
-the acks as long as for those of any add, and notes the missing ones for repair.
+A bookie never stores these entries if its connection breaks now, or if its first-add check came too
+late. Without these acks, only a comparison of all replicas would find the gap. So the process waits
+for these acks as long as for any ack, and notes the entries without an ack for repair.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class LateAcks:
-    """An AddSink that stays attached until all acks arrived or failed, or the time is over."""
+    """An AddSink that stays attached until all acks arrived, an add failed, the stream was lost, or
+    `timeout_s` has passed. Then it notes the entries without an ack."""
 
     def __init__(
         self,

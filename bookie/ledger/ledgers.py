@@ -49,7 +49,7 @@ wait unread."""
 
 
 class Ledgers:
-    """One per process. `run` must be running; it also runs `bookies` and `peers`."""
+    """The ledgers of one process. `run` must be running; it also runs `bookies` and `peers`."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class Ledgers:
         for member, registration in self._directory.listed.items():
             if self._boots.get(member) != registration.boot_epoch:
                 self._boots[member] = registration.boot_epoch
-                self.services.health.on_success(member, now)  # it has just started
+                self.services.health.on_success(member, now)  # the bookie has just started
         for appender in list(self._busy):
             appender.on_bookies_changed()
 

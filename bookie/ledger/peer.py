@@ -1,5 +1,4 @@
-"""BookiePeer: the interface of one bookie to ledgers, over TCP and gRPC, in process or
-simulated."""
+"""BookiePeer: the calls of ledgers to one bookie: over TCP and gRPC, in process, or simulated."""
 
 from __future__ import annotations
 

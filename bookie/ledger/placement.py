@@ -1,10 +1,10 @@
-"""Chooses the bookies of an ensemble and their seats: pure, and the same for the same `random`.
+"""Chooses the bookies of an ensemble and their seats. Pure: all chance is in `random`.
 
-First it chooses *which* bookies: the healthy ones and, if these are too few, the best of the others
-(`health.Grade` is a preference, never a ban). Then it chooses *where* they sit. The copies of an
-entry lie on the Qw seats of its write set, so each such window should cover as many zones as
-possible. A zone that holds a whole window is the worst case: its loss loses all copies of some
-entries.
+First this module chooses *which* bookies: the healthy ones and, if these are too few, the best of
+the others. `health.Grade` is a preference, never a ban. Then it chooses *where* they sit. The
+copies of an entry lie on the Qw seats of its write set. So each window of Qw seats should cover as
+many zones as possible. A zone that holds a whole window is the worst case: its loss loses all
+copies of some entries.
 
 The seats are filled one after another. Each gets the bookie whose zone is rarest among the seats
 that share a window with it. Then bookies are exchanged as long as this spreads the windows better.
@@ -122,9 +122,9 @@ def preferred(candidates: Sequence[Candidate], needed: int, random: Random) -> l
 
 
 def crowding_of(seated: Sequence[Candidate | None], quorum: Quorum) -> int:
-    """Return how unevenly copies are spread, as a sum over all windows: the square of the number of
-    bookies that share a zone with an earlier bookie of the window. 0: every copy of every entry is
-    in a zone of its own."""
+    """Return how unevenly copies are spread. Each window counts its bookies that share a zone with
+    an earlier bookie of the window, and adds the square of this number. 0: every copy of every
+    entry is in a zone of its own."""
     crowding = 0
     for window in quorum.windows:
         zones = [each.zone for seat in seat_numbers(window) if (each := seated[seat]) is not None]

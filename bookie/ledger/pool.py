@@ -122,8 +122,8 @@ class PeerPool:
             task.add_done_callback(partial(self._on_end, stream))
 
     def _on_end(self, stream: AddStream, task: asyncio.Task[None]) -> None:
-        """The stream's task ended. If only the future that it awaited was cancelled, not the pool,
-        restart the task: its ledgers wait for acks. (A task that fails ends the pool.)"""
+        """The stream's task ended. If the task was cancelled but the pool was not, restart the
+        task: the stream's ledgers wait for acks. (A task that fails ends the pool.)"""
         if self._group is None or not task.cancelled():
             return
         log.error("a stream's task was cancelled", bookie=stream.member.bookie)

@@ -1,8 +1,8 @@
-"""Presence: a broker tells every listed bookie that it is there, and asks them about other brokers.
+"""Presence: a broker tells every listed bookie that it is alive, and asks them about other brokers.
 
-A broker sends a beat every BEAT_S to each bookie, on a connection of its own. A beat without an
-answer within ANSWER_S ends the connection, and the broker makes a new one: after a partition, TCP
-would wait much longer before it tries again.
+A broker sends a beat every BEAT_S to each bookie, on a connection of its own. If a beat has no
+answer within ANSWER_S, the broker closes the connection and opens another. TCP would wait much
+longer after a partition before it tries again.
 """
 
 from __future__ import annotations

@@ -2,18 +2,19 @@
 
 A ledger's ensemble has `ensemble_size` (E) *seats*, numbered from 0; the metadata names the bookie
 of each seat. An entry is written to the `write_quorum` (Qw) consecutive seats from seat `entry % E`
-on, modulo E: its *write set*. It may be confirmed once `ack_quorum` (Qa) of them hold it durably.
+on, modulo E: its *write set*. The entry may be confirmed once `ack_quorum` (Qa) of these seats hold
+it durably.
 
 Two proofs follow. Both count the seats that could still be exceptions:
 
 - *Absence*: an entry was never confirmed if Qw - Qa + 1 seats of its write set answer that they
   do not have it. The other seats are fewer than Qa.
-- *Coverage*: no other writer can confirm an entry once in each window of Qw neighbouring seats at
-  least Qw - Qa + 1 seats are fenced. Each window is some entry's write set. The other seats are
+- *Coverage*: no other writer can confirm an entry once at least Qw - Qa + 1 seats are fenced in
+  each window of Qw neighbouring seats. Each window is some entry's write set. The other seats are
   fewer than Qa.
 
-Sets of seats are integers with one bit per seat, because every entry copies, compares and counts
-them.
+Sets of seats are integers with one bit per seat, because the code copies, compares and counts them
+for every entry.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import LedgerMetadata
 
 ENSEMBLE_SIZE_MAX = 32
-"""Wide ensembles have no known use: E beyond Qw only spreads one ledger's load."""
+"""The largest ensemble. Wider ones have no known use: E beyond Qw only spreads one ledger's
+load."""
 
 Seats = int
 """A set of seats: bit i stands for seat i."""

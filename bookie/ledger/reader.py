@@ -7,9 +7,9 @@ the metadata may be outdated, because replicas are moved. So the metadata is rea
 the read asks the new replicas. A sound envelope from one replica is enough, because the entry is
 confirmed.
 
-The caller orders the replicas by `standing`, then by distance. The standings are: healthy; slow or
-recently failed; a full disk, so the bookie should save its capacity; not listed, so the bookie is
-probably down.
+The caller orders the replicas by `standing`, then by distance. The best standing is healthy, then
+slow or recently failed, then read-only: a bookie with a full disk should save its capacity. The
+last is not listed: the bookie is probably down.
 
 A ledger whose write quorum is smaller than its ensemble is *striped*: no bookie holds two
 neighbouring write sets completely. The reader reads a range of it in stripes (handle.py). If that
@@ -222,8 +222,8 @@ def sound_prefix(
 def sound_stripes(
     ledger: int, wanted: Iterable[int], frames: Iterable[Buffer]
 ) -> tuple[dict[int, LedgerEntry], tuple[int, BookieCode] | None]:
-    """Return the verified entries among the wanted ones, in order, up to the first failure, and the
-    failed entry with its code (None: the answers ended). Raises FrameDamaged."""
+    """Return the verified entries among `wanted`, in order, up to the first failure. Return also
+    the failed entry with its code (None: the answers ended). Raises FrameDamaged."""
     entries: dict[int, LedgerEntry] = {}
     answers = (answer for frame in frames for answer in decode_read_answers(frame))
     for entry, answer in zip(wanted, answers, strict=False):

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 
 class LedgerRecords:
-    """Raises the errors of the metadata store and those that each call names. `timeout_s` limits
-    each call."""
+    """Each call raises the errors of the metadata store and the errors that its docstring names.
+    `timeout_s` limits each call."""
 
     def __init__(self, store: MetadataStore, *, timeout_s: float) -> None:
         self._store = store
@@ -190,10 +190,10 @@ class LedgerRecords:
         *,
         wanted: Callable[[], bool],
     ) -> LedgerMetadata | None:
-        """For a repair: `new` takes the seat of `old` in the sealed segment that begins at `first`.
-        `new` must hold every entry that `old` should have there. None: nothing was changed, because
-        the ledger, the segment or the old member is gone, `new` sits there already, or `wanted()`
-        became false."""
+        """Give the seat of `old` to `new`, for a repair, in the sealed segment that begins at
+        `first`. `new` must hold every entry that `old` should have there. None: nothing was
+        changed, because the ledger, the segment or the old member is gone, `new` sits there
+        already, or `wanted()` became false."""
 
         def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
             if stored is None or not wanted():
@@ -228,8 +228,8 @@ class LedgerRecords:
         write_quorum: int,
         wanted: Callable[[], bool],
     ) -> LedgerMetadata | None:
-        """For a repair of a CLOSED ledger whose bookies each hold all of its entries: add one more
-        copy. `added` names a bookie for each segment that holds all of that segment. The ledger
+        """Add one more copy, for a repair of a CLOSED ledger whose bookies each hold all of its
+        entries. `added` names a bookie for each segment that holds all of that segment. The ledger
         stays marked under-replicated while it has fewer copies than `write_quorum`. None: nothing
         was changed, because the ledger changed or is gone, or `wanted()` became false."""
         assert known.state is LedgerState.CLOSED, known.state

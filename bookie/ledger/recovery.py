@@ -4,7 +4,8 @@ answers prove.
 No I/O, no clock, no tasks: feed events in, and carry out the returned actions in order.
 
 Theory. The metadata says IN_RECOVERY already, so the former writer can change neither the ensemble
-nor the end. The last ensemble stored at that moment is frozen, and the recovery asks its seats.
+nor the end. The last ensemble that was stored at that moment is *frozen*, and the recovery asks its
+seats.
 
 (1) *Fence* the frozen ensemble, until fewer than Qa members of every write set can be unfenced.
 From then on no other writer can confirm an entry. The answers name the highest entry known to be
@@ -161,7 +162,7 @@ class LedgerRecovery:
         self._fence_answers: Seats = 0
         self._reads = [_SeatReads(0) for _ in self.asked]
         self._found: dict[int, tuple[bytes, int]] = {}  # envelope, length; from `next` on
-        self._found_bytes = 0  # the size of those envelopes
+        self._found_bytes = 0  # the size of these envelopes
         self._negatives: dict[int, Seats] = {}
         self._answers: dict[int, Seats] = {}  # the seats that gave any answer
         self._trouble: dict[Member, BookieCode] = {}  # the last failed answer
@@ -197,7 +198,7 @@ class LedgerRecovery:
         return []
 
     def on_answers(self, seat: int, answers: Iterable[ReadAnswer], now: float) -> list[Action]:
-        """A part of the seat's answer to its ReadRange."""
+        """Take a part of the seat's answer to its ReadRange."""
         if self.state is not RecoveryState.READING:
             return []
         for answer in answers:
@@ -217,7 +218,7 @@ class LedgerRecovery:
         return self._go_on(now)
 
     def on_length(self, length: int | None) -> list[Action]:
-        """The length from the entry of ReadLength. None: no replica could be read."""
+        """Take the length that the entry of ReadLength has. None: no replica could be read."""
         if self.state is not RecoveryState.MEASURING:
             return []
         if length is None:

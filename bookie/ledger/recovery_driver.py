@@ -44,9 +44,9 @@ async def recover_ledger(ledger: LedgerId, services: Services) -> LedgerMetadata
     """Fence, recover and close the ledger. Returns the metadata, CLOSED; at once if the ledger is
     closed already.
 
-    May run several times, also concurrently in different processes; all get the same end. Raises
-    LedgerNotFound, RecoveryIncomplete and the errors of the metadata store. After an error other
-    than LedgerNotFound the caller may try again.
+    May run several times, also concurrently in different processes; all runs get the same end.
+    Raises LedgerNotFound, RecoveryIncomplete and the errors of the metadata store. After an error
+    other than LedgerNotFound the caller may try again.
     """
     metadata = await services.records.claim(ledger)
     if metadata.state is LedgerState.CLOSED:

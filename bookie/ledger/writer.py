@@ -4,10 +4,10 @@ No I/O, no clock, no tasks: feed events in, and carry out the returned actions i
 uses the same machine for its write-backs.
 
 Theory. Each seat of the ensemble gets each entry whose write set includes it. A pending entry knows
-the seats that *acked* it and the seats that are still *awaited*. It is confirmed, strictly in
-order, when enough seats acked it. It is released when no seat is awaited any more. A seat that
-answers with an error, or too late, is *failed*: the writer neither sends to it nor waits for it,
-and asks for a spare (`FindSpares`).
+the seats that *acked* it and the seats that are still *awaited*. The entry is confirmed, strictly
+in order, when enough seats acked it. The entry is released when no seat is awaited any more. A seat
+that answers with an error, or too late, is *failed*. The writer neither sends to it nor waits for
+it, and asks for a spare (`FindSpares`).
 
 When a spare is found, the new ensemble is recorded in the metadata store (`RecordEnsemble`). Until
 the outcome is known, nothing is confirmed: the recorded segment begins directly after the last
@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import Member
 
 ENTRY_OVERHEAD_BYTES: Final = 512
-"""Memory of a pending entry besides its payload: two bytes objects (36 + 17 bytes of headers, 33
-each for Python), its record (96), its place in the dict (~100), references in outboxes."""
+"""Memory of a pending entry besides its payload. Two bytes objects have 36 + 17 bytes of headers,
+and 33 bytes of Python each. A record takes 96 bytes, and a place in the dict about 100. References
+in outboxes are the rest."""
 
 CHANGES_IN_VAIN_MAX: Final = 4
 """Ensemble changes in a row without a confirmation in between. If four new ensembles failed or
@@ -127,7 +128,7 @@ class WriterLimits:
     add_timeout_s: float  # a bookie without an answer to an add for this long has failed
     quorum_timeout_s: float  # an entry not confirmed within this time fails the ledger
     changes_max: int  # ensemble changes of one ledger; beyond it failed seats stay (W8)
-    change_delay_s: float = 0.0  # the seat of a lost stream is kept for its member so long
+    change_delay_s: float = 0.0  # time for which the seat of a lost stream is kept
 
 
 @dataclass(slots=True)
@@ -397,7 +398,8 @@ class LedgerWriter:
 
     @property
     def owed(self) -> dict[int, list[int]]:
-        """By seat, the confirmed entries that its member may still store; also after the end."""
+        """The confirmed entries that members may still store, keyed by seat; valid also after the
+        end."""
         if not self._pending:
             return self._owed
         owed: dict[int, list[int]] = {}
@@ -486,8 +488,8 @@ class LedgerWriter:
     # -- mechanics -------------------------------------------------------------------------------
 
     def _advance(self) -> list[Action]:
-        """One pass of confirmations (W2: none during a change). Then release the confirmed entries
-        for which no seat is awaited."""
+        """Make one pass of confirmations (W2: none during a change). Then release the confirmed
+        entries for which no seat is awaited."""
         if not self.writing:
             return []
         pending = self._pending

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# Pending bytes that a deletion counts for: roughly the size of its keys. It must be above 0.
+# The bytes that a deletion adds to the pending bytes: roughly the size of its keys. They must be
+# above 0.
 DELETION_BYTES: Final = 64
 # While adds are delayed, the time between two questions to the store. A flush of 64 MiB takes a
 # quarter of a second.

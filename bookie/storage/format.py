@@ -75,7 +75,8 @@ def ledger_key(ledger: int) -> bytes:
 
 
 def key_after_ledger(ledger: int) -> bytes:
-    """Return a key between this ledger's key and the next one. -1: a key before all of them."""
+    """Return a key between this ledger's key and the next ledger's. -1: before all ledgers'
+    keys."""
     return ledger_key(ledger) + b"\0" if ledger >= 0 else b"L"
 
 
@@ -130,7 +131,7 @@ def encode_ledger_record(record: LedgerRecord) -> bytes:
 
 
 def decode_ledger_record(value: bytes) -> LedgerRecord:
-    """Raises FormatDamaged."""
+    """Decode a ledger record. Raises FormatDamaged."""
     flags, master_key, created_ms = _open(
         value, _LEDGER_RECORD, LEDGER_RECORD_VERSION, _FENCED | _VERIFIED
     )
@@ -152,7 +153,7 @@ def encode_tombstone(stone: Tombstone) -> bytes:
 
 
 def decode_tombstone(value: bytes) -> Tombstone:
-    """Raises FormatDamaged."""
+    """Decode a tombstone. Raises FormatDamaged."""
     flags, _, deleted_ms = _open(value, _LEDGER_RECORD, TOMBSTONE_VERSION, _RECLAIMED)
     return Tombstone(deleted_ms, bool(flags & _RECLAIMED))
 
@@ -320,7 +321,7 @@ def encode_identity(identity: Identity) -> bytes:
 
 
 def decode_identity(text: bytes) -> Identity:
-    """Raises FormatDamaged."""
+    """Decode an identity file. Raises FormatDamaged."""
     match = _IDENTITY.fullmatch(text) if len(text) <= _IDENTITY_BYTES_MAX else None
     if match is None:
         raise FormatDamaged("not an identity file")

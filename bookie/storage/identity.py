@@ -10,28 +10,28 @@ entries acknowledged since are missing. If the epochs are equal but the tokens d
 copies of the directory, and the other copy was started. A running bookie begins a new epoch every
 hour.
 
-A process that ends while it writes its cookie leaves a write that may arrive late, after the next
-start has drawn another token for the same epoch. So a directory that is ahead keeps all its tokens
-of that epoch as *intents*, and accepts any of them in the cookie. The next epoch drops them. All
-these writes compare with the same cookie, so after one arrived, the others fail.
+A process may end while it writes its cookie. The write may arrive late, after the next start has
+drawn another token for the same epoch. So a directory that is ahead keeps all its tokens of that
+epoch as *intents*, and accepts any of them in the cookie. The next epoch drops them. All these
+writes compare with the same cookie, so after one arrived, the others fail.
 
 A copy of the directory is still recognised. The copy knows the tokens that were drawn before it was
 made. It does not know a token that the original drew later, so it is refused. An earlier token is
 accepted in both directories, but only the first to enter the next epoch continues: the other is
-then behind. A bookie serves only after its own token is in the cookie. So if its process ended
-before that, no entries were stored under a token that both directories have. One case is not
-noticed: a copy that was made after a token was drawn, and before the end of the epoch in which the
-bookie served under it. The NOTE describes this case; it exists without intents, too.
+then behind. A bookie serves only after its own token is in the cookie. So a process that ended
+before that stored no entries under a token that both directories have. One case is not noticed: a
+copy that is made between the drawing of a token and the end of the epoch in which the bookie serves
+under it. The NOTE describes this case; it exists without intents, too.
 
 NOTE: these rules do not notice a disk image that is taken and restored within one boot epoch. The
 watermark does not help, because it lies in the same image. Never restore the disk image of a
 bookie.
 
-A directory is formatted in steps, and a crash may happen after each: the identity in the state
-*formatting*, the cookie, the store, the identity in the state *ready*. Nothing was acknowledged
-from the directory before the last step, so formatting can simply continue. If the cookie is ahead
-of the directory, the formatting was completed elsewhere: this directory is an older image, and is
-replaced like any other older image.
+A directory is formatted in four steps, and a crash may happen after each step. The steps are: the
+identity in the state *formatting*, the cookie, the store, the identity in the state *ready*.
+Nothing was acknowledged from the directory before the last step, so formatting can simply continue.
+If the cookie is ahead of the directory, the formatting was completed elsewhere. This directory is
+then an older image, and is replaced like any other.
 
 An incarnation with a damaged store is *replaced*. First the identity of a new incarnation is
 written in the state *replacing*, which names the former one. Then come the cookie, the move of the
@@ -135,7 +135,8 @@ def replace_incarnation(identity: Identity, cookie: BookieCookie, wanted: Wanted
         boot_epoch=cookie.boot_epoch + 1,
         start=wanted.fresh_start,
         state=DirectoryState.REPLACING,
-        # They belong to the former. If the write of one arrives, the cookie names the former again.
+        # The intents belong to the former incarnation. If the write of one arrives, the cookie
+        # names the former incarnation again.
         intents=(),
     )
 

@@ -41,7 +41,7 @@ class LogFile:
 
 
 def read_log(data: bytes, *, batches: bool) -> LogFile:
-    """Read a file from its start. `batches`: its records are those of a write-ahead log, with
+    """Read a file from its start. `batches`: the file is a write-ahead log, whose records have
     consecutive sequences."""
     at = records = whole = first = following = 0
     head = b""  # the start of the current record

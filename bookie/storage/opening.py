@@ -46,8 +46,9 @@ log = get_logger(__name__)
 # happens twice. A slow disk may take ten times as long.
 OPEN_DEADLINE_S: Final = 60.0
 
-# The child hangs if it computes for this share of the deadline's second half and moves no byte.
-# Replaying reads a log in steps of 32 KiB, each of which takes less than a millisecond.
+# The child counts as hanging if it computes for this share of the deadline's second half, and reads
+# and writes nothing. Replaying reads a log in steps of 32 KiB, each of which takes less than a
+# millisecond.
 SPINNING_SHARE: Final = 0.1
 
 # Signals of an operator, or of the kernel when memory is short: not caused by the store.
@@ -121,7 +122,7 @@ async def probe(
             expected="that it ends by itself",
             remedy="Nothing was changed. If memory was short, free some; then start again.",
         )
-    # RocksDB also crashes when it gets no memory: this raises DirectoryUnusable in that case.
+    # RocksDB also crashes when it gets no memory. Then this probe raises DirectoryUnusable.
     await probe(path, "means", deadline_s=deadline_s)
     return reason or f"the probe process ended with status {status}"
 

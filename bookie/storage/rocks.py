@@ -2,8 +2,8 @@
 
 Theory. RocksDB's write-ahead log is the bookie's journal. `write` appends to the log and the
 memtable without a sync. `sync` is one `flush_wal(True)`, which makes every log with unsynced writes
-durable and releases the interpreter's lock during the call. All other calls hold that lock, so they
-are kept small: batches and runs of at most 256 KiB.
+durable and releases the interpreter's lock during the call. The other calls of adds and reads hold
+that lock, so they are kept small: batches and runs of at most 256 KiB.
 
 rocksdict raises plain `Exception`. Each call goes through `_Door`, which turns it into a
 `StorageFailed`. After deletions with DeleteRange, a store frees space only by a compaction with
@@ -312,7 +312,7 @@ class RocksStorage:
 def _key(cursor: RdictIter) -> bytes | None:
     """Return the key under the cursor. None: the cursor is at the end.
 
-    A cursor at an unreadable block looks like one at the end; `status` raises the error.
+    A cursor at an unreadable block looks like a cursor at the end; `status` raises the error.
     """
     if not cursor.valid():
         cursor.status()

@@ -35,7 +35,7 @@ def is_rot(error: StorageFailed) -> bool:
 
 def note_rot(path: Path, incarnation: str, error: StorageFailed) -> None:
     """Note `error` for the next start, if it is rot. A failed write of the note is only logged. The
-    bookie that starts next then ends with the same error, and writes the note."""
+    next start then ends with the same error, and tries to write the note again."""
     if not is_rot(error):
         return
     try:

@@ -29,14 +29,15 @@ BATCH_BYTES_MAX: Final = 256 << 10
 
 class Storage(Protocol):
     def write(self, puts: Sequence[Put]) -> None:
-        """Add or replace, atomically and in order. Visible at once, durable after a later sync."""
+        """Add or replace the values, atomically and in order. They are durable after a later
+        sync."""
 
     def sync(self) -> None:
         """Make all writes durable that returned before the call."""
 
     def sequence(self) -> int:
-        """Return a number that grows by one with each put and never decreases, also over
-        restarts."""
+        """Return a number that grows with each write and never decreases, also over restarts. A put
+        adds one."""
 
     def ledger_record(self, ledger: int) -> bytes | None:
         """Return the bytes of the ledger's record. None: there is no record."""

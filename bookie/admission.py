@@ -88,7 +88,7 @@ class Admitted:
 
     stored: list[bytes]  # acks to send when all writes so far are durable
     refused: list[bytes]  # acks to send at once, each for one entry
-    unverified: list[Add] = field(default_factory=list)  # adds whose metadata must be checked first
+    unverified: list[Add] = field(default_factory=list)  # adds of ledgers to be checked first
     entries_stored: int = 0
 
 
@@ -132,9 +132,8 @@ def refusal(add: Add, state: LedgerAdmission, intake: Intake) -> BookieCode | No
 def same_entry(stored: bytes, offered: bytes) -> bool:
     """Return whether two envelopes of one entry id carry the same entry.
 
-    `confirmed` and the checksum may differ: a recoverer writes entries back with its own value of
-    `confirmed`. Raises EnvelopeDamaged when the stored envelope is not intact or belongs to another
-    entry.
+    The comparison ignores `confirmed` and the checksum: they are no part of the entry's content.
+    Raises EnvelopeDamaged when the stored envelope is not intact or belongs to another entry.
     """
     if stored == offered:
         return True
@@ -246,8 +245,8 @@ class Admission:
         self._tell_removed(ledger)
 
     def _admit_one(self, add: Add, puts: list[Put], *, verified: bool) -> BookieCode | None:
-        """Append the writes of the add to `puts`, or return the reason for the refusal. None: the
-        caller must check the metadata first."""
+        """Append the writes of the add to `puts` and return OK, or return the reason for the
+        refusal. None: the caller must check the metadata first."""
         state = self._states.get(add.ledger)
         if state is None:
             self._write_out(puts)  # the store must show every earlier decision

@@ -1,6 +1,6 @@
 """A bookie without its ports: opens and closes directory, threads, group commit and service.
 
-`magnetar standalone` runs such a bookie in the process of the broker. `main.py` adds the ports.
+`magnetar standalone` runs this bookie in the process of its broker. `main.py` adds the ports.
 """
 
 from __future__ import annotations

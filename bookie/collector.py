@@ -9,10 +9,10 @@ rules make the deletion safe:
     2. A listing only proposes candidates. The bookie looks each candidate up again, after a
        `sync`, directly before it deletes the ledger. Ledger ids are never reused, so a deleted
        ledger stays absent.
-    3. The round ends without a deletion when the metadata store is wrong or an old image: it is
-       empty but must not be, it belongs to another cluster, or it has not handed out the id of a
-       ledger whose entries are stored here. Any error ends the round, too. A fence for an invented
-       id leaves a record without a ledger. The bookie keeps such a record, and the round continues.
+    3. The round ends without a deletion when the metadata store is the wrong one or an old image.
+       Such a store is empty but must not be, belongs to another cluster, or has not handed out the
+       id of a ledger with entries here. Any error ends the round, too. A fence for an invented id
+       leaves a record without a ledger. The bookie keeps such a record, and the round continues.
     4. One write deletes the entries and adds a tombstone. A writer that is still active is told
        that its ledger was deleted, at least by this bookie while it keeps the tombstone.
 
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 T = TypeVar("T")
 
-PAGE: Final = 10_000  # entries of one listing: a few milliseconds on the read thread
+PAGE: Final = 10_000  # ledgers of one listing: a few milliseconds on the read thread
 RECORDS_AT_ONCE: Final = 1_000  # records of one call on the read thread: some milliseconds
 LOOK_TIMEOUT_S: Final = 10.0
 LISTING_TIMEOUT_S: Final = 600.0
@@ -130,7 +130,7 @@ class Collector:
         page: int = PAGE,
     ) -> None:
         """`formers`: the former incarnations of the bookie whose stores are kept. `remove_former`
-        deletes such a store, on the read thread, and may raise OSError."""
+        deletes the store of one incarnation, on the read thread, and may raise OSError."""
         self.counts = CollectorCounts()
         self._identity = identity
         self._member = Member(BookieId(identity.bookie), identity.incarnation)
@@ -455,7 +455,7 @@ class Collector:
             await asyncio.sleep(delay_s)
 
     async def _read(self, read: Callable[[], T]) -> T:
-        """Raises CollectionAborted when the store cannot be read."""
+        """Run `read` on the read thread. Raises CollectionAborted when the store cannot be read."""
         try:
             return await self._read_thread.do(read)
         except StorageFailed as error:

@@ -22,8 +22,9 @@ STRIDE_MAX: Final = 32
 """The largest ensemble."""
 
 BEAT_S: Final = 0.5
-"""The time between two beats of a broker to each bookie. A beat and its answer cost 0.02 ms at each
-end, or up to 0.1 ms if the process was idle: 0.06 % of a core at a broker with three bookies."""
+"""The time between two beats of a broker to each bookie. A beat and its answer cost 0.02 ms of CPU
+at each end, or up to 0.1 ms if the process was idle. With three bookies this is at most 0.06 % of a
+core of the broker."""
 
 
 _U64: Final = struct.Struct(">Q")

@@ -66,8 +66,8 @@ class FormerStores:
 
 
 def _may_read(storage: Storage, ledger: int, master_key: int) -> bool:
-    """Return whether the key allows reads. Any key does if the ledger's record is lost: that must
-    not prevent reads for a repair."""
+    """Return whether the key allows reads. If the ledger's record is lost, any key does: the loss
+    must not prevent reads for a repair."""
     try:
         value = storage.ledger_record(ledger)
         if value is None:

@@ -1,9 +1,9 @@
 """The bookie's data port: converts frames over TCP to calls of `BookieService`, and back.
 
-A connection serves one purpose, which its first frame names: the adds of one client process, a
-series of reads, or the presence of a broker (witness.py). So acknowledgements never wait behind the
-entries of a read. A client that gives up a read closes the connection and disturbs no other read.
-`handlers` in server.py has the calls over gRPC.
+A connection serves one purpose, so acknowledgements never wait behind the entries of a read. The
+purposes are the adds of one client process, a series of reads, and the presence of a broker
+(witness.py). The first frame names the purpose. A client that gives up a read closes the connection
+and disturbs no other read. `handlers` in server.py has the calls over gRPC.
 """
 
 from __future__ import annotations

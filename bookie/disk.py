@@ -6,8 +6,8 @@ recoverers and replicators, deletions. It accepts all adds again once usage fall
 
 Other processes may use the space above `full`. So the bookie holds a reserve in the data directory:
 a file of zeros. When only the reserve is left, the bookie refuses repairs too and removes the file.
-The freed space serves three purposes: the records of fences and deletions, the compactions that
-reclaim deleted data, and opening the store after a crash, which writes the log's contents to
+The freed space is for the records of fences and deletions, and for the compactions that reclaim
+deleted data. It is also for opening the store after a crash, which writes the log's contents to
 tables. The bookie creates the reserve again when it accepts adds again.
 """
 
@@ -103,7 +103,7 @@ class Reserve:
 
 
 def usage_of(directory: Path) -> Usage:
-    """Raises OSError."""
+    """Return the usage of the directory's disk. Raises OSError."""
     found = shutil.disk_usage(directory)
     return Usage(found.total, found.free)
 

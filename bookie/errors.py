@@ -90,7 +90,7 @@ class WrongCluster(StartRefused):
 
 
 class WrongIncarnation(StartRefused):
-    """The cluster has this bookie's name with another disk."""
+    """The cluster's record of this bookie names another incarnation: another disk has its name."""
 
 
 class CookieMissing(StartRefused):

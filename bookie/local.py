@@ -1,4 +1,4 @@
-"""A bookie in the same process, for standalone: no port, no serialization."""
+"""A bookie in the same process, for `magnetar standalone`: no port, no serialization."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A bookie's read cache: entries that were read recently.
 
-Theory. RocksDB verifies each value at every read, in software and under the interpreter's lock:
-about 1 ms per MB, half of the cost of a read. Readers come in groups (subscriptions that catch up,
-bookies that are rebuilt, Spark). So the cache keeps runs of entries in the form of the bookie's
-answers, and evicts the least recently used run.
+Theory. RocksDB verifies each value at every read, in software and under the interpreter's lock.
+This takes about 1 ms per MB, half of the cost of a read. Readers come in groups (subscriptions that
+catch up, bookies that are rebuilt, Spark). So the cache keeps runs of entries in the form of the
+bookie's answers, and evicts the least recently used run.
 
 The cache never says no. The service asks the cache only for ledgers that the client may read, and
 asks the store for entries that the cache does not hold. Code that deletes or replaces stored
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from magnetar.runtime.frames import Buffer
 
-# Python's memory beside the bytes: two objects and two list slots for an entry; an object, a list,
-# a key and three slots for a run.
+# Python's memory beside the bytes. An entry has two objects and two list slots. A run has an
+# object, a list, a key and three slots.
 ENTRY_OVERHEAD_BYTES: Final = 160
 RUN_OVERHEAD_BYTES: Final = 600
 

@@ -3,8 +3,8 @@
 The scrub reports an entry that is unreadable or wrong, and leaves it in place; a repair replaces
 it. A missing file damages thousands of neighbouring entries, which the scrub reports as one range.
 If the ledgers cannot be listed, the table with their records is damaged. A repair of single ledgers
-is then impossible, and the other content of the table is unknown. So the bookie ends, as it does
-when a compaction meets such a table (storage/rot.py).
+is then impossible, and the other content of the table is unknown. So the bookie ends, as after a
+compaction that meets such a table (storage/rot.py).
 
 A round begins `interval_s` after the begin of the previous round, or a second after the end of a
 longer round. Each round begins at a random ledger. Otherwise a bookie that restarts often would

@@ -92,7 +92,7 @@ READ_ENTRIES_MAX: Final = 10_000
 # A frame of a read's answer ends at this size. Compared with 256 KiB, this halves the thread hops
 # and sends. Reading such a frame holds the interpreter's lock for 0.6 ms.
 READ_FRAME_BYTES: Final = 512 << 10
-# Enough for eight readers, each one second behind the previous one.
+# Enough for eight readers that follow each other at distances of one second.
 READ_CACHE_BYTES: Final = 64 << 20
 LEDGERS_PAGE_MAX: Final = 10_000
 ENTRIES_PAGE_MAX: Final = 1_000  # listing reads each entry
@@ -436,7 +436,7 @@ class BookieService:
 
     async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
         """Return the last stored entry and the "confirmed" in its envelope. With `fence`, the
-        answer is OK even if that entry cannot be read: the ledger is fenced, and recovery uses
+        answer is OK even if that entry cannot be read. The ledger is fenced then, and recovery uses
         "confirmed" only as a lower bound."""
         code = await self._open(request)
         if code is not BookieCode.OK:

@@ -1,8 +1,8 @@
 """Reads of stripes: some entries, then a gap, repeatedly.
 
-A bookie of a ledger with E > Qw holds `run` neighbouring entries of each `stride`. A read that asks
-only for these entries continues across the gaps; an ordinary read ends at the first gap. Both reads
-end at a missing entry that they ask for.
+A bookie of a ledger with E > Qw holds `run` neighbouring entries of every `stride` entries. A read
+that asks only for these entries continues across the gaps; an ordinary read ends at the first gap.
+Both reads end at a missing entry that they ask for.
 """
 
 from __future__ import annotations

@@ -7,11 +7,10 @@ The auditor has two duties. An *audit* reads the metadata of every ledger, when 
 and once per period. It finds the ledgers with a member that is lost (`lost_bookies.py`) or
 decommissioned. It also finds the ledgers with too few copies that can get more now. A *comparison*
 goes through all ledgers in rotation, over a longer period. It asks each member of each sealed
-segment for the entries that the member stores, and records the entries that are missing from the
-member's stripes. This includes entries in the middle of a segment, where a confirmed entry may have
-only an ack quorum of copies. Only a definite "not there" counts, so a busy or absent bookie is
-never suspected. The position in the rotation is kept in the metadata store, so that a new auditor
-continues there.
+segment for its stored entries, and records the entries that are missing from the member's stripes.
+This includes entries in the middle of a segment, where a confirmed entry may have only an ack
+quorum of copies. Only a definite "not there" counts, so a busy or absent bookie is never suspected.
+The position in the rotation is kept in the metadata store, so that a new auditor continues there.
 
 Both duties stop while an operator has paused repair (pause.py). The auditor keeps nothing in memory
 per ledger.

@@ -1,9 +1,9 @@
 """Copies entries of sealed segments to one bookie.
 
-The process reads each entry from any other replica with a sound copy, and sends it on byte for
-byte, so that all copies of an entry stay equal. A bookie accepts an add with the COPY flag even if
-the ledger is fenced, and the add fences nothing. The next piece is read while the previous one is
-sent and stored. The bytes in flight and the rate are limited.
+The process reads each entry from any other replica with a sound copy. It sends the entry byte for
+byte, so that all copies stay equal. A bookie accepts an add with the COPY flag even if the ledger
+is fenced, and the add fences nothing. The next piece is read while the previous one is sent and
+stored. The bytes in flight and the rate are limited.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ READ_BYTES_MAX: Final = 2 << 20
 
 UNANSWERED_BYTES_MAX: Final = 1 << 20
 """Bytes of one ledger in flight to the bookie. With this limit, a disk that syncs in 5 ms stores
-200 MB/s. More bytes would only delay the appends of writers (measured: with 8 MiB their median
-latency rises from 4 to 50 ms, with this limit to 9)."""
+200 MB/s. More bytes would only delay the appends of writers: with 8 MiB their median latency rises
+from 4 to 50 ms, with this limit to 9 (measured)."""
 
 
 async def copy_entries(
@@ -91,7 +91,7 @@ class _ReadAhead:
         last: int,
         group: asyncio.TaskGroup,
     ) -> None:
-        """Begins to read, in `group`."""
+        """Begin to read, in `group`."""
         self._reader = reader
         self._quorum = quorum
         self._seat = seat

@@ -3,11 +3,11 @@
 A drained bookie continues to serve but gets no new ledgers. Writers of open ledgers, also of idle
 topics, begin new ledgers at their next check if enough other bookies are available. The ledgers of
 a decommissioned bookie also get under-replication records, so that replicators move them. The
-bookie is the best source for the copies, so it stays up until it holds no ledger. Ledgers that are
-being written depend on their writers: a writer leaves the bookie when it begins a new ledger, or at
-once when the bookie is stopped. At the end the bookie's cookie is removed. The cluster then has no
-bookie of that name, and its directory cannot return by mistake. Each step can be interrupted and
-repeated.
+bookie is the best source for the copies, so it stays up until it holds no ledger. For a ledger that
+is being written, the decommission waits for the writer. The writer leaves the bookie when it begins
+a new ledger, or at once when the bookie is stopped. At the end the bookie's cookie is removed. The
+cluster then has no bookie of that name, and its directory cannot return by mistake. Each step can
+be interrupted and repeated.
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ class _Leaving:
                 self.blockers = found
 
     async def _blockers_of(self, batch: Sequence[Found]) -> dict[int, str]:
-        """Record the ledgers on the bookie for repair; returns what each of them waits for."""
+        """Record the ledgers on the bookie for repair; returns the reason why each of them still
+        waits."""
         blockers: dict[int, str] = {}
         for ledger, metadata in batch:
             if metadata is None:

@@ -2,10 +2,10 @@
 
 An unlisted bookie may be restarting, so a delay passes before its entries are copied elsewhere.
 When more than a few bookies are missing at once, the network or the metadata store is the likelier
-cause, and copying everything would add load. So no bookie is declared lost until enough return, or
-until an operator decommissions the missing ones. After that the delay starts again for the bookies
-that are still missing, because they may be about to return as well. A former incarnation gets no
-delay: either its disk is lost, or the bookie serves the entries of its damaged store.
+cause. Copying everything would then only add load. So no bookie is declared lost until enough
+return, or until an operator decommissions the missing ones. After that the delay starts again for
+the bookies that are still missing, because they may be about to return, too. A former incarnation
+gets no delay: either its disk is lost, or the bookie serves the entries of its damaged store.
 
 Invariants (see `check`):
 
@@ -54,8 +54,8 @@ class LostBookies:
         decommissioned: Collection[BookieId],
         now: float,
     ) -> None:
-        """`known`: the present incarnation of each bookie of the cluster. `listed`: the serving
-        members."""
+        """Take the present bookies. `known`: the present incarnation of each bookie of the cluster.
+        `listed`: the serving members."""
         self._known, self._listed = dict(known), frozenset(listed)
         members = {Member(bookie, incarnation) for bookie, incarnation in known.items()}
         absent = members - self._listed

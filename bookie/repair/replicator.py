@@ -3,8 +3,8 @@
 For each lost member of a sealed segment, placement chooses another bookie. The replicator copies
 the entries of the seat to this bookie, durably. After that, the replicator names the new bookie in
 the metadata (`replace_member`, if the lost member still has the seat). The reads never disturb the
-ledger's writer. The lost member may be alive, or another replicator may repair the same ledger: the
-worst result is an extra copy, which its bookie deletes later.
+ledger's writer. The lost member may be alive, or another replicator may repair the same ledger. In
+both cases the worst result is an extra copy, which its bookie deletes later.
 
 A ledger whose last segment is being written belongs to its writer, and a running writer replaces a
 lost bookie itself. If the writer has not done so after `open_grace_s`, and a spare bookie exists,
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 # The replicator reads the records when the first record appears, when bookies join or leave, and at
-# this interval: the store reports changes in a folder, but not below it. Without records a read
-# costs one request.
+# this interval. It polls because the store reports changes in a folder, but not below it. A read
+# that finds no record costs one request.
 POLL_S: Final = 5.0
 SAMPLE_MAX: Final = 10_000
 """Size of the random sample of ledgers with a record. It is random so that replicators seldom
@@ -64,7 +64,7 @@ choose the same ledger."""
 
 TROUBLES_MAX: Final = 100_000
 """Ledgers whose retry time, or whose wait for their writer, is remembered: 20 MB. At the limit the
-oldest is forgotten, and tried again at once."""
+oldest ledger is forgotten, and tried again at once."""
 
 RETRY_S_FIRST: Final = 5.0
 RETRY_S_MAX: Final = 300.0

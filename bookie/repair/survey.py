@@ -99,7 +99,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class CopyRow:
-    """The entries that one member of one segment should have, and those that it has."""
+    """The numbers of entries that one member of one segment should have, and has."""
 
     first: int
     last: int | None  # None: the segment is being written
@@ -137,8 +137,9 @@ async def read_cluster(store: MetadataStore) -> Cluster:
 
 
 async def survey_bookies(store: MetadataStore, open_peer: OpenPeer) -> list[BookieRow]:
-    """Return all bookies that have a cookie, are listed, or are named by a ledger, sorted by name,
-    with their disk usage and the number of their ledgers. Raises the errors of `read_cluster`."""
+    """Return all bookies that have a cookie, are listed, or are named by a ledger, sorted by name.
+    A row has the bookie's disk usage and the number of its ledgers. Raises the errors of
+    `read_cluster`."""
     cluster = await read_cluster(store)
     ledgers: Counter[Member] = Counter()
     still_open: Counter[Member] = Counter()

@@ -1,10 +1,10 @@
 """Under-replication records: the ledgers that need repair, in the metadata store.
 
-Any process may add to a record: an auditor, a reader that found a damaged copy, a bookie's scrub.
-Adding is a merge by compare-and-set, so additions never overwrite each other. A record is removed
-only in the version that was read when the repair began: a later version has new additions. A repair
-holds the ledger's lock, an ephemeral node. The lock only avoids duplicate work. The compare-and-set
-on the ledger's own metadata makes repairs safe.
+Any process may add to a record: an auditor, a reader or writer that noted a bad copy, a bookie's
+scrub. Adding is a merge by compare-and-set, so additions never overwrite each other. A record is
+removed only in the version that was read when the repair began: a later version has new additions.
+A repair holds the ledger's lock, an ephemeral node. The lock only avoids duplicate work. The
+compare-and-set on the ledger's own metadata makes repairs safe.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class UnderReplicationRecords:
         """Take the lock. False: another process has it. The lock ends at the latest with this
         process's metadata session.
 
-        If an earlier call took the lock but lost the reply, this call returns True: an owner never
-        asks for a lock that it knows it has.
+        If an earlier call took the lock but lost the reply, this call returns True. An owner never
+        asks for a lock that it knows to have.
         """
         try:
             await self._store.create_ephemeral(paths.repair_lock(ledger), owner.encode())

@@ -4,9 +4,9 @@ The payload of a batch is, for each message,
 
     u32 size, big-endian | SingleMessageMetadata | value of payload_size bytes
 
-`open_batch` finds where each message is, and refuses a batch in which one cannot be read. The
-messages are decoded when they are asked for; that cannot fail any more. Most messages have only a
-size and a sequence id: they are *plain*, and opening them needs no protobuf.
+`open_batch` finds the place of each message, and refuses a batch with a message that cannot be
+read. A message is decoded when the caller asks for it; this cannot fail any more. Most messages
+have only a size and a sequence id: they are *plain*, and opening them needs no protobuf.
 """
 
 import struct
@@ -52,8 +52,8 @@ class Batch:
         ends: Sequence[int],
         described: Mapping[int, ReceivedMessage],
     ) -> None:
-        """The batch begins at `data[at]`. `starts` and `ends` are those of its payloads.
-        `described`: the messages that are not plain."""
+        """The batch begins at `data[at]`. `starts` and `ends`: where the payloads begin and end.
+        `described`: the messages that are not plain, keyed by index."""
         self._data = data
         self._at = at
         self._starts = starts
@@ -88,7 +88,7 @@ class Batch:
 def open_batch(data: bytes, at: int, count: int, *, sequence_id: int) -> Batch:
     """Check the batch of `count` messages that begins at `data[at]` and ends with `data`.
 
-    `sequence_id`: of messages that have none of their own. Raises BatchDeserializeError,
+    `sequence_id`: for messages that have no sequence id of their own. Raises BatchDeserializeError,
     MalformedEntry.
     """
     equal = _equal_bounds(data, at, count)
@@ -146,7 +146,7 @@ _U32 = struct.Struct(">I")
 _SIZE_BYTES: Final = 4
 _PAYLOAD_SIZE: Final = 0x18  # the tags of the fields of a plain message, in their order
 _SEQUENCE_ID: Final = 0x40
-_EQUAL_MIN: Final = 4  # messages; fewer are opened one by one in less time
+_EQUAL_MIN: Final = 4  # messages; it takes less time to open fewer messages one by one
 _HIGH: Final = bytes(range(0x80, 0x100))
 
 
@@ -172,7 +172,7 @@ def _plain_payload_bytes(head: bytes) -> int:
     if len(head) < 4 or head[0] != _PAYLOAD_SIZE:
         return -1
     size, at = head[1], 2
-    if size > 0x7F:  # most have one byte or two
+    if size > 0x7F:  # most sizes have one byte or two
         size = size & 0x7F | head[2] << 7
         at = 3
         if head[2] > 0x7F:
@@ -187,8 +187,9 @@ def _plain_payload_bytes(head: bytes) -> int:
 def _equal_bounds(data: bytes, at: int, count: int) -> tuple[range, range] | None:
     """Return where the payloads of plain messages begin and end if all have the same sizes.
 
-    None: they do not. The bytes before the payloads are compared by columns, each in one call: it
-    takes a tenth of the time that reading the messages one after the other does.
+    None: the sizes differ, or a message is not plain. The bytes before the payloads are compared by
+    columns, each column in one call. This takes a tenth of the time that it takes to read the
+    messages one after the other.
     """
     stride, rest = divmod(len(data) - at, count)
     if rest or count < _EQUAL_MIN:

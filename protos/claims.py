@@ -1,9 +1,9 @@
-"""The claims of an arriving SEND about itself, and the check that they can be true.
+"""Checks the claims of an arriving SEND: the numbers that it states about itself.
 
 The broker computes permits, backlogs and the index of every later message from the metadata of an
 entry, and a consumer reserves memory by it. So the broker refuses numbers that cannot be true. It
-also refuses messages that only brokers write (markers), and those that it does not support
-(transactions). It would otherwise deliver them as if they were ordinary messages.
+also refuses messages that only brokers write (markers), and messages that it does not support (of
+transactions): it would otherwise deliver them as ordinary messages.
 
 Encryption adds bytes to a payload and removes none, so these bounds hold for encrypted entries too.
 """
@@ -22,17 +22,19 @@ EXPANSION_MAX: Final = {
     Compression.SNAPPY: 32,
     Compression.ZSTD: 1 << 16,
 }
-"""The most bytes that a codec makes of one compressed byte.
+"""The most bytes that a codec can decompress from one compressed byte.
 
-LZ4: a length byte stands for 255. ZLIB: 258 bytes by two bits. SNAPPY: a copy of three bytes makes
-64. ZSTD: a block of 128 KiB takes at least three bytes, 43,691 each.
+LZ4: a length byte stands for 255 bytes. ZLIB: two bits stand for 258 bytes. SNAPPY: a copy takes
+three bytes and stands for 64. ZSTD: a block takes at least three bytes and stands for 128 KiB,
+43,691 bytes for each.
 """
 
 EXPANSION_SPARE_BYTES: Final = 64
-"""Added to the bound for the first bytes of a compressed payload: a small one has few others."""
+"""Added to the compressed size before the bound is computed: a margin for small payloads."""
 
 UUID_CHARACTERS_MAX: Final = 2_048
-"""The uuid of a chunked message. Apache's clients make it from the producer's name and a number."""
+"""The longest uuid of a chunked message. Apache's clients make the uuid from the producer's name
+and a number."""
 
 _INT64: Final = 1 << 63
 
@@ -72,7 +74,7 @@ def _check_metadata(metadata: pb.MessageMetadata, view: EntryView) -> None:
     if view.chunk is not None:
         payload_bytes = _check_chunk(metadata, view)
     if view.compression is Compression.NONE:
-        return  # nothing is computed from the size
+        return  # uncompressed_size is then not used
     most = (payload_bytes + EXPANSION_SPARE_BYTES) * EXPANSION_MAX[view.compression]
     if view.uncompressed_size > most:
         raise MalformedEntry(
@@ -82,7 +84,8 @@ def _check_metadata(metadata: pb.MessageMetadata, view: EntryView) -> None:
 
 
 def _check_sequence(what: str, first: int, highest: int) -> None:
-    """`highest`: 0 if the producer does not send it."""
+    """Check the sequence ids. `highest`: 0 if the producer does not send it. Raises
+    MalformedEntry."""
     if first >= _INT64:
         raise MalformedEntry(f"{what}: the sequence id {first} is not below 2^63")
     if highest >= _INT64:
@@ -92,7 +95,7 @@ def _check_sequence(what: str, first: int, highest: int) -> None:
 
 
 def _check_chunk(metadata: pb.MessageMetadata, view: EntryView) -> int:
-    """Returns the compressed bytes of all chunks together."""
+    """Check a chunk. Returns the compressed size of all chunks together. Raises MalformedEntry."""
     chunk = view.chunk
     assert chunk is not None
     if not 0 < len(chunk.uuid) <= UUID_CHARACTERS_MAX:

@@ -1,8 +1,9 @@
 """Payload compression as in Pulsar's clients: a table of codecs, and bounded decompression.
 
-A compressed payload is one complete block without a header of ours. The metadata holds its size
-before compression (`MessageMetadata.uncompressed_size`). This size protects the receiver: a size
-above the limit is refused before decompression, and no codec returns more bytes than stated.
+A compressed payload is one complete block of its codec, without a further header. The metadata
+holds its size before compression (`MessageMetadata.uncompressed_size`). This size protects the
+receiver: a size above the limit is refused before decompression, and no codec returns more bytes
+than stated.
 """
 
 import threading
@@ -24,7 +25,7 @@ UNCOMPRESSED_BYTES_MAX: Final = UNCOMPRESSED_FACTOR * 5 * 1024 * 1024
 
 
 class Compression(IntEnum):
-    """How a payload is compressed. The numbers are those of the wire."""
+    """The compression of a payload. The numbers are those on the wire."""
 
     NONE = 0
     LZ4 = 1

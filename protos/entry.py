@@ -52,7 +52,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class EntryView:
-    """The metadata of an entry as a broker needs it; the payload stays closed.
+    """The metadata of an entry as a broker needs it; the payload is not decoded.
 
     A value that is never changed after its creation. It is not frozen: that would cost 2 us per
     entry.
@@ -83,8 +83,8 @@ class EntryView:
 def parse_entry(data: bytes | memoryview) -> EntryView:
     """Read an entry as a producer sent it. The view refers to `data`, so `data` must stay valid.
 
-    Raises EntryTooLarge, ChecksumMismatch and MalformedEntry. Broker entry metadata in front is
-    malformed too: only a broker writes it.
+    Raises EntryTooLarge, ChecksumMismatch and MalformedEntry. An entry that begins with broker
+    entry metadata is malformed, too: only a broker writes this metadata.
     """
     if len(data) > ENTRY_SENT_BYTES_MAX:
         raise EntryTooLarge("entry", len(data), ENTRY_SENT_BYTES_MAX)
@@ -97,9 +97,11 @@ def parse_entry(data: bytes | memoryview) -> EntryView:
 
 
 def parse_stored_entry(data: bytes | memoryview) -> EntryView:
-    """Read an entry without computing its checksum; otherwise as `parse_entry`.
+    """Read an entry like `parse_entry`, but without a check of its checksum and of its size.
 
-    A ledger's digest already protects the bytes. `data` comes from `strip_broker_metadata`.
+    Use it where another checksum protects the bytes, such as that of a bookie's envelope, or where
+    the payload is not read. `data` has no broker entry metadata (`strip_broker_metadata`). Raises
+    MalformedEntry.
     """
     head = _head(data)
     return _plain_view(data, head) or _view(data, head)
@@ -108,8 +110,9 @@ def parse_stored_entry(data: bytes | memoryview) -> EntryView:
 def parse_sent_entry(
     data: bytes, check: Callable[[pb.MessageMetadata, EntryView], None]
 ) -> EntryView:
-    """Like `parse_stored_entry`, for an entry that arrives. `check` gets all of its metadata, and
-    raises an error if the metadata is wrong. Plain metadata needs no check."""
+    """Like `parse_stored_entry`, for an entry that arrives. `check` gets all of the metadata, and
+    raises an error if the metadata is wrong. Plain metadata needs no check. Metadata with more than
+    METADATA_FIELDS_MAX fields is malformed."""
     head = _head(data)
     plain = _plain_view(data, head)
     if plain is not None:
@@ -121,7 +124,7 @@ def parse_sent_entry(
 
 
 def checksum_in(data: bytes) -> int:
-    """The CRC32C that an entry states of itself; NO_CHECKSUM: its producer left it out."""
+    """Return the CRC32C that an entry states. NO_CHECKSUM: its producer left the checksum out."""
     if len(data) < _PREFIX.size:
         return NO_CHECKSUM
     magic, checksum = _PREFIX.unpack_from(data)
@@ -129,13 +132,14 @@ def checksum_in(data: bytes) -> int:
 
 
 def checksums_of(entries: Iterable[bytes]) -> list[int]:
-    """The CRC32C of the bytes after the checksum in each of these entries."""
+    """Return, for each of these entries, the CRC32C of the bytes after its checksum."""
     at = _PREFIX.size
     return [_crc32c(entry[at:]) for entry in entries]
 
 
 def payload_bytes_of(data: bytes) -> int:
-    """The payload's size, from the metadata size that the entry states; 0 for a malformed entry."""
+    """Return the payload's size, computed from the metadata size that the entry states. 0: the
+    entry is malformed or has no checksum."""
     if len(data) < _HEAD.size:
         return 0
     magic, _, size = _unpack_head(data)
@@ -208,8 +212,8 @@ def strip_broker_metadata(
 
 
 def open_entry(data: memoryview) -> tuple[pb.MessageMetadata, bytes, int]:
-    """Return the metadata, a copy of the entry that ends with the payload, and the offset of the
-    payload in it, after a check of the CRC32C if present.
+    """Check the CRC32C if there is one. Return the metadata, a copy of the entry from the metadata
+    size to the end, and the offset of the payload in this copy.
 
     Raises ChecksumMismatch, and MalformedEntry as `parse_entry`.
     """
@@ -269,7 +273,8 @@ def open_plain(data: memoryview) -> PlainMessage | None:
 
 
 def checked_text(text: str) -> str:
-    """Return `text`. Raises MalformedEntry if it is not UTF-8: protobuf then returns bytes."""
+    """Return `text`. Raises MalformedEntry for bytes: protobuf returns them if a text is not
+    UTF-8."""
     if type(text) is not str:
         raise MalformedEntry("a string in the metadata is not UTF-8")
     return text
@@ -304,7 +309,7 @@ def batch_size_of(metadata: pb.MessageMetadata, payload_bytes: int) -> int:
 
 
 def varint(number: int) -> bytes:
-    """Encode an unsigned 64-bit number as a protobuf varint. A negative n counts as 2^64 + n."""
+    """Encode an unsigned 64-bit number as a protobuf varint. A negative n becomes 2^64 + n."""
     number &= 0xFFFFFFFFFFFFFFFF
     if number < 0x80:
         return _ONE_BYTE[number]
@@ -350,13 +355,14 @@ def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
             raise ValueError("a number has more than 64 bits")
 
 
-# Messages of a batch. The acknowledgement bits of this many messages still fit into one command
-# (framing.py).
+# The most messages of a batch. The acknowledgement bits of so many messages still fit into one
+# command (framing.py).
 BATCH_MESSAGES_MAX: Final = 1 << 20
 
 # Mechanics
 
-# In a batch: a u32 and a SingleMessageMetadata, whose payload size takes at least two bytes.
+# The smallest message in a batch: a u32 and a SingleMessageMetadata, which has at least two bytes
+# for the payload size.
 BATCHED_MESSAGE_BYTES_MIN: Final = 6
 
 _MAGIC_CHECKSUM = 0x0E01
@@ -367,7 +373,8 @@ CHECKED_HEAD_BYTES: Final = _HEAD.size
 _ONE_BYTE = [bytes([number]) for number in range(0x80)]
 _MORE = [bytes([number | 0x80]) for number in range(0x80)]  # another byte follows
 _COMPRESSIONS = tuple(Compression)
-# A name of 127 bytes, two numbers, the size before compression, a schema version, and their tags.
+# Enough for a name of 127 bytes, two numbers, the size before compression, a schema version, and
+# their tags.
 PLAIN_METADATA_BYTES_MAX: Final = 180
 NO_CHECKSUM: Final = -1
 _SCHEMA_TAG = b"\x82\x01"
@@ -552,12 +559,13 @@ def plain_name(field: bytes) -> str | None:
 
 
 def plain_key(fields: bytes) -> tuple[bytes, str | None] | None:
-    """Take the partition key (None: absent) out of the fields after the sequence id of plain
-    metadata: the others repeat from one entry to the next, so `plain_rest` caches them.
+    """Take the partition key out of `fields`, which follow the sequence id of plain metadata.
+    Returns the other fields, and the key (None: absent). The other fields repeat from one entry to
+    the next, so `plain_rest` caches them.
 
     The key has less than 128 bytes and follows the publish time, which has six bytes (until the
-    year 2109). Apache's Java client also says that the key is not base64. None: the key has another
-    form.
+    year 2109). Apache's Java client also states that the key is not base64. None: the key has
+    another form.
     """
     if fields[_PLAIN_KEY_AT : _PLAIN_KEY_AT + 1] != b"\x32":
         return fields, None

@@ -16,8 +16,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def has_more_fields(data: bytes | memoryview, kind: Descriptor, limit: int) -> bool:
-    """Whether `data`, a message of this kind, has more than `limit` fields, including those
-    of nested messages. Malformed bytes do not count: the parser refuses them."""
+    """Return whether `data`, a message of this kind, has more than `limit` fields, including the
+    fields of nested messages. Malformed bytes do not count: the parser refuses them."""
     return _count(data, 0, len(data), kind, limit) > limit
 
 

@@ -38,8 +38,8 @@ COMMAND_FRAME_BYTES_MAX: Final = 8 + COMMAND_BYTES_MAX + ENTRY_BYTES_MAX
 
 
 def frame_bytes_max(message_bytes_max: int) -> int:
-    """The limit of a whole frame where a payload has at most `message_bytes_max` bytes: the same
-    head-room as COMMAND_FRAME_BYTES_MAX."""
+    """Return the limit for a whole frame if a payload has at most `message_bytes_max` bytes. The
+    room for everything else is that of COMMAND_FRAME_BYTES_MAX."""
     return COMMAND_FRAME_BYTES_MAX - MESSAGE_BYTES_MAX + message_bytes_max
 
 
@@ -159,7 +159,7 @@ def first_delivery(
     """Return the MESSAGE whose total is at offset `at`, its entry as a view, and the offset of the
     next frame: `first_frame` and `parse_command` in half the time.
 
-    None: it is another command, in another form than all brokers write it, or malformed.
+    None: the command is another one, is malformed, or has another form than all brokers write.
     """
     if len(buffer) - at < _DELIVERY_HEAD.size:
         return None
@@ -366,8 +366,8 @@ def _body(frame: memoryview) -> _Body:
 def _hot_body(frame: memoryview) -> _Body | None:
     """Parse the body of a short, frequent command that holds only type and body.
 
-    All clients encode these commands so. This saves the BaseCommand. None: another or a malformed
-    command.
+    All clients encode these commands in this form, which needs no parse of the BaseCommand. None:
+    the command is another one, has another form, or is malformed.
     """
     if len(frame) < _HOT_HEAD.size:
         return None

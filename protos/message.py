@@ -73,7 +73,7 @@ class OutgoingMessage:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the message has only a payload."""
+        """True when the message has only a payload."""
         return not (
             self.properties
             or self.partition_key is not None
@@ -122,7 +122,7 @@ class EntryHeader:
 
     @property
     def is_plain(self) -> bool:
-        """Whether entries have neither compression nor a schema version nor encryption."""
+        """True when entries have neither compression nor a schema version nor encryption."""
         return (
             self.compression is Compression.NONE
             and self.schema_version is None
@@ -223,7 +223,7 @@ class ReceivedEntry:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether the payload was encrypted when the entry arrived."""
+        """True when the payload was encrypted when the entry arrived."""
         return bool(self.metadata.encryption_keys)
 
 
@@ -296,7 +296,7 @@ def plain_message(plain: PlainMessage) -> ReceivedMessage:
 
 
 def undecoded_message(entry: ReceivedEntry) -> ReceivedMessage:
-    """Return an entry whose payload cannot be decoded as one message with the payload as it is.
+    """Return one message with the raw payload of an entry, for a payload that cannot be decoded.
 
     Raises MalformedEntry.
     """
@@ -373,7 +373,7 @@ def _set_keys(
 
 
 def _batched(messages: Sequence[OutgoingMessage]) -> list[bytes]:
-    """The parts of a batch's payload."""
+    """Return the parts of a batch's payload."""
     parts: list[bytes] = []
     fronts: dict[tuple[int, int], bytes] = {}  # keyed by the sizes of a payload and of an id
     ids = varints([message.sequence_id for message in messages])

@@ -8,7 +8,7 @@ _MASK: Final = 0xFFFFFFFF
 
 
 def murmur3_32(data: bytes) -> int:
-    """The unsigned hash. Pulsar clears its sign bit: `& 0x7fffffff`."""
+    """Return the unsigned hash. Pulsar clears the sign bit of the hash: `& 0x7fffffff`."""
     result = 0
     whole = len(data) & ~3
     for start in range(0, whole, 4):

@@ -29,7 +29,7 @@ TOPIC_NAME_BYTES_MAX: Final = 1024
 
 
 class Domain(StrEnum):
-    """Whether the messages of a topic are stored."""
+    """The domain of a topic: its messages are stored (persistent) or not (non-persistent)."""
 
     PERSISTENT = "persistent"
     NON_PERSISTENT = "non-persistent"
@@ -86,7 +86,7 @@ class TopicName:
             parts = [DEFAULT_NAMESPACE.tenant, DEFAULT_NAMESPACE.namespace, *parts]
         if (problem := _topic_problem(parts)) is not None:
             raise InvalidTopicName(text, problem)
-        tenant, namespace, topic = parts  # the first two are those of many topics
+        tenant, namespace, topic = parts  # many topics share the first two: intern them
         name = cls(Domain(scheme), sys.intern(tenant), sys.intern(namespace), topic)
         if (problem := _encoding_problem(str(name))) is not None:
             raise InvalidTopicName(text, problem)

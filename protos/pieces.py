@@ -1,8 +1,9 @@
-"""Long lists in pieces: an ACK or a request for redelivery that names very many messages.
+"""Divides long lists into pieces: an ACK or a request for redelivery with very many message ids.
 
-A command of 5 MB holds 600,000 message ids. To parse and carry it out at once would stop the loop
-for seconds. So the list is divided without parsing it: each piece is a command of its own with the
-same other fields and at most PIECE_IDS ids, and the caller gives the loop a turn between them.
+A command of 5 MB holds 600,000 message ids. Parsing it and carrying it out at once would stop the
+loop for seconds. So this module divides the list without parsing it. Each piece is a command of its
+own, with at most PIECE_IDS ids and with all other fields of the long command. The caller gives the
+loop a turn between two pieces.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ LONG_BYTES: Final = 16 << 10
 """A shorter command is carried out at once: 1,500 ids take 5 ms."""
 
 PIECE_IDS: Final = 1_000
-"""Message ids in a piece. They take about 3 ms: parsing, recording, and telling the dispatcher."""
+"""The most message ids in a piece. They take about 3 ms: parsing, recording, and telling the
+dispatcher."""
 
 PIECE_BYTES: Final = 64 << 10
-"""A piece ends here, too: ids may have bits of batches."""
+"""A piece also ends at this size: ids may carry the acknowledgement bits of batches."""
 
 WALK_IDS: Final = 4_000
-"""Steps over ids between two turns of the loop: 1 us each."""
+"""The most ids that are passed between two turns of the loop: 1 us each."""
 
 
 class LongList(NamedTuple):
-    """The command's type, and its body as on the wire."""
+    """A command with a long list: its type, and its encoded body."""
 
     kind: pb.BaseCommand.Type.ValueType
     body: memoryview
@@ -49,9 +51,9 @@ _BODIES: Final[dict[int, tuple[Any, int]]] = {  # class, and the tag of the repe
 
 
 def long_list(frame: memoryview) -> LongList | None:
-    """The command of `frame`, if it carries a long list that is read in pieces. `frame` begins
-    after the total, as for `parse_command`. None: the list is short, the command is another one, or
-    no client writes it in this way."""
+    """Return the command in `frame` if it has a long list, to be read with `pieces`. `frame` begins
+    after the total, as for `parse_command`. None: the list is short, the command has another type,
+    or no client encodes it in this way."""
     if len(frame) < LONG_BYTES or int.from_bytes(frame[:4], "big") != len(frame) - 4:
         return None
     kind = frame[5]
@@ -68,8 +70,8 @@ def long_list(frame: memoryview) -> LongList | None:
 
 
 def pieces(command: LongList) -> Iterator[Command | None]:
-    """The commands to carry out, in order. None: give the loop a turn. Raises MalformedCommand,
-    before the first command or at a later one."""
+    """Yield the commands to carry out, in order. None: give the loop a turn. Raises
+    MalformedCommand, before the first command or at a later one."""
     name = pb.BaseCommand.Type.Name(command.kind)
     parse, ids_tag = _BODIES[command.kind]
     body = bytes(command.body)
@@ -123,7 +125,7 @@ def pieces(command: LongList) -> Iterator[Command | None]:
 
 
 def _skip(data: bytes, at: int) -> int:
-    """The end of the field at `at`. Raises IndexError, ValueError."""
+    """Return the end of the field at `at`. Raises IndexError, ValueError."""
     tag, at = read_varint(data, at)
     match tag & 7:
         case 0:

@@ -1,8 +1,8 @@
-"""Runs of SEND_RECEIPTs, written and read by hand: a broker sends one for every entry.
+"""Runs of SEND_RECEIPTs, written and read without protobuf: a broker sends one for every entry.
 
 Consecutive receipts of a producer differ only in the lowest seven bits of the sequence id and of
-the entry id. The bytes around them stay the same for tens of receipts. They are encoded, or
-compared, as three pieces:
+the entry id. The bytes around them stay the same for tens of receipts. So this module encodes them
+once, and compares them, as three pieces:
 
     around[0] | low byte of the sequence id | around[1] | low byte of the entry id | around[2]
 """
@@ -23,7 +23,7 @@ class ReceiptRun:
     """Receipts of one producer for entries of one ledger, in order."""
 
     producer_id: int
-    ledger_id: int  # -1: the entry was not stored, since it was known already
+    ledger_id: int  # -1: the entry is a duplicate, and was not stored again
     sequence_ids: list[int]
     entry_ids: list[int]
     end: int  # the beginning of the frame after the last receipt
@@ -32,8 +32,9 @@ class ReceiptRun:
 def send_receipt_frames(
     *, producer_id: int, ledger_id: int, receipts: Iterable[tuple[int, int, int]]
 ) -> bytes:
-    """The whole frames of SEND_RECEIPTs: (sequence id, highest sequence id, entry id) of each, as
-    protobuf would write them. Ids may be negative: -1 is 2^64-1 on the wire."""
+    """Return the whole frames of SEND_RECEIPTs, as protobuf would write them. `receipts`: the
+    sequence id, highest sequence id and entry id of each. Ids may be negative: -1 is 2^64-1 on the
+    wire."""
     frames: list[bytes] = []
     shape, shaped_for = _NO_SHAPE, None
     for sequence_id, highest, entry_id in receipts:
@@ -53,14 +54,14 @@ def send_receipt_frames(
 
 
 def is_receipt(buffer: bytes | memoryview, at: int) -> bool:
-    """Whether the frame at `at`, with its total size, is a SEND_RECEIPT as clients and brokers
-    encode it: type, body, no more."""
+    """Return whether the frame whose total is at `at` is a SEND_RECEIPT as clients and brokers
+    encode it, with type and body only."""
     return buffer[at + 8 : at + 11] == _RECEIPT
 
 
 def read_receipts(buffer: bytes, at: int) -> ReceiptRun:
-    """The receipts from `at` on, where there is one. Raises CommandError and FrameError for a
-    receipt that cannot be read."""
+    """Read the run of receipts from `at` on, where a receipt must begin (`is_receipt`). Raises
+    CommandError and FrameError for a receipt that cannot be read."""
     run: ReceiptRun | None = None
     while run is None or is_receipt(buffer, at):
         frame, end = first_frame(memoryview(buffer), at)
@@ -92,7 +93,7 @@ _MORE: Final = tuple(bytes([number | 0x80]) for number in range(0x80))  # anothe
 
 
 class _Shape(NamedTuple):
-    """The common bytes of receipts, and how the low bytes between are written."""
+    """The bytes that receipts have in common, and the encodings of the low bytes between them."""
 
     before: bytes
     sequences: tuple[bytes, ...]
@@ -120,14 +121,14 @@ def _shape(
 
 
 def _above_low(number: int) -> tuple[tuple[bytes, ...], bytes]:
-    """How the low byte of a varint is written, and the bytes after it."""
+    """Return the encodings of the low byte of a varint, and the bytes after the low byte."""
     number &= _U64
     return (_MORE, varint(number >> 7)) if number > 0x7F else (_ONE_BYTE, b"")
 
 
 def _read_alike(buffer: bytes, at: int, shape: _Shape, run: ReceiptRun) -> int:
     """Read on from `at` while the receipts differ from the last one of `run` in the low bytes only.
-    Returns where that ends."""
+    Returns the place of the first other frame."""
     before, sequences, between, entries, behind = shape
     sequence_from, between_from = len(before), len(before) + 1
     entry_from = between_from + len(between)

@@ -1,14 +1,14 @@
 """Runs of SENDs: the broker's form of the frames that one producer sends.
 
 A run is a series of consecutive SENDs of one producer, in any form. One SEND is a run of one. This
-module refuses no SEND: the run carries the entry's checksum and the faults of the SEND (claims.py),
-and the stages of the topic decide.
+module refuses no SEND: the run carries the stated checksums and the errors of SENDs (claims.py),
+and later stages of the topic refuse SENDs.
 
 Most SENDs are *plain*: the command has a producer and a sequence id and at most `num_messages = 1`,
 and the entry is one message with a checksum. Its metadata has only the fields that clients write
 into each message (`plain_rest`), and perhaps a key (`plain_key`). Consecutive plain SENDs differ
-little. Each is compared with the expected successor of the one before, in a sixth of the time that
-parsing takes. `parse_command` and `parse_sent` parse every other SEND.
+little. So this module compares each plain SEND with the expected successor of the SEND before, in a
+sixth of the time that parsing takes. `parse_command` and `parse_sent` parse every other SEND.
 """
 
 import struct
@@ -37,8 +37,8 @@ class SendRun:
 
     producer_id: int
     sequence_ids: list[int] = field(default_factory=list)
-    highest_sequence_ids: list[int] = field(default_factory=list)  # 0: not said
-    entries: list[bytes] = field(default_factory=list)  # memory of their own
+    highest_sequence_ids: list[int] = field(default_factory=list)  # 0: not stated
+    entries: list[bytes] = field(default_factory=list)  # copies: the frames may be freed
     # The stated checksums; NO_CHECKSUM: not stated.
     checksums: list[int] = field(default_factory=list)
     # The views of entries, keyed by place. Plain entries have none.
@@ -47,14 +47,14 @@ class SendRun:
     errors: dict[int, EntryError] = field(default_factory=dict)
     end: int = 0  # the beginning of the frame after the last one
     parsed_bytes: int = 0  # the size of the SENDs that are not plain
-    # The fields of producer names in the metadata of plain entries; None: they were not noted.
+    # The encoded fields of producer names in plain entries; None: they were not noted.
     plain_names: set[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def part(self, start: int, stop: int) -> "SendRun":
-        """The SENDs at these places, as a run of their own."""
+        """Return the SENDs at the places `start` to `stop` - 1 as a new run."""
         return SendRun(
             self.producer_id,
             self.sequence_ids[start:stop],
@@ -70,15 +70,18 @@ class SendRun:
 
 
 RUN_ENTRIES_MAX: Final = 250
-"""The entries of a run, which is published in one step of the loop: 5 ms, 15 on a busy machine."""
+"""The most entries of a run. The broker publishes a run in one step of the loop: 5 ms, or 15 ms on
+a busy machine."""
 
 RUN_PARSED_BYTES_MAX: Final = 128 << 10
-"""The bytes of the SENDs in a run that are not plain: their metadata may take 0.1 us a byte."""
+"""A run ends when its SENDs that are not plain have this size: parsing their metadata may take
+0.1 us a byte."""
 
 
 def read_sends(buffer: memoryview, at: int) -> SendRun | None:
-    """The longest run of at most RUN_ENTRIES_MAX whose first frame begins, with its total size, at
-    `at`. None: no SEND in the form of the clients begins there. `parse_command` then parses it."""
+    """Return the longest run, of at most RUN_ENTRIES_MAX entries, that begins with the frame whose
+    total is at `at`. None: no SEND in the form of the clients begins there; the caller then uses
+    `parse_command`."""
     run: SendRun | None = None
     size, parsed = len(buffer), 0
     while at < size and (run is None or len(run.entries) < RUN_ENTRIES_MAX):
@@ -100,7 +103,7 @@ def read_sends(buffer: memoryview, at: int) -> SendRun | None:
 
 
 def run_of(command: Command) -> SendRun:
-    """A run of the one SEND that `command` is. Its `end` says nothing."""
+    """Return a run of one SEND, `command`. The `end` of this run has no meaning."""
     run = _add(None, command)
     assert run is not None, "a new run takes every producer"
     return run
@@ -119,14 +122,15 @@ _CHECKED: Final = 0x0E01
 
 
 def _read_plain(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendRun | None, int]:
-    """Add the plain SENDs from `at` on to the run. Returns where the first other one begins."""
+    """Add the plain SENDs from `at` on to the run. Returns the run, and the place of the first
+    other frame."""
     size = len(buffer)
-    # What the next one is expected to have.
+    # The expected parts of the next SEND.
     ids = b"" if run is None else _ids_of(run.producer_id)
     head = _HEADS[len(ids) or _ids_bytes(buffer, at)]
     rest = name_field = rest_fields = b""
-    high = carry = 0  # the number's bits above `rest`'s first byte, and whether that has followers
-    spare = 0  # bytes after the number that say that it is one message
+    high = carry = 0  # the sequence id's bits above its low byte; 0x80 if other bytes follow that
+    spare = 0  # bytes after the sequence id that state num_messages = 1
     count = 0
     sequence_ids: list[int] = []
     entries: list[bytes] = []
@@ -188,8 +192,8 @@ def _read_plain(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendR
 
 
 def _read_other(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendRun | None, int]:
-    """Add one SEND of any form. Returns where the next frame begins, or `at` when there is none of
-    this producer."""
+    """Add one SEND of any form. Returns the run, and the place of the next frame; `at`: the frame
+    is not a SEND of this producer."""
     if buffer[at + 8 : at + 10] != _SEND[:2]:
         return run, at
     try:
@@ -204,7 +208,7 @@ def _read_other(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendR
 
 
 def _add(run: SendRun | None, command: Command) -> SendRun | None:
-    """The run with one more SEND. None: it is another producer's."""
+    """Return the run with one more SEND. None: the SEND is from another producer."""
     send = command.body
     assert isinstance(send, pb.CommandSend), send
     assert command.entry is not None, "a SEND without an entry does not parse"
@@ -212,7 +216,7 @@ def _add(run: SendRun | None, command: Command) -> SendRun | None:
         run = SendRun(send.producer_id)
     elif run.producer_id != send.producer_id:
         return None
-    # The entry outlives its frame, and would pin all of it: it is copied out.
+    # Copy the entry: it outlives its frame, and a view would keep the whole frame in memory.
     entry = bytes(command.entry)
     place = len(run.entries)
     try:
@@ -227,14 +231,14 @@ def _add(run: SendRun | None, command: Command) -> SendRun | None:
 
 
 def _ids_of(producer_id: int) -> bytes:
-    """A producer's id with its tag, and the tag of a sequence id."""
+    """Return the encoded id of a producer with its tag, and the tag of a sequence id."""
     if producer_id < 0x80:
         return bytes((8, producer_id, 0x10))
     return b"\x08" + varint(producer_id) + b"\x10"
 
 
 def _ids_bytes(buffer: memoryview, at: int) -> int:
-    """The size of the ids of the SEND at `at`, if it is plain."""
+    """Return the size of the ids (`_ids_of`) of the SEND at `at`, if it is plain."""
     for size, byte in enumerate(buffer[at + _IDS_AT + 1 : at + _IDS_AT + 11], 3):
         if byte < 0x80:
             return size
@@ -242,7 +246,7 @@ def _ids_bytes(buffer: memoryview, at: int) -> int:
 
 
 def _are_ids(ids: bytes) -> bool:
-    """Whether these are a producer's id below 2^63 and the tag of a sequence id."""
+    """Return whether these bytes are a producer's id below 2^63 and the tag of a sequence id."""
     return ids[0] == 0x08 and _high_bits(ids[1:-1]) is not None and ids[-1] == 0x10
 
 
@@ -253,8 +257,9 @@ def _id_in(ids: bytes) -> int:
 
 
 def _is_of_another(buffer: memoryview, at: int, run: SendRun) -> bool:
-    """Whether the run ends at this SEND because it begins with another producer's id. False: it
-    must be read. It is compared, not parsed: with SENDs of many producers, each one ends a run."""
+    """Return whether the frame at `at` is a SEND of another producer, which ends the run. False:
+    the caller must parse the frame. This function only compares ids. So the end of a run is cheap,
+    even if each SEND ends a run because the producers alternate."""
     ids = _ids_of(run.producer_id)
     ids_at = at + _IDS_AT
     is_send = bytes(buffer[at + 8 : at + 11]) == _SEND and ids_at < len(buffer)
@@ -262,7 +267,8 @@ def _is_of_another(buffer: memoryview, at: int, run: SendRun) -> bool:
 
 
 def _high_bits(number: bytes) -> int | None:
-    """The value of a varint without its lowest seven bits. None: it is not just one varint."""
+    """Return the value of a varint without its lowest seven bits. None: `number` is not exactly one
+    varint below 2^63."""
     if not number or len(number) > 9:  # below 2^63
         return None
     value = 0
@@ -274,8 +280,8 @@ def _high_bits(number: bytes) -> int | None:
 
 
 def _plain_fields(metadata: bytes, number: bytes) -> tuple[bytes, bytes] | None:
-    """The field of the producer's name with the tag after it, and the fields after the sequence
-    id `number`. None: the metadata is not plain."""
+    """Return the field of the producer's name with the tag after it, and the fields after the
+    sequence id `number`. None: the metadata is not plain."""
     if not 2 <= len(metadata) <= PLAIN_METADATA_BYTES_MAX:
         return None
     name_end = 2 + metadata[1]

@@ -3,15 +3,16 @@
 isort:skip_file
 The bookie contract: what the writers, readers and recoverers of ledgers ask of a bookie.
 
-A bookie has two ports. Adds and reads travel as frames over TCP to its data port; envelope.py lays
-down what the frames contain. Entries never travel as protobuf fields. The service below is for all
+A bookie has two ports. Adds and reads travel as frames over TCP to its data port; envelope.py defines
+the content of the frames. Entries never travel as protobuf fields. The service below is for all
 other calls, over gRPC.
 
-Every call names the incarnation of the bookie that it means (a stream of adds in its hello): a wiped
-disk under the old name is another bookie, and must not answer for the old one.
+Every call but Info names the incarnation of the bookie that the caller means; a stream of adds names it
+in its hello. A bookie with a wiped disk is another bookie, even under the old name, and must not answer
+for the old one.
 
 Codes are envelope.py's BookieCode, as plain numbers: 1..99 are definite (OK = 1, the others explicit
-refusals), 100 and up mean that the outcome is unknown. 0 is never sent and an error when received.
+refusals), 100 and up mean that the outcome is unknown. 0 is never sent; a receiver treats it as an error.
 """
 
 import builtins
@@ -31,9 +32,9 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class ReadRequest(google.protobuf.message.Message):
-    """A frame on a data connection for reads. The bookie answers with frames of read answers: the contiguous
-    run of entries first..last that it has. An entry that is missing or unreadable is named with its code,
-    and ends the answer.
+    """A frame on a data connection for reads. The bookie answers with frames of read answers: the entries
+    first..last, in order. The first entry that is missing or unreadable ends the answer: its read answer has
+    a code instead of an envelope.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -52,24 +53,25 @@ class ReadRequest(google.protobuf.message.Message):
     """32 hex digits"""
     ledger: builtins.int
     master_key: builtins.int
-    """without `fence` the ledger's read key will do: see bookie/contract.py"""
+    """without `fence`, the ledger's read key is enough: see bookie/contract.py"""
     first: builtins.int
     """first entry wanted, >= 0"""
     last: builtins.int
     """last entry wanted, inclusive, >= first"""
     max_bytes: builtins.int
-    """The answer ends after this many bytes of envelopes, yet has at least the first entry. 0: the
+    """The answer ends after this many bytes of envelopes, but has at least the first entry. 0: the
     bookie's own limit.
     """
     max_entries: builtins.int
-    """At most so many entries. 0: the bookie's own limit."""
+    """The answer has at most this many entries. 0: the bookie's own limit."""
     fence: builtins.bool
-    """Fence the ledger first: no answer, not even a negative one, before the fence is on disk. (What a
-    former incarnation still has is given unfenced; it never says no.)
+    """Fence the ledger first: the bookie answers, also negatively, only when the fence is on disk. (For a
+    former incarnation, the bookie returns the entries that are left without a fence, and never answers
+    that an entry does not exist.)
     """
     run: builtins.int
-    """Only the first `run` entries of each `stride` (at most 32), counted from `first`: what a bookie
-    holds of a striped ledger. Both 0: all entries.
+    """Return only the first `run` of every `stride` entries (at most 32), counted from `first`: the entries
+    of a striped ledger that a bookie holds. Both 0: all entries.
     """
     stride: builtins.int
     def __init__(
@@ -124,9 +126,9 @@ class LastConfirmedReply(google.protobuf.message.Message):
     LAST_ENTRY_FIELD_NUMBER: builtins.int
     LENGTH_FIELD_NUMBER: builtins.int
     code: builtins.int
-    """OK; NO_SUCH_LEDGER or NO_SUCH_ENTRY when nothing is stored (both count as fenced when asked to
-    fence); UNAUTHORIZED, BAD_REQUEST; or unknown. When asked to fence, a last entry that cannot be
-    read is as good as none: OK, -1, -1, 0.
+    """OK; NO_SUCH_LEDGER or NO_SUCH_ENTRY when nothing is stored; UNAUTHORIZED, BAD_REQUEST; or unknown.
+    With `fence`, the first three codes mean that the ledger is fenced. If the last entry cannot be
+    read then, the reply is OK, -1, -1, 0.
     """
     confirmed: builtins.int
     """from the last stored entry's envelope; -1: none"""
@@ -178,7 +180,7 @@ class ListLedgersReply(google.protobuf.message.Message):
     MORE_FIELD_NUMBER: builtins.int
     code: builtins.int
     more: builtins.bool
-    """ask again with `after` = the last one"""
+    """there are more: ask again with `after` = the last of these ledgers"""
     @property
     def ledgers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
@@ -205,7 +207,7 @@ class ListEntriesRequest(google.protobuf.message.Message):
     first: builtins.int
     """from this entry on"""
     max_entries: builtins.int
-    """entries looked at, not runs. 0: the bookie's own limit"""
+    """counts entries, not runs. 0: the bookie's own limit"""
     def __init__(
         self,
         *,
@@ -248,7 +250,7 @@ class ListEntriesReply(google.protobuf.message.Message):
     code: builtins.int
     """OK, NO_SUCH_LEDGER, BAD_REQUEST, or unknown"""
     more: builtins.bool
-    """ask again with `first` = one past the last run"""
+    """there are more: ask again with `first` = the entry after the last run"""
     @property
     def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EntryRun]: ...
     def __init__(
@@ -344,12 +346,12 @@ class LastHeardReply(google.protobuf.message.Message):
     code: builtins.int
     """OK, or unknown"""
     known: builtins.bool
-    """false: this bookie cannot tell; it never heard the broker, or forgot it"""
+    """false: the bookie never heard the broker, or forgot it, and so cannot tell"""
     heard_ms: builtins.int
-    """since the bookie last heard it"""
+    """milliseconds since the bookie last heard the broker"""
     listening_ms: builtins.int
-    """For how long the bookie has certainly heard what was sent to it: it, too, may have stood still
-    or been cut off. Silence that is longer than this proves nothing.
+    """Milliseconds for which the bookie has certainly received all frames: the bookie, too, may have stood
+    still or been cut off. A silence of the broker that is longer than this proves nothing.
     """
     def __init__(
         self,

@@ -7,10 +7,10 @@ The stream of commands is Pulsar's binary protocol, byte for byte (pulsar.proto)
 fit into a stream of commands. Session and ReadRange carry many bytes, so their serializers only join and
 slice buffers (magnetar/runtime/grpc_frames.py). Frame documents the bytes on the wire.
 
-Each other call may have a CONNECT in `greeting-bin`, too, with the client's credentials.
+Each other call may have a CONNECT with the client's credentials in its metadata, too, as `greeting-bin`.
 
-Answers of different calls have some equal fields, such as `owner_url`. They are messages of their own, because
-a field of one call can then change without the others.
+The answer of each call is a message of its own, even where fields are equal, such as `owner_url`: a field of one
+call can then change without the others.
 """
 
 import builtins
@@ -71,7 +71,7 @@ class PlanRangeReply(google.protobuf.message.Message):
     owner_url: builtins.str
     """grpc:// URL of the owner if it is another broker; then all other fields are empty."""
     exists: builtins.bool
-    """False: no client has published or subscribed to the topic, so it does not exist."""
+    """False: the topic does not exist."""
     @property
     def ledgers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LedgerRange]:
         """Non-empty ledgers in order. The open ledger ends at the last confirmed entry."""
@@ -180,7 +180,7 @@ class FindTopicsReply(google.protobuf.message.Message):
     def topics(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
     def missing(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Of the request's topics: those that do not exist."""
+        """The topics of the request that do not exist."""
 
     def __init__(
         self,
@@ -200,14 +200,14 @@ class TopicsUpdate(google.protobuf.message.Message):
     GONE_FIELD_NUMBER: builtins.int
     MORE_FIELD_NUMBER: builtins.int
     more: builtins.bool
-    """Further messages follow at once. Until the first one without it, the client does not know all topics."""
+    """True: a further message follows at once. The client knows all topics after the first message without it."""
     @property
     def topics(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Topics and partitions that exist now. Topics of the request that do not exist are left out."""
 
     @property
     def gone(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Those of earlier messages that are gone, or are not topics of their own any more."""
+        """Topics of earlier messages that were deleted, or are not topics of their own any more."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class TopicAsk(google.protobuf.message.Message):
     """Ledgers before this one are left out of the answer."""
     @property
     def copies_of(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Of these ledgers the answer says where their copies are; at most 1,000 in one request of PlanTopics."""
+        """The ledgers for which the answer names the places of the copies; at most 1,000 in one PlanTopics request."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class PlanTopicsReply(google.protobuf.message.Message):
 
     @property
     def bookies(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BookieData]:
-        """The bookies that `copies` name by their places here."""
+        """The bookies to which `copies` refer by their places in this list."""
 
     def __init__(
         self,
@@ -302,7 +302,7 @@ class TopicPlan(google.protobuf.message.Message):
     """grpc:// URL of the owner if it is another broker; then all other fields are empty."""
     exists: builtins.bool
     first_index: builtins.int
-    """Index of the first message that is stored; of the next message if none is."""
+    """Index of the first stored message; if none is stored, index of the next message."""
     next_index: builtins.int
     """Index of the next message."""
     error: builtins.str
@@ -313,8 +313,8 @@ class TopicPlan(google.protobuf.message.Message):
 
     @property
     def copies(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LedgerCopies]:
-        """Of the ledgers of `copies_of` that are sealed. Others are left out, as are all if the client may not consume
-        from the topic, or if the bookies serve no clients (standalone): read them from the owner.
+        """The copies of those ledgers in `copies_of` that are sealed. Read all other ledgers from the owner. Empty if the
+        client may not consume from the topic, or if the bookies serve no clients (standalone).
         """
 
     def __init__(
@@ -352,7 +352,7 @@ class LedgerCopies(google.protobuf.message.Message):
     write_quorum: builtins.int
     ack_quorum: builtins.int
     read_key: builtins.int
-    """Allows reads, and neither adds nor fences."""
+    """Allows reads, but neither adds nor fences."""
     @property
     def segments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LedgerSegment]: ...
     def __init__(
@@ -405,7 +405,7 @@ class BookieData(google.protobuf.message.Message):
     bookie: builtins.str
     incarnation: builtins.str
     address: builtins.str
-    """"host:port" of the data port. Empty: the bookie is not known now."""
+    """"host:port" of the data port. Empty: the broker knows no address of the bookie at present."""
     def __init__(
         self,
         *,
@@ -442,7 +442,7 @@ class PositionsUpdate(google.protobuf.message.Message):
     TOPICS_FIELD_NUMBER: builtins.int
     @property
     def topics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TopicUpdate]:
-        """Those that changed. Empty: none did; the broker is alive."""
+        """The topics that changed. Empty: no topic changed, and the broker is alive."""
 
     def __init__(
         self,
@@ -469,7 +469,7 @@ class TopicUpdate(google.protobuf.message.Message):
     """The ledgers before this one were deleted."""
     @property
     def plan(self) -> Global___TopicPlan:
-        """The news. With `owner_url` or `error`, the last of this topic."""
+        """The new state of the topic. With `owner_url` or `error`, this is the last update of the topic."""
 
     def __init__(
         self,
@@ -544,7 +544,7 @@ class FindEntryReply(google.protobuf.message.Message):
     ledger: builtins.int
     entry: builtins.int
     first_index: builtins.int
-    """Index of the entry's first message; of the next message if the place is the end."""
+    """Index of the entry's first message; if the place is the end, index of the next message."""
     def __init__(
         self,
         *,
@@ -568,7 +568,7 @@ class HoldTopicsRequest(google.protobuf.message.Message):
     TOPICS_FIELD_NUMBER: builtins.int
     subscription: builtins.str
     query_start_ms: builtins.int
-    """Start of the query in milliseconds since 1970. A request with a lower one is refused (QueryFenced)."""
+    """Start of the query in milliseconds since 1970. The broker refuses requests of an earlier query (QueryFenced)."""
     query: builtins.str
     """Distinguishes queries that started in the same millisecond."""
     @property
@@ -652,7 +652,7 @@ class TopicPoliciesRequest(google.protobuf.message.Message):
     topic: builtins.str
     """Full name: persistent://tenant/namespace/topic."""
     sink: builtins.str
-    """Name of a sink. Non-empty: the reply has its last note."""
+    """Name of a sink. Non-empty: the reply has the last note of the sink."""
     def __init__(
         self,
         *,
@@ -676,10 +676,10 @@ class TopicPoliciesReply(google.protobuf.message.Message):
     deduplication: builtins.bool
     """The topic's owner drops messages that it has stored already."""
     max_message_bytes: builtins.int
-    """Of the payload of an entry, in bytes; 0: as CONNECTED says."""
+    """The limit for the payload of an entry, in bytes; 0: the limit in CONNECTED."""
     @property
     def noted(self) -> Global___NotedBatch:
-        """Absent: the topic holds no batch of the sink that is known."""
+        """The last note of the sink. Absent: the broker knows of no batch of the sink in this topic."""
 
     def __init__(
         self,
@@ -749,7 +749,7 @@ class TopicDigest(google.protobuf.message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     topic: builtins.str
     digest: builtins.str
-    """Of the batch's rows in this topic, at most 64 characters. Equal rows have equal digests."""
+    """Digest of the batch's rows in this topic, at most 64 characters. Equal rows have equal digests."""
     def __init__(
         self,
         *,

@@ -195,9 +195,7 @@ class _ServerErrorEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """another producer took exclusive access"""
 
 class ServerError(_ServerError, metaclass=_ServerErrorEnumTypeWrapper):
-    """Why a request failed. The numbers are Pulsar's. The client decides after which of them it
-    retries.
-    """
+    """Why a request failed. The numbers are Pulsar's. The client decides after which errors it retries."""
 
 UnknownError: ServerError.ValueType  # 0
 MetadataError: ServerError.ValueType  # 1
@@ -256,7 +254,7 @@ class _CompressionTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     """raw, no frame"""
 
 class CompressionType(_CompressionType, metaclass=_CompressionTypeEnumTypeWrapper):
-    """How a payload is compressed (compression.py)."""
+    """The compression of a payload (compression.py)."""
 
 NONE: CompressionType.ValueType  # 0
 LZ4: CompressionType.ValueType  # 1
@@ -653,8 +651,9 @@ class MessageMetadata(google.protobuf.message.Message):
     Metadata of entries (entry.py)
     -------------------------------------------------------------------------------------------------
 
-    The producer writes it once per entry. It is never compressed or encrypted. For a batch, it
-    describes the batch as a whole; SingleMessageMetadata describes each message.
+    The metadata of an entry. The producer writes it once per entry. It is never compressed or
+    encrypted. For a batch, it describes the batch as a whole; SingleMessageMetadata describes each
+    message.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -703,7 +702,7 @@ class MessageMetadata(google.protobuf.message.Message):
     uncompressed_size: builtins.int
     """bytes of the payload before compression"""
     num_messages_in_batch: builtins.int
-    """If it is present, even with 1, the payload has the layout of a batch."""
+    """If this field is present, even with 1, the payload has the layout of a batch."""
     event_time: builtins.int
     """the application's clock, ms; 0: none"""
     encryption_algo: builtins.str
@@ -713,7 +712,7 @@ class MessageMetadata(google.protobuf.message.Message):
     partition_key_b64_encoded: builtins.bool
     """partition_key is bytes in base64"""
     ordering_key: builtins.bytes
-    """Key_Shared prefers it to partition_key"""
+    """Key_Shared uses it instead of partition_key"""
     deliver_at_time: builtins.int
     """earliest delivery, ms (delayed delivery)"""
     marker_type: builtins.int
@@ -725,7 +724,7 @@ class MessageMetadata(google.protobuf.message.Message):
     highest_sequence_id: builtins.int
     """Sequence id of the last message of a batch. Apache's C++ engine leaves it out."""
     null_value: builtins.bool
-    """the message has no value, as opposed to an empty one (a tombstone)"""
+    """true: the message has no value (a tombstone), which differs from an empty value"""
     uuid: builtins.str
     """common to the chunks of one message"""
     num_chunks_from_msg: builtins.int
@@ -792,7 +791,7 @@ Global___MessageMetadata: typing_extensions.TypeAlias = MessageMetadata
 
 @typing.final
 class SingleMessageMetadata(google.protobuf.message.Message):
-    """The producer writes it before each message of a batch."""
+    """The metadata of one message of a batch. The producer writes it before the message."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -810,7 +809,7 @@ class SingleMessageMetadata(google.protobuf.message.Message):
     payload_size: builtins.int
     """bytes"""
     compacted_out: builtins.bool
-    """compaction removed it; its payload is empty"""
+    """true: compaction removed the message, and its payload is empty"""
     event_time: builtins.int
     """ms; 0: none"""
     partition_key_b64_encoded: builtins.bool
@@ -841,7 +840,9 @@ Global___SingleMessageMetadata: typing_extensions.TypeAlias = SingleMessageMetad
 
 @typing.final
 class BrokerEntryMetadata(google.protobuf.message.Message):
-    """The broker writes it before the producer's entry. The producer's checksum does not cover it."""
+    """The broker's metadata of an entry. The broker writes it before the producer's entry. The
+    producer's checksum does not cover it.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -932,7 +933,7 @@ class CommandConnected(google.protobuf.message.Message):
     protocol_version: builtins.int
     """the smaller of both versions"""
     max_message_size: builtins.int
-    """bytes of one entry that are allowed"""
+    """the largest payload of an entry, in bytes"""
     @property
     def feature_flags(self) -> Global___FeatureFlags: ...
     def __init__(
@@ -1091,7 +1092,7 @@ class CommandPartitionedTopicMetadata(google.protobuf.message.Message):
     original_auth_data: builtins.str
     original_auth_method: builtins.str
     metadata_auto_creation_enabled: builtins.bool
-    """whether this request may create the topic"""
+    """true: this request may create the topic"""
     def __init__(
         self,
         *,
@@ -1168,7 +1169,7 @@ class CommandLookupTopic(google.protobuf.message.Message):
     topic: builtins.str
     request_id: builtins.int
     authoritative: builtins.bool
-    """another broker redirected the client here: the broker must not redirect on a guess"""
+    """true: another broker redirected the client here, so this broker must not redirect on a guess"""
     original_principal: builtins.str
     original_auth_data: builtins.str
     original_auth_method: builtins.str
@@ -1317,11 +1318,11 @@ class CommandGetTopicsOfNamespaceResponse(google.protobuf.message.Message):
     CHANGED_FIELD_NUMBER: builtins.int
     request_id: builtins.int
     filtered: builtins.bool
-    """whether the broker applied the pattern"""
+    """true: the broker applied the pattern"""
     topics_hash: builtins.str
     """CRC32C over the sorted names joined with commas, as hexadecimal"""
     changed: builtins.bool
-    """false: topics_hash of the request is still right, and the list is empty"""
+    """false: topics_hash of the request still matches, and the list is empty"""
     @property
     def topics(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -1450,9 +1451,9 @@ Global___CommandWatchTopicListClose: typing_extensions.TypeAlias = CommandWatchT
 
 @typing.final
 class CommandDrainConsumer(google.protobuf.message.Message):
-    """broker -> client (version 20 and later): the topic has moved to another cluster.
-    An extension of Magnetar: deliver nothing more to the consumer, which leaves. SUCCESS follows when
-    it has acknowledged what it has. Sent only to a broker that announces supports_drain_consumer.
+    """client -> broker, an extension of Magnetar: the consumer will leave; deliver nothing more to it.
+    Answered by SUCCESS when the consumer has acknowledged the messages that it has. Sent only to a
+    broker that announces supports_drain_consumer.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1474,11 +1475,12 @@ Global___CommandDrainConsumer: typing_extensions.TypeAlias = CommandDrainConsume
 
 @typing.final
 class CommandNegativeAck(google.protobuf.message.Message):
-    """An extension of Magnetar: a consumer of a Key_Shared subscription with ordered_negative_acks will
-    ask for entries again. From now on the broker withholds the later entries of their keys until they
-    are acknowledged. `returned` are such later entries that the consumer has and has not processed:
-    the broker delivers them again, and does not count that as a redelivery. Answered by SUCCESS or
-    ERROR. Sent only to a broker that announces supports_ordered_negative_acks.
+    """client -> broker, an extension of Magnetar: a consumer of a Key_Shared subscription with
+    ordered_negative_acks will ask for the entries of `message_ids` again. From now on the broker
+    withholds the later entries of the same keys until these entries are acknowledged. `returned` are
+    later entries that the consumer has received and not processed: the broker delivers them again, and
+    does not count this as a redelivery. Answered by SUCCESS or ERROR. Sent only to a broker that
+    announces supports_ordered_negative_acks.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1508,6 +1510,8 @@ Global___CommandNegativeAck: typing_extensions.TypeAlias = CommandNegativeAck
 
 @typing.final
 class CommandTopicMigrated(google.protobuf.message.Message):
+    """broker -> client (version 20 and later): the topic has moved to another cluster."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     class _ResourceType:
@@ -1586,8 +1590,8 @@ class CommandProducer(google.protobuf.message.Message):
     initial_subscription_name: builtins.str
     """created with the topic (dead letters)"""
     stops_at_refusal: builtins.bool
-    """An extension of Magnetar: after the first SEND that the broker refuses, it takes no further one
-    of this producer, so that nothing is stored behind a gap. The client closes the producer.
+    """An extension of Magnetar: after the broker has refused a SEND of this producer, it drops all
+    further SENDs, so that nothing is stored behind a gap. The client closes the producer.
     """
     @property
     def metadata(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___KeyValue]: ...
@@ -1892,7 +1896,7 @@ class CommandSubscribe(google.protobuf.message.Message):
     replicate_subscription_state: builtins.bool
     force_topic_creation: builtins.bool
     start_message_rollback_duration_sec: builtins.int
-    """not durable: begin at messages of this age"""
+    """not durable: begin at messages of this age, in seconds"""
     consumer_epoch: builtins.int
     @property
     def start_message_id(self) -> Global___MessageIdData:

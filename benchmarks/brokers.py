@@ -2,8 +2,8 @@
 
 Apache's client publishes to a topic of 64 partitions (`--partitions`) at a fixed rate and consumes
 it, through one broker and through two. The program prints the CPU time of each server process,
-divided by the number of all messages, and the number of partitions that each broker serves. CPU
-time says more than a rate on a machine where clients and servers share the cores.
+divided by the number of all messages, and the number of partitions that each broker serves. On a
+machine where clients and servers share the cores, CPU time is more reliable than a rate.
 """
 
 from __future__ import annotations

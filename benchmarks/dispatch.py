@@ -42,7 +42,7 @@ TYPES: Final[dict[str, Callable[[Environment], Dispatcher]]] = {
     "Shared": Shared,
     "Key_Shared": KeyShared,
 }
-ENTRIES: Final = 50_000  # the entries of one round; a ledger has as many
+ENTRIES: Final = 50_000  # the entries of one round, and of a ledger
 LIST: Final = 100  # the entries of one read
 ROUNDS: Final = 7
 PENDING: Final = 1_000_000

@@ -158,7 +158,7 @@ def parts(machine: KeyShared) -> list[float]:
 
 
 def cycle(machine: KeyShared, entries: list[StoredEntry]) -> float:
-    """Dispatch the entries and acknowledge each alone. Returns the seconds."""
+    """Dispatch the entries and acknowledge each alone. Return the CPU seconds."""
     [consumer] = machine._consumers
     began_s = time.thread_time()
     for first in range(0, len(entries), LIST):

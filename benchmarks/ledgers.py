@@ -175,8 +175,7 @@ def append(cluster: Cluster, shapes: Sequence[Shape]) -> list[Appended]:
 async def compare_appends(folder: Path, bookies: int, rounds: int) -> None:
     """Compare Magnetar with both references in turns, each with empty stores.
 
-    In a store that was filled before, compaction takes a sixth of the rate of small entries. The
-    references begin with empty stores.
+    In a store that was filled before, compaction would reduce the rate of small entries by a sixth.
     """
     quorum = config_on(bookies).quorum
     print(f"\nLedgers, E/Qw/Qa {quorum}, synced before acknowledged, medians of {rounds} runs")

@@ -1,4 +1,4 @@
-"""Measures how long publishes wait while a topic's log drops 1,000 ledgers.
+"""Measures the time that a publish takes while a topic's log drops 1,000 ledgers.
 
 The ledgers and the metadata are in memory, so the benchmark measures the broker's own work: a long
 step of the event loop delays every topic (python -m benchmarks.trimming).

@@ -5,7 +5,7 @@ What a directory holds:
     format      one line, "magnetar metadata 1"; written first, so that no other directory is
                 used by mistake
     store/      RocksDB. A node's key is "N" + parent + NUL + name (so that the children of a node
-                lie side by side), its value version u64 | next sequence u64 | the node's value.
+                lie side by side). Its value is version u64 | next sequence u64 | the node's value.
                 "Mboots" has the number of times the store was opened, u64. It is the id of the
                 session.
     watermark   sequence number of the last synced change, u64, and its CRC32, u32

@@ -37,8 +37,8 @@ wait."""
 
 class Fault(Enum):
     NOT_SENT = "not sent"  # Unavailable
-    REQUEST_LOST = "request lost"  # OutcomeUnknown, and it was not applied
-    REPLY_LOST = "reply lost"  # OutcomeUnknown, and it was applied
+    REQUEST_LOST = "request lost"  # OutcomeUnknown, and the request was not applied
+    REPLY_LOST = "reply lost"  # OutcomeUnknown, and the request was applied
 
 
 FaultChoice = Callable[[str, str], Fault | None]
@@ -234,9 +234,9 @@ class MemoryStore:
         self._fire_soon(set(self._watches.paths))
 
     def fall_behind(self) -> None:
-        """The server of this session stops following the leader. Reads and watches show the present
-        state until this session gets the reply to a change or to a `sync`, or reconnects, or until
-        the test calls `catch_up`."""
+        """The server of this session stops following the leader. Reads and watches show the state
+        of this moment until the session reconnects, gets the reply to a change or to a `sync`, or
+        until the test calls `catch_up`."""
         if self._stale is None:
             self._stale = Tree(self._shared.nodes.copy())
 

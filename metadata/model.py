@@ -4,7 +4,8 @@ Values only: frozen, validated when they are made, independent of I/O and of the
 (`codec.py`). `unknown` carries the fields that a newer version of Magnetar wrote and this version
 does not know. Comparisons ignore it, and the next write stores it again.
 
-A missing position is -1 (`NO_ENTRY`). Any other missing value is None.
+An entry id of -1 (`NO_ENTRY`) means that there is no entry. Comments say what None and other
+special values mean.
 """
 
 from bisect import bisect_right
@@ -54,7 +55,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The ensemble that holds the entries from `first_entry` up to the next segment's first."""
+    """The ensemble that holds the entries from `first_entry` up to the next segment."""
 
     first_entry: EntryId
     members: tuple[Member, ...]  # positional: the index is the striping slot

@@ -56,7 +56,8 @@ SCHEMAS: Final = "/schemas"
 
 
 def ledger(ledger_id: LedgerId) -> str:
-    """Levels of four decimal digits: at most 10,000 children in each folder below the first."""
+    """The path of a ledger's metadata. It has levels of four decimal digits, so each folder below
+    the first has at most 10,000 children."""
     return f"{LEDGERS}/{_levels(ledger_id)}"
 
 
@@ -156,7 +157,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.~-]*").fullmatch
 
 def quoted(name: str) -> str:
     """One path component for any name that is not empty; `unquoted` returns the name."""
-    if _PLAIN(name):  # most names, ten times as fast
+    if _PLAIN(name):  # the usual case, ten times as fast
         return name
     assert name, "an empty name has no path"
     encoded = quote(name, safe="")

@@ -66,7 +66,7 @@ class MetadataStore(Protocol):
     def session_state(self) -> SessionState: ...
 
     async def get(self, path: str) -> Versioned | None:
-        """None: the node does not exist."""
+        """The node's value and version; None: the node does not exist."""
 
     async def put(self, path: str, value: bytes, *, expected: int) -> int:
         """Create the node (`expected=ABSENT`; missing parents are made with empty values), or
@@ -77,7 +77,8 @@ class MetadataStore(Protocol):
         """Delete the node at version `expected`. Raises BadVersion, NoNode, NotEmpty."""
 
     async def children(self, path: str) -> list[str]:
-        """Names (not paths), sorted; [] when the node does not exist."""
+        """The names (not paths) of the node's children, sorted; []: it has none, or does not
+        exist."""
 
     async def create_ephemeral(self, path: str, value: bytes) -> int:
         """Create a node that ends with the present session. Missing parents are created as

@@ -3,7 +3,7 @@
 A process that detects a fault adds to the record. The process that repairs deletes the record, but
 only in the version that it read when the work began: later additions survive. A record is a hint:
 the repair decides from the ledger's metadata. So a needless record does no harm, and an incomplete
-one delays a repair until the fault is detected again.
+record delays a repair until the fault is detected again.
 """
 
 from collections.abc import Iterable
@@ -17,8 +17,8 @@ from magnetar.metadata.model import BookieId, EntryId, Member
 
 BAD_COPIES_MAX: Final = 256
 """The maximum number of ranges in one record, of all members together: 25 kB with long names, far
-below the limit of a node. At the limit, the closest ranges of one member are joined, with the
-entries between them: writing a sound copy again does no harm."""
+below the limit of a node. Beyond it, the closest ranges of one member are joined, with the entries
+between them: writing a sound copy again does no harm."""
 
 FAILURE_CHARS_MAX: Final = 500
 
@@ -40,7 +40,8 @@ class BadCopy:
 
 @dataclass(frozen=True, slots=True)
 class UnderReplication:
-    """Raises InvalidRecord for invalid values. At most BAD_COPIES_MAX ranges: see `merged`."""
+    """The copies of one ledger that need repair, with at most BAD_COPIES_MAX ranges: see `joined`.
+    Raises InvalidRecord for invalid values."""
 
     created_ms: int  # when the ledger was first marked
     lost: frozenset[Member] = frozenset()  # the members to be replaced

@@ -78,7 +78,7 @@ _AGAIN_S: Final = 1.0
 """Pause before a watch is armed again, or a stopped kazoo is started again."""
 
 _PARENT_ROUNDS_MAX: Final = 20
-"""Attempts to create parents that other processes delete at the same time."""
+"""The maximum number of attempts to create parents that other processes delete meanwhile."""
 
 _UNSIGNED: Final = (1 << 64) - 1
 _LAST_SYSTEM_ERROR: Final = -100
@@ -274,7 +274,7 @@ class ZooKeeperStore:
                 raise ParentIsEphemeral(path) from None
             except NoNodeError:
                 await self._make_parents(path)
-        raise Unavailable(f"the parents of {path} vanish as they are made", hosts=self._hosts)
+        raise Unavailable(f"other processes delete the parents of {path}", hosts=self._hosts)
 
     async def _make_parents(self, path: str) -> None:
         for parent in parents_of(self._full(path)):

@@ -14,7 +14,7 @@ Invariants (`check`):
        acknowledge an entry that is written later.
     4. A batch with an ack set is not acknowledged, and the ack set is not empty.
 
-Bits up to the mark have no meaning. Pure. The chain of the log gives the order of positions.
+Bits up to the mark have no meaning. Pure. The chain of the log defines the order of positions.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def _redeliveries(subscription: int, counts: Mapping[int, Mapping[int, int]]) ->
 def read_header(entry: bytes | memoryview) -> int:
     """The `replay_from` of an entry. Raises InvalidCursorRecord."""
     if len(entry) < _HEADER.size:
-        raise InvalidCursorRecord(f"{len(entry)} bytes are no entry")
+        raise InvalidCursorRecord(f"an entry has only {len(entry)} bytes")
     version, replay_from = _HEADER.unpack_from(entry)
     if not OLDEST_READABLE <= version <= VERSION:
         readable = f"this broker reads versions {OLDEST_READABLE} to {VERSION}"

@@ -9,14 +9,14 @@ receipts.
 
 Snapshots bound the replay of a recovery. The *tail* is everything written since the oldest snapshot
 that is still needed. The *live* bytes are the snapshots themselves. When the tail exceeds twice the
-live bytes, the journal writes a new snapshot of the subscription with the oldest one, and
+live bytes, the journal writes a new snapshot of the subscription with the oldest snapshot, and
 `replay_from` moves on. *Rolling* bounds the ledger: the journal writes the snapshots of all
-subscriptions to a new ledger, records it, and deletes the old one. The first ledger starts the same
-way, and so does the one that replaces a failed ledger: memory holds the whole state, so the journal
-reads nothing back.
+subscriptions to a new ledger, records the new ledger, and deletes the old one. The first ledger,
+and a ledger that replaces a failed ledger, start in the same way. The journal reads no ledger for
+that, because memory holds the whole state.
 
-The topic's record may hold the snapshot of a subscription inline. It counts like a snapshot
-that the ledger has at the place where the subscription was added.
+The topic's record may hold the snapshot of a subscription inline. An inline snapshot counts like a
+snapshot that the ledger has at the place where the subscription was added.
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ class CursorConfig:
     """The limit of the inline state of all subscriptions when the topic closes. A larger state
     stays in the ledger: the topic's record is limited to 1,000 KiB."""
     producers_max: int = 10_000
-    """Sequence ids are kept for this many producers: those that stored an entry most recently."""
+    """The maximum number of producers whose sequence ids are kept. At the limit, the journal keeps
+    the producers that stored an entry most recently."""
     receipts_max: int = 100_000
-    """Receipts of one topic that wait for a write: about 20 MB. At the limit the journal notes the
-    acknowledgement and refuses its receipt (TooManyReceipts)."""
+    """The maximum number of receipts of one topic that wait for a write: about 20 MB. At the limit
+    the journal notes the acknowledgement and refuses its receipt (TooManyReceipts)."""
 
 
 class Waiting:
@@ -124,7 +125,7 @@ class CursorJournal:
             retry_s_max=topic_log.config.retry_s_max,
             quorum=topic_log.quorum,
         )
-        self.on_ledger_left: Callable[[], None] = _ignore  # a cursor needs a ledger no longer
+        self.on_ledger_left: Callable[[], None] = _ignore  # a cursor no longer needs a ledger
         self.newest_number = 0  # the last number given to a subscription
         self._live: dict[int, Journaled] = {}
         self._dirty: dict[int, None] = {}  # numbers of subscriptions with changes to write

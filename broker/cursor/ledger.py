@@ -50,7 +50,7 @@ class Journaled(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """The whole state of its subscription is at this place or later."""
+    """A place in the ledger: from here on, the ledger has the whole state of a subscription."""
 
     entry: int
     offset: int  # bytes in the ledger before it
@@ -58,7 +58,7 @@ class _Snapshot:
 
 
 class CursorLedger:
-    """Invariant (`check`): the snapshots are in the order of writing."""
+    """An open cursor ledger. Invariant (`check`): its snapshots are in the order of writing."""
 
     def __init__(self, appender: Appender) -> None:
         self.appender = appender
@@ -88,7 +88,7 @@ class CursorLedger:
 
     @property
     def stalest(self) -> int:
-        """The subscription with the oldest snapshot."""
+        """The number of the subscription with the oldest snapshot."""
         return next(iter(self._snapshots))
 
     def begin(self, number: int) -> None:

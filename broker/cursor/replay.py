@@ -1,4 +1,4 @@
-"""Restore the state of cursors from their records. Pure.
+"""Restores the state of cursors from their records. Pure.
 
 The state of a subscription is its inline snapshot plus the records of its number in the cursor
 ledger. A number belongs to one subscription, and a reset gives the subscription a new number. So

@@ -134,7 +134,7 @@ class Bitmap:
 
     def slice_after(self, entry: int) -> tuple[int, bytes]:
         """The bits after `entry` as `merge` takes them: (first, bytes), without zero bytes at the
-        ends. Bits up to `entry` are cleared. Empty if no later bit is set."""
+        ends. Bits up to `entry` are 0 in the result. Empty if no later bit is set."""
         start = (entry + 1) >> 3
         bits = int.from_bytes(self._bytes[start:], "little")
         bits = bits >> (entry + 1 & 7) << (entry + 1 & 7)

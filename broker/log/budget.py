@@ -10,8 +10,8 @@ in FIFO order, one in each iteration of the event loop, until the budget is exha
 thousand waiting connections do not read a thousand frames at once, and the last of them is not
 overtaken.
 
-Nothing that frees the budget waits for it: confirmations come from bookies, and a topic that closes
-releases its bytes.
+Work that frees the budget does not wait for the budget: confirmations come from bookies, and a
+topic that closes releases its bytes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PublishBudget:
         self.accepted = 0  # bytes that logs accepted and that are not confirmed
         self.held = 0  # publishes that wait for a rate or for the outcome of another publish
         self.ahead = 0  # bytes of backlogs that were read ahead of their dispatch
-        self.peak = 0  # the maximum that was used
+        self.peak = 0  # the maximum of `used` since the last `take_peak`
         self._all = kept
         self._queue: dict[Turn, None] = {}
         # Turns are given: less than half was used, and the budget was not exhausted since then.

@@ -1,8 +1,8 @@
 """The arithmetic of a log: its ledgers, and the number of entries of each ledger.
 
-The chain computes the position after another one, or the number of entries between two positions,
-from the counts alone, without a read. Pure. Only the log changes the chain, when ledgers open,
-grow, close or are dropped.
+The chain computes the next position, or the number of entries between two positions, from the
+counts alone, without a read. Pure. Only the log changes the chain, when ledgers open, grow, close
+or are dropped.
 
 Invariants (`check`):
     1. Ledger ids strictly increase. First indexes never decrease.
@@ -33,7 +33,7 @@ class Chain:
     ) -> None:
         self._records: list[TopicLedger] = []  # the ledgers, as in the topic's record
         self._ids: list[int] = []
-        self._starts: list[int] = []  # entries in all ledgers before this one
+        self._starts: list[int] = []  # for each ledger the number of entries in all earlier ledgers
         self._at: dict[int, int] = {}  # ledger id -> place in the lists
         self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; always the same dict
         self.next_index = next_index
@@ -56,7 +56,7 @@ class Chain:
 
     @property
     def has_closed(self) -> bool:
-        """True when a ledger is closed: then the first ledger is."""
+        """True when a ledger is closed. Then the first ledger is closed, too."""
         return bool(self._records) and self._records[0].closed_ms > 0
 
     @property
@@ -186,7 +186,7 @@ class Chain:
         return Position(position.ledger, max(position.entry, -1) + 1)
 
     def previous_position(self, position: Position) -> Position:
-        """The position before `position`. `(L, -1)`: it is at or before the first entry."""
+        """The entry before `position`; `(L, -1)`: `position` is at or before the first entry."""
         place = self._at.get(position.ledger)
         count = self.counts.get(position.ledger, 0)
         if position.entry > 0 and count > 0:

@@ -1,11 +1,13 @@
-"""Deleting the ledgers that a topic no longer uses, in two phases.
+"""Deletes the ledgers that a topic no longer uses, in two phases.
 
-Theory of operation. The topic's record first lists a ledger as being deleted, in the same
-compare-and-set that takes it out of use. Then the broker deletes the ledger's metadata, and the
-bookies collect their copies. Last, the broker removes the ledger from the list. A crash at any step
-leaves the ledger in the list, and the next owner finishes. Deleting a deleted ledger does nothing.
+Theory of operation. The broker first lists a ledger in the topic's record as being deleted. The
+same compare-and-set takes the ledger out of use. Then the broker deletes the ledger's metadata, and
+the bookies collect their copies. Last, the broker removes the ledger from the list. A crash at any
+step leaves the ledger in the list, and the next owner finishes the deletion. Deleting a deleted
+ledger does nothing.
 
-Deletions have a task of their own while there are any, so appends and new ledgers do not wait.
+Deletions run in a task of their own, so appends and new ledgers do not wait for them. The task
+exists only while ledgers are listed.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from magnetar.protos.entry import EntryView
 
 OVERHEAD_BYTES: Final = 600
-"""The memory of an entry beside its data: position, view and numbers, 541 bytes measured. The
-producer's name and keys come on top."""
+"""The memory of an entry beside its data: position, view and numbers, 541 bytes measured. It does
+not include the producer's name and keys."""
 
 
 @dataclass(slots=True)
@@ -26,8 +26,8 @@ class StoredEntry:
     """One stored message or batch. A value by convention; not frozen, which would cost 0.4 us."""
 
     position: Position
-    index: int  # of its last message among all messages of the topic
-    broker_timestamp_ms: int  # when the broker appended it
+    index: int  # the index of the entry's last message in the topic
+    broker_timestamp_ms: int  # when the broker appended the entry
     view: EntryView  # over memory of its own: no entry keeps a frame alive
 
     @property

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from typing import Final
 
 BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-"""Upper bounds of the buckets: those of Pulsar from 1 ms on, and 2 and 500 ms."""
+"""Upper bounds of the buckets: Pulsar's bounds from 1 ms on, and also 2 and 500 ms."""
 
 
 class LatencyHistogram:

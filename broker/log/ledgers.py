@@ -46,7 +46,8 @@ class Appender(Protocol):
     def failure(self) -> LedgerError | None: ...
 
     @property
-    def degraded(self) -> bool: ...  # whether the ledger has fewer bookies than configured
+    # True: entries get too few copies, or may soon, or a bookie of the ledger is being drained.
+    def degraded(self) -> bool: ...
 
     @property
     # For error texts: the bookies that failed, and the reason; "": none.
@@ -55,7 +56,7 @@ class Appender(Protocol):
     def append_nowait(self, payloads: Sequence[Sequence[Buffer]]) -> EntryId: ...
 
     @property
-    def has_room(self) -> bool: ...  # whether `wait_room` would return at once
+    def has_room(self) -> bool: ...  # True: `wait_room` would return at once
 
     async def wait_room(self) -> None: ...
 

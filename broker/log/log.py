@@ -3,7 +3,7 @@
 Theory of operation. The log adds runs of entries to the open ledger. When that ledger is full, old,
 degraded or failed, the log *retires* it: new appends queue while `_settle` closes it, creates the
 next ledger, lists the next ledger in the topic's record, and sends the queue to it. `_settle` is
-the only place that waits. So a roll delays appends for a short time, and refuses none.
+the only function that waits. So a roll delays appends for a short time, and refuses none.
 
 The log closes a failed ledger before it does anything else. The close determines the last entry of
 that ledger. The log reports the entries up to there as appended, and adds the others to the next
@@ -120,8 +120,8 @@ class LogConfig:
     """`ledger_entries_max` does not apply to a younger ledger: a topic with 50,000 entries/s would
     otherwise change its record each second."""
     degraded_age_s_min: float = 30.0
-    """The log rolls a degraded ledger only at this age. Otherwise a bookie that is listed but does
-    not answer would cause a new ledger at each call of `tend`."""
+    """The minimum age at which the log rolls a degraded ledger. Otherwise a bookie that is listed
+    but does not answer would cause a new ledger at each call of `tend`."""
     pending_bytes_max: int = 16 << 20
     """`wait_room` waits while this many bytes are queued or in flight. 16 MiB are 160 ms at
     100 MB/s, which is longer than a roll. They have space for three entries of the largest size."""

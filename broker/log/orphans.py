@@ -1,13 +1,15 @@
 """The rule for ledgers that belong to no topic any more. Pure.
 
-A broker creates a ledger, and then lists it in its topic's record. If it dies in between, no record
-names the ledger: it is an *orphan*. The rule must never name a ledger that a living broker may
-still list. So each ledger's own metadata names its topic and the *epoch* under which its creator
-owned the topic. A change of the record under an epoch succeeds only while the record has that
-epoch. Hence the ledger is an orphan when the topic's record, read after the ledger's metadata,
-does not list it and has a later epoch, or does not exist. While the record has the epoch of the
-ledger, the ledger is kept: the next owner of the topic raises the epoch. A topic that is deleted
-and created again begins above the last epoch of the former one.
+A broker creates a ledger, and then lists it in its topic's record. If the broker dies in between,
+no record names the ledger: the ledger is an *orphan*. The rule must never name a ledger that a
+living broker may still list. So each ledger's own metadata names its topic and the *epoch* under
+which its creator owned the topic. A change of the record under an epoch succeeds only while the
+record has that epoch.
+
+Hence a ledger is an orphan in two cases. The topic has no record. Or the topic's record, read after
+the ledger's metadata, does not list the ledger and has a later epoch. While the record has the
+ledger's epoch, the ledger is kept: the next owner of the topic raises the epoch. The epochs of a
+topic that is created again begin above the last epoch of the deleted topic.
 
 The rule always keeps a ledger that is younger than the grace period, and a ledger whose metadata
 does not name its topic, kind and epoch.

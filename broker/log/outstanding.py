@@ -7,9 +7,8 @@ never changes.
 
 Invariants (`check`):
     1. Runs are in the order in which they were taken. Of the entries in that order, first come the
-    confirmed ones (a wholly confirmed run is removed), then those in flight, then those that are
-    queued.
-    2. Indexes are dense over the messages and end at the next one to be given.
+    confirmed ones (a wholly confirmed run is removed), then those in flight, then the queued ones.
+    2. Indexes are dense over the messages, and the next index follows the last one.
     3. `bytes`, `queued` and `in_flight` are the sums over the runs.
 """
 
@@ -110,7 +109,7 @@ class Outstanding:
         *,
         now_ms: int,
     ) -> None:
-        """Accept entries, of sizes that a producer may send, and queue them."""
+        """Accept entries and queue them. Their sizes must be sizes that a producer may send."""
         assert entries, "a run has an entry"
         self._timestamp_ms = timestamp_ms = max(now_ms, self._timestamp_ms)
         first_index, count = self._next_index, len(entries)

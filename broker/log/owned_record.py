@@ -63,7 +63,7 @@ record was changed as often."""
 
 
 class _Change:
-    """One change that a caller waits for."""
+    """One change of the record, for which a caller waits."""
 
     __slots__ = ("error", "is_done", "make")
 
@@ -93,7 +93,7 @@ class OwnedRecord:
     def __init__(
         self, name: TopicName, store: MetadataStore, taken: Versioned, record: TopicRecord
     ) -> None:
-        """Use `take`. `record` is `taken`, decoded."""
+        """Call `take` instead. `record` is `taken`, decoded."""
         self.name = name
         self._store = store
         self._version = taken.version
@@ -245,7 +245,9 @@ class OwnedRecord:
             self._successor = record
             if record.incarnation != self.incarnation:
                 raise self.lose("it was deleted and created again")
-            raise self.lose(f"epoch {record.epoch} has begun, ours was {self.epoch}")
+            raise self.lose(
+                f"another broker owns it at epoch {record.epoch}, ours was {self.epoch}"
+            )
 
     def _changed(self, record: TopicRecord, change: _Change) -> TopicRecord:
         """The record with one more change. If the change raises an error, its caller gets the
@@ -347,7 +349,8 @@ async def _pass_version(
     def write(stored: bytes | None) -> bytes:
         found = ours if stored is None else decode_topic(stored)
         if found.incarnation == ours.incarnation and found.epoch != ours.epoch:
-            raise LogFenced(str(name), f"epoch {found.epoch} has begun, ours was {ours.epoch}")
+            why = f"another broker owns it at epoch {found.epoch}, ours was {ours.epoch}"
+            raise LogFenced(str(name), why)
         return taken.value
 
     last = taken
@@ -367,7 +370,7 @@ async def _update(
     except InvalidRecord as error:
         raise LogDamaged(str(name), NO_LEDGER, str(error)) from error
     except ValueTooLarge as error:  # trying again would not help
-        why = f"its record would have {error.size} bytes of {error.limit}"
+        why = f"its record would have {error.size} bytes; the limit is {error.limit}"
         raise TopicFull(str(name), why) from error
     except MetadataError as error:
         raise LogUnavailable(str(name), "changing its record", error) from error

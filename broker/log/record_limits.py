@@ -61,7 +61,7 @@ def with_subscription(
         return replace(record, subscriptions=subscriptions)
     size = len(encode_topic(TopicRecord(epoch=0, subscriptions=subscriptions)))
     if size > SUBSCRIPTIONS_BYTES_MAX:
-        why = f"its subscriptions would take {size} bytes of {SUBSCRIPTIONS_BYTES_MAX}"
+        why = f"its subscriptions would have {size} bytes; the limit is {SUBSCRIPTIONS_BYTES_MAX}"
         raise TopicFull(str(name), why)
     return replace(record, subscriptions=subscriptions)
 

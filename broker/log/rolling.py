@@ -125,7 +125,7 @@ class Rolling:
         try:
             await self._ledgers.delete(appender.ledger)
         except (LedgerError, MetadataError) as error:
-            log.warning("an orphan ledger remains", ledger=appender.ledger, error=str(error))
+            log.warning("an orphaned ledger remains", ledger=appender.ledger, error=str(error))
 
     def delays(self) -> Iterator[float]:
         # Every topic draws its own delays, so that not all retry at once after an outage. A
@@ -145,7 +145,8 @@ class Rolling:
     async def _pause(self, delay_s: float, doing: str, error: Exception) -> None:
         topic = str(self._owned_record.name)
         self.trouble = f"{doing} failed: {error}"
-        log.warning("trying again", topic=topic, doing=doing, error=str(error), after_s=delay_s)
+        why = str(error)
+        log.warning("a call failed, retrying", topic=topic, doing=doing, error=why, after_s=delay_s)
         await asyncio.sleep(delay_s)
 
 

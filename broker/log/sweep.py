@@ -86,7 +86,8 @@ class OrphanSweep:
         self._ids = ids or (lambda after: ledger_ids(store, paths.LEDGERS, after=after))
 
     async def page(self, after: int, *, delete: bool) -> Page:
-        """Examine the next ledgers after this id. Raises MetadataError, LedgerError."""
+        """Examine the next page of ledgers after this id. `delete`: delete the orphans in it.
+        Raises MetadataError, LedgerError."""
         records: OrderedDict[TopicName, TopicRecord] = OrderedDict()
         kept: Counter[Verdict] = Counter()
         orphans: list[Orphan] = []

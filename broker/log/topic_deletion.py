@@ -1,6 +1,6 @@
 """Deletes a topic. After a crash at any step another broker can finish the deletion.
 
-Theory of operation. Four steps, each of which may be repeated:
+Theory of operation. A deletion has four steps, each of which may be repeated:
     1. The broker writes a *tombstone* beside the topic's record. It names the topic that is being
        deleted, so that the sweeper finds a deletion that has stopped half-way.
     2. One compare-and-set of the topic's record says `deleted` and lists all ledgers, of data and
@@ -66,8 +66,8 @@ STALLED_S: Final = 30.0
 """The age of a deletion from which the sweeper finishes it."""
 
 TOMBSTONE_S_MAX: Final = 86_400.0
-"""The sweeper removes a tombstone after a day even if brokers of its time still run. Tombstones
-must not accumulate, and the incarnation is enough to fence stale owners."""
+"""The sweeper removes a tombstone after a day, even if brokers that were registered at the deletion
+still run. Tombstones must not accumulate, and the incarnation is enough to fence stale owners."""
 
 
 class TopicDeletions:
@@ -139,8 +139,8 @@ class TopicDeletions:
         log.info("topic deleted", topic=str(name), incarnation=record.incarnation)
 
     async def _delete_with(self, name: TopicName, record: TopicRecord, path: str) -> None:
-        """Delete the deleted topic's node at this path. Keep it if another broker has removed the
-        topic's record meanwhile: the node may then belong to a topic that was created since."""
+        """Delete the deleted topic's node at this path. Keep the node if another broker has removed
+        the topic's record meanwhile: it may then belong to a topic that was created since."""
         found = await self._store.get(path)  # read before the record
         stored = await self._store.get(topic_path(name))
         if found is not None and stored is not None and _is_deleted(stored.value, record):

@@ -19,7 +19,7 @@ log = get_logger(__name__)
 
 
 class BrokerDirectory:
-    """The live brokers by id. `run` keeps them fresh; `refresh` reads them at once."""
+    """The registered brokers by id. `run` follows their changes; `refresh` reads them now."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store

@@ -40,6 +40,6 @@ def preference(bundle: Bundle, broker: BrokerId) -> int:
     bundles. The broker with the highest number gets the bundle.
 
     Rendezvous hashing: every broker computes the same number without asking the others. So brokers
-    that choose at the same time choose the same broker, and different bundles get different ones.
+    that choose at the same time choose the same broker, and the bundles spread over all brokers.
     """
     return mmh3.hash(f"{bundle}\0{broker}", signed=False)

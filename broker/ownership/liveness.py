@@ -122,7 +122,7 @@ class Liveness:
         """`silence_s` 0: a silent broker counts as alive until its registration expires.
         `look_at_port`: returns the behaviour of a port, and the seconds for which this answer is
         valid; None: ask over TCP."""
-        self.found_silent = 0  # registered brokers that the bookies found to be gone, so far
+        self.found_silent = 0  # number of brokers that the bookies found to be gone, so far
         self._witnesses = witnesses
         self._silence_s = silence_s
         self._ports = _Shared(look_at_port or _look_at_port)

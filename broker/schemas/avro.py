@@ -22,8 +22,8 @@ DEPTH_MAX: Final = 60
 """The maximum depth of nested types. The recursion of this module stays far from Python's limit."""
 
 NAME_CHARS_MAX: Final = 512
-"""The maximum length of a name with its namespace. The canonical form repeats the name at each use
-of the type, so it has at most 5 MB."""
+"""The maximum length of a name with its namespace. The canonical form of a schema repeats the name
+at each use of the type, so the form has at most 5 MB."""
 
 STEPS_MAX: Final = 100_000
 """The maximum number of steps of one comparison, 0.1 s of CPU. Pairs of types, fields and their

@@ -158,8 +158,8 @@ GOOD = stored.header(replay_from=0) + stored.delta(3, mark=Position(1, 2), acked
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        (b"", "no entry"),
-        (GOOD[:5], "no entry"),
+        (b"", "an entry has only"),
+        (GOOD[:5], "an entry has only"),
         (b"\x00" + GOOD[1:], "format version 0 is not known; this broker reads versions 1 to 2"),
         (b"\x03" + GOOD[1:], "format version 3 is not known; this broker reads versions 1 to 2"),
         (GOOD[:12], "cut off"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from magnetar.protos.message import OutgoingMessage
 
 Done = Callable[[PulsarException | None, MessageId | None], None]
-"""Called with the outcome of one message: an error or an id; the other is None."""
+"""Called with the outcome of one message: an error or an id. The other argument is None."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Batch:
 
 
 class BatchBuilder:
-    """A machine: messages in, sealed batches out.
+    """A machine that gathers messages into batches, and returns the sealed batches.
 
     1. Every message is in exactly one batch, open or sealed.
     2. The open batches together have at most `messages_max` messages and `bytes_max` bytes. Each
@@ -65,7 +65,7 @@ class BatchBuilder:
     def add(
         self, message: OutgoingMessage, message_bytes: int, done: Done, now: float
     ) -> list[Batch]:
-        """Add a message. Returns the batches that this seals."""
+        """Add a message. Returns the batches that this call seals."""
         sealed: list[Batch] = []
         key = _key_of(message) if self.by_key else None
         batch = self._open.get(key)
@@ -96,13 +96,13 @@ class BatchBuilder:
         return batches
 
     def limit(self, batch_bytes_max: int) -> list[Batch]:
-        """The broker takes no batch with more bytes. Returns the batches that this seals."""
+        """Set the maximum of bytes of a batch. Returns the batches that this call seals."""
         self._batch_bytes_max = batch_bytes_max
         is_full = any(batch.message_bytes >= batch_bytes_max for batch in self._open.values())
         return self.seal() if is_full else []
 
     def timer_at(self) -> float | None:
-        """Return when to seal the open batches. None: there are none."""
+        """Return the time at which to seal the open batches. None: no batch is open."""
         return None if self._since is None else self._since + self._delay_s
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""The outcome of a message that is sent in chunks: one entry and one receipt for each chunk."""
+"""The outcome of a message that is sent in chunks. Each chunk is an entry with its own receipt."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Hashes of message keys, which decide the partition of a message. Pure.
 
-Each function returns a number from 0 to 2^31-1, the same as the Pulsar client that it is named for.
+Each function returns a number from 0 to 2^31-1, the same number as Pulsar's clients compute.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def murmur3_32_hash(key: str) -> int:
 def boost_hash(key: str) -> int:
     """Return `boost::hash<std::string>` of Boost 1.81 and later on 64 bits, for the key in UTF-8.
 
-    It is what Apache's C++ and Python clients use since they are built with that version.
+    Apache's C++ and Python clients use this hash since they are built with that version.
     """
     data = key.encode("utf-8", "surrogatepass")
     size = len(data)

@@ -115,10 +115,10 @@ def _separated_message(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[OutgoingMessage, int]:
-    """Return the message for a KeyValue whose key is the message's.
+    """Return the message for a KeyValue. The key of the KeyValue becomes the key of the message.
 
-    Raises InvalidMessage for another `partition_key`, and the errors of `outgoing_message` and of
-    the schema.
+    Raises InvalidMessage for a `partition_key`, and the errors of `outgoing_message` and of the
+    schema.
     """
     if partition_key is not None:
         raise InvalidMessage("partition_key: with SEPARATED, the key of the KeyValue is the key")
@@ -148,12 +148,12 @@ def send_async_parameters(
 ) -> None:
     """Declare the parameters of `send_async` for `sending`: the callback comes second.
 
-    Nothing calls it: a second call per message would cost more than the list.
+    The client does not call this function: a second call for each message would take time.
     """
 
 
 class PendingLimit:
-    """A machine: limits the messages and bytes that wait for their receipts.
+    """A machine that limits the messages and bytes that wait for their receipts.
 
     1. Reserved messages and bytes are within both limits, except for a single message that is
        larger than the limit of bytes.
@@ -184,7 +184,7 @@ class PendingLimit:
         assert self._bytes >= 0
 
     def refusal(self) -> PulsarException:
-        """Return the error that names the limit which is reached."""
+        """Return the error for the limit that is reached."""
         if self._messages >= self._messages_max:
             return ProducerQueueIsFull(self._messages_max, topic=self._topic)
         return MemoryBufferIsFull(self._bytes_max, topic=self._topic)

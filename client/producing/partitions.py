@@ -35,8 +35,8 @@ log = get_logger(__name__)
 class PartitionedPublisher:
     """The core of one producer on a topic with partitions. `open` attaches its publishers.
 
-    With `lazy_start_partitioned_producers`, a partition's publisher begins with the first message
-    for the partition; this needs the access mode Shared.
+    With `lazy_start_partitioned_producers` and the access mode Shared, the publisher of a partition
+    begins with the first message for the partition.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class PartitionedPublisher:
         name = f"growth of {self.topic}"
         self._growth = self._parts.scope.start(guarded(self, self._follow_growth), name)
         try:
-            if self._lazy:  # one, so that a refusal is noticed at once
+            if self._lazy:  # open one, so that the caller gets a refusal at once
                 await self._opened([self._first_partition()])
             elif self._options.access_mode == ProducerAccessMode.Shared:
                 await self._opened(range(len(self._publishers)))
-            else:  # take them in order, so that two waiting producers do not block each other
+            else:  # open them in order, so that two waiting producers do not block each other
                 for index in range(len(self._publishers)):
                     await self._opened([index])
         except BaseException:
@@ -105,7 +105,7 @@ class PartitionedPublisher:
         await together(publisher.flush() for publisher in self._begun())
 
     async def schema_version_of(self, schema: pb.Schema) -> bytes:
-        """Like Publisher.schema_version_of: the partitions share their versions."""
+        """Return the version of a schema on the topic. The partitions share their versions."""
         return await self._begun()[0].schema_version_of(schema)
 
     async def close(self) -> None:
@@ -138,7 +138,7 @@ class PartitionedPublisher:
 
     @property
     def name(self) -> str:
-        """The name given in `producer_name`, or the one that the first broker chose."""
+        """The name given in `producer_name`, or the name that the first broker chose."""
         return next((publisher.name for publisher in self._begun()), "")
 
     @property
@@ -147,7 +147,7 @@ class PartitionedPublisher:
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest sequence id that was stored in any partition; -1: none was."""
+        """The highest sequence id stored in any partition. -1: no message was stored."""
         return max((publisher.last_sequence_id for publisher in self._begun()), default=-1)
 
     # Called by the publishers
@@ -188,7 +188,7 @@ class PartitionedPublisher:
         self.producer.on_burst_end()
 
     async def _follow_growth(self) -> None:
-        """Use partitions that are added to the topic."""
+        """Find partitions that were added to the topic, and use them."""
         while True:
             await asyncio.sleep(self._parts.partitions_update_s)
             try:

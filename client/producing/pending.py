@@ -4,9 +4,9 @@ A broker answers the entries of a producer in the order in which the producer se
 receipt is for the head of the queue. When the connection is lost, the producer sends all remaining
 entries again, in the same order, on the next connection.
 
-When the time limit of an entry passes, the producer reports the entry at once. If the entry was
-sent, it keeps its place in the queue without its content: its receipt may still arrive, and must
-not count as the receipt of the next entry.
+When the time limit of an entry passes, the producer reports a timeout at once. If the entry was
+sent, its place stays in the queue without the content: the receipt may still arrive, and must not
+count as the receipt of the next entry.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class PendingEntry:
-    """One entry without a receipt. Only sending it and reporting its outcome change it; the report
-    empties it."""
+    """One entry without a receipt.
+
+    Only two actions change an entry: sending it, and reporting its outcome, which empties it.
+    """
 
     sequence_id: int  # the id of its first message
     highest_sequence_id: int  # the id of its last message
@@ -57,7 +59,7 @@ class ReceiptOutOfOrder(Exception):
 
 
 class PendingEntries:
-    """A machine: a queue of entries, answered in order.
+    """A machine: a queue of entries that the broker answers in order.
 
     1. An appended entry is in the queue, or was returned exactly once by `on_receipt`, `expire` or
        `abandon`.
@@ -75,17 +77,17 @@ class PendingEntries:
 
     @property
     def attached(self) -> bool:
-        """Whether the producer is attached: an entry must be sent when it is appended."""
+        """True while the producer is attached. The producer must then send an entry at once."""
         return self._attached
 
     @property
     def awaits_receipts(self) -> bool:
-        """Whether the broker owes receipts."""
+        """True while the broker owes receipts."""
         return self._attached and bool(self._entries)
 
     @property
     def emptied(self) -> int:
-        """Entries that timed out and whose receipts the broker still owes."""
+        """The number of entries that timed out and whose receipts the broker still owes."""
         return self._emptied
 
     def append(self, entry: PendingEntry) -> None:
@@ -99,8 +101,11 @@ class PendingEntries:
         return list(self._entries)
 
     def on_stored(self, last_sequence_id: int) -> list[PendingEntry]:
-        """Remove and return the entries at the head that the broker has stored, as its answer to
-        the new attachment says. Called while detached."""
+        """Remove and return the entries at the head that the broker has stored.
+
+        `last_sequence_id`: the last stored id, from the broker's answer to the new attachment.
+        Called while detached.
+        """
         assert not self._attached
         stored: list[PendingEntry] = []
         while self._entries and self._entries[0].highest_sequence_id <= last_sequence_id:
@@ -116,10 +121,10 @@ class PendingEntries:
             self._emptied = self.emptied_bytes = 0
 
     def on_receipt(self, sequence_id: int) -> PendingEntry | None:
-        """Remove and return the entry that this receipt is for. None: it was reported already.
+        """Remove and return the entry of this receipt. None: the entry was reported already.
 
-        Raises ReceiptOutOfOrder if the broker disagrees about the order: the producer must then
-        attach again.
+        Raises ReceiptOutOfOrder if the receipt is for another entry. The producer must then attach
+        again.
         """
         expected = self._entries[0].sequence_id if self._entries else None
         if expected != sequence_id or not self._attached:
@@ -134,7 +139,8 @@ class PendingEntries:
     def on_receipts(self, sequence_ids: Sequence[int]) -> list[PendingEntry | None]:
         """Handle several receipts in order, as `on_receipt` does.
 
-        The list ends before the first receipt that is out of order; `on_receipt` raises for it.
+        The list ends before the first receipt that is out of order. For this receipt, `on_receipt`
+        raises.
         """
         answered: list[PendingEntry | None] = []
         entries = self._entries
@@ -151,7 +157,7 @@ class PendingEntries:
         return answered
 
     def expire(self, now: float) -> list[PendingEntry]:
-        """Return the entries whose time limit passed; the caller reports them."""
+        """Return the entries whose time limit passed. The caller reports them."""
         expired: list[PendingEntry] = []
         for entry in self._entries:
             if not entry.dones:
@@ -168,14 +174,14 @@ class PendingEntries:
         return expired
 
     def abandon(self) -> list[PendingEntry]:
-        """Remove and return all entries; the caller reports them. Nothing is sent any more."""
+        """Remove and return all entries. The caller reports them; they are not sent again."""
         left = [self._report(entry) for entry in self._entries if entry.dones]
         self._entries.clear()
         self._emptied = self.emptied_bytes = 0
         return left
 
     def timer_at(self) -> float | None:
-        """Return when the next entry expires. None: no entry has a time limit."""
+        """Return the time at which the next entry expires. None: no entry has a time limit."""
         return next((entry.due_at for entry in self._entries if entry.dones), None)
 
     def check(self) -> None:

@@ -1,9 +1,10 @@
 """The core of a producer: it sends messages and handles receipts.
 
-It stays usable through every change of broker. Messages gather in batches (batching.py), become
-entries, and wait in order for their receipts (pending.py). After every reconnection, the publisher
-sends the pending entries again in the same order. The asyncio and the synchronous producer
-(producer.py, sync.py) wrap it. Its methods are called on the event loop only.
+The publisher stays usable through every change of broker. It gathers messages in batches
+(batching.py), makes entries of them, and keeps these in order until their receipts (pending.py).
+After every reconnection, it sends the pending entries again in the same order. The asyncio and the
+synchronous producer (producer.py, sync.py) wrap a publisher. They call its methods on the event
+loop only.
 """
 
 from __future__ import annotations
@@ -69,18 +70,19 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 EMPTIED_ENTRIES_MAX: Final = 1000
-"""Entries that timed out and whose receipts the broker still owes. Beyond this limit, the producer
-attaches again: a broker that has left this many entries unanswered will not answer them later."""
+"""The maximum of entries that timed out and whose receipts the broker still owes. Beyond it, the
+producer attaches again: a broker that left this many entries unanswered will not answer them later.
+"""
 
 
 class OwningProducer(Protocol):
     """The producer that wraps a publisher and limits the pending messages."""
 
     def on_released(self, messages: int, message_bytes: int) -> None:
-        """The publisher is about to report the outcome of this many messages."""
+        """Release messages whose outcome the publisher is about to report."""
 
     def on_burst_end(self) -> None:
-        """The publisher has reported all outcomes that are known now."""
+        """Called when the publisher has reported all outcomes that it knows now."""
 
 
 class Publisher:
@@ -104,9 +106,9 @@ class Publisher:
         domain = TopicName.parse(topic).domain
         self._splits = options.chunking_enabled and domain is Domain.PERSISTENT
         self._pending = PendingEntries()
-        # Messages from before the first attachment: the name and sequence ids are not yet known.
+        # Messages from before the first attachment, when name and sequence ids are not known yet.
         self._early: deque[_Early] = deque()
-        # When the early message that becomes an entry is due. None: it is not an early one.
+        # The time limit of the early message that becomes an entry now. None: no early message.
         self._early_due_at: float | None = None
         self._timeout_s = options.send_timeout_millis / 1000 or None
         self._compression = Compression(options.compression_type)
@@ -118,11 +120,11 @@ class Publisher:
         self._next_sequence_id = 0 if initial is None else initial + 1
         self._last_sequence_id = self._next_sequence_id - 1
         self._epoch = 0
-        self._topic_epoch: int | None = None  # None: it never had exclusive access
+        self._topic_epoch: int | None = None  # None: the producer never had exclusive access
         self._connection: Connection | None = None  # None: not attached
         self._producer_id = 0
         self._was_attached = False
-        self._moved = False  # whether it moved to another cluster since the last attachment
+        self._moved = False  # whether the client has moved to another cluster since
         self._message_bytes_max = MESSAGE_BYTES_MAX
         self._failure: PulsarException | None = None  # None: the publisher accepts messages
         self._over = asyncio.Event()
@@ -143,14 +145,14 @@ class Publisher:
             raise
 
     def begin(self) -> None:
-        """Begin to attach for the first time. Messages wait until it is attached."""
+        """Begin to attach for the first time. Messages wait until the publisher is attached."""
         self._parts.live.add(self)
         work = guarded(self, self._attachment.run)
         self._task = self._parts.scope.start(work, f"producer of {self.topic}")
 
     @property
     def never_opened(self) -> bool:
-        """Whether the first attachment failed; the publisher then accepts no messages."""
+        """True when the first attachment failed. The publisher then accepts no messages."""
         return self._failure is not None and not self._was_attached
 
     # Messages
@@ -158,7 +160,7 @@ class Publisher:
     def submit(self, message: OutgoingMessage, message_bytes: int, done: Done) -> None:
         """Accept a message that the limits allow, and call `done` once with its outcome.
 
-        `done` is called before `submit` returns only if the message fails at once.
+        The publisher calls `done` during this call only if the message fails at once.
         """
         if self._failure is not None:
             self._refuse([done], message_bytes, self._failure)
@@ -188,12 +190,11 @@ class Publisher:
             self._arm_batch_timer()
 
     def submit_entry(self, messages: list[OutgoingMessage], message_bytes: int, done: Done) -> None:
-        """Accept messages that become one entry, and call `done` with its outcome, and with the id
-        of its first message.
+        """Accept messages that become one entry, and call `done` once with the entry's outcome.
 
-        The caller decides what an entry holds, so that a repeated call sends the same entry: the
-        sink for Spark needs it. `done` is called before this returns only if the entry fails at
-        once.
+        `done` gets the id of the first message. The caller decides which messages an entry holds,
+        so that a repeated call sends the same entry, as Spark's sink needs. The publisher calls
+        `done` during this call only if the entry fails at once.
         """
         self.seal()
         if self._failure is not None:
@@ -210,8 +211,8 @@ class Publisher:
     async def flush(self) -> None:
         """Return when every message submitted so far is stored.
 
-        Raises the first error of the messages whose outcome was unknown when the call began, or of
-        messages refused since the last flush.
+        Raises the first error of two groups of messages: those without an outcome when the call
+        began, and those refused since the last flush.
         """
         if self._early:  # early messages become entries with the first attachment
             await self._attachment.wait_first()
@@ -296,7 +297,7 @@ class Publisher:
 
     @property
     def awaits_receipts(self) -> bool:
-        """Whether the broker owes receipts."""
+        """True while the broker owes receipts."""
         return self._pending.awaits_receipts
 
     @property
@@ -413,7 +414,7 @@ class Publisher:
         self._attachment.lost(error, assigned_url)
 
     def on_moved(self) -> None:
-        """The client moves to another cluster, which has its own sequence ids and epochs."""
+        """Note a move to another cluster, which has its own sequence ids and epochs."""
         self._moved = True
         self._topic_epoch = None
 
@@ -456,15 +457,17 @@ class Publisher:
         )
 
     def _due_at(self) -> float | None:
-        """Return when the outcome of a message that is accepted now is due. None: no limit."""
+        """Return the time limit of a message that is accepted now. None: no limit."""
         if self._early_due_at is not None:
             return self._early_due_at
         return self._timeout_s and self._loop.time() + self._timeout_s
 
     def _number(self, messages: Sequence[OutgoingMessage]) -> None:
-        """Give sequence ids to those that have none. This happens in the order of the entries: the
-        batches of two keys must not interleave, or deduplication takes the second for a
-        duplicate."""
+        """Assign sequence ids to the messages that have none.
+
+        Called in the order of the entries. If the ids of the batches of two keys interleaved,
+        deduplication would take the second batch for a duplicate.
+        """
         for message in messages:
             if message.sequence_id < 0:
                 message.sequence_id = self._next_sequence_id
@@ -480,9 +483,9 @@ class Publisher:
             self._arm_send_timer()
 
     def _send_in_chunks(self, message: OutgoingMessage, done: Done, message_bytes: int) -> None:
-        """Send a message that is larger than an entry may be, one entry for each chunk.
+        """Send a message that is larger than the limit of an entry: one entry for each chunk.
 
-        If it fits after compression, it becomes one ordinary entry.
+        If the compressed message fits into one entry, send it as an ordinary entry.
         """
         self._number([message])
         number, due_at = message.sequence_id, self._due_at()
@@ -530,7 +533,7 @@ class Publisher:
         return self._message_bytes_max - (0 if self._sealer is None else TAG_BYTES)
 
     def _encode(self, messages: Sequence[OutgoingMessage]) -> list[bytes]:
-        """Encode an entry. A single message is not a batch, which saves parsing a batch."""
+        """Encode an entry. A single message is not a batch, so that consumers parse less."""
         header = self._fresh_header()
         try:
             if len(messages) == 1:
@@ -613,12 +616,13 @@ class Publisher:
         return Timeout(f"{text}: the broker does not answer{last}", topic=self.topic, broker=broker)
 
     def _bound_emptied(self) -> None:
-        """Limit the entries that timed out without a receipt: each time-out makes room for new
-        ones.
+        """Limit the entries that timed out without a receipt: each makes room for a new entry.
 
         If the broker does not read, the client ends the connection and makes a new one. If the
         broker reads and owes more than EMPTIED_ENTRIES_MAX receipts, the producer attaches again.
-        With fewer it waits: after a new attachment, the entries sent again may be stored twice."""
+        With fewer missing receipts, the producer waits: a new attachment sends the entries again,
+        and the broker may store them twice.
+        """
         if self._connection is None:
             return
         unread = self._connection.unsent_bytes
@@ -721,7 +725,7 @@ class Publisher:
             self._topic_epoch = answer.topic_epoch
         nowhere = -1
         stored = self._pending.on_stored(answer.last_sequence_id)
-        if self._moved:  # sequence ids of this cluster do not count entries sent to the other
+        if self._moved:  # this cluster's sequence ids do not cover entries sent to the former one
             self._moved = False
             self._next_sequence_id = max(self._next_sequence_id, answer.last_sequence_id + 1)
             reason = "the cluster that the client moved to has stored higher sequence ids"
@@ -752,8 +756,8 @@ class Publisher:
     def _let_go(self, connection: Connection, producer_id: int) -> None:
         """Close a producer at the broker without waiting for the answer.
 
-        Until the broker has closed it, the broker answers ProducerBusy to a new attachment. The
-        attachment repeats the attempt.
+        Until it is closed, the broker answers ProducerBusy to a new attachment, which then tries
+        again.
         """
         connection.remove_producer(producer_id)
         connection.ask(pb.CommandCloseProducer(producer_id=producer_id), lambda _: None)

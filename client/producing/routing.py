@@ -1,4 +1,4 @@
-"""Chooses the partition of each message. Machines: messages and times in, partitions out."""
+"""Chooses the partition of each message. The routers are machines: callers pass in the time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Router(Protocol):
     def partition(self, message: OutgoingMessage, size: int, count: int, now: float) -> int:
         """Return the partition, from 0 to `count` - 1.
 
-        `size`: of the message in bytes, as batches count it. `now`: in seconds.
+        `size`: the size of the message in bytes, as batches count it. `now`: the time in seconds.
         """
 
 
 class KeyRouter:
-    """Messages with the same key go to the same partition. `without_key` routes the others."""
+    """Sends messages with the same key to the same partition. `without_key` routes the others."""
 
     def __init__(self, hash_of: Callable[[str], int], without_key: Router) -> None:
         self._hash_of = hash_of
@@ -41,27 +41,27 @@ class KeyRouter:
 
 
 class SinglePartition:
-    """All messages go to one partition. `number` is a random number; it selects the partition."""
+    """Sends all messages to one partition. `number`: a random number that selects the partition."""
 
     def __init__(self, number: int) -> None:
         self._number = number
         self._chosen: int | None = None  # None: no message yet
 
     def partition(self, _: OutgoingMessage, size: int, count: int, now: float) -> int:
-        if self._chosen is None:  # it stays the same when the topic gets more partitions
+        if self._chosen is None:  # the choice does not change when the topic gets more partitions
             self._chosen = self._number % count
         return self._chosen
 
 
 class RoundRobin:
-    """A partition gets one batch of messages, then the next partition has its turn.
+    """Sends one batch of messages to each partition in turn.
 
     1. With batching, the partition changes when a batch would be full, or when its time is over.
     2. Without batching, the partition changes with every message.
     """
 
     def __init__(self, number: int, messages_max: int, bytes_max: int, delay_s: float) -> None:
-        """`number`: a random number; it selects the first partition."""
+        """`number`: a random number that selects the first partition."""
         self._number = number
         self._messages_max = messages_max  # 1: no batching
         self._bytes_max = bytes_max
@@ -83,15 +83,17 @@ class RoundRobin:
 
 
 class CustomRouter:
-    """The user's function chooses: `choose(message, count)` returns the partition."""
+    """Calls the user's function `choose(message, count)`, which returns the partition."""
 
     def __init__(self, topic: str, choose: Callable[[Message, int], int]) -> None:
         self._choose = choose
         self._topic = topic
 
     def partition(self, message: OutgoingMessage, size: int, count: int, now: float) -> int:
-        """Raises UnknownError, as Apache's client does, if the function fails or returns no
-        partition."""
+        """Return the partition that the user's function chooses.
+
+        Raises UnknownError, as Apache's client does, if the function fails or returns no partition.
+        """
         try:
             index = int(self._choose(_shown(message, self._topic), count))
         except Exception as error:
@@ -123,7 +125,7 @@ def router_of(options: ProducerOptions, topic: str, random: random.Random) -> Ro
 
 
 def _shown(message: OutgoingMessage, topic: str) -> Message:
-    """Return an outgoing message in the form that users know."""
+    """Convert an outgoing message to the Message that the user's function gets."""
     received = ReceivedMessage(
         message.payload,
         message.properties,

@@ -11,32 +11,44 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LATENCIES_MAX: Final = 1000
-"""A producer remembers the latencies of this many receipts for each partition."""
+"""The number of receipts whose latencies a producer remembers, for each partition."""
 
 
 @dataclass(slots=True)
 class ProducerStatistics:
     """Counts since the producer was created. `Producer.get_stats` returns a copy."""
 
-    messages_sent: int = 0  # handed to the connection or to its queue
-    entries_sent: int = 0  # a batch is one entry; a large message has one for each chunk
-    bytes_sent: int = 0  # the bytes of these entries, compressed and encrypted, with their metadata
-    messages_stored: int = 0  # the messages with a receipt
+    messages_sent: int = 0
+    """Messages that became entries, or that failed before."""
+    entries_sent: int = 0
+    """Entries. A batch is one entry. A message in chunks has one entry for each chunk."""
+    bytes_sent: int = 0
+    """Bytes of these entries, compressed and encrypted, with their metadata."""
+    messages_stored: int = 0
+    """Messages with a receipt."""
     messages_failed: int = 0
-    pending_messages: int = 0  # sent, without an outcome so far
-    # Since the last call of get_stats that was at least a second earlier.
+    """Messages that failed."""
+    pending_messages: int = 0
+    """Messages without an outcome so far."""
     messages_per_second: float = field(default=0.0, compare=False)
+    """The rate of `messages_sent` since the last call of `get_stats` at least a second ago."""
     bytes_per_second: float = field(default=0.0, compare=False)
-    # From sending an entry to its receipt, of the last 1,000 entries; 0.0: no receipt so far.
+    """The rate of `bytes_sent` in the same time."""
     latency_ms_mean: float = field(default=0.0, compare=False)
+    """The mean latency of the last 1,000 entries: the time in milliseconds from sending an entry to
+    its receipt. 0.0: no receipt so far."""
     latency_ms_50pct: float = field(default=0.0, compare=False)
+    """The median of these latencies."""
     latency_ms_95pct: float = field(default=0.0, compare=False)
+    """The 95th percentile of these latencies."""
     latency_ms_99pct: float = field(default=0.0, compare=False)
+    """The 99th percentile of these latencies."""
     latency_ms_max: float = field(default=0.0, compare=False)
+    """The maximum of these latencies."""
 
 
 class SendCounter:
-    """A machine: counts what one publisher sends."""
+    """A machine that counts the entries and messages of one publisher."""
 
     def __init__(self) -> None:
         self.messages_sent = self.entries_sent = self.bytes_sent = 0
@@ -44,7 +56,7 @@ class SendCounter:
         self.latencies_s: deque[float] = deque(maxlen=LATENCIES_MAX)
 
     def on_sent(self, messages: int, size: int) -> None:
-        """Count an entry. `messages` 0: a chunk before the last."""
+        """Count an entry of `size` bytes. `messages` is 0 for each chunk before the last one."""
         self.messages_sent += messages
         self.entries_sent += 1
         self.bytes_sent += size

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 
 class ThreadLimit:
-    """A PendingLimit for any number of threads. The publisher owns it, and not the producer, so
-    that a producer which the program has dropped can be freed."""
+    """A PendingLimit for any number of threads.
+
+    The publisher refers to this object, and not to the producer. So Python can free a producer that
+    the program has dropped.
+    """
 
     def __init__(self, limit: PendingLimit, thread: LoopThread, *, blocks: bool) -> None:
         self._limit = limit
@@ -29,12 +32,12 @@ class ThreadLimit:
     # In the user's thread
 
     def reserve(self, size: int) -> PulsarException | None:
-        """Reserve `size` bytes, granted in FIFO order so that small messages cannot overtake a
-        large one. Returns None after success, else the error.
+        """Reserve a place for a message of `size` bytes. Returns None, or the error at the limit.
 
-        If an interrupt (Ctrl-C) leaves the call, nothing is reserved. The interpreter handles a
-        signal only after a call, at the beginning of a function, or in a loop. So no interrupt
-        comes between a reservation and the assignment that notes it.
+        Waiting messages get their places in FIFO order, so that small messages do not overtake a
+        large one. If the call raises an interrupt (Ctrl-C), nothing is reserved. The interpreter
+        handles a signal only after a call, at the beginning of a function, or in a loop. So no
+        interrupt comes between a reservation and the assignment that notes it.
         """
         reserved = False
         try:
@@ -53,7 +56,7 @@ class ThreadLimit:
             raise
 
     def take_back(self, size: int) -> None:
-        """End a reservation whose message was not handed over."""
+        """Release the reservation of a message that was not passed on."""
         self.on_released(1, size)
         self.on_burst_end()
 
@@ -74,7 +77,7 @@ class ThreadLimit:
                 with interruptible():
                     wait_for(self._changed, is_granted)
             finally:
-                with suppress(ValueError):  # an interrupt came before it was added
+                with suppress(ValueError):  # an interrupt came before the ticket was added
                     self._waiting.remove(ticket)
                 self._changed.notify_all()  # the next ticket may fit
         except BaseException:

@@ -1,1 +1,1 @@
-"""Schemas: how values become payloads and back. `magnetar.schema` has their public names."""
+"""Schemas: they encode values and decode payloads. `magnetar.schema` has the public names."""

@@ -1,4 +1,4 @@
-"""Avro: values in its binary encoding, by fastavro."""
+"""Avro schemas: the binary encoding of values, with fastavro."""
 
 from __future__ import annotations
 
@@ -31,13 +31,17 @@ class AvroLibraryMissing(ImportError):
 
 
 class AvroSchema(Schema):
-    """Avro's binary encoding of a Record class, a dataclass or a Pydantic model; or of dicts, with
-    a `schema_definition`.
+    """Avro's binary encoding.
 
-    A message is read with the version of the schema with which it was written, and the value is
-    what this schema makes of it: new fields have their defaults, fields that are gone are dropped.
-    Raises AvroLibraryMissing (an ImportError) without fastavro, the extra `avro`; ValueError
-    without a class and a definition, or for a definition that is not valid.
+    - `record_cls`: the class of the values: a Record class, a dataclass or a Pydantic model.
+    - `schema_definition`: with `record_cls` None, the Avro schema of values that are dicts.
+
+    A consumer decodes a message with the schema version of its producer, then adapts the value to
+    this schema: new fields get their defaults, and removed fields are dropped.
+
+    Raises AvroLibraryMissing (an ImportError) if fastavro is not installed:
+    `pip install 'magnetar[avro]'`. Raises ValueError if both parameters are None, or if the
+    definition is not valid.
     """
 
     def __init__(self, record_cls: Any, schema_definition: Any = None) -> None:
@@ -65,7 +69,7 @@ class AvroSchema(Schema):
         return buffer.getvalue()
 
     def encode_dict(self, d: Any) -> Any:
-        """Return the dict as the Avro library takes it: enums by name, records as dicts."""
+        """Return the dict in the form that fastavro encodes: enums by name, records as dicts."""
         return structure.plain(d)
 
     def decode(self, data: bytes) -> Any:
@@ -87,7 +91,8 @@ class AvroSchema(Schema):
         return lambda data: self._decoded(data, parsed, reader, check)
 
     def _reader_of(self, writer: Any) -> Any:
-        """A record of another name is read, too, as by Apache's client."""
+        """Return the schema to read with. It also reads a record that has another name, as in
+        Apache's client."""
         if not (isinstance(writer, dict) and isinstance(self._schema, dict) and "name" in writer):
             return self._parsed
         if _last_part(writer["name"]) == _last_part(str(self._schema.get("name"))):
@@ -127,5 +132,5 @@ def _parsed(definition: Any) -> Any:
 
 
 def _last_part(name: str) -> str:
-    """The name without its namespace."""
+    """Return the name without its namespace."""
     return name.rpartition(".")[2]

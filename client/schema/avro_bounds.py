@@ -1,14 +1,14 @@
-"""Whether a payload may be given to fastavro, which is C and follows the payload without bounds.
+"""Checks a payload before fastavro decodes it. fastavro is C code and has no limits of its own.
 
-- Values within values take the C stack. With a type that refers to itself, 20 KB of payload
-  overflow it, and the process ends.
-- Values without bytes take time without end: an array says how many nulls it has.
-- The digits of a decimal take time in their square: 400 KB take 16 s.
+- Nested values take the C stack. With a recursive type, 20 KB of payload overflow the stack, and
+  the process ends.
+- Values without bytes take unlimited time: an array states how many nulls it has.
+- The time for a decimal grows with the square of its digits: 400 KB take 16 s.
 
-The schema may be a producer's, as long as the broker finds it compatible, also in a field that the
-consumer skips. With such types in the schema, each payload is read beforehand in Python, and no
-values are made. All other schemas cost nothing: each value takes a byte, and the schema bounds its
-depth.
+The schema may come from a producer, if the broker finds it compatible. Such a type may even be in a
+field that the consumer skips. If the schema has such a type, the check reads each payload in Python
+first, without creating values. For all other schemas no check is necessary, because each value
+takes a byte, and the schema bounds the depth.
 
 Pure.
 """
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DEPTH_MAX: Final = 256
-"""Values within values. fastavro takes some 1.6 KB of the stack for each."""
+"""The maximum depth of nested values. fastavro takes some 1.6 KB of the stack for each level."""
 
 DECIMAL_BYTES_MAX: Final = 1_024
-"""The bytes of a decimal: some 2,400 digits."""
+"""The maximum of bytes of a decimal: some 2,400 digits."""
 
 STEPS_FREE: Final = 10_000
 STEPS_PER_BYTE: Final = 4
-"""Values that are read for a payload, at most: each byte is a value in a union in a record."""
+"""The check reads at most STEPS_FREE values, and STEPS_PER_BYTE for each byte of the payload. Each
+byte can be a value in a union in a record."""
 
 _EMPTY: Final = ("null", "record", "fixed")
 
@@ -45,9 +46,11 @@ class _Type:
 
 
 def payload_check(schema: Any) -> Callable[[bytes], None] | None:
-    """Return the function that raises ValueError for a payload that must not be decoded with the
-    schema, in fastavro's parsed form; None: it is safe with all payloads. Raises ValueError if the
-    schema is nested too deep to tell."""
+    """Return a function that raises ValueError for a payload that is not safe to decode.
+
+    None: all payloads are safe. `schema`: the schema in fastavro's parsed form. Raises ValueError
+    if the schema is nested too deeply for the decision.
+    """
     try:
         root = _Types().of(schema)
         if _is_bounded(root):
@@ -89,8 +92,8 @@ class _Types:
 
 
 def _is_bounded(root: _Type) -> bool:
-    """Whether each value takes a byte, none is a decimal, and the schema bounds the depth."""
-    depths: dict[int, int] = {}  # 0: being found out
+    """Return whether each value takes a byte and is no decimal, and the schema bounds the depth."""
+    depths: dict[int, int] = {}  # id of a type -> its depth; 0: without a bound, or not known yet
 
     def depth_of(found: _Type) -> int:
         known = depths.get(id(found))
@@ -105,7 +108,7 @@ def _is_bounded(root: _Type) -> bool:
 
 
 def _takes_care(found: _Type) -> bool:
-    """Whether values without bytes, or decimals, are in a value of this type."""
+    """Return whether a value of this type is a decimal or contains values without bytes."""
     if found.is_decimal:
         return True
     return found.kind != "union" and any(_is_empty(part) for part in found.parts)
@@ -124,7 +127,7 @@ def _check(data: bytes, root: _Type) -> None:
 
 def _read(data: bytes, root: _Type, steps: int) -> None:
     at = 0
-    stack = [(root, 1, 0)]  # the type, its depth, and how many items its block has left
+    stack = [(root, 1, 0)]  # the type, its depth, and the number of items left in its block
     while stack:
         found, depth, left = stack.pop()
         steps -= 1
@@ -179,7 +182,7 @@ def _skip_bytes(data: bytes, at: int) -> int:
 
 
 def _block(data: bytes, at: int) -> tuple[int, int]:
-    """The number of items in the next block. 0: no block follows."""
+    """Return the number of items in the next block, and where they begin. 0: no block."""
     count, at = _long(data, at)
     if count < 0:  # the size of the block in bytes follows
         count = -count

@@ -4,10 +4,10 @@
         number = Long(required=True)
         note = String()
 
-The schema of a class is the very JSON that Apache's client makes of it, so that both clients share
-the versions in the registry. A field that is not required is a union with null. A field has a
-default in the schema only with `required_default=True`; a new version that adds a field needs that,
-or consumers with it cannot read earlier messages.
+The schema of a class is the same JSON as in Apache's client, so that both clients share the
+versions in the registry. If a field is not required, its type is a union with null. The schema has
+the default of a field only with `required_default=True`. A new version that adds a field needs this
+default: otherwise its consumers cannot read earlier messages.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _OWN = ("_default", "_required", "_required_default")
-"""Attributes of a record that are no fields."""
+"""The attributes of a record that are not fields."""
 
 
 class Field:
     """A field of a record.
 
-    `default`: the field's value in a record that is made without this field. `required`: the schema
-    is not a union with null. `required_default`: the schema has the default.
+    - `default`: the value of the field in a record that is created without this field.
+    - `required`: True: the type of the field is not a union with null.
+    - `required_default`: True: the schema has the default.
     """
 
     kind: ClassVar[str] = ""  # the name of the type in Avro
@@ -47,11 +48,11 @@ class Field:
         return self.kind
 
     def python_type(self) -> Any:
-        """Return the type of values, or a tuple of types."""
+        """Return the Python type of values, or a tuple of types."""
         return self.kinds[0] if len(self.kinds) == 1 else self.kinds
 
     def validate_type(self, name: str, val: Any) -> Any:
-        """Return the value as the record keeps it. Raises TypeError for a value of another type."""
+        """Return the value that the record stores for `val`. Raises TypeError for a wrong type."""
         if val is None and not self._required:
             return self.default()
         if not isinstance(val, self.python_type()):
@@ -64,7 +65,7 @@ class Field:
         return self.schema_info(set())
 
     def schema_info(self, _defined_names: set[str]) -> Any:
-        """Return the schema; a type that is defined already is its name."""
+        """Return the schema, or only the name of a type that is in the set of defined names."""
         return self.kind
 
     def default(self) -> Any:
@@ -79,7 +80,7 @@ class Field:
 
 
 class Null(Field):
-    """Always None."""
+    """A field that is always None."""
 
     kind = "null"
     kinds = (type(None),)
@@ -91,7 +92,7 @@ class Null(Field):
 
 
 class Boolean(Field):
-    """A bool; without a default it is False."""
+    """A bool. Its default is False."""
 
     kind = "boolean"
     kinds = (bool,)
@@ -129,7 +130,7 @@ class Double(Field):
 
 
 class Bytes(Field):
-    """Bytes; text becomes UTF-8."""
+    """Bytes. The field converts text to UTF-8."""
 
     kind = "bytes"
     kinds = (bytes, str)
@@ -140,7 +141,7 @@ class Bytes(Field):
 
 
 class String(Field):
-    """Text; bytes are decoded as UTF-8."""
+    """Text. The field decodes bytes as UTF-8."""
 
     kind = "string"
     kinds = (str, bytes)
@@ -151,7 +152,7 @@ class String(Field):
 
 
 class CustomEnum(Field):
-    """A member of an Enum class; its name or its integer value is taken, too."""
+    """A member of an Enum class. The field also accepts the member's name or integer value."""
 
     kind = "enum"
 
@@ -191,12 +192,12 @@ class CustomEnum(Field):
         return {"type": "enum", "name": name, "symbols": [it.name for it in self.enum_type]}
 
 
-# Each class declares its parameters, because the first one has a different name in each of these
-# classes of Apache's client.
+# Array and Map declare all parameters again, because the first one has a different name in each, as
+# in Apache's client.
 
 
 class Array(Field):
-    """A list; its items have the type of a field or record."""
+    """A list whose items have the type of a field or record."""
 
     kind = "array"
     kinds = (list,)
@@ -223,7 +224,7 @@ class Array(Field):
 
 
 class Map(Field):
-    """A dict with texts as keys; its values have the type of a field or record."""
+    """A dict with texts as keys. Its values have the type of a field or record."""
 
     kind = "map"
     kinds = (dict,)
@@ -252,7 +253,7 @@ class Map(Field):
 
 
 class _RecordMeta(type):
-    """Collects the fields that the body of a class names."""
+    """Collects the fields that the body of a class declares."""
 
     _fields: dict[str, Any]
 
@@ -272,11 +273,13 @@ class _RecordMeta(type):
 
 
 class Record(metaclass=_RecordMeta):
-    """The base of record classes. An instance is made with its fields as keywords.
+    """The base class of record classes. A program creates an instance with the fields as keywords.
 
-    Setting a field to a value of another type raises TypeError; setting one that the class does not
-    declare raises AttributeError. `_avro_namespace`: the namespace of the record in Avro.
-    `_sorted_fields`: whether the schema has the fields in alphabetical order.
+    If a program sets a field to a value of another type, the record raises TypeError. If the class
+    does not declare the field, the record raises AttributeError.
+
+    A class can set two attributes. `_avro_namespace` is the namespace of the record in Avro.
+    `_sorted_fields` True puts the fields of the schema into alphabetical order.
     """
 
     _avro_namespace: ClassVar[str | None] = None
@@ -309,7 +312,7 @@ class Record(metaclass=_RecordMeta):
 
     @classmethod
     def schema_info(cls, defined_names: set[str]) -> Any:
-        """Return the schema; a record that is defined already is its name."""
+        """Return the schema, or only the full name of a record that is in `defined_names`."""
         name = cls.__name__
         full = name if cls._avro_namespace is None else f"{cls._avro_namespace}.{name}"
         if full in defined_names:
@@ -338,7 +341,7 @@ class Record(metaclass=_RecordMeta):
         return type(self)
 
     def validate_type(self, name: str, val: Any) -> Any:
-        """Like `validate_type` of a field: a record can be the field of another record."""
+        """Check a value as a field does, because a record can be a field of another record."""
         if val is None and not self._required:
             return self.default()
         if not isinstance(val, type(self)):
@@ -385,7 +388,7 @@ class Record(metaclass=_RecordMeta):
 
 
 def _made(kind: Any, value: Any) -> Any:
-    """The value of a field; where it is declared as a record, a dict becomes one."""
+    """Return the value of a field. If the field is a record, convert a dict to this record."""
     if isinstance(kind, Record) and isinstance(value, dict):
         return _record(kind, value)
     if isinstance(kind, Array) and isinstance(value, list):
@@ -402,7 +405,7 @@ def _record(kind: Record, value: dict[str, Any]) -> Record:
 
 
 def _part(kind: Any) -> Any:
-    """The type of an array's items or a map's values."""
+    """Return the type of an array's items or a map's values. Raises TypeError for a wrong type."""
     if isinstance(kind, _RecordMeta):
         return kind()
     if not isinstance(kind, (Record, Field)):

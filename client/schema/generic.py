@@ -1,6 +1,6 @@
-"""Values of any schema: a consumer that takes each message as its producer's schema describes it.
+"""AutoConsumeSchema: a consumer decodes each message with the schema of its producer.
 
-The name is that of Apache's Java client, `Schema.AUTO_CONSUME`.
+The name follows `Schema.AUTO_CONSUME` of Apache's Java client.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ _NANOS_PER_DAY: Final = 86_400 * 1_000_000_000
 
 
 class GenericRecord(Mapping[str, Any]):
-    """A record of a schema that the program does not know: `record["field"]`.
+    """A record of a schema that the program does not know. `record["field"]` is a field's value.
 
-    Nested records are dicts. `native_object()` is what the record was read from: a dict, or a
-    Protobuf message. `schema_info()` describes the schema.
+    Nested records are dicts.
     """
 
     def __init__(self, fields: Mapping[str, Any], native: Any, info: SchemaInfo) -> None:
@@ -44,7 +43,7 @@ class GenericRecord(Mapping[str, Any]):
         return self._info
 
     def native_object(self) -> Any:
-        """Return the dict or the Protobuf message."""
+        """Return the decoded object: a dict, or a Protobuf message for PROTOBUF_NATIVE."""
         return self._native
 
     def __getitem__(self, name: str) -> Any:
@@ -61,11 +60,12 @@ class GenericRecord(Mapping[str, Any]):
 
 
 class AutoConsumeSchema(Schema):
-    """Decodes each message by the schema with which it was written. For consumers, readers and
-    table views only.
+    """Decodes each message with the schema of its producer. For consumers, readers and table views
+    only.
 
-    AVRO, JSON and PROTOBUF_NATIVE messages are GenericRecords, key-value messages are KeyValues,
-    and those of primitive types are Python's values. A message without a schema is bytes.
+    The value of an AVRO, JSON or PROTOBUF_NATIVE message is a GenericRecord. The value of a
+    key-value message is a KeyValue. A primitive type has the corresponding Python type. The value
+    of a message without a schema is bytes.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class AutoConsumeSchema(Schema):
 
 
 def _decoder_of(writer: SchemaInfo) -> Decode:
-    """Raises ValueError if values of this schema cannot be decoded."""
+    """Return the decoder of payloads of this schema. Raises ValueError if there is none."""
     kind = writer.schema_type()
     primitive = _PRIMITIVES.get(kind)
     if primitive is not None:
@@ -175,7 +175,7 @@ def _protobuf(writer: SchemaInfo) -> Decode:
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    """A field with presence that is not set is None."""
+    """Return the fields of a message. A field with presence that is not set is None."""
     return {
         field.name: None
         if field.has_presence and not message.HasField(field.name)
@@ -254,4 +254,5 @@ _PRIMITIVES: Final[Mapping[SchemaType, Decode]] = {
     SchemaType.LOCAL_TIME: _local_time,
     SchemaType.LOCAL_DATE_TIME: _local_date_time,
 }
-"""The formats of Pulsar's Java client: big-endian; moments in milliseconds since 1970."""
+"""The formats of Pulsar's Java client. Numbers are big-endian. DATE, TIME and TIMESTAMP are
+milliseconds since 1970."""

@@ -2,8 +2,7 @@
 
 INLINE: the payload is the length of the key (4 bytes, big-endian; -1: None), the key, the length of
 the value, and the value. SEPARATED: the payload is the value, and the key is the message's
-`partition_key`, in base64; so consumers of a Key_Shared subscription, routing and table views use
-it.
+`partition_key`, in base64. So Key_Shared subscriptions, routing and table views use this key.
 """
 
 from __future__ import annotations
@@ -43,9 +42,12 @@ class KeyValue:
 class KeyValueSchema(Schema):
     """A key and a value, each with a schema of its own. The values are KeyValue objects.
 
-    The name and the encodings are those of Apache's Java client; its Python client has no such
-    class. With SEPARATED, `send` gives the message its key, and refuses a `partition_key`. Raises
-    TypeError for parts that are no schemas of one value.
+    The name and the encodings are those of Apache's Java client. Apache's Python client does not
+    have this class.
+
+    With SEPARATED, the key of the KeyValue becomes the key of the message. `send` then raises
+    InvalidMessage for a `partition_key`. Raises TypeError if a part is no schema, a KeyValueSchema
+    or an AutoConsumeSchema.
     """
 
     def __init__(
@@ -80,21 +82,24 @@ class KeyValueSchema(Schema):
         return self.is_separated
 
     def encode(self, obj: Any) -> bytes:
-        """Return the payload of an INLINE value. SEPARATED: of the value without its key."""
+        """Return the payload of a KeyValue. With SEPARATED, it contains the value only."""
         key, value = self.encode_parts(obj)
         if self.is_separated:
             return value or b""
         return _sized(key) + _sized(value)
 
     def encode_parts(self, obj: Any) -> tuple[bytes | None, bytes | None]:
-        """Return the key and the value, encoded; None for None."""
+        """Return the encoded key and the encoded value; None for None."""
         self._validate_object_type(obj)
         key = None if obj.key is None else self.key_schema.encode(obj.key)
         value = None if obj.value is None else self.value_schema.encode(obj.value)
         return key, value
 
     def decode(self, data: bytes) -> Any:
-        """Return the value of an INLINE payload. SEPARATED needs the message: `decode_message`."""
+        """Return the KeyValue of a payload.
+
+        With SEPARATED, raises ValueError, because the payload has no key: use `decode_message`.
+        """
         if self.is_separated:
             raise ValueError("with SEPARATED, the payload has no key; use decode_message")
         return _read_inline(data, self.key_schema.decode, self.value_schema.decode)
@@ -130,7 +135,10 @@ class KeyValueSchema(Schema):
 
 
 def parts_of(info: SchemaInfo) -> tuple[SchemaInfo, SchemaInfo, KeyValueEncodingType]:
-    """Return the schemas of the key and of the value, and the encoding. Raises ValueError."""
+    """Return the schemas of the key and of the value, and the encoding.
+
+    Raises ValueError for a schema of another type and for a malformed definition.
+    """
     if info.schema_type() is not SchemaType.KEY_VALUE:
         found = info.schema_type().name
         raise ValueError(f"the message was written with a schema of type {found}, not KEY_VALUE")
@@ -152,7 +160,7 @@ def parts_of(info: SchemaInfo) -> tuple[SchemaInfo, SchemaInfo, KeyValueEncoding
 def decoder_of_parts(
     key: Decode, value: Decode, encoding: KeyValueEncodingType
 ) -> Callable[[Any], Any]:
-    """Return the function that decodes a message whose parts these functions decode."""
+    """Return the function that decodes a message. `key` and `value` decode its parts."""
     if encoding is KeyValueEncodingType.SEPARATED:
         return lambda msg: _read_separated(msg, key, value)
     return lambda msg: None if msg.has_null_value() else _read_inline(msg.data(), key, value)
@@ -184,7 +192,7 @@ def _sized(part: bytes | None) -> bytes:
 
 
 def _taken(data: bytes) -> tuple[bytes | None, bytes]:
-    """Return the first part and the rest. Raises ValueError."""
+    """Return the first part and the rest. Raises ValueError if the part is not complete."""
     length = int.from_bytes(data[:_LENGTH_BYTES], signed=True)
     end = _LENGTH_BYTES + max(length, 0)
     if length < -1 or len(data) < end:

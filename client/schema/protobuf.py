@@ -1,4 +1,4 @@
-"""Protobuf: messages of generated classes, with the definition that Apache's clients present."""
+"""Protobuf schemas of generated classes, with the same definition as in Apache's clients."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from magnetar.client.schema.schema import Schema, SchemaType
 class ProtobufNativeSchema(Schema):
     """The binary encoding of a generated Protobuf class (`record_cls`).
 
-    `decode` raises ValueError for bytes that are no such message. Raises TypeError for another
-    class.
+    `decode` raises ValueError for bytes that are not a message of this class. Raises TypeError if
+    `record_cls` is not a generated class.
     """
 
     def __init__(self, record_cls: Any) -> None:
@@ -50,7 +50,7 @@ def _definition_of(descriptor: Any) -> dict[str, str]:
 
 
 def _collect(file: Any, seen: set[str], into: descriptor_pb2.FileDescriptorSet) -> None:
-    """The imports of a file come before it."""
+    """Add a file to `into`, after the files that it imports."""
     if file.name in seen:
         return
     for dependency in file.dependencies:

@@ -1,4 +1,4 @@
-"""The schemas that need no library: bytes, text and JSON, and the base of all schemas."""
+"""The base class of schemas, and the schemas that need no library: bytes, text and JSON."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 
 class SchemaType(IntEnum):
-    """The types, with the names and numbers of Apache's client. The protocol has other numbers for
-    some types, such as AUTO_CONSUME."""
+    """The types of schemas, with the names and numbers of Apache's client.
+
+    The protocol has other numbers for some types, such as AUTO_CONSUME.
+    """
 
     NONE = 0
     STRING = 1
@@ -44,7 +46,7 @@ class SchemaType(IntEnum):
 
 
 class SchemaInfo:
-    """The broker's information about a schema: its type, a name, and the definition as text."""
+    """The broker's information about a schema: type, name, definition and properties."""
 
     def __init__(
         self,
@@ -59,21 +61,29 @@ class SchemaInfo:
         self._properties = dict(properties or {})
 
     def schema_type(self) -> SchemaType:
+        """Return the type of the schema."""
         return self._type
 
     def name(self) -> str:
+        """Return the name of the schema."""
         return self._name
 
     def schema(self) -> str:
-        """Return the definition as text. That of a key-value schema has binary lengths before its
-        parts: see `data`."""
+        """Return the definition as text.
+
+        The definition of a key-value schema contains binary lengths: use `data` for it.
+        """
         return self._data.decode("utf-8", "replace")
 
     def data(self) -> bytes:
-        """Return the definition as it is stored. Apache's client does not have this method."""
+        """Return the definition as bytes, as the broker stores it.
+
+        Apache's client does not have this method.
+        """
         return self._data
 
     def properties(self) -> dict[str, str]:
+        """Return the properties of the schema."""
         return dict(self._properties)
 
     def __repr__(self) -> str:
@@ -81,10 +91,15 @@ class SchemaInfo:
 
 
 class Schema:
-    """The base of schemas: `encode` makes the payload of a value, `decode` the reverse.
+    """The base class of schemas. `encode` converts a value to a payload, `decode` a payload to a
+    value.
 
-    A subclass of your own passes the class of its values, the type that the broker registers, the
-    definition (JSON values) and a name.
+    A program can derive its own schema. Its constructor calls the constructor of this class:
+
+    - `record_cls`: the class of the values.
+    - `schema_type`: the type that the broker registers.
+    - `schema_definition`: the definition, of values that JSON can express.
+    - `schema_name`: a name.
     """
 
     def __init__(
@@ -103,20 +118,28 @@ class Schema:
         raise NotImplementedError
 
     def decode(self, data: bytes) -> Any:
-        """Return the value of a payload that was written with this same schema."""
+        """Return the value of a payload that a producer encoded with this version of the schema.
+
+        Raises ValueError or TypeError for a payload that does not fit the schema.
+        """
         raise NotImplementedError
 
     def decode_message(self, msg: Any) -> Any:
-        """Return the value of a message that was written with this same schema."""
+        """Return the value of a message whose producer used this version of the schema."""
         return self.decode(msg.data())
 
     def decoder_of(self, writer: SchemaInfo) -> Callable[[bytes], Any] | None:
-        """Return the function that decodes payloads of another version of the schema;
-        None: `decode` reads all versions. Raises ValueError if the version cannot be decoded."""
+        """Return the function that decodes payloads of another version of the schema.
+
+        None: `decode` reads all versions. Raises ValueError if the schema cannot read the version.
+        """
         return None
 
     def message_decoder_of(self, writer: SchemaInfo) -> Callable[[Any], Any] | None:
-        """Like `decoder_of`, for messages: the value may depend on the message's key."""
+        """Return the function that decodes messages of another version of the schema.
+
+        It differs from `decoder_of` if the value also depends on the message's key.
+        """
         decode = self.decoder_of(writer)
         if decode is None:
             return None
@@ -124,12 +147,12 @@ class Schema:
 
     @property
     def reads_keys(self) -> bool:
-        """Whether a message without a payload can have a value, because its key is a part of it."""
+        """True when the key is a part of the value, so that a message without a payload has one."""
         return False
 
     @property
     def needs_writer(self) -> bool:
-        """Whether `decoder_of` must be asked about each version."""
+        """True when the client must call `decoder_of` for each version."""
         return False
 
     def schema_info(self) -> SchemaInfo:
@@ -181,11 +204,11 @@ class StringSchema(Schema):
 
 
 class JsonSchema(Schema):
-    """JSON of a Record class, a dataclass or a Pydantic model, which the broker knows by its Avro
-    schema.
+    """JSON objects of a Record class, a dataclass or a Pydantic model.
 
-    `decode` ignores keys that the class does not have, and uses the defaults of missing fields.
-    Raises TypeError for a class or a field without an Avro type.
+    The broker registers the Avro schema of the class. `decode` ignores keys that the class does not
+    have, and uses the defaults of missing fields. Raises TypeError for a class or a field without
+    an Avro type.
     """
 
     def __init__(self, record_cls: Any) -> None:

@@ -23,7 +23,7 @@ _MISSING: Final = object()
 
 
 def definition_of(cls: Any) -> Any:
-    """Return the Avro schema of a class. Raises TypeError for a class or a field that has none."""
+    """Return the Avro schema of a class. Raises TypeError for a class or field without a schema."""
     if isinstance(cls, type) and issubclass(cls, Record):
         return cls.schema()
     if is_model(cls) or (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
@@ -32,13 +32,15 @@ def definition_of(cls: Any) -> Any:
 
 
 def is_model(cls: Any) -> bool:
-    """Return whether the class is a Pydantic model; Pydantic is not imported for it."""
+    """Return whether the class is a Pydantic model, without importing Pydantic."""
     return isinstance(cls, type) and hasattr(cls, "model_validate") and hasattr(cls, "model_fields")
 
 
 def plain(value: Any) -> Any:
-    """Return the value as dicts, lists and primitives. An enum's member is its name; in a Pydantic
-    model, its value."""
+    """Convert a value to dicts, lists and primitives.
+
+    A member of an enum becomes its name; in a Pydantic model, its value.
+    """
     if isinstance(value, Enum):
         return value.name
     if is_model(type(value)):
@@ -63,8 +65,10 @@ def _by_value(value: Any) -> Any:
 
 
 def made(cls: Any, tree: Any) -> Any:
-    """Return an instance of `cls` from what `plain` returned. Keys that it does not have are
-    ignored. Raises TypeError, ValueError."""
+    """Convert a result of `plain` to an instance of `cls`. Ignores keys that `cls` does not have.
+
+    Raises TypeError or ValueError for a value that does not fit.
+    """
     try:
         return _made(cls, tree)
     except RecursionError:
@@ -88,7 +92,7 @@ def _made(cls: Any, tree: Any) -> Any:
 
 
 def _value(hint: Any, tree: Any) -> Any:
-    """A value of a dataclass's field."""
+    """Return the value of a dataclass's field of type `hint`."""
     optional = _optional(hint)
     if tree is None or optional is not None:
         return None if tree is None else _value(optional, tree)
@@ -129,7 +133,7 @@ def _record(cls: Any, defined: set[str]) -> Any:
         shown: dict[str, Any] = {"name": key}
         if default is not _MISSING:
             shown["default"] = _by_value(default) if is_model(cls) else plain(default)
-        if optional is not None:  # the default must be of the first branch
+        if optional is not None:  # in Avro, the default must have the first type
             first_null = default is _MISSING or default is None
             kind = ["null", kind] if first_null else [kind, "null"]
         shown["type"] = kind
@@ -138,7 +142,7 @@ def _record(cls: Any, defined: set[str]) -> Any:
 
 
 def _fields_of(cls: Any) -> list[tuple[str, Any]]:
-    """Names and defaults. A default that JSON cannot show is left out."""
+    """Return the names and defaults of the fields. _MISSING: no default that JSON can express."""
     found = []
     if is_model(cls):
         for name, field in cls.model_fields.items():
@@ -161,7 +165,7 @@ def _json_default(value: Any) -> Any:
 
 
 def _optional(hint: Any) -> Any:
-    """The type of `X | None`; None: the hint is no such union."""
+    """Return X for `X | None`. None: the hint is no such union."""
     if get_origin(hint) not in (Union, types.UnionType):
         return None
     others = [it for it in get_args(hint) if it is not type(None)]
@@ -196,7 +200,7 @@ def _part(hint: Any, where: str, defined: set[str], in_model: bool) -> Any:
 
 
 def _enum(hint: type[Enum], where: str, defined: set[str], in_model: bool) -> Any:
-    """Pydantic writes an enum's values, a dataclass its names."""
+    """Return the type of an enum. A model writes the members' values, a dataclass their names."""
     if in_model:
         kinds = {type(it.value) for it in hint}
         if len(kinds) != 1 or not kinds <= _PRIMITIVES.keys():

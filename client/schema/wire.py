@@ -21,12 +21,12 @@ _WITH_DEFINITION: Final = frozenset(
 )
 
 VERSION_BYTES: Final = 8
-"""The size of the version that a message carries. A producer can write other bytes. The broker
-refuses to look such a version up, so the client would ask again and again."""
+"""The size of the schema version in a message. A producer can write a version of another size. The
+broker refuses to look it up: a client that asked for it would ask again and again."""
 
 
 AUTO_CONSUME_SINCE: Final = pb.v21
-"""The version of the protocol whose SUBSCRIBE may say that a consumer takes every schema."""
+"""The first version of the protocol in which SUBSCRIBE can carry AUTO_CONSUME_SCHEMA."""
 
 AUTO_CONSUME_SCHEMA: Final = pb.Schema(
     name="AutoConsume", schema_data=b"", type=pb.Schema.AutoConsume
@@ -34,9 +34,9 @@ AUTO_CONSUME_SCHEMA: Final = pb.Schema(
 
 
 def wire_schema(schema: Schema | None) -> pb.Schema | None:
-    """The schema that PRODUCER and SUBSCRIBE carry. None: the broker is told of no schema.
+    """Return the schema for PRODUCER and SUBSCRIBE. None: the command has no schema.
 
-    AUTO_CONSUME, which older brokers do not know, is `AUTO_CONSUME_SCHEMA`.
+    Returns None for AUTO_CONSUME. If the broker knows it, the caller sends AUTO_CONSUME_SCHEMA.
     """
     info = None if schema is None else schema.schema_info()
     if info is None or info.schema_type() <= SchemaType.NONE:
@@ -51,7 +51,7 @@ def wire_schema(schema: Schema | None) -> pb.Schema | None:
 
 
 def schema_info(found: pb.Schema) -> SchemaInfo:
-    """The schema that a broker answered. A type that this client does not know is NONE."""
+    """Return the schema that a broker answered. A type that the client does not know is NONE."""
     known = int(found.type) in set(SchemaType)
     return SchemaInfo(
         SchemaType(found.type) if known else SchemaType.NONE,

@@ -1,12 +1,12 @@
-# Every target installs what it needs into .venv. A fresh machine needs Python 3.11+ and, for Spark
-# and a real ZooKeeper, Java 17.
+# Every target installs what it needs into .venv. A new machine needs Python 3.11 or newer, and Java 17
+# for Spark and a real ZooKeeper.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Python keeps compiled modules, also where the environment says no: tests and the demo start hundreds of
-# processes, and each would compile the whole tree.
+# Let Python keep compiled modules, even if the environment forbids it: tests and the demo start hundreds
+# of processes, and each process would compile the whole tree.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo check test night lint sim histories chaos stops rolling spark-kills siege powercuts explore mutants bench bench-versus bench-pulsar docs constraints compose pulsar protos clean
@@ -29,15 +29,15 @@ demo: setup
 WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-# Before a commit: format, lints, types, unit and conformance tests. Under 3 minutes on two cores.
+# Before a commit: format, lints, types, unit and conformance tests. Takes less than 3 minutes on two cores.
 check: lint
 	$(PYTEST) -m 'not night' tests/unit tests/conformance tests/test_*.py
 
-# All tests but the long ones of `make night`. Under 12 minutes on two cores.
+# All tests except the long tests of `make night`. Takes less than 12 minutes on two cores.
 test: setup
 	$(PYTEST) -m 'not night' --durations=20
 
-# The long tests: more histories, larger cases. Ten minutes more.
+# The long tests: more histories, larger cases. Takes about 10 minutes.
 night: setup
 	$(PYTEST) -m night --durations=20
 
@@ -49,80 +49,82 @@ lint: setup
 	$(MAKE) --no-print-directory protos
 	git diff --exit-code --stat -- protos
 
-# Whole clusters in one process, in virtual time, with faults chosen by the seed; a range of seeds. A
-# failure prints its events and the command that replays it. `make test` plays the first 300 seeds.
+# Simulate whole clusters in one process, in virtual time, for a range of seeds: the seed chooses the
+# faults. A failure prints its events and the command that replays it. `make test` plays the first 300
+# seeds.
 SIM_FIRST ?= 0
 SIM_SEEDS ?= 300
 sim: setup
 	PYTHONPATH=tests $(BIN)/python -m world.run --first $(SIM_FIRST) --seeds $(SIM_SEEDS)
 
-# Random histories of the dispatchers of all subscription types, compared with a simple model: joins,
-# leaves, acknowledgements, returns, expiry, seeks. HISTORIES=200000 takes 15 minutes of one core;
-# `make test` plays 1,250, and checks that they find each planted bug.
+# Play random histories (joins, leaves, acknowledgements, returns, expiry, seeks) with the dispatchers of
+# all subscription types, and compare the results with a simple model. HISTORIES=200000 takes 15 minutes
+# on one core. `make test` plays 1,250 histories, and checks that they find each planted bug.
 HISTORIES ?= 10000
 histories: setup
 	PYTHONPATH=tests $(BIN)/python -m histories.run --histories $(HISTORIES)
 
-# Real processes that are killed under a workload; SEED=N repeats the run with seed N.
+# Kill real processes under a workload. SEED=N repeats the run with seed N.
 chaos: setup
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(if $(SEED),--seed $(SEED))
 
-# The broker that owns the topic is stopped (SIGSTOP) until another broker serves the topic, and continues;
-# 100 times under a producer and a consumer. Prints what was lost, out of order or stored twice, and each
-# outage. ROUNDS=100; SEED=N repeats the run with seed N. 100 rounds take about 20 minutes.
+# Stop the broker that owns the topic (SIGSTOP) until another broker serves the topic, then continue it,
+# under a producer and a consumer. Prints the messages that were lost, out of order or stored twice, and
+# each outage. ROUNDS=100 rounds take about 20 minutes. SEED=N repeats the run with seed N.
 stops: ROUNDS = 100
 stops: setup
 	PYTHONPATH=tests $(BIN)/python -m chaos.run --stops $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
-# Every broker and every bookie is restarted, one after the other, under Apache's client with
-# deduplication and retention on: nothing is lost, nothing stored twice. ROUNDS=10.
+# Restart every broker and every bookie, one after the other, under Apache's client with deduplication
+# and retention on, ROUNDS=10 times. Fails if a message is lost or stored twice.
 ROUNDS ?= 10
 rolling: setup
 	PYTHONPATH=tests $(BIN)/python -m chaos.rolling --rounds $(ROUNDS)
 
-# Spark's source and sink copy a topic exactly once, without and with a shuffle, while Python workers,
-# drivers, brokers and bookies are killed. KILLS=20; SEED=N does again what was done with N.
+# Copy a topic with Spark's source and sink, without and with a shuffle, while Python workers, drivers,
+# brokers and bookies are killed, KILLS=20 times. Fails if a message is not copied exactly once. SEED=N
+# repeats the run with seed N.
 KILLS ?= 20
 spark-kills: setup
 	PYTHONPATH=tests $(BIN)/python -m chaos.spark_exactly_once --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
-# Hostile programs against a server, beside honest clients whose service is measured; prints a report.
-# COMMANDS=100000; SEED=N repeats the run with seed N. `make test` runs a short siege.
+# Run hostile programs (COMMANDS=100000) against a server, beside honest clients whose service is measured.
+# Prints a report. SEED=N repeats the run with seed N. `make test` runs a short siege.
 COMMANDS ?= 100000
 siege: setup
 	PYTHONPATH=tests $(BIN)/python -m siege.run --commands $(COMMANDS) $(if $(SEED),--seed $(SEED))
 
-# The power of a bookie's disk is cut, and the bookie killed, under load: 50 times each. Needs root.
+# Cut the power of a bookie's disk, and kill the bookie, under load: 50 times each. Needs root.
 powercuts: setup
 	PYTHONPATH=tests $(BIN)/python -m power.run $(if $(SEED),--seed $(SEED))
 
-# All interleavings of the ledger protocol: three entries, a writer and two recoverers that may change
-# their ensembles, 3/3/2 and 4/3/2, lost messages, a crash; and the shortest way to each planted bug.
-# Equivalent interleavings are left out; smaller cases, explored in full, check that this loses no
-# state. 500 s of CPU shared by two processes of at most 120 MB.
+# Explore all interleavings of the ledger protocol: three entries, a writer and two recoverers that may
+# change their ensembles, E/Qw/Qa 3/3/2 and 4/3/2, lost messages, a crash. Also print the shortest way to
+# each planted bug. Equivalent interleavings are left out; smaller cases, explored in full, check that this
+# loses no state. Takes 500 s of CPU in two processes of at most 120 MB each.
 explore: setup
 	PYTHONPATH=tests $(BIN)/python -m explorer.run
 
-# Planted bugs, one after the other: which oracle finds each, and within how many seeds. Fails unless
-# all are found. ONLY=TEXT plants only the bugs whose names contain TEXT.
+# Plant bugs, one after the other, and print which oracle finds each bug, and within how many seeds. Fails
+# unless all bugs are found. ONLY=TEXT plants only the bugs whose names contain TEXT.
 mutants: setup
 	PYTHONPATH=tests $(BIN)/python -m mutants.run $(if $(ONLY),--only "$(ONLY)")
 
-# Figures of Magnetar and of a minimal data path in the same run; nothing is asserted.
+# Measure Magnetar and a minimal data path in the same run. Prints the figures, and asserts nothing.
 bench: setup
 	$(BIN)/python -m benchmarks.run
 
-# This tree and an older revision in turns: which figure changed. OLD=revision, TURNS=5.
+# Measure this tree and an older revision (OLD=REVISION) in TURNS=5 turns, and print the changes.
 TURNS ?= 5
 bench-versus: setup
 	$(BIN)/python -m benchmarks.versus $(OLD) --turns $(TURNS)
 
-# The tutorial and the API reference as a site, in build/site. Fails on a broken link or name.
+# Build the tutorial and the API reference as a site, in build/site. Fails on a broken link or name.
 docs: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]' --config-settings editable_mode=compat
 	$(BIN)/python -m mkdocs build --quiet
 
-# The versions that the image installs (deploy/constraints.txt), resolved in a fresh environment.
+# Write the versions that the image installs (deploy/constraints.txt), resolved in a new environment.
 constraints:
 	rm -rf $(VENV).constraints && $(PYTHON) -m venv $(VENV).constraints
 	$(VENV).constraints/bin/pip install --quiet --disable-pip-version-check .
@@ -139,7 +141,7 @@ compose: setup
 protos: setup
 	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=quiet:. magnetar/protos/*.proto
 
-# The jars of a real Apache Pulsar, which Maven fetches once (240 MB, outside of the tree).
+# The jars of a real Apache Pulsar. Maven fetches them once (240 MB, outside of the tree).
 PULSAR_JARS ?= $(HOME)/.cache/magnetar/apache-pulsar
 PULSAR_POM := benchmarks/peers/pulsar/pom.xml
 
@@ -149,13 +151,13 @@ $(PULSAR_JARS)/.fetched: $(PULSAR_POM)
 	mvn -q -B -f $(PULSAR_POM) dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(PULSAR_JARS)
 	@touch $@
 
-# Our client against a real Apache Pulsar. Needs Java 17 and Maven. Takes about 2 minutes, the first
-# time 2 more.
+# Test Magnetar's client against a real Apache Pulsar. Needs Java 17 and Maven. Takes about 2 minutes, and
+# 2 more the first time.
 pulsar: setup $(PULSAR_JARS)/.fetched
 	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m pytest tests/apache/suite.py
 
-# Magnetar and Apache Pulsar under the same loads, in turns. Needs Java 17 and Maven. A turn takes 9
-# minutes. ONLY=TEXT plays only the rows whose names contain TEXT.
+# Measure Magnetar and Apache Pulsar under the same loads, in TURNS=5 turns of 9 minutes each. Needs Java
+# 17 and Maven. ONLY=TEXT plays only the rows whose names contain TEXT.
 bench-pulsar: setup $(PULSAR_JARS)/.fetched
 	MAGNETAR_PULSAR_JARS=$(PULSAR_JARS) $(BIN)/python -m benchmarks.peers.pulsar --turns $(TURNS) --only "$(ONLY)"
 

@@ -1,4 +1,4 @@
-"""A program for Apache Pulsar's Python client, moved to Magnetar by its import and its URL.
+"""A program for Apache Pulsar's Python client that uses Magnetar instead.
 
     python examples/from_apache_client.py
 

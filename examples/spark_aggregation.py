@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 
-# PySpark forks to start Java; gRPC must not interfere. Set this before the import of either.
+# PySpark forks to start Java, and gRPC must not interfere. Set this before you import either one.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from pyspark.sql import DataFrame, SparkSession
@@ -58,8 +58,8 @@ def main() -> None:
     for row in revenue(topic).orderBy("customer").collect():
         print(row.customer, row.sales, row.revenue)
 
-    # The same as a stream. The trigger ends it when everything is read; without a trigger it would
-    # follow the topic.
+    # The same aggregation as a stream. This trigger ends the query when the whole topic is read.
+    # Without a trigger, the query would follow the topic.
     stream = spark.readStream.format("magnetar").options(**options, maxRowsPerTrigger="600").load()
     query = revenue(stream).writeStream.format("memory").outputMode("complete")
     query.queryName("revenue").trigger(availableNow=True).start().awaitTermination()

@@ -1,6 +1,7 @@
 """The parsed arguments of a request: topics, namespaces, subscriptions and positions.
 
-Every function raises an error that names the argument and says what was expected.
+Each function parses one argument. The error for a wrong argument names it and says what was
+expected.
 """
 
 from __future__ import annotations
@@ -12,26 +13,26 @@ from magnetar.broker.operations.errors import InvalidArgument
 from magnetar.protos.names import DEFAULT_NAMESPACE, Domain, NamespaceName, TopicName
 
 SUBSCRIPTION_NAME_BYTES_MAX: Final = 1024
-"""The same limit as for a topic's name. A subscription's name is a part of paths, of labels and of
-the topic's record."""
+"""The same limit as for a topic's name. A subscription's name is part of paths, of metric labels
+and of the topic's record."""
 
 INT32_MAX: Final = (1 << 31) - 1
 INT64_MAX: Final = (1 << 63) - 1
 
 
 NAMESPACE_NAME_BYTES_MAX: Final = 512
-"""The limit of tenant/namespace. It leaves half of a topic's full name for the topic."""
+"""The limit of `tenant/namespace`. It leaves half of a topic's full name to the topic."""
 
 
 def topic_name(
     tenant: str, namespace: str, topic: str, domain: Domain = Domain.PERSISTENT
 ) -> TopicName:
-    """A topic, from the parts of a path. Raises InvalidTopicName."""
+    """Return the topic with these parts of a path. Raises InvalidTopicName."""
     return TopicName.parse(f"{domain}://{tenant}/{namespace}/{topic}")
 
 
 def namespace_name(tenant: str, namespace: str) -> NamespaceName:
-    """Raises InvalidNamespaceName, InvalidArgument."""
+    """Return the namespace. Raises InvalidNamespaceName, InvalidArgument."""
     name = NamespaceName.parse(f"{tenant}/{namespace}")
     if len(str(name)) > NAMESPACE_NAME_BYTES_MAX:
         expected = f"at most {NAMESPACE_NAME_BYTES_MAX} bytes"
@@ -40,14 +41,14 @@ def namespace_name(tenant: str, namespace: str) -> NamespaceName:
 
 
 def tenant_name(text: str) -> str:
-    """Raises InvalidNamespaceName, InvalidArgument."""
+    """Return the tenant's name. Raises InvalidNamespaceName, InvalidArgument."""
     if "/" in text:
         raise InvalidArgument("tenant", text, "a name without a slash")
     return namespace_name(text, DEFAULT_NAMESPACE.namespace).tenant
 
 
 def subscription_name(text: str) -> str:
-    """Raises InvalidArgument."""
+    """Return the subscription's name. Raises InvalidArgument."""
     if not text or text.isspace():
         raise InvalidArgument("subscription name", text, "a name that is not blank")
     try:
@@ -61,8 +62,8 @@ def subscription_name(text: str) -> str:
 
 
 def position(ledger: int, entry: int) -> Position:
-    """An entry, or one of Pulsar's two special message ids: (-1, -1) is the beginning of the topic,
-    and (2^63-1, 2^63-1) is its end. Raises InvalidArgument."""
+    """Return the position of an entry, or one of Pulsar's two special message ids: (-1, -1) is the
+    beginning of the topic, and (2^63-1, 2^63-1) is its end. Raises InvalidArgument."""
     found = Position(ledger, entry)
     if found in (EARLIEST, LATEST):
         return found

@@ -1,4 +1,4 @@
-"""Administration of the cluster: its brokers, which broker serves a topic, and unloading."""
+"""Administration of the cluster: its brokers, lookups, and unloading."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LookupData(BaseModel):
 
 
 class ClusterData(BaseModel):
-    """Addresses of a cluster: those of one broker."""
+    """The addresses of a cluster, which are those of one of its brokers."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 
@@ -54,20 +54,21 @@ class ClusterData(BaseModel):
 
 
 def cluster_data(broker: Broker, cluster: str) -> ClusterData:
-    """Raises ClusterNotFound."""
+    """Return the addresses of this cluster. Raises ClusterNotFound for another cluster."""
     require_cluster(broker, cluster)
     return ClusterData(service_url=broker.me.http_url, broker_service_url=broker.me.pulsar_url)
 
 
 async def list_brokers(broker: Broker) -> list[str]:
-    """The live brokers with an admin port, as host:port."""
+    """Return the live brokers with an admin port, as host:port, sorted."""
     return sorted(
         urlsplit(each.http_url).netloc for each in await broker.live_brokers() if each.http_url
     )
 
 
 async def look_up(broker: Broker, name: TopicName) -> LookupData:
-    """Raises ServedElsewhere if another broker must answer: the one that is to own the topic."""
+    """Return the addresses of the broker that serves the topic. Raises ServedElsewhere if the
+    broker that is to own the topic must answer."""
     located = await broker.locate(name, authoritative=False)
     if not located.serves:
         raise ServedElsewhere(str(name), located.broker)
@@ -75,13 +76,13 @@ async def look_up(broker: Broker, name: TopicName) -> LookupData:
 
 
 async def bundle_of(broker: Broker, name: TopicName) -> str:
-    """The range of the topic's bundle. Raises NamespaceNotFound."""
+    """Return the range of the topic's bundle. Raises NamespaceNotFound."""
     record = await namespace_record(broker, name.namespace_name)
     return bundle_in(name, record.bundles).range
 
 
 async def unload_topic(broker: Broker, name: TopicName) -> None:
-    """Close the topic; its clients reconnect and open it again. Raises ServedElsewhere,
+    """Close the topic. Its clients reconnect and open it again. Raises ServedElsewhere,
     TopicNotFound."""
     await require_owner(broker, name)
     if name.domain is Domain.NON_PERSISTENT:
@@ -93,8 +94,8 @@ async def unload_topic(broker: Broker, name: TopicName) -> None:
 
 
 async def unload_bundle(broker: Broker, name: NamespaceName, part: str) -> None:
-    """Hand a bundle over to another broker if there is one. Raises NamespaceNotFound,
-    BundleNotFound, ServedElsewhere."""
+    """Hand a bundle over to another broker, if another broker is registered. Raises
+    NamespaceNotFound, BundleNotFound, ServedElsewhere."""
     record = await namespace_record(broker, name)
     if part not in record.bundles.names:
         raise BundleNotFound(str(name), part)
@@ -105,7 +106,7 @@ async def unload_bundle(broker: Broker, name: NamespaceName, part: str) -> None:
 
 
 async def open_non_persistent(broker: Broker, name: NamespaceName, part: str) -> list[str]:
-    """The non-persistent topics of a bundle that are open, sorted. Raises NamespaceNotFound,
+    """Return the open non-persistent topics of a bundle, sorted. Raises NamespaceNotFound,
     BundleNotFound, ServedElsewhere."""
     record = await namespace_record(broker, name)
     if part not in record.bundles.names:
@@ -121,8 +122,8 @@ async def open_non_persistent(broker: Broker, name: NamespaceName, part: str) ->
 async def unload_namespace(
     broker: Broker, name: NamespaceName
 ) -> list[tuple[str, BrokerRegistration]]:
-    """Hand over the bundles that this broker owns. Returns the others with their owners, which were
-    not asked. Raises NamespaceNotFound."""
+    """Hand over the namespace's bundles that this broker owns. Returns the other bundles with their
+    owners, which the caller must ask. Raises NamespaceNotFound."""
     left = []
     for part in (await namespace_record(broker, name)).bundles.names:
         owner = await broker.unload_bundle(Bundle(name.tenant, name.namespace, part))
@@ -132,6 +133,6 @@ async def unload_namespace(
 
 
 def require_cluster(broker: Broker, cluster: str) -> None:
-    """Raises ClusterNotFound."""
+    """Raise ClusterNotFound if this is another cluster."""
     if cluster != broker.cluster:
         raise ClusterNotFound(cluster, broker.cluster)

@@ -1,4 +1,5 @@
-"""The reasons why a subscription does not deliver, its pending entries, and the consumer of a key.
+"""Administration of deliveries: why a subscription does not deliver, its pending entries, and the
+consumer of a key.
 
 Operations raise ServedElsewhere, BundleUnavailable, TopicNotFound and SubscriptionNotFound.
 """
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
 OLDEST_SHOWN: Final = 10
 
 KEY_BYTES_MAX: Final = 4_096
-"""The limit of a key in a request. The key is a part of the request line."""
+"""The limit of a key in a request. The key is part of the request line."""
 
 __all__ = ["KEY_BYTES_MAX", "PAGE_ENTRIES_MAX", "explanation", "key_holder", "pending"]
 
 
 async def explanation(broker: Broker, name: TopicName, subscription: str) -> Explanation:
-    """Every reason why the subscription delivers nothing now. The call does not open a quarantined
-    topic."""
+    """Return every reason why the subscription delivers nothing now. A quarantined topic is not
+    opened."""
     refusal = broker.quarantine.refusal(name, asyncio.get_running_loop().time())
     if refusal is not None and _open_here(broker, name) is None:
         await require_owner(broker, name)
@@ -75,7 +76,7 @@ async def pending(
     after: Position,
     limit: int,
 ) -> PendingPage:
-    """A page of pending entries. See `pending_page`. Raises NotAllowed."""
+    """Return a page of pending entries. See `pending_page`. Raises NotAllowed."""
     topic = await _served(broker, name)
     shown, following = await pending_page(
         _found(topic, subscription),
@@ -94,8 +95,8 @@ async def pending(
 async def key_holder(
     broker: Broker, name: TopicName, subscription: str, key: bytes, *, shown: str
 ) -> KeyShown:
-    """The hash of a key, the consumer that gets the key, and the reasons why its messages wait.
-    `shown`: the key in readable form. Raises NotAllowed: the type is not Key_Shared."""
+    """Return the hash of a key, the consumer of the key, and the reasons why its messages wait.
+    `shown`: the key in readable form. Raises NotAllowed if the type is not Key_Shared."""
     topic = await _served(broker, name)
     found = _found(topic, subscription)
     machine = found.dispatcher
@@ -133,8 +134,9 @@ def _open_here(broker: Broker, name: TopicName) -> Topic | None:
 
 
 async def _served(broker: Broker, name: TopicName) -> Topic:
-    """The topic. A topic that is open here needs no request to the metadata store: operators need
-    these answers most while the store is down. Raises NotAllowed: its messages are not stored."""
+    """Return the topic. A topic that is open here needs no request to the metadata store, because
+    operators need these answers most while the store is down. Raises NotAllowed for a
+    non-persistent topic."""
     return _open_here(broker, name) or await open_topic(broker, name)
 
 

@@ -1,8 +1,8 @@
-"""The errors of administrators' requests, and the HTTP status and the advice of each.
+"""The errors of administrators' requests, with the HTTP status and the advice for each.
 
 The table at the end is the only place for both: a row gives the HTTP status of an error, and the
-advice that the command line prints after the reason. If Pulsar's admin API has the case, the status
-is that of Pulsar.
+advice that the command line prints after the reason. If Pulsar's admin API has the same error, the
+status is Pulsar's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class ServedElsewhere(errors.BrokerError):
-    """Another broker serves the topic. The request goes to that broker's HTTP address."""
+    """Another broker serves the topic. The client must send the request to that broker's HTTP
+    address."""
 
     def __init__(self, topic: str, owner: BrokerRegistration) -> None:
         super().__init__(f"topic {topic} is served by {owner.broker} at {owner.http_url}")
@@ -73,7 +74,8 @@ class MessageNotFound(errors.BrokerError):
 
 
 class PositionNotFound(errors.BrokerError):
-    """A message id beyond the end of the topic. Moving there would drop the whole backlog."""
+    """The message id is beyond the end of the topic. Moving the subscription there would drop its
+    whole backlog."""
 
     def __init__(self, topic: str, position: Position, last: Position) -> None:
         super().__init__(f"topic {topic} has no message {position}: its last message is {last}")
@@ -148,7 +150,7 @@ class Outcome:
     """The answer to a failed request."""
 
     status: int  # the HTTP status
-    advice: str  # the advice at the command line; "": the reason is enough
+    advice: str  # the advice on the command line; "": the reason is enough
 
 
 _LATER: Final = "try again in a moment"
@@ -157,7 +159,8 @@ _OF_ALL_PARTITIONS: Final = (
     " are for all partitions"
 )
 
-# The first row with the class of the error, or a base class of it, decides. Base classes come last.
+# The first row with the class of the error, or with one of its base classes, decides. So base
+# classes come last.
 OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
     (ServedElsewhere, Outcome(307, "ask that broker")),
     (InvalidArgument, Outcome(400, "")),
@@ -183,8 +186,11 @@ OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
     (errors.SubscriptionExists, Outcome(409, "")),
     (errors.TopicInUse, Outcome(412, "close them first, or use --force")),
     (errors.TooManyRequests, Outcome(429, _LATER)),
-    (PartitionBusy, Outcome(412, "ask again when that has changed; what is done stays done")),
-    (PartitionFailed, Outcome(503, "ask again: what is done already stays done")),
+    (
+        PartitionBusy,
+        Outcome(412, "repeat the request when that has changed; it continues where it stopped"),
+    ),
+    (PartitionFailed, Outcome(503, "repeat the request; it continues where it stopped")),
     (errors.NonPersistentInUse, Outcome(412, "close them first, or use --force")),
     (errors.ReservedName, Outcome(412, "choose another name")),
     (errors.IsPartitioned, Outcome(405, _OF_ALL_PARTITIONS)),
@@ -201,11 +207,12 @@ OUTCOMES: Final[tuple[tuple[type[Exception], Outcome], ...]] = (
 )
 SHOWN_NAMES_MAX: Final = 5
 SHOWN_CHARACTERS_MAX: Final = 200
-"""Characters of a request's value that an error shows: a hostile value may be megabytes long."""
+"""The limit of characters of a request's value in an error: a hostile value may be megabytes
+long."""
 
 
 def outcome_of(error: Exception) -> Outcome:
-    """The row for one of OPERATING_ERRORS (broker/refusal.py); other errors are bugs."""
+    """Return the outcome for one of OPERATING_ERRORS (broker/refusal.py). Other errors are bugs."""
     for kind, outcome in OUTCOMES:
         if isinstance(error, kind):
             return outcome

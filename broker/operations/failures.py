@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def health_details(broker: Broker, now: float) -> dict[str, object]:
-    """A field of /health beside the state: the quarantined topics, if there are any."""
+    """Return the additional field of /health: the quarantined topics, if there are any."""
     quarantined = broker.quarantine.describe(now)
     return {"quarantined_topics": quarantined} if quarantined else {}
 
 
 class FailureMetrics(Collector):
-    """Register it with the registry of the process."""
+    """The metrics of this module. Register them with the registry of the process."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -1,7 +1,7 @@
-"""Whether this broker serves messages: it publishes one to its own heartbeat topic and reads it.
+"""The health check: this broker publishes a message to its own heartbeat topic and reads it.
 
-The topic is `non-persistent://pulsar/<host:port>/heartbeat`, as in Pulsar. No user can create it,
-lists do not show it, and nothing of it is stored.
+The topic is `non-persistent://pulsar/<host:port>/heartbeat`, as in Pulsar. Users cannot create this
+topic, lists do not show it, and its messages are not stored.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Unhealthy(BrokerError):
 
 
 class _Ends:
-    """Both ends of the check. `came` is set when the message has arrived."""
+    """The events of the producer and of the consumer. `came` is set when the message has arrived or
+    the check has failed."""
 
     def __init__(self) -> None:
         self.came = asyncio.Event()
@@ -82,7 +83,7 @@ class _Ends:
         """Ignored: there is only one consumer."""
 
     def reached_end(self) -> None:
-        """The topic has no end."""
+        """Ignored: the topic has no end."""
 
     def closed(self, reason: CloseReason) -> None:
         self.error = Unhealthy(HEARTBEAT, reason.value)
@@ -93,7 +94,8 @@ class _Ends:
 
 
 async def check_health(broker: Broker) -> None:
-    """Raises Unhealthy, ServedElsewhere, and what opening a topic raises."""
+    """Publish a message and read it. Raises Unhealthy, ServedElsewhere, and the errors of opening a
+    topic."""
     name = heartbeat_of(broker)
     await _ensure_namespace(broker, name)
     await require_owner(broker, name)

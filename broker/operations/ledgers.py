@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 async def orphans(broker: Broker, *, after: int, delete: bool) -> OrphanPage:
-    """The orphaned ledgers of one page: the next ledgers after `after`. `delete`: delete them.
-    Raises MetadataError, LedgerError."""
+    """Return the orphaned ledgers in one page of the ledgers after `after`. `delete`: also delete
+    them. Raises MetadataError, LedgerError."""
     page = await broker.orphans.page(after, delete=delete)
     return OrphanPage(
         examined=page.examined,

@@ -1,14 +1,14 @@
 """Metrics of a broker under Pulsar's names, read from its topics at each scrape.
 
-Topics count what flows through them in any case; nothing is counted for these metrics but the
-publish latency. The topics are read in slices, between which the loop does other work; so the
-figures of two topics may be some milliseconds apart. The metrics are made from the figures in a
-thread. A topic whose series do not fit beside those of topics that were opened before it has none
-of its own; the metrics of the whole broker include it.
+Topics count their messages and bytes for other purposes, too; only the publish latency is recorded
+for these metrics alone. The broker reads the topics in slices, between which the event loop does
+other work. So the figures of two topics may be some milliseconds apart. A thread makes the metrics
+from the figures. The number of series is limited. The topics that were opened first have series of
+their own; the other topics count only in the metrics of the whole broker.
 
-Of Pulsar's metrics of a namespace, which it exposes instead of those of topics when
-`exposeTopicLevelMetricsInPrometheus` is false, there are the gauges. There are no counters for a
-namespace or a broker: they would go down whenever a topic moves to another broker.
+When `exposeTopicLevelMetricsInPrometheus` is false, the broker exposes metrics of namespaces
+instead of topics, as Pulsar does, but only the gauges. A namespace or a broker has no counters,
+because they would go down whenever a topic moves to another broker.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from magnetar.broker.topic.subscription import Subscription
 
 SERIES_MAX: Final = 10_000
-"""Series of topics and subscriptions together: 450 topics with a subscription each. Prometheus
-stores and indexes each series."""
+"""The limit of series of topics and subscriptions together: 450 topics with a subscription each.
+Prometheus stores and indexes each series."""
 
 SLICE_S: Final = 0.002
 """The loop's time for one slice: 100 topics with a subscription each, at 20 us."""
 
-# metric, what it says
+# metric, help text
 _GAUGES: Final = (
     ("subscriptions_count", "Subscriptions."),
     ("producers_count", "Connected producers."),
@@ -76,15 +76,15 @@ _SUBSCRIPTION_GAUGES: Final = (
 )
 _AGE: Final = (
     "pulsar_storage_backlog_age_seconds",
-    "Age of the oldest unacknowledged message of a durable subscription; -1: none. Looked up once a"
+    "Age of the oldest unacknowledged message of a durable subscription; -1: none. Updated once a"
     " minute.",
 )
-_TOPIC_SERIES: Final = len(_GAUGES) + len(_COUNTERS) + 1  # a backlog's age, or what was dropped
+_TOPIC_SERIES: Final = len(_GAUGES) + len(_COUNTERS) + 1  # backlog age or dropped messages
 
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """One topic at this moment."""
+    """The figures of one topic at one moment."""
 
     namespace: str
     topic: str
@@ -98,7 +98,7 @@ class _Figures:
 
 
 class _Slices:
-    """Gives the loop back when the current slice has taken SLICE_S."""
+    """Gives the event loop a turn when the current slice has taken SLICE_S."""
 
     def __init__(self) -> None:
         self._ends = time.perf_counter() + SLICE_S
@@ -130,8 +130,8 @@ class BrokerMetrics:
         self._series_max = series_max
 
     async def read(self) -> Collector:
-        """Read all topics, a slice at a time. A thread may collect the answer: it reads nothing
-        that changes."""
+        """Read all topics, one slice at a time. A thread may use the returned collector, which has
+        copies of all figures."""
         slices = _Slices()
         figures = []
         for topic in self._broker.served:
@@ -148,7 +148,7 @@ class BrokerMetrics:
 
 
 class _Reading(Collector):
-    """The metrics of what was read."""
+    """The metrics of one reading."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class _Reading(Collector):
             yield counter
 
     def _drops(self, figures: Sequence[_Figures]) -> Iterator[Metric]:
-        """The dropped messages of non-persistent topics."""
+        """Make the metrics of the dropped messages of non-persistent topics."""
         labels = ("cluster", "namespace", "topic")
         dropped = CounterMetricFamily(
             "magnetar_dropped_messages",
@@ -274,7 +274,8 @@ class _Reading(Collector):
         labels: tuple[str, ...],
         rows: Sequence[tuple[tuple[str, ...], Sequence[float]]],
     ) -> Iterator[Metric]:
-        """One metric for each name; a row gives a label set the values of all."""
+        """Make one metric for each name. A row has the labels of one series and its values for all
+        metrics."""
         for place, (name, text) in enumerate(names):
             gauge = GaugeMetricFamily(f"{prefix}_{name}", text, labels=("cluster", *labels))
             for label, values in rows:
@@ -327,7 +328,7 @@ async def _figures_of(topic: ServedTopic, now: float, slices: _Slices) -> _Figur
 
 
 async def _live_figures_of(topic: NonPersistentTopic, now: float, slices: _Slices) -> _Figures:
-    """Nothing is stored or acknowledged."""
+    """Return the figures of a topic whose messages are neither stored nor acknowledged."""
     subscriptions: list[tuple[str, tuple[float, ...]]] = []
     drops, consumers = [], 0
     for name, each in list(topic.subscriptions.items()):
@@ -380,14 +381,14 @@ def _gauges_of(subscription: Subscription, now: float) -> tuple[float, ...]:
 
 
 def _sums(figures: Sequence[_Figures]) -> list[float]:
-    """The sums of all topics, in the order of `_GAUGES`."""
+    """Return the sums of all topics, in the order of `_GAUGES`."""
     if not figures:
         return [0.0] * len(_GAUGES)
     return [sum(column) for column in zip(*[each.gauges for each in figures], strict=True)]
 
 
 def _shown(figures: Sequence[_Figures], series_max: int) -> list[_Figures]:
-    """The topics whose series fit into `series_max`, the oldest ones first."""
+    """Return the topics whose series fit into `series_max`, the first opened ones first."""
     shown, left = [], series_max
     for each in figures:
         series = _TOPIC_SERIES + len(_SUBSCRIPTION_GAUGES) * len(each.subscriptions)
@@ -401,7 +402,7 @@ def _shown(figures: Sequence[_Figures], series_max: int) -> list[_Figures]:
 def _latency(histogram: LatencyHistogram, cluster: str) -> Metric:
     found = HistogramMetricFamily(
         "pulsar_broker_publish_latency",
-        "Milliseconds until a publish was durable: of the oldest entry of each run of entries that"
+        "Milliseconds until a publish was durable, for the oldest entry of each run of entries that"
         " became durable together.",
         labels=("cluster",),
     )

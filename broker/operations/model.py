@@ -1,7 +1,7 @@
-"""The JSON bodies of operations. Names are those of Pulsar's admin API.
+"""The JSON bodies of operations, with the names of Pulsar's admin API.
 
-Models of statistics accept fields that they do not name, so that a part of a topic can report more
-without a change here.
+Models of statistics accept unknown fields, so that a part of a topic can report more without a
+change here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class PublisherStats(_Statistics):
 
 
 class DrainingHashStats(_Statistics):
-    """A hash that waits for acknowledgements of the consumer that had it before."""
+    """A hash that moves to another consumer when its former consumer has acknowledged its
+    messages."""
 
     hash: int
     unack_msgs: int = Field(description="unacknowledged messages of the hash")
@@ -64,24 +65,28 @@ class ConsumerStats(_Statistics):
     msg_rate_redeliver: float = Field(default=0.0, description="messages per second")
     message_ack_rate: float = Field(
         default=0.0,
-        description="messages per second; on Exclusive and Failover by the average batch",
+        description="messages per second; Exclusive and Failover: estimated from the average batch",
     )
     chunked_message_rate: float = Field(
         default=0.0, description="entries with a part of a message, per second"
     )
     avg_messages_per_entry: int = Field(default=0, description="0: nothing was delivered")
     blocked_consumer_on_unacked_msgs: bool = Field(
-        default=False, description="too many unacknowledged messages; it resumes at half"
+        default=False,
+        description="true: too many unacknowledged messages; deliveries resume at half the limit",
     )
     draining_hashes_count: int = Field(
         default=0,
-        description="hashes that moved to another consumer while this one has messages of them",
+        description="hashes that move to another consumer, but of which this one has messages",
     )
-    draining_hashes_cleared_total: int = Field(default=0, description="since it connected")
+    draining_hashes_cleared_total: int = Field(
+        default=0, description="drained hashes since the consumer connected"
+    )
     draining_hashes_unacked_messages: int = 0
     draining_hashes: list[DrainingHashStats] = []
     key_hash_range_arrays: list[list[int]] | None = Field(
-        default=None, description="its hashes, each range with both ends; null: not Key_Shared"
+        default=None,
+        description="the consumer's hashes, each range with both ends; null: not Key_Shared",
     )
     address: str = ""
     client_version: str = ""
@@ -91,7 +96,7 @@ class ConsumerStats(_Statistics):
     last_acked_timestamp: int = Field(default=0, description=_WHEN)
     last_consumed_timestamp: int = Field(default=0, description=_WHEN)
     last_consumed_flow_timestamp: int = Field(
-        default=0, description=f"when it granted permits, in {_WHEN}"
+        default=0, description=f"last grant of permits, in {_WHEN}"
     )
     last_acked_time: str = ""
     last_consumed_time: str = ""
@@ -122,25 +127,30 @@ class SubscriptionStats(_Statistics):
     msg_out_counter: int
     bytes_out_counter: int
     mark_delete_position: str | None = Field(
-        default=None, description="everything up to it is acknowledged; null: it has no cursor"
+        default=None, description="every entry up to this position is acknowledged; null: no cursor"
     )
     read_position: str | None = Field(
         default=None, description="null while no consumer has connected"
     )
-    waiting_for: list[str] = Field(default_factory=list, description="why nothing is dispatched")
+    waiting_for: list[str] = Field(
+        default_factory=list, description="the reasons why nothing is dispatched"
+    )
     msg_drop_rate: float = Field(
         default=0.0, description="messages of a non-persistent topic dropped per second"
     )
     active_consumer_name: str = Field(
-        default="", description="empty: no consumer is active, or all are"
+        default="", description="empty: no consumer is active, or all consumers are"
     )
     message_ack_rate: float = Field(default=0.0, description="messages per second")
     chunked_message_rate: float = 0.0
     blocked_subscription_on_unacked_msgs: bool = Field(
-        default=False, description="too many unacknowledged messages: only redelivery continues"
+        default=False,
+        description="true: too many unacknowledged messages; only redelivery continues",
     )
     msg_delayed: int = Field(default=0, description="entries whose delivery time has not come")
-    msg_backlog_no_delayed: int = Field(default=0, description="the backlog without these entries")
+    msg_backlog_no_delayed: int = Field(
+        default=0, description="the backlog without delayed entries"
+    )
     msg_in_replay: int = Field(default=0, description="entries that wait for their consumer")
     key_shared_mode: str | None = Field(default=None, description="null: not Key_Shared")
     allow_out_of_order_delivery: bool = False
@@ -148,10 +158,10 @@ class SubscriptionStats(_Statistics):
     draining_hashes_cleared_total: int = 0
     draining_hashes_unacked_messages: int = 0
     non_contiguous_deleted_messages_ranges: int = Field(
-        default=0, description="ranges that are acknowledged beyond the mark-delete position"
+        default=0, description="acknowledged ranges beyond the mark-delete position"
     )
     non_contiguous_deleted_messages_ranges_serialized_size: int = Field(
-        default=0, description="bytes that they take where the cursor is stored"
+        default=0, description="bytes of these ranges in the stored cursor"
     )
     last_acked_timestamp: int = Field(default=0, description=_WHEN)
     last_consumed_timestamp: int = Field(default=0, description=_WHEN)
@@ -179,14 +189,14 @@ class TopicStats(_Statistics):
         description="when the oldest unacknowledged message was published, in ms; 0: none",
     )
     oldest_backlog_message_age_seconds: int = Field(
-        default=-1, description="time since the broker appended it; -1: there is none"
+        default=-1, description="time since the broker appended that message; -1: none"
     )
     oldest_backlog_message_subscription_name: str = ""
     backlog_size: int = Field(default=0, description="bytes of the largest backlog, estimated")
     storage_size: int = Field(default=0, description="bytes in all ledgers, one copy")
     msg_count: int = Field(default=0, description="messages in all ledgers")
     topic_epoch: str | None = Field(
-        default=None, description="epoch of the last exclusive producer; null: there was none"
+        default=None, description="epoch of the last exclusive producer; null: none so far"
     )
     msg_drop_rate: float = Field(
         default=0.0, description="messages of a non-persistent topic dropped per second"
@@ -197,23 +207,23 @@ class TopicStats(_Statistics):
         default_factory=dict, description="non-durable subscriptions with the name of a durable one"
     )
     managed_ledger: dict[str, Any] | None = Field(
-        default=None, description="null: the topic is not stored"
+        default=None, description="null: the topic's messages are not stored"
     )
     recent_failures: list[str] = Field(
         default_factory=list,
-        description="failures by unexpected exceptions within an hour: seconds ago, and why",
+        description="last failures by unexpected exceptions, with the reason of the latest one",
     )
 
 
 class PartitionedMetadata(BaseModel):
-    """How many partitions a topic has."""
+    """The number of partitions of a topic."""
 
     model_config = ConfigDict(frozen=True)
 
     partitions: int = Field(description="0: the topic is not partitioned", ge=0, le=INT64_MAX)
     properties: dict[str, str] = Field(default_factory=dict)
     deleted: bool = Field(
-        default=False, description="its deletion is not finished: repeat the request"
+        default=False, description="always false: a topic that is being deleted is not found"
     )
 
 
@@ -221,7 +231,9 @@ class PartitionedStats(TopicStats):
     """Sums over all partitions of a topic."""
 
     metadata: PartitionedMetadata
-    partitions: dict[str, TopicStats] = Field(description="by full name; empty if not asked for")
+    partitions: dict[str, TopicStats] = Field(
+        description="keyed by full name; empty if not asked for"
+    )
 
 
 class LedgerInfo(_Statistics):
@@ -231,8 +243,8 @@ class LedgerInfo(_Statistics):
     entries: int
     size: int = Field(description="bytes, one copy")
     offloaded: bool = Field(default=False, description="always false: there is no offloading")
-    first_index: int = Field(description="index of its first message")
-    closed_at: int = Field(description="milliseconds since 1970-01-01 UTC; 0: it is open")
+    first_index: int = Field(description="index of the ledger's first message")
+    closed_at: int = Field(description="milliseconds since 1970-01-01 UTC; 0: the ledger is open")
 
 
 class CursorStats(_Statistics):
@@ -245,19 +257,19 @@ class CursorStats(_Statistics):
     read_position: str | None
     number_of_entries_in_backlog: int
     individually_deleted_messages: list[str] = Field(
-        description="ranges acknowledged beyond the mark, both ends included, as ledger:first-last"
+        description="acknowledged ranges beyond the mark-delete position, as ledger:first-last"
     )
     individually_deleted_messages_complete: bool = Field(
-        description="false: there are more ranges than are shown"
+        description="false: there are more ranges than shown"
     )
     properties: dict[str, str]
 
 
 class InternalStats(_Statistics):
-    """How a topic is stored."""
+    """The ledgers and cursors of a topic."""
 
     state: str
-    epoch: int = Field(description="how often a broker has taken the topic over")
+    epoch: int = Field(description="grows each time that a broker opens the topic")
     number_of_entries: int
     total_size: int = Field(description="bytes in all ledgers, one copy")
     current_ledger_entries: int
@@ -267,10 +279,10 @@ class InternalStats(_Statistics):
     terminated: str | None = Field(
         description="position of the last message of a terminated topic; null: not terminated"
     )
-    cursor_ledgers: list[int] = Field(description="ledgers that all cursors share")
+    cursor_ledgers: list[int] = Field(description="ledgers that all cursors of the topic share")
     delayed_ledgers: list[int] = Field(description="ledgers with the indexes of delayed messages")
     ledgers_to_delete: int = Field(description="dropped ledgers whose deletion is not complete")
-    lost: list[str] = Field(description="entries that were skipped: all bookies had lost them")
+    lost: list[str] = Field(description="skipped entries, which all bookies had lost")
     ledgers: list[LedgerInfo]
     cursors: dict[str, CursorStats]
 
@@ -293,7 +305,7 @@ class OrphanedLedger(_Statistics):
 
     ledger_id: int
     topic: str = Field(description="the topic for which a broker created it")
-    kind: str = Field(description="data or cursor")
+    kind: str = Field(description="data, cursor or delayed")
     created_at: int = Field(description="milliseconds since 1970-01-01 UTC")
 
 
@@ -301,9 +313,11 @@ class OrphanPage(_Statistics):
     """A part of a search for orphaned ledgers."""
 
     examined: int
-    unreadable: int = Field(description="ledgers that cannot be judged, and are kept")
+    unreadable: int = Field(
+        description="kept ledgers whose metadata or topic record cannot be read"
+    )
     deleted: int
-    kept: dict[str, int] = Field(description="how many ledgers are kept, by reason")
+    kept: dict[str, int] = Field(description="number of kept ledgers, by reason")
     orphans: list[OrphanedLedger]
     next_after: int | None = Field(
         description="`after` of the next page; null: this is the last page"
@@ -311,7 +325,7 @@ class OrphanPage(_Statistics):
 
 
 class TerminatedAt(BaseModel):
-    """The last message of a terminated topic. Both ids are -1 if there is none."""
+    """The last message of a terminated topic. Both ids are -1 if the topic is empty."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 
@@ -325,16 +339,20 @@ class PeekedMessage(BaseModel):
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 
-    message_id: str = Field(description="ledger:entry, of a batch ledger:entry:index")
+    message_id: str = Field(description="ledger:entry, in a batch ledger:entry:index")
     producer_name: str
     sequence_id: int
     publish_time: int = Field(description="milliseconds since 1970-01-01 UTC")
     event_time: int | None = Field(description="milliseconds since 1970-01-01 UTC; null: none")
     key: str | None
-    key_is_base64: bool = Field(description="the key is bytes, encoded as base64")
+    key_is_base64: bool = Field(description="true: the key is bytes, encoded as base64")
     properties: dict[str, str]
-    payload: str | None = Field(description="base64; null: it cannot be shown, see `problem`")
-    problem: str | None = Field(description="why the payload cannot be shown")
+    payload: str | None = Field(
+        description="base64; null: the payload cannot be shown, see `problem`"
+    )
+    problem: str | None = Field(
+        description="the reason why the payload cannot be shown; null: it is shown"
+    )
 
 
 class Refusal(BaseModel):

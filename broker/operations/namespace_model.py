@@ -14,14 +14,14 @@ from magnetar.broker.operations.policy_table import QUOTAS, ROWS, QuotaType
 from magnetar.metadata.policies import NamespaceRecord, Policies, TenantRecord
 
 NAMES_MAX: Final = 100
-"""Roles or clusters of a tenant. Its record is read by every broker."""
+"""The limit of roles, and of clusters, of a tenant. Every broker reads the tenant's record."""
 
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 _Names = Annotated[frozenset[_Name], Field(max_length=NAMES_MAX)]
 
 
 class TenantInfo(BaseModel):
-    """An owner of namespaces."""
+    """The settings of a tenant, which owns namespaces."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True
@@ -31,7 +31,7 @@ class TenantInfo(BaseModel):
     allowed_clusters: _Names | None = Field(default=None, description="empty: every cluster")
 
     def changed(self, record: TenantRecord) -> TenantRecord:
-        """The record with the fields that this body sets."""
+        """Return the record, changed by the fields that this body sets."""
         roles, clusters = self.admin_roles, self.allowed_clusters
         return TenantRecord(
             allowed_clusters=record.allowed_clusters if clusters is None else clusters,
@@ -57,7 +57,7 @@ class TenantShown(BaseModel):
 
 
 class Bundles(BaseModel):
-    """How the hash space of a namespace is divided."""
+    """The bundles of a namespace, which divide its hash space."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 
@@ -72,7 +72,7 @@ class Bundles(BaseModel):
 
 
 class BundleCount(BaseModel):
-    """How many bundles of equal size a new namespace has."""
+    """The number of bundles of a new namespace. All have the same size."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 
@@ -80,8 +80,8 @@ class BundleCount(BaseModel):
 
 
 class NewNamespace(BaseModel):
-    """The settings of a new namespace. Policies are accepted under the names that GET shows; keys
-    that Magnetar does not know are ignored, as Pulsar's tools send all of Pulsar's."""
+    """The settings of a new namespace. Policies have the names that GET shows. Magnetar ignores
+    keys that it does not know, because Pulsar's tools send all of Pulsar's keys."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -93,7 +93,7 @@ class NewNamespace(BaseModel):
         return (self.bundles.num_bundles or None) if self.bundles else None
 
     def policies(self, cluster: str) -> Policies:
-        """Raises InvalidArgument."""
+        """Return the policies of the body. Raises InvalidArgument."""
         given = self.model_extra or {}
         values: dict[str, Any] = {}
         for row in ROWS:
@@ -123,7 +123,7 @@ def _parsed(name: str, form: Any, found: Any) -> Any:
 
 
 def shown_policies(record: NamespaceRecord, cluster: str) -> dict[str, Any]:
-    """The policies that a namespace sets, with Pulsar's keys. null: not set."""
+    """Return the policies that a namespace sets, with Pulsar's keys. null: not set."""
     policies = record.policies
     shown: dict[str, Any] = {
         "bundles": Bundles.of(record).model_dump(by_alias=True),

@@ -1,10 +1,11 @@
 """Administration of tenants and namespaces: list, create, read, change and delete.
 
-Any broker carries these out by compare-and-set. A namespace must not be left without its tenant
-when one is created while the other is deleted. So the creator writes the namespace first and then
-the tenant's record, unchanged, by compare-and-set. The deleter lists the namespaces after it has
-read the tenant's record, and deletes the record at the version that it read. One of the two fails:
-the creator takes its namespace back, or the deleter looks again.
+Any broker carries these operations out by compare-and-set. When a namespace is created while its
+tenant is deleted, the namespace must not be left without a tenant. So the creator writes the
+namespace first and then the tenant's record, unchanged, by compare-and-set. The deleter lists the
+namespaces after it has read the tenant's record, and deletes the record at the version that it
+read. One of the two fails: either the creator deletes its namespace again, or the deleter begins
+again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ WRITE_TIMEOUT_S: Final = 10.0
 """Time limit of a change by compare-and-set, with its retries."""
 
 RACES_MAX: Final = 20
-"""Lost races before an operation over several records gives up."""
+"""The number of lost races after which an operation over several records gives up."""
 
 BUNDLES_MAX: Final = 128
 """The most bundles of a namespace; also the maximum of `default_number_of_namespace_bundles`."""
@@ -50,24 +51,24 @@ BUNDLES_MAX: Final = 128
 
 
 async def list_tenants(broker: Broker) -> list[str]:
-    """Names, sorted."""
+    """Return the names, sorted."""
     await broker.metadata.sync(paths.TENANTS)
     found = {paths.unquoted(child) for child in await broker.metadata.children(paths.TENANTS)}
     return sorted(found | {DEFAULT_NAMESPACE.tenant})
 
 
 async def tenant_record(broker: Broker, tenant: str) -> TenantRecord:
-    """Raises TenantNotFound."""
+    """Return the tenant's record. Raises TenantNotFound."""
     stored = await read(broker, paths.tenant(tenant))
     if stored is not None:
         return codec.decode_tenant(stored)
-    if tenant == DEFAULT_NAMESPACE.tenant:  # it always exists: its record is made when it is used
+    if tenant == DEFAULT_NAMESPACE.tenant:  # always exists: its first use creates the record
         return TenantRecord()
     raise TenantNotFound(tenant)
 
 
 async def create_tenant(broker: Broker, tenant: str, record: TenantRecord) -> None:
-    """Raises TenantExists."""
+    """Create a tenant. Raises TenantExists."""
     try:
         await broker.metadata.put(
             paths.tenant(tenant), codec.encode_tenant(record), expected=ABSENT
@@ -79,7 +80,8 @@ async def create_tenant(broker: Broker, tenant: str, record: TenantRecord) -> No
 async def update_tenant(
     broker: Broker, tenant: str, change: Callable[[TenantRecord], TenantRecord]
 ) -> None:
-    """Raises TenantNotFound."""
+    """Change a tenant's record. `change` is called again after each lost race. Raises
+    TenantNotFound."""
 
     def written(stored: bytes | None) -> bytes | Verdict:
         if stored is None and tenant != DEFAULT_NAMESPACE.tenant:
@@ -92,7 +94,7 @@ async def update_tenant(
 
 
 async def delete_tenant(broker: Broker, tenant: str) -> None:
-    """Raises TenantNotFound, TenantNotEmpty, Protected."""
+    """Delete a tenant without namespaces. Raises TenantNotFound, TenantNotEmpty, Protected."""
     if tenant == DEFAULT_NAMESPACE.tenant:
         raise Protected(f"tenant {tenant}")
     store, path = broker.metadata, paths.tenant(tenant)
@@ -117,17 +119,17 @@ async def delete_tenant(broker: Broker, tenant: str) -> None:
 
 
 async def list_namespaces(broker: Broker, tenant: str) -> list[str]:
-    """The namespaces of a tenant as tenant/namespace, sorted. Raises TenantNotFound."""
+    """Return the namespaces of a tenant as tenant/namespace, sorted. Raises TenantNotFound."""
     await tenant_record(broker, tenant)
     return [str(NamespaceName(tenant, name)) for name in await _namespaces_of(broker, tenant)]
 
 
 async def namespace_record(broker: Broker, name: NamespaceName) -> NamespaceRecord:
-    """Raises NamespaceNotFound."""
+    """Return the namespace's record. Raises NamespaceNotFound."""
     path = paths.namespace(name.tenant, name.namespace)
     stored = await read(broker, path)
     if stored is None and name == DEFAULT_NAMESPACE:
-        await broker.policies.ready(name)  # it always exists: its first use creates the record
+        await broker.policies.ready(name)  # always exists: its first use creates the record
         stored = await read(broker, path)
     if stored is None:
         raise NamespaceNotFound(str(name))
@@ -135,7 +137,7 @@ async def namespace_record(broker: Broker, name: NamespaceName) -> NamespaceReco
 
 
 class TopicMode(StrEnum):
-    """Which topics of a namespace are listed."""
+    """The topics of a namespace to list."""
 
     PERSISTENT = "PERSISTENT"
     NON_PERSISTENT = "NON_PERSISTENT"
@@ -150,7 +152,7 @@ _DOMAINS: Final = {
 
 
 async def list_topics(broker: Broker, name: NamespaceName, mode: TopicMode) -> list[str]:
-    """Full names, sorted, without those of the system. Raises NamespaceNotFound.
+    """Return the full names of the topics, sorted, without system topics. Raises NamespaceNotFound.
 
     A non-persistent topic without partitions is listed only if it is open at this broker.
     """
@@ -162,8 +164,8 @@ async def list_topics(broker: Broker, name: NamespaceName, mode: TopicMode) -> l
 async def create_namespace(
     broker: Broker, name: NamespaceName, bundles: int | None, policies: Policies
 ) -> None:
-    """`bundles` None: as many as the broker's settings say. Raises TenantNotFound,
-    NamespaceExists."""
+    """Create a namespace. `bundles` None: the number in the broker's settings. Raises
+    TenantNotFound, NamespaceExists."""
     store, path = broker.metadata, paths.namespace(name.tenant, name.namespace)
     record = NamespaceRecord(
         NamespaceBundles.divided(bundles or broker.namespace_bundles), policies
@@ -175,7 +177,7 @@ async def create_namespace(
         raise NamespaceExists(str(name)) from None
     try:
         await _touch_tenant(broker, name.tenant)
-    except TenantNotFound:  # it was deleted meanwhile
+    except TenantNotFound:  # the tenant was deleted meanwhile
         with suppress(BadVersion, NoNode):
             await store.delete(path, expected=version)
         raise
@@ -186,7 +188,8 @@ async def change_namespace(
     name: NamespaceName,
     change: Callable[[NamespaceRecord], NamespaceRecord],
 ) -> None:
-    """`change` is called again after each lost race. Raises NamespaceNotFound."""
+    """Change a namespace's record. `change` is called again after each lost race. Raises
+    NamespaceNotFound."""
     if name == DEFAULT_NAMESPACE:
         await namespace_record(broker, name)
 
@@ -201,16 +204,16 @@ async def change_namespace(
 
 
 def require_deletable(name: NamespaceName) -> None:
-    """Raises Protected."""
+    """Raise Protected for the default namespace."""
     if name == DEFAULT_NAMESPACE:
         raise Protected(f"namespace {name}")
 
 
 async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
-    """Raises NamespaceNotFound, NamespaceNotEmpty, Protected.
+    """Delete a namespace without topics. Raises NamespaceNotFound, NamespaceNotEmpty, Protected.
 
-    A topic that is created between the look at the topics and the deletion brings the namespace
-    back with its settings.
+    If a topic is created between the check for topics and the deletion, the namespace is restored
+    with its settings.
     """
     require_deletable(name)
     store, path = broker.metadata, paths.namespace(name.tenant, name.namespace)
@@ -237,8 +240,8 @@ async def delete_namespace(broker: Broker, name: NamespaceName) -> None:
 
 
 async def _topics_of(broker: Broker, name: NamespaceName) -> list[str]:
-    """The topics of the namespace. This includes partitioned topics without partitions, which an
-    unfinished creation or deletion has left."""
+    """Return the topics of the namespace. They include partitioned topics without partitions, which
+    an unfinished creation or deletion has left."""
     found = [*await broker.topics_of(name, tuple(Domain))]
     for domain in Domain:
         found += await broker.catalog.partitioned.names(name, domain)
@@ -255,8 +258,8 @@ async def _namespaces_of(broker: Broker, tenant: str) -> list[str]:
 
 
 async def _touch_tenant(broker: Broker, tenant: str) -> None:
-    """Write the tenant's record unchanged, so that a deletion that read it before fails. Raises
-    TenantNotFound."""
+    """Write the tenant's record unchanged, so that a deletion that has read the record fails.
+    Raises TenantNotFound."""
     path = paths.tenant(tenant)
     for _ in range(RACES_MAX):
         await broker.metadata.sync(path)
@@ -275,7 +278,8 @@ async def _touch_tenant(broker: Broker, tenant: str) -> None:
 
 async def _forget_topics(broker: Broker, name: NamespaceName) -> None:
     """Delete the policies and schemas of topics that are left in a deleted namespace: a new
-    namespace with its name must not find them. Those that it has already are its own."""
+    namespace of the same name must not find them. Stop when that namespace exists, because the rest
+    may be its own."""
     namespace = paths.namespace(name.tenant, name.namespace)
     for folder in (
         paths.topic_policies_folder(name.tenant, name.namespace),
@@ -284,7 +288,7 @@ async def _forget_topics(broker: Broker, name: NamespaceName) -> None:
         for child in await broker.metadata.children(folder):
             with suppress(BadVersion, NoNode, NotEmpty):
                 found = await broker.metadata.get(f"{folder}/{child}")
-                if await broker.metadata.get(namespace) is not None:  # read after what it may have
+                if await broker.metadata.get(namespace) is not None:  # read after `found`
                     return
                 if found is not None:
                     await broker.metadata.delete(f"{folder}/{child}", expected=found.version)
@@ -294,7 +298,8 @@ async def _forget_topics(broker: Broker, name: NamespaceName) -> None:
 
 
 async def read(broker: Broker, path: str) -> bytes | None:
-    """The stored value, as new as every change that was made before this call."""
+    """Return the stored value, which includes every change made before this call. None: no
+    record."""
     await broker.metadata.sync(path)
     found = await broker.metadata.get(path)
     return None if found is None else found.value

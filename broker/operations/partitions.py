@@ -1,7 +1,7 @@
 """Administration of partitioned topics.
 
-The partitions of a topic have different owners. The broker that gets a request sends a part of it
-to each owner through `Ask`, which the caller passes in.
+The partitions of a topic have different owners. The broker that receives a request sends a request
+to the owner of each partition, through the `Ask` that the caller passes in.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from magnetar.protos.names import NamespaceName, TopicName
 
 ASKED_MAX: Final = 16
-"""Partitions that are asked at the same time."""
+"""The number of partitions that are asked at the same time."""
 
 
 class Ask(Protocol):
-    """Ask the owner of a topic, for example ("GET", name, "/stats"). Returns the HTTP status and
-    the answer. Raises operating errors."""
+    """Send a request to the owner of a topic, for example ("GET", name, "/stats"). Returns the HTTP
+    status and the answer. Raises operating errors."""
 
     async def __call__(self, method: str, name: TopicName, rest: str) -> tuple[int, Any]: ...
 
@@ -40,7 +40,7 @@ class Ask(Protocol):
 async def create_partitioned_topic(
     broker: Broker, name: TopicName, partitions: int, properties: Mapping[str, str] | None = None
 ) -> None:
-    """Raises InvalidPartitionCount, ReservedName, TopicExists."""
+    """Create a partitioned topic. Raises InvalidPartitionCount, ReservedName, TopicExists."""
     await broker.create_partitioned_topic(name, partitions, properties or {})
 
 
@@ -52,8 +52,8 @@ async def update_partitioned_topic(broker: Broker, name: TopicName, partitions: 
 async def partitioned_metadata(
     broker: Broker, name: TopicName, *, create: bool = False
 ) -> PartitionedMetadata:
-    """With `create`, a topic that does not exist is created as its first use would. Raises
-    TopicNotFound."""
+    """Return the number of partitions and the properties. With `create`, create a topic that does
+    not exist, as its first use would. Raises TopicNotFound."""
     count = await broker.partitions_of(name, create=create)
     record = await broker.catalog.partitioned.find(name) if count else None
     return PartitionedMetadata(
@@ -64,7 +64,7 @@ async def partitioned_metadata(
 async def list_partitioned_topics(
     broker: Broker, namespace: NamespaceName, domain: Domain
 ) -> list[str]:
-    """Full names, sorted, without -partition-<n>."""
+    """Return the full names, sorted, without -partition-<n>."""
     names = await broker.catalog.partitioned.names(namespace, domain)
     return [str(name) for name in names]
 
@@ -72,8 +72,8 @@ async def list_partitioned_topics(
 async def delete_partitioned_topic(
     broker: Broker, name: TopicName, ask: Ask, *, force: bool
 ) -> None:
-    """Delete all partitions, then the topic. After a failure the topic cannot be used, and the
-    same request continues the deletion. Without `force`, a partition that is in use refuses; if
+    """Delete all partitions, then the topic. After a failure the topic cannot be used, and the same
+    request continues the deletion. Without `force`, a partition that is in use is not deleted; if
     that is known at the start, nothing is deleted.
 
     Raises TopicNotFound, PartitionBusy, PartitionFailed.
@@ -84,7 +84,8 @@ async def delete_partitioned_topic(
         names = [name.with_partition(index) for index in range(record.partitions)]
         await _require_unused(await broker.perhaps_open(names), ask)
     left = await partitioned.begin_deletion(name)
-    if record is not None and name.domain is Domain.NON_PERSISTENT:  # open ones are closed
+    if record is not None and name.domain is Domain.NON_PERSISTENT:
+        # A non-persistent partition has no data: only open partitions must be closed.
         names = [name.with_partition(index) for index in range(record.partitions)]
         left = await broker.perhaps_open(names)
     else:
@@ -93,7 +94,7 @@ async def delete_partitioned_topic(
     for start in range(0, len(left), ASKED_MAX):
         record = await partitioned.find_fresh(name)
         if record is None or not record.deleting:
-            return  # another request has ended the deletion: these are partitions of a new topic
+            return  # another request has finished the deletion: `left` may belong to a new topic
         for answer in await _ask_all(left[start : start + ASKED_MAX], "DELETE", query, ask):
             _require(*answer, allowed=(200, 204, 404))
     await partitioned.end_deletion(name)
@@ -102,7 +103,8 @@ async def delete_partitioned_topic(
 async def partitioned_stats(
     broker: Broker, name: TopicName, ask: Ask, *, per_partition: bool
 ) -> PartitionedStats:
-    """Raises TopicNotFound, PartitionFailed."""
+    """Return the sums of the statistics of all partitions. Raises TopicNotFound,
+    PartitionFailed."""
     record = await broker.catalog.partitioned.require(name)
     names = [name.with_partition(index) for index in range(record.partitions)]
     parts: dict[str, dict[str, Any]] = {}
@@ -127,13 +129,14 @@ def _sums(
 async def terminate_partitioned_topic(
     broker: Broker, name: TopicName, ask: Ask
 ) -> dict[int, TerminatedAt]:
-    """Terminate all partitions: they take no more messages. Returns the last message of each, by
-    number. After a failure, the same request finishes it. Raises TopicNotFound, PartitionFailed."""
+    """Terminate all partitions: they accept no more messages. Returns the last message of each
+    partition, keyed by number. After a failure, repeat the request to finish the termination.
+    Raises TopicNotFound, PartitionFailed."""
     record = await broker.catalog.partitioned.require(name)
     names = [name.with_partition(index) for index in range(record.partitions)]
     answers = await _ask_all(names, "POST", "/terminate", ask)
     absent = [partition for partition, status, _ in answers if status == 404]
-    if absent:  # without a record: its next use would create it, and publish
+    if absent:  # they have no records: their next use would create them, not terminated
         for created in await _ask_all(absent, "PUT", "", ask):
             _require(*created, allowed=(204, 409))
         again = {answer[0]: answer for answer in await _ask_all(absent, "POST", "/terminate", ask)}
@@ -146,9 +149,9 @@ async def terminate_partitioned_topic(
 
 
 def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge descriptions of the same form. Numbers are added. Of times and ages, the latest or the
-    earliest is taken. Maps and named lists are merged by name, other lists are united. Of other
-    values, the first that is not empty is taken."""
+    """Merge statistics of the same form. Numbers are added. For a time or an age, the result is the
+    largest value (`_MOST`) or the earliest (`_EARLIEST`). Maps and named lists are merged by name,
+    other lists are united. For other values, the result is the first value that is not empty."""
     total: dict[str, Any] = {}
     for part in parts:
         for key, value in part.items():
@@ -246,8 +249,8 @@ async def _require_unused(names: Sequence[TopicName], ask: Ask) -> None:
 async def _ask_all(
     names: Sequence[TopicName], method: str, rest: str, ask: Ask
 ) -> list[tuple[TopicName, int, Any]]:
-    """Ask about each partition, at most ASKED_MAX at a time; returns the answers in the order of
-    the names. Raises what `ask` raises."""
+    """Send a request about each partition, at most ASKED_MAX at a time. Returns the answers in the
+    order of the names. Raises the errors of `ask`."""
 
     async def one(name: TopicName) -> tuple[TopicName, int, Any]:
         return name, *(await ask(method, name, rest))

@@ -1,8 +1,8 @@
-"""Administration of policies: read, set and remove one, of a namespace or a topic.
+"""Administration of policies: read, set and remove a policy of a namespace or a topic.
 
-Any broker carries these out: records change by compare-and-set, and the brokers that serve the
-topics see the change by their watches, some milliseconds later. All partitions of a topic share the
-policies of the topic.
+Any broker carries these operations out by compare-and-set. The brokers that serve the topics see
+the change by their watches, some milliseconds later. All partitions of a topic share the policies
+of the topic.
 
 Operations raise NamespaceNotFound, TopicNotFound and MetadataError.
 """
@@ -37,7 +37,7 @@ _UNSET: Final = Policies()
 
 
 async def get_policies(broker: Broker, target: Target) -> Policies:
-    """The policies that the namespace or topic itself sets."""
+    """Return the policies that the namespace or topic itself sets."""
     if isinstance(target, NamespaceName):
         return (await namespace_record(broker, target)).policies
     await _require_topic(broker, target)
@@ -46,8 +46,8 @@ async def get_policies(broker: Broker, target: Target) -> Policies:
 
 
 async def get_policy(broker: Broker, target: Target, field: str, *, applied: bool) -> Any:
-    """The policy that the namespace or topic sets; None: it does not set it. `applied`: the policy
-    that is in effect, after all levels were asked."""
+    """Return the policy that the namespace or topic itself sets; None: it does not set this policy.
+    With `applied`, return the policy that is in effect, from the first level that sets it."""
     own = await get_policies(broker, target)
     if not applied:
         return getattr(own, field)
@@ -58,7 +58,7 @@ async def get_policy(broker: Broker, target: Target, field: str, *, applied: boo
 
 
 async def set_policy(broker: Broker, target: Target, field: str, value: Any) -> None:
-    """`value` None removes the policy at this level."""
+    """Set a policy. `value` None removes the policy at this level."""
 
     def change(policies: Policies) -> Policies:
         if getattr(policies, field) == value:
@@ -82,7 +82,7 @@ async def _change_topic(
         if policies == record.policies:
             return KEEP
         if replace(policies, version=0) == _UNSET and not policies.unknown:
-            return DELETE  # a topic that sets none has no record
+            return DELETE  # a topic without policies of its own has no record
         return codec.encode_topic_policies(replace(record, policies=policies))
 
     await _require_topic(broker, name)
@@ -91,15 +91,15 @@ async def _change_topic(
     changed = await update(broker.metadata, _path(name), written, deadline=deadline)
     try:
         await _require_topic(broker, name)
-    except TopicNotFound:  # deleted meanwhile: a later topic of this name must not find them
+    except TopicNotFound:  # a later topic of this name must not find these policies
         if changed is not None:
             await _take_back(broker, name, changed.value)
         raise
 
 
 async def _take_back(broker: Broker, name: TopicName, policies: bytes) -> None:
-    """Remove these policies of a topic that was deleted. A later topic of its name keeps its own
-    ones."""
+    """Remove these policies of a deleted topic. A later topic of the same name keeps its own
+    policies."""
     deadline = asyncio.get_running_loop().time() + WRITE_TIMEOUT_S
     await update(
         broker.metadata,
@@ -110,7 +110,8 @@ async def _take_back(broker: Broker, name: TopicName, policies: bytes) -> None:
 
 
 async def _require_topic(broker: Broker, name: TopicName) -> None:
-    """Raises TopicNotFound, NamespaceNotFound. Topics that are not stored may set policies."""
+    """Raise TopicNotFound or NamespaceNotFound if the topic cannot have policies. A non-persistent
+    topic needs no record for them."""
     await namespace_record(broker, name.namespace_name)
     if name.domain is Domain.NON_PERSISTENT:
         return

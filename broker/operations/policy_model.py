@@ -1,10 +1,10 @@
-"""The bodies in which Pulsar's admin API sets and shows policies, and their records.
+"""The JSON bodies of policies in Pulsar's admin API, and their conversion to stored records.
 
-Each model has `record`, the value to store, and `of`, which makes the body from a stored value. The
-units differ: Pulsar's retention has minutes and MB, the record has seconds and bytes. Pulsar's
-rates have -1 where the record has 0: no limit.
+`record` returns the value to store, and `of` makes the body from a stored value. The units differ:
+Pulsar's retention has minutes and MB, the record has seconds and bytes. "No limit" is -1 in
+Pulsar's rates, and 0 in the record.
 
-A model refuses unknown keys, so that a misspelt key is noticed.
+A model refuses unknown keys, so that a misspelt key causes an error.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from magnetar.protos.entry import MESSAGE_BYTES_MAX
 
 INT32_MAX: Final = (1 << 31) - 1
 QUORUM_MAX: Final = 5
-"""Bookies of a ledger. Pulsar has the same limit."""
+"""The limit of bookies of a ledger, as in Pulsar."""
 
 PARTITIONS_MAX: Final = 10_000
-"""Partitions of a topic that is created automatically: each partition costs a record."""
+"""The limit of partitions of an automatically created topic: each partition costs a record."""
 
 MB: Final = 1 << 20
 SIZE_MB_MAX: Final = INT32_MAX
@@ -65,7 +65,7 @@ class _Body(BaseModel):
 
 
 class RetentionBody(_Body):
-    """How long and how many acknowledged messages are kept. 0: none; -1: no limit."""
+    """The limits of time and size for keeping acknowledged messages. 0: keep none; -1: no limit."""
 
     retention_time_in_minutes: _Minutes
     retention_size_in_mb: _SizeMB = Field(alias="retentionSizeInMB")
@@ -89,7 +89,7 @@ class RetentionBody(_Body):
 
     @classmethod
     def of(cls, record: Retention) -> Self:
-        """Rounded up: a retention of less than a minute or MB is not shown as none."""
+        """Round up: a retention of less than a minute or MB must not be shown as none."""
         time = -(-record.time_s // 60) if record.time_s >= 0 else UNLIMITED
         size = -(-record.size_bytes // MB) if record.size_bytes >= 0 else UNLIMITED
         return cls.model_construct(retention_time_in_minutes=time, retention_size_in_mb=size)
@@ -104,12 +104,12 @@ class BacklogQuotaBody(_Body):
     policy: BacklogAction
 
     def size_record(self) -> BacklogQuota | None:
-        """None: the body has no size."""
+        """Return the quota by size. None: the body has no size."""
         size = self.limit if self.limit_size is None else self.limit_size
         return None if size is None else BacklogQuota(size, self.policy)
 
     def age_record(self) -> BacklogQuota | None:
-        """None: the body has no age."""
+        """Return the quota by age. None: the body has no age."""
         return None if self.limit_time is None else BacklogQuota(self.limit_time, self.policy)
 
     @classmethod
@@ -129,13 +129,14 @@ class BacklogQuotaBody(_Body):
 
 
 class PersistenceBody(_Body):
-    """The quorums of new ledgers, and how often a cursor is written (times per second)."""
+    """The quorums of new ledgers. The rate of cursor writes is stored and shown, but limits
+    nothing."""
 
     bookkeeper_ensemble: _Quorum
     bookkeeper_write_quorum: _Quorum
     bookkeeper_ack_quorum: _Quorum
     managed_ledger_max_mark_delete_rate: float = Field(
-        default=1.0, ge=0, le=1_000_000, allow_inf_nan=False, description="0: no limit"
+        default=1.0, ge=0, le=1_000_000, allow_inf_nan=False, description="stored and shown only"
     )
 
     @model_validator(mode="after")
@@ -168,11 +169,11 @@ class PersistenceBody(_Body):
 
 
 class DelayedDeliveryBody(_Body):
-    """Whether messages are delivered later when their producers ask for it."""
+    """Delayed delivery: consumers get a message later if its producer asks for that."""
 
     active: bool
     tick_time: int = Field(
-        default=1_000, ge=1, le=INT32_MAX, description="precision of the delay, milliseconds"
+        default=1_000, ge=1, le=INT32_MAX, description="precision of the delay, in milliseconds"
     )
     max_delivery_delay_in_millis: int = Field(
         default=0, ge=0, le=(1 << 63) - 1, description="0: no limit"
@@ -191,7 +192,7 @@ class DelayedDeliveryBody(_Body):
 
 
 class AutoTopicCreationBody(_Body):
-    """Whether a producer or consumer creates the topic that it names, and of which kind."""
+    """The automatic creation of topics, by a producer or consumer that names a missing topic."""
 
     allow_auto_topic_creation: bool
     topic_type: Literal["non-partitioned", "partitioned"] = "non-partitioned"
@@ -221,7 +222,7 @@ class AutoTopicCreationBody(_Body):
 
 
 class AutoSubscriptionCreationBody(_Body):
-    """Whether a consumer creates the subscription that it names."""
+    """The automatic creation of subscriptions, by a consumer that names a missing subscription."""
 
     allow_auto_subscription_creation: bool
 
@@ -234,7 +235,8 @@ class AutoSubscriptionCreationBody(_Body):
 
 
 class PublishRateBody(_Body):
-    """The rate that all producers of a topic together may publish, per second."""
+    """The limits of messages and bytes per second that all producers of a topic together may
+    publish."""
 
     publish_throttling_rate_in_msg: _Limit = UNLIMITED
     publish_throttling_rate_in_byte: _ByteLimit = UNLIMITED
@@ -255,7 +257,7 @@ class PublishRateBody(_Body):
 
 
 class DispatchRateBody(_Body):
-    """The messages and bytes that may be delivered to consumers in each period."""
+    """The limits of messages and bytes that consumers may get in each period."""
 
     dispatch_throttling_rate_in_msg: _Limit = UNLIMITED
     dispatch_throttling_rate_in_byte: _ByteLimit = UNLIMITED
@@ -281,7 +283,7 @@ class DispatchRateBody(_Body):
 
 
 class SubscribeRateBody(_Body):
-    """How often one consumer may subscribe in each period."""
+    """The number of times that one consumer may subscribe in each period."""
 
     subscribe_throttling_rate_per_consumer: _Limit
     rate_period_in_second: _Period = 30
@@ -300,7 +302,7 @@ class SubscribeRateBody(_Body):
 
 
 class InactiveTopicBody(_Body):
-    """Whether the broker deletes topics that are not used, and when."""
+    """The deletion of topics that are not used."""
 
     inactive_topic_delete_mode: InactiveMode
     max_inactive_duration_seconds: int = Field(ge=1, le=INT32_MAX)

@@ -1,4 +1,4 @@
-"""The policies that can be set, the places where they are set, and their forms: one row for each.
+"""The table of all policies: one row for each, with its levels, its paths and its JSON form.
 
 A new policy needs its field in `metadata/policies.py` (and its codec), and a row here. The REST
 paths, their documentation, and the validation follow from the row. The verbs of the command line
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """One policy. Paths are the last part of Pulsar's paths, after the namespace or the topic."""
+    """One policy. A path here is the last part of Pulsar's path, after the namespace or the
+    topic."""
 
     field: str  # the name of a field of `Policies`
     title: str  # the title in texts for people
@@ -32,17 +33,17 @@ class PolicyRow:
     topic_path: str  # "": topics do not set it
     body: Any  # the type of the JSON: a model or a plain type
     namespace_key: str  # the key in Pulsar's JSON of a namespace's policies; "": that JSON lacks it
-    by_cluster: bool = False  # that JSON has the body below the name of the cluster
+    by_cluster: bool = False  # True: that JSON has the body below the name of the cluster
     topic_parameter: str = ""  # the query parameter that carries the value; "": the body does
 
     def record(self, body: Any) -> Any:
-        """The value to store, from a validated body."""
+        """Return the value to store, from a validated body."""
         if hasattr(self.body, "record"):
             return body.record()
         return frozenset(body) if isinstance(body, list) else body
 
     def shown(self, value: Any) -> Any:
-        """The body, from a stored value."""
+        """Return the body, from a stored value."""
         if hasattr(self.body, "of"):
             return self.body.of(value)
         return sorted(value) if isinstance(value, frozenset) else value
@@ -237,7 +238,7 @@ ROWS: Final = (
     ),
     PolicyRow(
         "subscription_expiration_time_minutes",
-        "after how many minutes unused subscriptions are deleted; 0: never",
+        "time in minutes after which unused subscriptions are deleted; 0: never",
         "subscriptionExpirationTime",
         "",
         model.Count,
@@ -245,7 +246,7 @@ ROWS: Final = (
     ),
     PolicyRow(
         "schema_compatibility",
-        "what must hold between the versions of a schema",
+        "compatibility rule for new versions of a schema",
         "schemaCompatibilityStrategy",
         "schemaCompatibilityStrategy",
         SchemaCompatibility,
@@ -253,7 +254,7 @@ ROWS: Final = (
     ),
     PolicyRow(
         "schema_auto_update",
-        "whether clients add versions of a schema",
+        "permission of clients to add versions of a schema",
         "isAllowAutoUpdateSchema",
         "",
         bool,
@@ -261,7 +262,7 @@ ROWS: Final = (
     ),
     PolicyRow(
         "schema_validation",
-        "whether producers of a topic with a schema need one",
+        "schema validation: a topic with a schema refuses producers without one",
         "schemaValidationEnforced",
         "schemaValidationEnforced",
         bool,
@@ -269,7 +270,7 @@ ROWS: Final = (
     ),
     PolicyRow(
         "max_message_bytes",
-        "largest message, in bytes; 0: as the broker allows",
+        "largest message, in bytes; 0: the broker's limit",
         "",
         "maxMessageSize",
         model.MessageSize,

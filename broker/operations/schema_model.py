@@ -9,7 +9,7 @@ from magnetar.metadata.policies import SchemaCompatibility
 
 
 class SchemaBody(BaseModel):
-    """A schema as an administrator presents it."""
+    """A schema that an administrator presents."""
 
     model_config = ConfigDict(populate_by_name=True, frozen=True)
 
@@ -17,7 +17,7 @@ class SchemaBody(BaseModel):
     definition: str = Field(
         default="",
         alias="schema",
-        description="in the type's language",
+        description="the definition, in the type's language",
         max_length=SCHEMA_BYTES_MAX,
     )
     properties: dict[str, str] = {}
@@ -25,8 +25,8 @@ class SchemaBody(BaseModel):
     @field_validator("properties", mode="before")
     @classmethod
     def _few(cls, found: object) -> object:
-        """Check the number of properties before each single one: the check of 27,000 wrong
-        properties would take 0.2 s."""
+        """Check the number of properties first: checking each of 27,000 wrong properties would take
+        0.2 s."""
         if isinstance(found, dict) and len(found) > PROPERTIES_MAX:
             raise ValueError(f"there are {len(found)}; the limit is {PROPERTIES_MAX}")
         return found
@@ -55,7 +55,7 @@ class Version(BaseModel):
 
 
 class Compatibility(BaseModel):
-    """Whether a schema could become a version, and by which strategy."""
+    """The result of a compatibility check, and the strategy that decided it."""
 
     isCompatibility: bool
     schemaCompatibilityStrategy: SchemaCompatibility

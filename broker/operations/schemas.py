@@ -26,31 +26,33 @@ if TYPE_CHECKING:
 
 
 async def get_schema(broker: Broker, name: TopicName, version: int | None = None) -> StoredSchema:
-    """A version of the schema; None: the newest version. Raises NoSchema."""
+    """Return a version of the schema; None: the newest version. Raises NoSchema."""
     return _shown(await broker.schemas.get(name, version))
 
 
 async def list_schemas(broker: Broker, name: TopicName) -> StoredSchemas:
-    """The versions since the last deletion, oldest first. Raises NoSchema."""
+    """Return the versions since the last deletion, oldest first. Raises NoSchema."""
     await broker.schemas.get(name)
     found = await broker.schemas.versions(name)
     return StoredSchemas(getSchemaResponses=[_shown(it) for it in found])
 
 
 async def upload_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Version:
-    """Raises InvalidSchema, IncompatibleSchema, TooManySchemas."""
+    """Add a version, and return its number. Raises InvalidSchema, IncompatibleSchema,
+    TooManySchemas."""
     compatibility = await _compatibility(broker, name)
     schema = await parsed_body(broker, body)
     return Version(version=await broker.schemas.put(name, schema, compatibility))
 
 
 async def delete_schema(broker: Broker, name: TopicName, *, force: bool) -> Version:
-    """Raises NoSchema."""
+    """Delete the schema; `force`: with all its versions. Returns the number of the deletion, or
+    with `force` that of the newest version. Raises NoSchema."""
     return Version(version=await broker.schemas.delete(name, force=force))
 
 
 async def check_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Compatibility:
-    """Raises InvalidSchema."""
+    """Check whether the schema could become a version. Raises InvalidSchema."""
     compatibility = await _compatibility(broker, name)
     schema = await parsed_body(broker, body)
     try:
@@ -61,13 +63,13 @@ async def check_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Com
 
 
 async def version_of_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Version:
-    """Raises InvalidSchema, NoSchema."""
+    """Return the number of the version that equals the body. Raises InvalidSchema, NoSchema."""
     schema = await parsed_body(broker, body)
     return Version(version=await broker.schemas.version_of(name, schema))
 
 
 async def parsed_body(broker: Broker, body: SchemaBody) -> Schema:
-    """Raises InvalidSchema, InvalidArgument."""
+    """Return the schema of the body. Raises InvalidSchema, InvalidArgument."""
     if body.type not in SchemaType.__members__:
         raise InvalidArgument("type", body.type, f"one of {', '.join(SchemaType.__members__)}")
     properties = "".join(map("".join, body.properties.items()))
@@ -81,7 +83,7 @@ async def parsed_body(broker: Broker, body: SchemaBody) -> Schema:
 
 
 def _is_unicode(text: str) -> bool:
-    """False: the text has half of a surrogate pair, which JSON can escape."""
+    """Return False if the text has half of a surrogate pair, which JSON can escape."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -90,7 +92,8 @@ def _is_unicode(text: str) -> bool:
 
 
 async def _compatibility(broker: Broker, name: TopicName) -> SchemaCompatibility:
-    """The compatibility rule of a topic. The topic need not exist: a schema may exist before it."""
+    """Return the compatibility rule of a topic. The topic need not exist: its schema may exist
+    first."""
     try:
         found = await get_policy(broker, name.base, "schema_compatibility", applied=True)
     except TopicNotFound:
@@ -115,7 +118,7 @@ def _shown(stored: SchemaVersion) -> StoredSchema:
 
 
 def _divided(stored: SchemaVersion) -> str:
-    """The definitions of a key and a value as one JSON object, as Pulsar shows them."""
+    """Return the definitions of a key and a value as one JSON object, as Pulsar shows them."""
     parts = key_value.parse(stored.data, stored.properties)
     names = {it.name for it in AVRO_TYPES}
     shown = [

@@ -1,8 +1,9 @@
-"""Statistics of topics as models and as JSON, for topics with thousands of clients.
+"""Converts the statistics of topics to models and to JSON, also for topics with thousands of
+clients.
 
 pydantic holds the interpreter's lock during a call. One call for 10,000 clients takes 0.2 s, and
-stops the loop even if a thread makes it. So each client is checked and encoded by a call of its
-own, in a thread.
+stops the event loop even when it runs in a thread. So each client is checked and encoded by a call
+of its own, in a thread.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def modelled(found: Mapping[str, Any]) -> TopicStats:
-    """The checked statistics of a topic. Call it in a thread."""
+    """Return the checked statistics of a topic. Call this function in a thread."""
     clients = {
         "publishers": [PublisherStats.model_validate(each) for each in found["publishers"]],
         "subscriptions": _subscriptions(found["subscriptions"]),
@@ -35,7 +36,7 @@ def modelled(found: Mapping[str, Any]) -> TopicStats:
 
 
 def encoded(model: BaseModel) -> bytes:
-    """The JSON of a model. Call it in a thread."""
+    """Return the JSON of a model. Call this function in a thread."""
     if not isinstance(model, TopicStats | SubscriptionStats):
         return model.model_dump_json(by_alias=True).encode()
     fields = type(model).model_fields

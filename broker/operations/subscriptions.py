@@ -1,6 +1,6 @@
 """Administration of subscriptions: list, create, delete, move and peek.
 
-Operations raise ServedElsewhere, BundleUnavailable and TopicNotFound as those on topics do.
+Operations raise ServedElsewhere, BundleUnavailable and TopicNotFound, as operations on topics do.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ if TYPE_CHECKING:
     from magnetar.protos.names import TopicName
 
 PEEK_POSITION_MAX: Final = 10_000
-"""How far into a backlog an administrator can look: 1.2 us a position, so 12 ms at most."""
+"""The last place of a backlog that an administrator can look at: 1.2 us a place, so 12 ms at
+most."""
 
 AGE_S_MAX: Final = 1 << 40
-"""The largest age of messages to expire: 34,000 years, far from the limits of 64-bit
+"""The largest age of messages to expire: 34,000 years, far below the limit of 64-bit
 milliseconds."""
 
 PEEK_BYTES_MAX: Final = 16 << 20
-"""The size of an uncompressed entry. A larger entry is listed without its payload."""
+"""The limit of an uncompressed entry. A larger entry is listed without its payload."""
 
 
 async def list_subscriptions(broker: Broker, name: TopicName) -> list[str]:
-    """Names of the topic's subscriptions, those of readers included, sorted."""
+    """Return the names of the topic's subscriptions, sorted, including those of readers."""
     await require_owner(broker, name)
     return sorted((await broker.topic(name, create=False)).subscription_names)
 
@@ -48,8 +49,9 @@ async def list_subscriptions(broker: Broker, name: TopicName) -> list[str]:
 async def create_subscription(
     broker: Broker, name: TopicName, subscription: str, start: Position
 ) -> None:
-    """A durable subscription whose next message is the first at or after `start`. Creates the topic
-    as well, as a subscribing consumer does. Raises SubscriptionExists, PositionNotFound."""
+    """Create a durable subscription whose next message is the first at or after `start`. Create a
+    missing topic, too, as a subscribing consumer does. Raises SubscriptionExists,
+    PositionNotFound."""
     await require_owner(broker, name)
     served = await broker.topic(name)
     if subscription in served.subscription_names:
@@ -62,8 +64,8 @@ async def create_subscription(
 async def delete_subscription(
     broker: Broker, name: TopicName, subscription: str, *, force: bool
 ) -> None:
-    """Delete a subscription with its backlog. Raises SubscriptionNotFound; ConsumersConnected
-    unless `force`, which disconnects them."""
+    """Delete a subscription with its backlog. `force` disconnects its consumers. Raises
+    SubscriptionNotFound, and ConsumersConnected unless `force`."""
     await require_owner(broker, name)
     topic = await broker.topic(name, create=False)
     await topic.unsubscribe(subscription, force=force)
@@ -72,8 +74,9 @@ async def delete_subscription(
 async def reset_to_time(
     broker: Broker, name: TopicName, subscription: str, publish_time_ms: int
 ) -> None:
-    """Deliver again from the first message published at that time or later. Disconnects consumers,
-    which return by themselves. Raises SubscriptionNotFound, SubscriptionFenced, ReadFailed."""
+    """Deliver again from the first message published at that time or later. Disconnects the
+    consumers, which reconnect by themselves. Raises SubscriptionNotFound, SubscriptionFenced,
+    ReadFailed."""
     topic = await open_topic(broker, name)
     await _found(topic, subscription).seek_to_time(publish_time_ms)
 
@@ -87,8 +90,8 @@ async def reset_to_message(
     batch_index: int = -1,
     excluded: bool = False,
 ) -> None:
-    """Like `reset_to_time`, from the message at `start`, or from the next one if `excluded`. With
-    a `batch_index` the message is one of the batch at `start`. Raises PositionNotFound, too."""
+    """Like `reset_to_time`, from the message at `start`, or from the next one if `excluded`. With a
+    `batch_index`, the message is one of the batch at `start`. Also raises PositionNotFound."""
     topic = await open_topic(broker, name)
     found = _found(topic, subscription)
     _require_reached(topic, start)
@@ -100,8 +103,8 @@ async def reset_to_message(
 
 
 async def skip(broker: Broker, name: TopicName, subscription: str, count: int) -> int:
-    """Acknowledge the first `count` unacknowledged entries for all consumers. Returns how many
-    there were. Raises SubscriptionNotFound, SubscriptionFenced, LogError."""
+    """Acknowledge the first `count` unacknowledged entries for all consumers. Returns the number of
+    acknowledged entries. Raises SubscriptionNotFound, SubscriptionFenced, LogError."""
     topic = await open_topic(broker, name)
     return await _found(topic, subscription).skip(count)
 
@@ -116,8 +119,8 @@ async def expire(
     broker: Broker, name: TopicName, subscription: str | None, older_than_s: int
 ) -> dict[str, int]:
     """Acknowledge the entries that are older than `older_than_s`, as `skip` does, in one
-    subscription or in all (None). Returns the number of entries by subscription. Raises
-    ReadFailed, too."""
+    subscription or in all (None). Returns the number of entries, keyed by subscription. Also raises
+    ReadFailed."""
     topic = await open_topic(broker, name)
     found = topic.all_subscriptions if subscription is None else [_found(topic, subscription)]
     return {each.name: await topic.expire(each, older_than_s=older_than_s) for each in found}
@@ -126,8 +129,8 @@ async def expire(
 async def expire_through(
     broker: Broker, name: TopicName, subscription: str, last: Position, *, excluded: bool = False
 ) -> int:
-    """Acknowledge every entry up to `last`, without it if `excluded`, as `skip` does. Raises
-    PositionNotFound, too."""
+    """Acknowledge every entry up to `last`, as `skip` does; `excluded`: without `last` itself. Also
+    raises PositionNotFound."""
     topic = await open_topic(broker, name)
     found = _found(topic, subscription)
     _require_reached(topic, last)
@@ -138,8 +141,8 @@ async def expire_through(
 async def peek(
     broker: Broker, name: TopicName, subscription: str, number: int
 ) -> list[PeekedMessage]:
-    """The messages of the unacknowledged entry with this number, counted from 1 and at most
-    PEEK_POSITION_MAX. Of a batch, those that are not acknowledged. Changes nothing.
+    """Return the unacknowledged messages of one entry, and change nothing. `number` counts the
+    unacknowledged entries from 1 to PEEK_POSITION_MAX.
 
     Raises SubscriptionNotFound, MessageNotFound, ReadFailed.
     """
@@ -166,7 +169,8 @@ def _require_reached(topic: Topic, start: Position) -> None:
 
 
 def _opened(entry: StoredEntry, left: tuple[int, ...] | None) -> list[PeekedMessage]:
-    """`left`: of a batch that is acknowledged in part, the bits of the rest."""
+    """Decode the messages of an entry. `left`: the bits of the unacknowledged messages of a partly
+    acknowledged batch; None: all."""
     chunk = entry.view.chunk
     if chunk is not None:
         return [_closed(entry, f"it is part {chunk.index + 1} of {chunk.count} of a large message")]
@@ -183,7 +187,7 @@ def _opened(entry: StoredEntry, left: tuple[int, ...] | None) -> list[PeekedMess
 
 
 def _is_set(words: tuple[int, ...], bit: int) -> bool:
-    """Whether a bit is set. The last words of the set may be left out if they are 0."""
+    """Return True if a bit is set. Last words that are 0 may be left out of the set."""
     word = bit // 64
     return word < len(words) and bool(words[word] >> bit % 64 & 1)
 
@@ -205,7 +209,7 @@ def _shown(entry: StoredEntry, received: ReceivedEntry, message: ReceivedMessage
 
 
 def _closed(entry: StoredEntry, problem: str) -> PeekedMessage:
-    """The metadata of an entry that the broker cannot decode."""
+    """Return the metadata of an entry that the broker cannot decode."""
     view = entry.view
     return PeekedMessage(
         message_id=str(entry.position),

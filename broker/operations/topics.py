@@ -1,7 +1,7 @@
-"""Administration of topics: list topics; create, delete and look at a topic.
+"""Administration of topics: list topics; create, delete and show a topic.
 
-Operations on one topic raise ServedElsewhere when another broker serves it, BundleUnavailable while
-it is between brokers, and the errors of opening it.
+Operations on one topic raise ServedElsewhere when another broker serves the topic,
+BundleUnavailable while its bundle moves between brokers, and the errors of opening it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from magnetar.protos.names import NamespaceName, TopicName
 
 RANGES_SHOWN_MAX: Final = 1_000
-"""Acknowledged ranges that are shown for one cursor: a subscription may have a million holes."""
+"""The limit of acknowledged ranges that are shown for one cursor: a subscription may have a
+million."""
 
 
 async def list_topics(
@@ -40,8 +41,8 @@ async def list_topics(
     *,
     include_system: bool = False,
 ) -> list[str]:
-    """Full names of the namespace's topics of one domain, sorted, partitions included. System
-    topics are included only with `include_system`. Raises NamespaceNotFound, MetadataError."""
+    """Return the full names of the namespace's topics of one domain, sorted, including partitions.
+    `include_system`: include system topics. Raises NamespaceNotFound, MetadataError."""
     await namespace_record(broker, namespace)
     found = await broker.topics_of(namespace, (domain,))
     if not include_system:
@@ -50,20 +51,20 @@ async def list_topics(
 
 
 async def create_topic(broker: Broker, name: TopicName) -> None:
-    """Raises TopicExists."""
+    """Create a topic. Raises TopicExists."""
     await require_owner(broker, name)
     await broker.create_topic(name)
 
 
 async def delete_topic(broker: Broker, name: TopicName, *, force: bool) -> None:
-    """Delete a topic with its messages, subscriptions and own policies. Raises TopicNotFound;
-    TopicInUse unless `force`, which disconnects producers and consumers."""
+    """Delete a topic with its messages, subscriptions and own policies. `force` disconnects
+    producers and consumers. Raises TopicNotFound, and TopicInUse unless `force`."""
     await require_owner(broker, name)
     await broker.delete_topic(name, force=force)
 
 
 async def topic_stats(broker: Broker, name: TopicName) -> TopicStats:
-    """Raises TopicNotFound, ReadFailed."""
+    """Return the statistics of a topic. Raises TopicNotFound, ReadFailed."""
     await require_owner(broker, name)
     topic = await broker.topic(name, create=False)
     failures = broker.quarantine.failures_of(name, asyncio.get_running_loop().time())
@@ -72,14 +73,14 @@ async def topic_stats(broker: Broker, name: TopicName) -> TopicStats:
 
 
 async def delete_non_persistent(broker: Broker, name: TopicName, *, force: bool) -> None:
-    """Close the topic. A non-persistent topic has no stored data. Raises TopicNotFound;
-    NonPersistentInUse unless `force`."""
+    """Close the topic: a non-persistent topic has no stored data to delete. Raises TopicNotFound,
+    and NonPersistentInUse unless `force`."""
     await require_owner(broker, name)
     await broker.close_non_persistent(name, force=force)
 
 
 async def internal_stats(broker: Broker, name: TopicName) -> InternalStats:
-    """Raises TopicNotFound."""
+    """Return the ledgers and cursors of a topic. Raises TopicNotFound."""
     log = (topic := await open_topic(broker, name)).log
     chain = log.chain
     records = chain.records
@@ -117,27 +118,27 @@ async def internal_stats(broker: Broker, name: TopicName) -> InternalStats:
 
 
 async def terminate(broker: Broker, name: TopicName) -> TerminatedAt:
-    """Let the topic take no more messages, permanently. Returns the id of the last message; -1:-1:
-    the topic is empty. Raises TopicNotFound."""
+    """Terminate the topic: it accepts no more messages, permanently. Returns the id of the last
+    message; -1:-1: the topic is empty. Raises TopicNotFound."""
     last = await (await open_topic(broker, name)).terminate()
     return TerminatedAt(ledger_id=last.ledger, entry_id=last.entry)
 
 
 async def truncate(broker: Broker, name: TopicName) -> None:
-    """Drop all messages published before this call, also those that retention would keep. Raises
+    """Drop all messages published before this call, even those that retention would keep. Raises
     TopicNotFound, SubscriptionFenced."""
     await (await open_topic(broker, name)).truncate()
 
 
 async def open_topic(broker: Broker, name: TopicName, *, create: bool = False) -> Topic:
-    """The persistent topic, opened here. Raises TopicNotFound unless `create`; NotAllowed: its
-    messages are not stored."""
+    """Open the persistent topic here, and return it. Raises TopicNotFound unless `create`, and
+    NotAllowed for a non-persistent topic."""
     await require_owner(broker, name)
     return await broker.stored_topic(name, create=create)
 
 
 async def require_owner(broker: Broker, name: TopicName) -> None:
-    """Raises ServedElsewhere."""
+    """Raise ServedElsewhere if another broker serves the topic."""
     located = await broker.locate(name, authoritative=False)
     if located.broker != broker.me:
         raise ServedElsewhere(str(name), located.broker)

@@ -489,7 +489,7 @@ class Connection:
         await self._stream.close()
 
     def _leave(self) -> None:
-        """The connection is gone: close its producers and consumers. Idempotent."""
+        """Close the producers and consumers: the connection is gone. Idempotent."""
         begun = self._context.leave()
         self._heard.set()
         if self._turn is not None:

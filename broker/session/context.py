@@ -113,7 +113,7 @@ class Context:
         return True
 
     def add_consumer(self, consumer_id: int, handle: ConsumerHandle) -> bool:
-        """Like `add_producer`."""
+        """Like `add_producer`, for a consumer."""
         if self.over or not self.session.on_consumer_opened(consumer_id):
             handle.close_nowait()
             return False
@@ -189,7 +189,7 @@ class Context:
         return False
 
     def offer_room(self) -> None:
-        """The connection is writable again: call the subscriptions that were refused."""
+        """Call the subscriptions that were refused room: the connection is writable again."""
         refused, self._refused_room = self._refused_room, set()
         for consumer_id in refused:
             handle = self.consumers.get(consumer_id)

@@ -146,7 +146,8 @@ def encoded_version(version: int | None) -> bytes:
 
 
 def schema_version(request_id: int, version: bytes) -> bytes:
-    """`version` b"": the messages are bytes, without a schema."""
+    """Return the answer to GET_OR_CREATE_SCHEMA. `version` b"": the messages are bytes, without a
+    schema."""
     body = pb.CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version)
     return framing.encode_command(body)
 
@@ -216,8 +217,8 @@ def ack_response(
 def message_id(
     ledger: int, entry: int, batch_index: int = -1, *, partition: int = -1
 ) -> pb.MessageIdData:
-    """Ids are signed numbers that travel as unsigned ones: -1 as 2**64 - 1. `partition` -1: the
-    topic is not a partition."""
+    """Return a message id. Ids are signed numbers that travel as unsigned ones: -1 as 2**64 - 1.
+    `partition` -1: the topic is not a partition."""
     return pb.MessageIdData(
         ledgerId=ledger & _U64,
         entryId=entry & _U64,
@@ -236,8 +237,9 @@ def last_message_id(request_id: int, last: pb.MessageIdData, mark_delete: tuple[
 
 
 def consumer_stats(request_id: int, stats: Mapping[str, Any], backlog_entries: int) -> bytes:
-    """`stats` has the names of Pulsar's ConsumerStats, which the command uses, too. The rate of
-    expired messages is left out, because it belongs to the subscription."""
+    """Return the answer to CONSUMER_STATS. `stats` has the names of Pulsar's ConsumerStats, which
+    the command uses, too. The rate of expired messages is left out, because it belongs to the
+    subscription."""
     body = pb.CommandConsumerStatsResponse(
         request_id=request_id,
         msgRateOut=stats["msgRateOut"],

@@ -36,12 +36,12 @@ UTF-8. The topic's record stores the properties of a subscription."""
 
 
 def topic_name(text: str) -> TopicName:
-    """Raises InvalidTopicName."""
+    """Parse a topic's name. Raises InvalidTopicName."""
     return TopicName.parse(text)
 
 
 def producer(body: pb.CommandProducer, client: ClientInfo) -> tuple[TopicName, ProducerRequest]:
-    """Raises InvalidTopicName, NotAllowed."""
+    """Return the topic and the request of a PRODUCER. Raises InvalidTopicName, NotAllowed."""
     name = topic_name(body.topic)
     _require_short("producer name", body.producer_name)
     _require_short("initial subscription name", body.initial_subscription_name)
@@ -62,7 +62,7 @@ def producer(body: pb.CommandProducer, client: ClientInfo) -> tuple[TopicName, P
 
 
 def subscribe(body: pb.CommandSubscribe, client: ClientInfo) -> tuple[TopicName, SubscribeRequest]:
-    """Raises InvalidTopicName, NotAllowed."""
+    """Return the topic and the request of a SUBSCRIBE. Raises InvalidTopicName, NotAllowed."""
     name = topic_name(body.topic)
     _require_short("subscription name", body.subscription)
     _require_short("consumer name", body.consumer_name)

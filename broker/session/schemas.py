@@ -72,7 +72,9 @@ async def admit_producer(context: Context, topic: ServedTopic, schema: Schema | 
 
 
 async def admit_consumer(context: Context, topic: ServedTopic, schema: Schema) -> None:
-    """Raises IncompatibleSchema, TooManySchemas, TopicClosing, MetadataError."""
+    """Check that a consumer with this schema can read the topic. On an unused topic, the schema
+    becomes the first version. Raises IncompatibleSchema, TooManySchemas, TopicClosing,
+    MetadataError."""
     rules = _rules_of(context, topic.name)
     with _held(topic):
         async with context.schemas:
@@ -88,7 +90,7 @@ def _held(topic: ServedTopic) -> AbstractContextManager[None]:
 
 
 def _rules_of(context: Context, name: TopicName) -> SchemaRules:
-    """Raises PoliciesUnavailable."""
+    """Return the rules for the topic's schemas. Raises PoliciesUnavailable."""
     if is_system(name):
         return SchemaRules(
             SchemaCompatibility.ALWAYS_COMPATIBLE, auto_update=True, validation=False

@@ -300,7 +300,7 @@ class Session:
         return self._opened(self.producers, producer_id)
 
     def on_consumer_opened(self, consumer_id: int) -> bool:
-        """Like `on_producer_opened`."""
+        """Like `on_producer_opened`, for a consumer."""
         return self._opened(self.consumers, consumer_id)
 
     def on_producer_closed(self, producer_id: int) -> None:

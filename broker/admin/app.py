@@ -1,7 +1,8 @@
-"""The admin API: routers over `broker/operations`, and what all of them share.
+"""The admin API: the routers over `broker/operations`, and what they share.
 
-Failures are answered with a `Refusal`; a topic of another broker with a redirect (307) to the same
-path there. What a request may cost is bounded here: its body, and its time.
+The answer to a failed request is a `Refusal`. The answer about a topic of another broker is a
+redirect (307) to the same path at that broker. This module limits the body and the time of a
+request.
 """
 
 import asyncio
@@ -41,13 +42,13 @@ BODY_BYTES_MAX: Final = 64 << 10
 refuses a body of this size in 10 ms of the loop, because it reports each wrong value."""
 
 SCHEMA_BODY_BYTES_MAX: Final = 320 << 10
-"""The largest body of a request about schemas: a definition of 128 KiB whose quotes are escaped."""
+"""The largest body of a request about schemas: a definition of 128 KiB with escaped quotes."""
 
 SCHEMAS: Final = "/admin/v2/schemas/"
 
 REQUEST_TIMEOUT_S: Final = 60.0
-"""Time limit of a request, the same as in Pulsar's protocol: within it a broker opens a topic, or
-gives up."""
+"""Time limit of a request, the same as in Pulsar's protocol. Within this time a broker opens a
+topic, or gives up."""
 
 
 ROUTERS: Final = (
@@ -68,8 +69,8 @@ the routes of subscriptions come last."""
 
 
 def admin_app(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> App:
-    """The API, with its page at /docs, which works without the internet. `settings`: those of the
-    broker, by Pulsar's names."""
+    """Make the admin API. Its page /docs works without the internet. `settings`: the broker's
+    settings, by Pulsar's names."""
     calls = PartitionCalls()
     api = admin_api(broker, settings, calls)
     resolving = asyncio.Lock()
@@ -94,7 +95,7 @@ def admin_api(
     settings: "Mapping[str, str] | None" = None,
     calls: PartitionCalls | None = None,
 ) -> FastAPI:
-    """The API without limits of requests. `calls` asks single partitions; None: a new
+    """Make the API without limits of requests. `calls` asks single partitions; None: a new
     PartitionCalls."""
     api = FastAPIOffline(
         docs_url="/docs",
@@ -120,8 +121,9 @@ def admin_api(
 
 
 def _resolve_routes(api: FastAPI) -> None:
-    """FastAPI builds the routes of an included router, with their models, when it first looks for a
-    match in it: up to half a second in one step of the loop."""
+    """Make FastAPI build all routes; call this in a thread. FastAPI builds the routes of an
+    included router, with their models, when it first looks for a match in it: up to half a second
+    in one step."""
     for route in api.routes:
         route.matches(
             {"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []}
@@ -129,8 +131,8 @@ def _resolve_routes(api: FastAPI) -> None:
 
 
 def _document(api: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document without FastAPI's status 422: the broker answers invalid requests with
-    400."""
+    """Return the OpenAPI document without FastAPI's status 422: the broker answers invalid requests
+    with 400."""
     if api.openapi_schema is None:
         document = FastAPI.openapi(api)
         for operations in document["paths"].values():
@@ -187,7 +189,7 @@ async def _respond(scope: Any, receive: Any, send: Any, status: int, reason: str
 async def _answer_failure(request: Request, error: Exception) -> Response:
     outcome = outcome_of(error)
     if isinstance(error, ServedElsewhere):
-        # The encoded path: "?", "#" and "%" in a topic's name mean something else in a URL.
+        # Use the encoded path: "?", "#" and "%" in a topic's name mean something else in a URL.
         path, query = request.scope["raw_path"].decode(), request.url.query
         location = f"{error.owner.http_url}{path}{'?' if query else ''}{query}"
         return Response(status_code=outcome.status, headers={"location": location})
@@ -202,7 +204,7 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
     match first["type"]:
         case "json_invalid":
             reason = f"the request body is not JSON: {first['ctx']['error']}"
-        case _ if isinstance(first["input"], bytes):  # it was not read as JSON
+        case _ if isinstance(first["input"], bytes):  # FastAPI did not read it as JSON
             reason = "the request body must be JSON, with content-type: application/json"
         case "value_error":  # a validator of ours, which names the fields
             reason = f"invalid {where}: {first['ctx']['error']}"
@@ -215,7 +217,7 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
 
 
 def _name_of(status: int) -> str:
-    """The name of a status in the form of the other errors, for example NotFound."""
+    """Return the name of a status in the form of the other errors, for example NotFound."""
     return HTTPStatus(status).phrase.title().replace(" ", "")
 
 

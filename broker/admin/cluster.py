@@ -1,7 +1,8 @@
 """The cluster, its brokers, lookups and unloading over HTTP.
 
-A namespace's bundles are spread over the brokers. The broker that is asked to unload a namespace
-hands over its own bundles, and asks the owners of the others by HTTP, one after the other.
+A namespace's bundles are spread over the brokers. A broker that gets a request to unload a
+namespace hands over its own bundles. For the other bundles it sends requests to the owners, one
+after the other.
 """
 
 from http import HTTPStatus
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
 
 _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
-BundleRange = Annotated[str, Path(description="its range, for example 0x00000000_0x40000000")]
+BundleRange = Annotated[
+    str, Path(description="range of the bundle, for example 0x00000000_0x40000000")
+]
 
 
 def unload_router(broker: "Broker") -> APIRouter:
-    """Topics, bundles and namespaces that move to other brokers."""
+    """Make the routes that unload topics, bundles and namespaces."""
     router = APIRouter(responses=REFUSALS)
 
     @router.put(
@@ -53,14 +56,14 @@ def unload_router(broker: "Broker") -> APIRouter:
         tags=["namespaces"],
     )
     async def unload_bundle(tenant: str, namespace: str, bundle: BundleRange) -> None:
-        """Hand a bundle over to another broker, if there is one."""
+        """Hand a bundle over to another broker, if another broker is running."""
         await cluster.unload_bundle(broker, namespace_name(tenant, namespace), bundle)
 
     return router
 
 
 def lookup_router(broker: "Broker") -> APIRouter:
-    """`/lookup/v2/topic`."""
+    """Make the routes below `/lookup/v2/topic`."""
     router = APIRouter(prefix="/lookup/v2/topic", tags=["lookup"], responses=REFUSALS)
 
     @router.get("/{domain}/{tenant}/{namespace}/{topic}")
@@ -77,7 +80,8 @@ def lookup_router(broker: "Broker") -> APIRouter:
 
 
 def cluster_router(broker: "Broker", settings: "Mapping[str, str]") -> APIRouter:
-    """`/admin/v2/clusters` and `/admin/v2/brokers`. `settings`: the broker's, by Pulsar's names."""
+    """Make the routes below `/admin/v2/clusters` and `/admin/v2/brokers`. `settings`: the broker's
+    settings, by Pulsar's names."""
     router = APIRouter(prefix="/admin/v2", tags=["cluster"], responses=REFUSALS)
 
     @router.get("/clusters")

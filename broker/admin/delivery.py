@@ -1,4 +1,5 @@
-"""Why a subscription does not deliver, over HTTP. Pulsar has no such requests."""
+"""Requests about deliveries over HTTP: why a subscription does not deliver. Pulsar has no such
+paths."""
 
 import re
 from base64 import b64decode
@@ -26,25 +27,28 @@ _NOT_ALLOWED = {
 }
 _POSITION = re.compile(r"(\d{1,19}):(\d{1,19})")
 
-_Consumer = Annotated[str | None, Query(max_length=1_024, description="only of this consumer")]
+_Consumer = Annotated[
+    str | None, Query(max_length=1_024, description="only entries of this consumer")
+]
 _Hash = Annotated[
-    int | None, Query(alias="hash", ge=1, lt=SLOTS, description="only of this hash (Key_Shared)")
+    int | None,
+    Query(alias="hash", ge=1, lt=SLOTS, description="only entries of this hash (Key_Shared)"),
 ]
 _Key = Annotated[str, Query(max_length=KEY_BYTES_MAX, description="partition or ordering key")]
-_Base64 = Annotated[bool, Query(description="the key is bytes, encoded as base64")]
+_Base64 = Annotated[bool, Query(description="true: the key is bytes, encoded as base64")]
 _After = Annotated[str | None, Query(description="begin after this message: ledger:entry")]
 _Limit = Annotated[int, Query(ge=1, le=PAGE_ENTRIES_MAX, description="entries of the page")]
 
 
 def delivery_router(broker: "Broker") -> APIRouter:
-    """`explain`, `pending` and `key` below
+    """Make the routes `explain`, `pending` and `key` below
     `/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription}`."""
     one = "/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription/{subscription:path}"
     router = APIRouter(tags=["delivery"], responses={**REFUSALS, 405: _NOT_ALLOWED})
 
     @router.get(one + "/explain")
     async def explain(tenant: str, namespace: str, topic: str, subscription: str) -> Explanation:
-        """Every reason why the subscription delivers no message now."""
+        """Show every reason why the subscription delivers no message now."""
         name = topic_name(tenant, namespace, topic)
         return await delivery.explanation(broker, name, subscription_name(subscription))
 
@@ -59,7 +63,8 @@ def delivery_router(broker: "Broker") -> APIRouter:
         after: _After = None,
         limit: _Limit = 20,
     ) -> PendingPage:
-        """Entries that consumers have and have not acknowledged, in the order of the topic."""
+        """List the entries that were delivered to consumers and are not acknowledged, in the order
+        of the topic."""
         name = topic_name(tenant, namespace, topic)
         of = subscription_name(subscription)
         begin = _position(after)
@@ -76,7 +81,8 @@ def delivery_router(broker: "Broker") -> APIRouter:
         key: _Key,
         base64: _Base64 = False,
     ) -> KeyShown:
-        """The hash of a key, the consumer that gets its messages, and what blocks them."""
+        """Show the hash of a key, the consumer that gets its messages, and the reasons why they
+        wait."""
         name = topic_name(tenant, namespace, topic)
         of = subscription_name(subscription)
         return await delivery.key_holder(broker, name, of, _key(key, base64), shown=key)
@@ -96,6 +102,6 @@ def _position(text: str | None) -> Position:
 def _key(text: str, base64: bool) -> bytes:
     try:
         return b64decode(text, validate=True) if base64 else text.encode()
-    except ValueError:  # also UnicodeEncodeError, and base64 with a character that is not ASCII
+    except ValueError:  # includes UnicodeEncodeError, and base64 with a character that is not ASCII
         expected = "base64" if base64 else "text of Unicode characters"
         raise InvalidArgument("key", text, expected) from None

@@ -1,4 +1,4 @@
-"""Requests that a broker makes of other brokers for an administrator."""
+"""Requests that a broker sends to other brokers for an administrator."""
 
 import asyncio
 import json
@@ -26,20 +26,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CALLS_MAX: Final = 16
-"""Requests under way to other brokers. Further ones wait."""
+"""The limit of concurrent requests to other brokers. Further requests wait."""
 
 _THREADS: Final = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="forward")
-"""Threads for calls to other brokers. The few threads of asyncio.to_thread would not do: a broker
-that hangs would keep them from the schemas of clients and from the metrics until the calls time
-out."""
+"""Threads for requests to other brokers. With the few threads of asyncio.to_thread, a broker that
+hangs would block the clients' schemas and the metrics until the requests time out."""
 
 FORWARD_TIMEOUT_S: Final = 30.0
-"""Time limit of one forwarded request. The administrator's request, which may need several, has 60
-s."""
+"""Time limit of one forwarded request. The administrator's request has 60 s, and may need several
+forwarded requests."""
 
 LISTS_MAX: Final = CALLS_MAX // 2
-"""Lists of one request that are fetched at once: a broker that hangs leaves threads for other
-requests."""
+"""The limit of lists that one request fetches at once. So a broker that hangs leaves threads for
+other requests."""
 
 LISTS_TIMEOUT_S: Final = 20.0
 """Time limit of all lists of one request together."""
@@ -49,25 +48,25 @@ LIST_BYTES_MAX: Final = 16 << 20
 
 _DONE: Final = (
     HTTPStatus.NO_CONTENT,
-    HTTPStatus.NOT_FOUND,  # it was deleted meanwhile
-    HTTPStatus.TEMPORARY_REDIRECT,  # it has moved meanwhile
+    HTTPStatus.NOT_FOUND,  # the topic or bundle was deleted meanwhile
+    HTTPStatus.TEMPORARY_REDIRECT,  # the topic or bundle has moved meanwhile
 )
 
 
 async def in_thread(call: "Callable[..., T]", *arguments: object) -> T:
-    """Make a request that blocks."""
+    """Run a blocking request to another broker in a thread."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_THREADS, partial(call, *arguments))
 
 
 async def forward(owner: "BrokerRegistration", method: str, path: str) -> None:
-    """Make one request of `owner`. Raises NotForwarded."""
+    """Send one request to `owner`. Raises NotForwarded."""
     await in_thread(_send, owner.http_url, method, path)
 
 
 async def open_elsewhere(broker: "Broker", name: "NamespaceName") -> list[str]:
-    """The namespace's non-persistent topics that are open at other brokers, without those of the
-    system. Raises NotForwarded."""
+    """Return the namespace's non-persistent topics that are open at other brokers, without system
+    topics. Raises NotForwarded."""
     try:
         bundles = (await namespace_record(broker, name)).bundles
     except NamespaceNotFound:
@@ -85,8 +84,8 @@ async def open_elsewhere(broker: "Broker", name: "NamespaceName") -> list[str]:
 async def fetch_all(
     asked: "Sequence[tuple[str, str]]", *, timeout_s: float = LISTS_TIMEOUT_S
 ) -> list[str]:
-    """The lists of names at these URLs and paths, together. Raises NotForwarded, also if not all
-    have answered after `timeout_s`."""
+    """Fetch the lists of names at these URLs and paths. Returns all names in one list. Raises
+    NotForwarded for a failure, or if a list is missing after `timeout_s`."""
     room = asyncio.Semaphore(LISTS_MAX)
     waiting = dict.fromkeys(asked)
     found: list[str] = []
@@ -124,7 +123,7 @@ def _fetch(url: str, path: str) -> list[str]:
     finally:
         connection.close()
     if reply.status == HTTPStatus.TEMPORARY_REDIRECT:
-        return []  # the bundle has moved meanwhile, so that its topics are closed
+        return []  # the bundle has moved meanwhile, so its topics are closed
     if reply.status != HTTPStatus.OK:
         raise NotForwarded(url, "GET", path, f"was answered with status {reply.status}")
     if len(body) > LIST_BYTES_MAX:

@@ -15,12 +15,12 @@ _After = Annotated[int, Query(ge=-1, le=INT64_MAX, description="begin after this
 
 
 def ledgers_router(broker: "Broker") -> APIRouter:
-    """`/admin/v2/ledgers`."""
+    """Make the routes below `/admin/v2/ledgers`."""
     router = APIRouter(prefix="/admin/v2/ledgers", tags=["ledgers"])
 
     @router.get("/orphans")
     async def list_orphans(after: _After = -1) -> OrphanPage:
-        """Ledgers that belong to no topic, among the next thousand. Changes nothing."""
+        """List the ledgers that belong to no topic, among the next thousand. Changes nothing."""
         return await ledgers.orphans(broker, after=after, delete=False)
 
     @router.delete("/orphans")

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from magnetar.protos.names import NamespaceName
 
 DELETIONS_MAX: Final = CALLS_MAX // 2
-"""Topics of a namespace that are deleted at the same time. A deletion waits for some writes of the
-metadata store and of bookies. Half of the calls to other brokers stay free for other requests."""
+"""The number of topics of a namespace that are deleted at the same time. A deletion waits for some
+writes of the metadata store and of bookies. Half of the concurrent calls to other brokers stay free
+for other requests."""
 
 _CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
     409: {
@@ -42,12 +43,16 @@ _CONFLICT: Final[dict[int | str, dict[str, Any]]] = {
         "description": "The tenant or namespace exists already, or is not empty.",
     }
 }
-_Force = Annotated[bool, Query(description="delete its topics with all messages")]
-_New = Annotated[NewNamespace | None, Body(description="bundles and policies; none: defaults")]
+_Force = Annotated[
+    bool, Query(description="true: also delete the namespace's topics with all messages")
+]
+_New = Annotated[
+    NewNamespace | None, Body(description="bundles and policies; no body: the defaults")
+]
 
 
 def tenants_router(broker: "Broker") -> APIRouter:
-    """`/admin/v2/tenants`."""
+    """Make the routes below `/admin/v2/tenants`."""
     router = APIRouter(prefix="/admin/v2/tenants", tags=["tenants"], responses=REFUSALS)
 
     @router.get("")
@@ -69,7 +74,7 @@ def tenants_router(broker: "Broker") -> APIRouter:
 
     @router.post("/{tenant}", status_code=HTTPStatus.NO_CONTENT)
     async def update_tenant(tenant: str, info: TenantInfo) -> None:
-        """Change a tenant. What the body does not set stays."""
+        """Change a tenant. Fields that the body does not set keep their values."""
         await namespaces.update_tenant(broker, tenant_name(tenant), info.changed)
 
     @router.delete("/{tenant}", status_code=HTTPStatus.NO_CONTENT, responses=_CONFLICT)
@@ -81,7 +86,7 @@ def tenants_router(broker: "Broker") -> APIRouter:
 
 
 def namespaces_router(broker: "Broker", ask: "Ask") -> APIRouter:
-    """`/admin/v2/namespaces`; the policies of a namespace are in `policies.py`."""
+    """Make the routes below `/admin/v2/namespaces`, without those of policies (`policies.py`)."""
     router = APIRouter(prefix="/admin/v2/namespaces", tags=["namespaces"], responses=REFUSALS)
 
     @router.get("/{tenant}")
@@ -104,8 +109,8 @@ def namespaces_router(broker: "Broker", ask: "Ask") -> APIRouter:
 
     @router.delete("/{tenant}/{namespace}", status_code=HTTPStatus.NO_CONTENT, responses=_CONFLICT)
     async def delete_namespace(tenant: str, namespace: str, force: _Force = False) -> None:
-        """Delete a namespace without topics; `force`: with its topics. After a failure, the
-        repeated request continues the deletion."""
+        """Delete a namespace, which must have no topics; `force`: with its topics. After a failure,
+        repeat the request to continue the deletion."""
         name = namespace_name(tenant, namespace)
         namespaces.require_deletable(name)
         if force:
@@ -114,7 +119,7 @@ def namespaces_router(broker: "Broker", ask: "Ask") -> APIRouter:
 
     @router.get("/{tenant}/{namespace}/bundles")
     async def get_bundles(tenant: str, namespace: str) -> Bundles:
-        """Show how the topics of a namespace are divided among brokers."""
+        """Show the bundles of a namespace: the hash ranges by which brokers own its topics."""
         name = namespace_name(tenant, namespace)
         return Bundles.of(await namespaces.namespace_record(broker, name))
 
@@ -133,7 +138,8 @@ def namespaces_router(broker: "Broker", ask: "Ask") -> APIRouter:
 
 
 async def _delete_topics(broker: "Broker", name: "NamespaceName", ask: "Ask") -> None:
-    """Partitioned topics first: once they are marked, clients cannot create their partitions."""
+    """Delete all topics of a namespace, the partitioned topics first: once these are marked,
+    clients cannot create their partitions."""
     for domain in Domain:
         for partitioned in await broker.catalog.partitioned.names(name, domain):
             with suppress(TopicNotFound):  # it was deleted meanwhile
@@ -144,7 +150,7 @@ async def _delete_topics(broker: "Broker", name: "NamespaceName", ask: "Ask") ->
 
 
 async def _delete_topic(broker: "Broker", text: str) -> None:
-    """Execute the request here, or at the broker that serves the topic."""
+    """Delete a topic here, or at the broker that serves it."""
     name = TopicName.parse(text)
     delete = topics.delete_topic
     if name.domain is Domain.NON_PERSISTENT:

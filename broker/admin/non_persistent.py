@@ -23,7 +23,7 @@ _Force = Annotated[bool, Query(description="disconnect producers and consumers")
 
 
 def health_router(broker: "Broker") -> APIRouter:
-    """`/admin/v2/brokers/health`."""
+    """Make the route `/admin/v2/brokers/health`."""
     router = APIRouter(prefix="/admin/v2/brokers", tags=["cluster"], responses=REFUSALS)
 
     @router.get("/health", response_class=PlainTextResponse)
@@ -36,7 +36,7 @@ def health_router(broker: "Broker") -> APIRouter:
 
 
 def non_persistent_router(broker: "Broker") -> APIRouter:
-    """`/admin/v2/non-persistent/{tenant}/{namespace}` and the topics below."""
+    """Make the routes below `/admin/v2/non-persistent/{tenant}/{namespace}`."""
     router = APIRouter(
         prefix=f"/admin/v2/{_DOMAIN}", tags=["non-persistent topics"], responses=REFUSALS
     )
@@ -49,7 +49,7 @@ def non_persistent_router(broker: "Broker") -> APIRouter:
         namespace: str,
         include_system_topic: Annotated[bool, Query(alias="includeSystemTopic")] = False,
     ) -> list[str]:
-        """List the topics that are open, and all partitions of partitioned ones."""
+        """List the open topics, and all partitions of partitioned topics."""
         name = namespace_name(tenant, namespace)
         found = await topics.list_topics(broker, name, _DOMAIN, include_system=include_system_topic)
         return sorted({*found, *await open_elsewhere(broker, name)})
@@ -62,7 +62,7 @@ def non_persistent_router(broker: "Broker") -> APIRouter:
 
     @router.put(one, status_code=204, responses={409: _EXISTS})
     async def create(tenant: str, namespace: str, topic: str) -> None:
-        """Open a topic. It is closed a minute after its last use."""
+        """Open a topic. The broker closes it a minute after its last use."""
         await topics.create_topic(broker, topic_name(tenant, namespace, topic, _DOMAIN))
 
     @router.delete(one, status_code=204)
@@ -78,7 +78,7 @@ def non_persistent_router(broker: "Broker") -> APIRouter:
 
     @router.get(one + "/stats", response_model=TopicStats)
     async def stats(tenant: str, namespace: str, topic: str) -> Response:
-        """Statistics of a topic: rates, drops, producers, subscriptions and consumers."""
+        """Show statistics of a topic: rates, drops, producers, subscriptions and consumers."""
         name = topic_name(tenant, namespace, topic, _DOMAIN)
         return await shown(await topics.topic_stats(broker, name))
 
@@ -92,7 +92,8 @@ def non_persistent_router(broker: "Broker") -> APIRouter:
     async def create_subscription(
         tenant: str, namespace: str, topic: str, subscription: str
     ) -> None:
-        """Create a subscription. It counts the messages dropped while it has no consumer."""
+        """Create a subscription. It counts the messages that are dropped while it has no
+        consumer."""
         name = topic_name(tenant, namespace, topic, _DOMAIN)
         of = subscription_name(subscription)
         await subscriptions.create_subscription(broker, name, of, LATEST)

@@ -1,10 +1,11 @@
-"""Partitioned topics over HTTP, and requests that concern all partitions of one.
+"""Partitioned topics over HTTP, and requests that concern all partitions of a topic.
 
-`PartitionCalls` asks the owner of one partition: this broker directly, or another one over HTTP,
-whose address the redirect names.
+`PartitionCalls` sends a request to the owner of one partition. If this broker's answer is a
+redirect to the owner, the request goes to the owner over HTTP.
 
-`fanned_out` passes a request about a subscription of a partitioned topic on to all its partitions,
-and also requests that unload, truncate or terminate it. Their routes know nothing of partitions.
+`fanned_out` passes some requests about a partitioned topic on to all its partitions: requests about
+a subscription, and requests that unload, truncate or terminate the topic. The routes of these
+requests know nothing of partitions.
 """
 
 import json
@@ -44,7 +45,7 @@ CALL_TIMEOUT_S: Final = 20.0
 """Time limit of a request about one partition to another broker."""
 
 ANSWER_BYTES_MAX: Final = 16 << 20
-"""Statistics of one partition with thousands of consumers."""
+"""The limit of an answer: statistics of one partition with thousands of consumers."""
 
 _Count = Annotated[int, Body(ge=-INT64_MAX, le=INT64_MAX)]
 _Wanted = Annotated[int | PartitionedMetadata, Body(description="the number of partitions")]
@@ -53,7 +54,9 @@ _COUNTS = {"model": Refusal, "description": "A topic cannot have this many parti
 
 
 def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter:
-    """`/admin/v2/{domain}/{tenant}/{namespace}/partitioned`, and what is about all partitions."""
+    """Make the routes for partitioned topics of one domain:
+    `/admin/v2/{domain}/{tenant}/{namespace}/partitioned`, and the routes about all partitions of a
+    topic."""
     router = APIRouter(prefix=f"/admin/v2/{domain}", tags=["partitions"], responses=REFUSALS)
     one = "/{tenant}/{namespace}/{topic}"
 
@@ -85,10 +88,14 @@ def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter
         namespace: str,
         topic: str,
         create: Annotated[
-            bool, Query(alias="checkAllowAutoCreation", description="create it as a client would")
+            bool,
+            Query(
+                alias="checkAllowAutoCreation",
+                description="create a missing topic, as a client would",
+            ),
         ] = False,
     ) -> PartitionedMetadata:
-        """How many partitions a topic has; 0: it is not partitioned."""
+        """Show the number of partitions of a topic; 0: the topic is not partitioned."""
         name = topic_name(tenant, namespace, topic, domain)
         return await partitions.partitioned_metadata(broker, name, create=create)
 
@@ -112,7 +119,7 @@ def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter
             bool, Query(alias="perPartition", description="show each partition, too")
         ] = True,
     ) -> Response:
-        """Sums of the statistics of all partitions."""
+        """Show the sums of the statistics of all partitions."""
         name = topic_name(tenant, namespace, topic, domain)
         return await shown(
             await partitions.partitioned_stats(broker, name, ask, per_partition=per_partition)
@@ -122,8 +129,8 @@ def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter
 
         @router.post(one + "/terminate/partitions")
         async def terminate(tenant: str, namespace: str, topic: str) -> dict[int, TerminatedAt]:
-            """Take no more messages in any partition, permanently. The answer has the last message
-            of each partition."""
+            """Terminate all partitions: they accept no more messages, permanently. The answer has
+            the last message of each partition."""
             name = topic_name(tenant, namespace, topic, domain)
             return await partitions.terminate_partitioned_topic(broker, name, ask)
 
@@ -131,7 +138,7 @@ def partitions_router(broker: "Broker", domain: Domain, ask: "Ask") -> APIRouter
 
 
 class PartitionCalls:
-    """Requests to the owners of single topics. `serve` is this broker's own API; it is set once the
+    """Sends requests to the owners of single topics. `serve` is this broker's own API, set when the
     API is complete."""
 
     serve: "App"
@@ -144,7 +151,8 @@ class PartitionCalls:
     async def send(
         self, method: str, name: TopicName, path: str, query: bytes, body: bytes
     ) -> tuple[int, bytes]:
-        """Status and answer. `path` is quoted. Raises PartitionFailed."""
+        """Send a request to the owner of a topic. Returns status and answer. `path` is quoted.
+        Raises PartitionFailed."""
         status, headers, answer = await self._here(method, path, query, body)
         if status != 307:
             return status, answer
@@ -223,7 +231,7 @@ _ONE_PARTITION: Final = re.compile(
     r"/subscription/.+/(?:position|skip)/[^/]+|.*/(?:resetcursor|expireMessages)"
     rf"|{_DELIVERY.pattern}"
 )
-"""Calls with message ids, message counts or consumers, which are valid in one partition only."""
+"""Requests with message ids, message counts or consumers, which are valid in one partition only."""
 
 _ENDS: Final = frozenset({-1, INT64_MAX})
 
@@ -267,8 +275,8 @@ def fanned_out(app: "App", broker: "Broker", calls: PartitionCalls) -> "App":
 
 
 def _needs_no_record(broker: "Broker", name: TopicName, rest: str) -> bool:
-    """Whether the call explains the delivery of a topic that is open here. Such a topic is not
-    partitioned, and the call must not wait for the metadata store."""
+    """Return True if the call explains the delivery of a topic that is open here. Such a topic is
+    not partitioned, and the call must not wait for the metadata store."""
     return bool(_DELIVERY.fullmatch(rest)) and any(topic.name == name for topic in broker.topics)
 
 
@@ -277,12 +285,12 @@ def _partitioned_name(found: "re.Match[str]") -> TopicName | None:
         tenant, namespace, topic = map(unquote, found.group(2, 3, 4))
         name = topic_name(tenant, namespace, topic, Domain(found[1]))
     except OPERATING_ERRORS:
-        return None  # the route says what is wrong
+        return None  # the route answers with the error
     return name if name.partition is None else None
 
 
 async def _body_of(receive: "Callable[[], Awaitable[Message]]") -> bytes:
-    """The whole body. app.py has already limited its size."""
+    """Return the whole body. app.py has already limited its size."""
     parts = []
     while True:
         message = await receive()
@@ -292,17 +300,17 @@ async def _body_of(receive: "Callable[[], Awaitable[Message]]") -> bytes:
 
 
 def _is_about_one(method: str, rest: str, body: bytes) -> bool:
-    """Whether the request means something in one partition only."""
+    """Return True if the request has a meaning in one partition only."""
     if method == "PUT" and rest.startswith("/subscription/"):
         # A new subscription; without a message id it begins at the end. Pulsar would use the id in
-        # every partition: its ledger number is another place there, after unread messages or
+        # every partition. There its ledger number means another place, after unread messages or
         # beyond the end.
         return body not in (b"", b"null") and not _is_end(body)
     return bool(_ONE_PARTITION.fullmatch(rest)) and not _is_end(body)
 
 
 def _is_end(body: bytes) -> bool:
-    """Whether it is the message id that stands for the beginning or the end of any topic."""
+    """Return True if the body is the message id of the beginning or of the end of any topic."""
     try:
         found = json.loads(body)
         return found["ledgerId"] in _ENDS and found["entryId"] in _ENDS
@@ -325,8 +333,9 @@ async def _send_all(
 
 
 def _combined(names: list[TopicName], answers: list[tuple[int, bytes]]) -> Response:
-    """The first failure, if there is one. That a subscription exists already in some partitions, or
-    is gone from some, is no failure: the request makes all partitions equal."""
+    """Combine the answers of all partitions. The result is the first failure, if there is one. It
+    is no failure that a subscription exists already in some partitions, or is missing in some: the
+    request makes all partitions equal."""
     done = [answer for answer in answers if answer[0] < 300]
     harmless = (404, 409) if done else ()
     for name, (status, body) in zip(names, answers, strict=True):
@@ -342,7 +351,8 @@ def _combined(names: list[TopicName], answers: list[tuple[int, bytes]]) -> Respo
 
 
 def _partly(name: TopicName, status: int, body: bytes, done: str) -> Response:
-    """The failure of one partition, and how many partitions did what was asked."""
+    """Return the failure of one partition, with the number of partitions that carried out the
+    request."""
     try:
         refusal = Refusal.model_validate_json(body)
     except ValueError:

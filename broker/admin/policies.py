@@ -1,7 +1,8 @@
-"""Policies of namespaces and topics over HTTP: three routes for each row of the table and level.
+"""Policies of namespaces and topics over HTTP: for each row of the table, three routes at each
+level.
 
-GET answers 204 without a body when the level does not set the policy. With `applied=true` it
-answers the policy that is in effect.
+GET answers 204 without a body when the level does not set the policy. With `applied=true`, the
+answer is the policy that is in effect.
 """
 
 from http import HTTPStatus
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
 TOPIC: Final = "/admin/v2/{domain}/{tenant}/{namespace}/{topic}"
 
-Applied = Annotated[bool, Query(description="the policy that is in effect")]
-QuotaOf = Annotated[QuotaType, Query(alias="backlogQuotaType", description="which quota")]
+Applied = Annotated[bool, Query(description="true: show the policy that is in effect")]
+QuotaOf = Annotated[
+    QuotaType, Query(alias="backlogQuotaType", description="the quota, by size or by age")
+]
 
 _NOT_SET: Final[dict[int | str, dict[str, Any]]] = {
     204: {"description": "The policy is not set here."}
@@ -34,7 +37,7 @@ _NOT_SET: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def policies_router(broker: "Broker") -> APIRouter:
-    """Every policy, at the paths of Pulsar's."""
+    """Make the routes of every policy, at the paths of Pulsar's admin API."""
     router = APIRouter(responses=REFUSALS)
     for row in ROWS:
         if row.namespace_path:
@@ -65,7 +68,8 @@ def _add(
     tag: str,
     parameter: str,
 ) -> None:
-    """`parameter`: the query parameter that carries the value; "": the body does."""
+    """Make the three routes of one policy. `parameter`: the query parameter that carries the value;
+    "": the body carries it."""
 
     async def get_policy(at: Any, applied: Applied = False) -> Any:
         value = await policies.get_policy(broker, at, row.field, applied=applied)
@@ -77,7 +81,7 @@ def _add(
     async def remove_policy(at: Any) -> None:
         await policies.set_policy(broker, at, row.field, None)
 
-    # Each row has types of its own. FastAPI reads them from the annotations of the functions.
+    # Each row has its own types. FastAPI reads the types from the annotations of the functions.
     for function in (get_policy, set_policy, remove_policy):
         function.__annotations__["at"] = Annotated[policies.Target, Depends(target)]
     carrier = Query(alias=parameter) if parameter else Body()

@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Refusal, "description": "A name or body is not what was expected."},
     404: {"model": Refusal, "description": "The topic has no schema, or not this version."},
-    412: {"model": Refusal, "description": "An invalid name."},
+    412: {"model": Refusal, "description": "The name is invalid."},
     503: {"model": Refusal, "description": "The request cannot be carried out now: try again."},
 }
 INVALID: dict[int | str, dict[str, Any]] = {
     422: {"model": Refusal, "description": "The definition is not valid for its type."},
 }
 REFUSED: dict[int | str, dict[str, Any]] = {
-    409: {"model": Refusal, "description": "The compatibility strategy does not admit it."},
-    507: {"model": Refusal, "description": "No space for another version."},
+    409: {"model": Refusal, "description": "The compatibility strategy does not admit the schema."},
+    507: {"model": Refusal, "description": "There is no space for another version."},
 }
 
 
 def schemas_router(broker: "Broker") -> APIRouter:
-    """`/admin/v2/schemas/{tenant}/{namespace}/{topic}`."""
+    """Make the routes below `/admin/v2/schemas/{tenant}/{namespace}/{topic}`."""
     router = APIRouter(
         prefix="/admin/v2/schemas/{tenant}/{namespace}/{topic}",
         tags=["schemas"],
@@ -43,7 +43,7 @@ def schemas_router(broker: "Broker") -> APIRouter:
 
     @router.get("/schema")
     async def get_schema(tenant: str, namespace: str, topic: str) -> StoredSchema:
-        """The newest version of a topic's schema."""
+        """Show the newest version of a topic's schema."""
         return await schemas.get_schema(broker, topic_name(tenant, namespace, topic))
 
     @router.get("/schema/{version}")
@@ -53,17 +53,17 @@ def schemas_router(broker: "Broker") -> APIRouter:
         topic: str,
         version: Annotated[int, Path(ge=0, le=INT64_MAX)],
     ) -> StoredSchema:
-        """One version of a topic's schema, also one from before a deletion."""
+        """Show one version of a topic's schema, even a version from before a deletion."""
         return await schemas.get_schema(broker, topic_name(tenant, namespace, topic), version)
 
     @router.get("/schemas")
     async def list_schemas(tenant: str, namespace: str, topic: str) -> StoredSchemas:
-        """All versions since the last deletion, oldest first."""
+        """List all versions since the last deletion, oldest first."""
         return await schemas.list_schemas(broker, topic_name(tenant, namespace, topic))
 
     @router.post("/schema", responses=INVALID | REFUSED)
     async def upload_schema(tenant: str, namespace: str, topic: str, body: SchemaBody) -> Version:
-        """Add a version. An equal one keeps its number."""
+        """Add a version. If an equal version exists, return its number."""
         return await schemas.upload_schema(broker, topic_name(tenant, namespace, topic), body)
 
     @router.delete("/schema")
@@ -78,14 +78,14 @@ def schemas_router(broker: "Broker") -> APIRouter:
     async def check_schema(
         tenant: str, namespace: str, topic: str, body: SchemaBody
     ) -> Compatibility:
-        """Whether the schema could become a version."""
+        """Check whether the schema could become a version."""
         return await schemas.check_schema(broker, topic_name(tenant, namespace, topic), body)
 
     @router.post("/version", responses=INVALID)
     async def version_of_schema(
         tenant: str, namespace: str, topic: str, body: SchemaBody
     ) -> Version:
-        """The number of an equal version."""
+        """Show the number of the version that equals this schema."""
         return await schemas.version_of_schema(broker, topic_name(tenant, namespace, topic), body)
 
     return router

@@ -1,10 +1,10 @@
 """Subscriptions over HTTP.
 
-A subscription's name may contain slashes, so the router matches it as a path. Therefore routes with
-more parts after the name come first.
+A subscription's name may contain slashes, so the router matches the name as a path. Therefore
+routes with more parts after the name come first.
 
-Peeking differs from Pulsar, which answers with the bytes of a whole batch and puts the metadata
-into headers: here the answer is a list of messages in JSON.
+The answer to a peek is a list of messages in JSON. Pulsar differs: it answers with the bytes of a
+whole batch, and puts the metadata into headers.
 """
 
 import asyncio
@@ -29,14 +29,17 @@ _Number = Annotated[int, Path(ge=1, le=PEEK_POSITION_MAX)]
 _Count = Annotated[int, Path(ge=1, le=INT64_MAX, description="entries; a batch is one entry")]
 _Age = Annotated[int, Path(ge=1, le=AGE_S_MAX, description="seconds")]
 _Time = Annotated[int, Path(ge=0, le=INT64_MAX, description=PUBLISH_TIME)]
-_Force = Annotated[bool, Query(description="disconnect its consumers")]
-_Start = Annotated[MessagePosition | None, Body(description="where to begin; none: at the end")]
+_Force = Annotated[bool, Query(description="true: disconnect the consumers")]
+_Start = Annotated[
+    MessagePosition | None,
+    Body(description="the message to begin at; no body: the end of the topic"),
+]
 _MESSAGES = TypeAdapter(list[PeekedMessage])
 _EXISTS = {"model": Refusal, "description": "The subscription exists already."}
 
 
 def subscriptions_router(broker: "Broker") -> APIRouter:
-    """The routes below `/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription`."""
+    """Make the routes below `/admin/v2/persistent/{tenant}/{namespace}/{topic}/subscription`."""
     topic_path = "/admin/v2/persistent/{tenant}/{namespace}/{topic}"
     one = "/subscription/{subscription:path}"
     router = APIRouter(prefix=topic_path, tags=["subscriptions"], responses=REFUSALS)
@@ -72,7 +75,7 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
     async def skip(
         tenant: str, namespace: str, topic: str, subscription: str, count: _Count
     ) -> None:
-        """Acknowledge the first entries of the backlog."""
+        """Acknowledge the first `count` entries of the backlog."""
         name = topic_name(tenant, namespace, topic)
         await subscriptions.skip(broker, name, subscription_name(subscription), count)
 
@@ -110,7 +113,8 @@ def subscriptions_router(broker: "Broker") -> APIRouter:
     async def peek(
         tenant: str, namespace: str, topic: str, subscription: str, position: _Number
     ) -> Response:
-        """The messages of one entry of the backlog, counted from 1. Changes nothing."""
+        """Show the messages of one entry of the backlog, and change nothing. `position` counts the
+        entries from 1."""
         name = topic_name(tenant, namespace, topic)
         found = await subscriptions.peek(broker, name, subscription_name(subscription), position)
         body = await asyncio.to_thread(_MESSAGES.dump_json, found, by_alias=True)

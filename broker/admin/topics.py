@@ -23,7 +23,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def topics_router(broker: "Broker") -> APIRouter:
-    """`/admin/v2/persistent/{tenant}/{namespace}` and the topics below."""
+    """Make the routes below `/admin/v2/persistent/{tenant}/{namespace}`."""
     router = APIRouter(prefix="/admin/v2/persistent", tags=["topics"], responses=REFUSALS)
 
     @router.get("/{tenant}/{namespace}")
@@ -31,7 +31,7 @@ def topics_router(broker: "Broker") -> APIRouter:
         tenant: str,
         namespace: str,
         include_system_topic: Annotated[
-            bool, Query(alias="includeSystemTopic", description="list system topics, too")
+            bool, Query(alias="includeSystemTopic", description="also list system topics")
         ] = False,
     ) -> list[str]:
         """List the topics of a namespace, partitions included."""
@@ -45,38 +45,39 @@ def topics_router(broker: "Broker") -> APIRouter:
 
     @router.delete("/{tenant}/{namespace}/{topic}", status_code=204)
     async def delete_topic(tenant: str, namespace: str, topic: str, force: bool = False) -> None:
-        """Delete a topic with its messages and subscriptions. It must have no producers and no
-        consumers, unless `force`."""
+        """Delete a topic with its messages and subscriptions. The topic must have no producers and
+        no consumers, unless `force`."""
         await topics.delete_topic(broker, topic_name(tenant, namespace, topic), force=force)
 
     @router.get("/{tenant}/{namespace}/{topic}/stats", response_model=TopicStats)
     async def stats(tenant: str, namespace: str, topic: str) -> Response:
-        """Statistics of a topic: rates, backlogs, producers, subscriptions and consumers."""
+        """Show statistics of a topic: rates, backlogs, producers, subscriptions and consumers."""
         return await shown(await topics.topic_stats(broker, topic_name(tenant, namespace, topic)))
 
     @router.get("/{tenant}/{namespace}/{topic}/internalStats")
     async def internal_stats(tenant: str, namespace: str, topic: str) -> InternalStats:
-        """How a topic is stored: its ledgers and cursors."""
+        """Show how a topic is stored: its ledgers and cursors."""
         return await topics.internal_stats(broker, topic_name(tenant, namespace, topic))
 
     @router.post("/{tenant}/{namespace}/{topic}/terminate")
     async def terminate(
         tenant: str, namespace: str, topic: str
     ) -> TerminatedAt | dict[int, TerminatedAt]:
-        """Terminate a topic: it takes no more messages. The answer is the last message, or for a
-        partitioned topic the last message of each partition, by number."""
+        """Terminate a topic: it accepts no more messages, permanently. The answer is the last
+        message. For a partitioned topic, it is the last message of each partition, keyed by
+        number."""
         return await topics.terminate(broker, topic_name(tenant, namespace, topic))
 
     @router.delete("/{tenant}/{namespace}/{topic}/truncate", status_code=204)
     async def truncate(tenant: str, namespace: str, topic: str) -> None:
-        """Drop all messages published before this call, whatever retention says."""
+        """Drop all messages published before this call, even those that retention would keep."""
         await topics.truncate(broker, topic_name(tenant, namespace, topic))
 
     return router
 
 
 async def shown(stats: TopicStats) -> Response:
-    """The answer with statistics, which may have several megabytes."""
+    """Make the answer with statistics, which may have several megabytes."""
     return Response(await asyncio.to_thread(encoded, stats), media_type="application/json")
 
 

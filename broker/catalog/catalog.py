@@ -1,8 +1,8 @@
 """The existing topics, and the rules for the creation of topics.
 
-A topic exists if it has a record. A partition of a partitioned topic exists also without one: its
-first use creates the record. Non-persistent topics have no records: a non-persistent topic exists
-if it is open or is a partition of a partitioned topic.
+A topic exists if it has a record. A partition of a partitioned topic exists even without a record:
+its first use creates the record. Non-persistent topics have no records. A non-persistent topic
+exists if it is open or is a partition of a partitioned topic.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 NAMES_PER_TURN: Final = 1_000
-"""Topic names that are made in one step of the loop: 3 ms."""
+"""The number of topic names that one step of the event loop makes: 3 ms."""
 
 
 class Catalog:
-    """Reads the metadata store at each question: the answers decide what is created."""
+    """Reads the metadata store at each call, because the answers decide which topics are
+    created."""
 
     def __init__(
         self, store: MetadataStore, policies: PolicyCache, clock: Clock, *, partitions_max: int = 0
@@ -39,14 +40,14 @@ class Catalog:
         self._policies = policies
 
     async def exists(self, name: TopicName) -> bool:
-        """Whether the topic has a record, and is not being deleted."""
+        """Return True if the topic has a record and is not being deleted."""
         path = paths.topic(name.tenant, name.namespace, name.domain, name.topic)
         found = await self._store.get(path)
         return found is not None and not decode_topic(found.value).deleted
 
     async def names(self, namespace: NamespaceName, domain: Domain) -> list[TopicName]:
-        """The persistent topics of a namespace, which have records; or, for the non-persistent
-        domain, the partitions of its partitioned topics."""
+        """Return the persistent topics of a namespace, which have records. For the non-persistent
+        domain, return the partitions of its partitioned topics."""
         tenant, part = namespace.tenant, namespace.namespace
         names: list[TopicName] = []
         if domain is Domain.PERSISTENT:
@@ -85,10 +86,10 @@ class Catalog:
             raise TopicNotFound(str(name))
 
     async def partitions_of(self, name: TopicName, *, create: bool) -> int:
-        """How many partitions the topic has; 0: it is not partitioned. If the topic does not exist,
-        the policies allow its creation with partitions, and `create` is true, create it here.
+        """Return the number of partitions of the topic; 0: it is not partitioned. If the topic does
+        not exist, and the policies create topics with partitions, create it (only if `create`).
 
-        Raises TopicNotFound, and what `require_creatable` raises.
+        Raises TopicNotFound, and the errors of `require_creatable`.
         """
         record = await self.partitioned.find(name)
         if record is not None:
@@ -107,7 +108,7 @@ class Catalog:
             count = min(count, self.partitioned.partitions_max)
             try:
                 await self.partitioned.create(name, count)
-            except TopicExists:  # another request created it, or a topic without partitions
+            except TopicExists:  # another request created this topic, or one without partitions
                 found = await self.partitioned.find(name)
                 return 0 if found is None else found.partitions
         return count

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 WORK_PER_TURN: Final = 5_000
-"""Steps of the pattern's automaton in one turn of the loop: up to 2 us each."""
+"""The steps of the pattern's automaton in one turn of the loop: up to 2 us each."""
 
 WORK_PER_NAME: Final = 20
-"""A name costs this many steps beside those of the pattern."""
+"""The steps that a name costs beside those of the pattern."""
 
 
 NAMES_PER_TURN: Final = 5_000
-"""Names that are filtered, or converted to text, in one turn of the loop: about 12 ms."""
+"""The names that are filtered, or converted to text, in one turn of the loop: about 12 ms."""
 
 
 async def texts_of(names: Sequence[TopicName], turns: Turns) -> list[str]:
-    """The full names, in slices."""
+    """Return the full names, in slices."""
     texts: list[str] = []
     for start in range(0, len(names), NAMES_PER_TURN):
         await turns.take()
@@ -46,12 +46,12 @@ async def visible_of(names: Sequence[TopicName], turns: Turns) -> list[TopicName
 
 
 def visible(names: Iterable[TopicName]) -> list[TopicName]:
-    """The names without the system topics of Pulsar."""
+    """Return the names without Pulsar's system topics."""
     return [name for name in names if not is_system(name)]
 
 
 async def compiled(pattern: str, turns: Turns) -> TopicPattern:
-    """Raises UnsupportedPattern."""
+    """Compile a pattern. Raises UnsupportedPattern."""
     await turns.take()
     return TopicPattern(pattern)
 
@@ -59,9 +59,9 @@ async def compiled(pattern: str, turns: Turns) -> TopicPattern:
 async def matching(
     pattern: TopicPattern, names: Iterable[TopicName], turns: Turns
 ) -> list[TopicName]:
-    """The names that match, in the same order. As in Pulsar, the pattern covers
-    `tenant/namespace/topic`; for a partition, the name of its partitioned topic. Waits for a turn
-    after every WORK_PER_TURN, also within a name."""
+    """Return the names that match, in the same order. As in Pulsar, the pattern covers
+    `tenant/namespace/topic`, and for a partition the name of its partitioned topic. Waits for a
+    turn after every WORK_PER_TURN steps, even within a name."""
     found = []
     left = 0
     for name in names:
@@ -81,7 +81,8 @@ async def matching(
 
 
 def hash_of(names: Iterable[str]) -> str:
-    """Pulsar's hash: CRC32C of the sorted names joined with commas, lowest byte first, as hex."""
+    """Return Pulsar's hash: CRC32C of the sorted names joined with commas, lowest byte first, as
+    hex."""
     joined = ",".join(sorted(names)).encode()
     found: int = google_crc32c.value(joined)
     return found.to_bytes(4, "little").hex()

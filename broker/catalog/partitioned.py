@@ -1,20 +1,20 @@
 """Partitioned topics: their records, and the records of their partitions.
 
 A partitioned topic is a record with the number of its partitions. Each partition is a topic of its
-own, `<topic>-partition-<n>`, with an owner of its own. Its record is written here, without an
-owner: a topic without entries needs none.
+own, `<topic>-partition-<n>`, with an owner of its own. This module writes the records of partitions
+without an owner: a topic without entries needs no owner.
 
-Order of the writes, so that a crash between any two of them leaves something that can be used or
+The order of the writes. A crash between any two of them leaves something that can be used or
 finished:
 
-- Creation: the record of the partitioned topic first, then those of its partitions. A partition
-  that was not written is created by its first use.
-- Growth: the new partitions first, with all durable subscriptions of the others at their beginning.
-  Then the number. So a consumer that learns of a partition finds its subscription there, and no
-  message is missed. Partitions that a crash left beyond the number are completed by the next
-  growth, and deleted with the topic.
-- Deletion: the mark `deleting` first; the topic cannot be used any more. Then the partitions, then
-  the record. The same request again finishes what a crash left.
+- Creation: first the record of the partitioned topic, then the records of its partitions. If a
+  partition's record was not written, the first use of the partition creates the record.
+- Growth: first the new partitions, with all durable subscriptions of the other partitions, which
+  begin at the first message. Then the number. So a consumer that learns of a partition finds its
+  subscription there, and misses no message. If a crash leaves partitions beyond the number, the
+  next growth completes them, and a deletion of the topic deletes them.
+- Deletion: first the mark `deleting`, after which the topic cannot be used any more. Then the
+  partitions, then the record. To finish a deletion after a crash, repeat the request.
 """
 
 from __future__ import annotations
@@ -48,18 +48,20 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 PARTITIONS_MAX: Final = 10_000
-"""The configuration can set a lower limit only. A client opens a producer for each partition; the
-records of this many partitions take 10 s with ZooKeeper."""
+"""The limit of partitions of a topic. The configuration can only lower it. A client opens a
+producer for each partition. Writing the records of this many partitions takes 10 s with
+ZooKeeper."""
 
 METADATA_TIMEOUT_S: Final = 10.0
 """Time limit of one access to a record while the metadata store does not answer."""
 
 WRITES_MAX: Final = 32
-"""Records of partitions that are written at the same time."""
+"""The number of partitions' records that are written at the same time."""
 
 
 class PartitionedTopics:
-    """`partitions_max`: of one topic; 0: PARTITIONS_MAX."""
+    """The records of partitioned topics. `partitions_max`: the limit for one topic; 0:
+    PARTITIONS_MAX."""
 
     def __init__(self, store: MetadataStore, clock: Clock, *, partitions_max: int = 0) -> None:
         self._store = store
@@ -67,9 +69,8 @@ class PartitionedTopics:
         self.partitions_max = min(partitions_max or PARTITIONS_MAX, PARTITIONS_MAX)
 
     async def find(self, name: TopicName) -> PartitionedTopic | None:
-        """The record, also of a topic that is being deleted. None: the topic is not partitioned.
-
-        Raises MetadataError."""
+        """Return the record, even of a topic that is being deleted. None: the topic is not
+        partitioned. Raises MetadataError."""
         found = await self._store.get(_path(name))
         return None if found is None else codec.decode_partitioned_topic(found.value)
 
@@ -79,14 +80,15 @@ class PartitionedTopics:
         return await self.find(name)
 
     async def names(self, namespace: NamespaceName, domain: Domain) -> list[TopicName]:
-        """The partitioned topics of a namespace, sorted."""
+        """Return the partitioned topics of a namespace, sorted."""
         folder = paths.partitioned_topics(namespace.tenant, namespace.namespace, domain)
         return sorted(_name_in(namespace, domain, it) for it in await self._store.children(folder))
 
     async def create(
         self, name: TopicName, partitions: int, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Raises InvalidPartitionCount, ReservedName, TopicExists, MetadataError."""
+        """Create a partitioned topic. Raises InvalidPartitionCount, ReservedName, TopicExists,
+        MetadataError."""
         if name.partition is not None:
             raise ReservedName(str(name), "names that end with -partition-<n> are for partitions")
         self._require_count(name, partitions)
@@ -96,19 +98,19 @@ class PartitionedTopics:
         value = codec.encode_partitioned_topic(record)
 
         def add(stored: bytes | None) -> bytes:
-            if stored is not None and stored != value:  # equal: a write of ours with a lost reply
+            if stored is not None and stored != value:  # equal: our write, whose reply was lost
                 raise TopicExists(str(name))
             return value
 
         await self._update(_path(name), add)
-        if await self._is_plain(name):  # it was created at the same time: it stays
+        if await self._is_plain(name):  # created at the same time: that topic stays
             await self._update(_path(name), lambda _: DELETE)
             raise TopicExists(str(name))
         await self._write_partitions(name, range(partitions), {})
 
     async def grow(self, name: TopicName, partitions: int) -> None:
-        """Raises InvalidPartitionCount, TopicNotFound, MetadataError."""
-        record = await self.require(name)  # the subscriptions are read with a fresh view, too
+        """Add partitions. Raises InvalidPartitionCount, TopicNotFound, MetadataError."""
+        record = await self.require(name)  # this also makes the reads of subscriptions fresh
         self._require_count(name, partitions, more_than=record.partitions)
         subscriptions = await self._subscriptions(name, record.partitions)
         await self._write_partitions(name, range(record.partitions, partitions), subscriptions)
@@ -122,14 +124,14 @@ class PartitionedTopics:
             return codec.encode_partitioned_topic(replace(found, partitions=partitions))
 
         await self._update(_path(name), raise_count)
-        # A subscription that was made meanwhile is known to no new partition yet.
+        # The new partitions do not know the subscriptions that were created meanwhile.
         newer = await self._subscriptions(name, record.partitions)
         if missing := {it: newer[it] for it in newer.keys() - subscriptions.keys()}:
             await self._write_partitions(name, range(record.partitions, partitions), missing)
 
     async def begin_deletion(self, name: TopicName) -> list[TopicName]:
-        """Mark the topic. Returns the partitions that are to be deleted, those included that a
-        growth left unfinished. Raises TopicNotFound, MetadataError."""
+        """Mark the topic as deleted. Returns the partitions to delete, including those of an
+        unfinished growth. Raises TopicNotFound, MetadataError."""
 
         def mark(stored: bytes | None) -> bytes:
             if stored is None:
@@ -150,9 +152,9 @@ class PartitionedTopics:
         )
 
     async def delete_untouched(self, partitions: Sequence[TopicName]) -> list[TopicName]:
-        """Delete the records of partitions that no broker has opened: nothing else of them is
-        stored. Returns the other partitions. A compare-and-set decides about a partition that is
-        opened at the same time. Raises MetadataError."""
+        """Delete the records of partitions that no broker has opened: such a partition has no other
+        data. Returns the other partitions. If a broker opens a partition at the same time, the
+        compare-and-set decides. Raises MetadataError."""
         left: list[TopicName] = []
 
         async def delete(partition: TopicName) -> None:
@@ -174,9 +176,9 @@ class PartitionedTopics:
         return sorted(left, key=lambda it: it.partition or 0)
 
     async def end_deletion(self, name: TopicName) -> None:
-        """The partitions are deleted: remove the policies that they shared, the schema and the
-        record. If another request ended this deletion before, and the topic was created again, the
-        new topic stays."""
+        """Remove the shared policies, the schema and the record, after all partitions were deleted.
+        If another request finished this deletion before, and the topic was created again, the new
+        topic stays."""
         policies_path = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
         schema_path = paths.schema(name.tenant, name.namespace, name.topic)
         await self._store.sync(policies_path)
@@ -190,8 +192,8 @@ class PartitionedTopics:
         await self._update(_path(name), _delete_marked)
 
     async def require(self, name: TopicName) -> PartitionedTopic:
-        """The record, as of `find_fresh`. Raises TopicNotFound: it is not partitioned, or is being
-        deleted."""
+        """Return the record, as `find_fresh` does. Raises TopicNotFound if the topic is not
+        partitioned or is being deleted."""
         record = await self.find_fresh(name)
         if record is None or record.deleting:
             raise TopicNotFound(str(name))
@@ -208,14 +210,14 @@ class PartitionedTopics:
         return await self._store.get(_topic_path(name)) is not None
 
     async def _subscriptions(self, name: TopicName, partitions: int) -> dict[str, dict[str, str]]:
-        """The durable subscriptions of all partitions, and their properties."""
+        """Return the durable subscriptions of all partitions, with their properties."""
         found: dict[str, dict[str, str]] = {}
         for index in range(partitions):
             stored_record = await self._store.get(_topic_path(name.with_partition(index)))
             if stored_record is not None:
                 record = codec.decode_topic(stored_record.value)
                 for subscription, part in record.subscriptions.items():
-                    if subscription != DEDUPLICATION:  # a partition has sequence ids of its own
+                    if subscription != DEDUPLICATION:  # each partition has its own sequence ids
                         found.setdefault(subscription, dict(part.properties))
         return found
 
@@ -223,7 +225,7 @@ class PartitionedTopics:
         self, name: TopicName, indexes: range, subscriptions: Mapping[str, Mapping[str, str]]
     ) -> None:
         if name.domain is not Domain.PERSISTENT:
-            return  # nothing is stored for it
+            return  # a non-persistent partition has no record
         slots = asyncio.Semaphore(WRITES_MAX)
 
         async def write(index: int) -> None:
@@ -238,7 +240,7 @@ class PartitionedTopics:
         self, name: TopicName, subscriptions: Mapping[str, Mapping[str, str]]
     ) -> None:
         """Create the partition's record, or add the subscriptions that it lacks. If an owner has
-        opened the partition, the record stays as it is: the owner makes the subscriptions that its
+        opened the partition, the record stays as it is: the owner creates the subscriptions that
         consumers ask for."""
 
         def write(value: bytes | None) -> bytes | Verdict:
@@ -272,7 +274,7 @@ def _is_untouched(record: TopicRecord) -> bool:
 
 
 def _at_the_beginning(number: int, properties: Mapping[str, str]) -> SubscriptionRecord:
-    """A subscription of a topic without entries."""
+    """Make the record of a subscription of a topic without entries."""
     state = AckState(Chain(), EARLIEST)
     return SubscriptionRecord(dict(properties), stored.inline(stored.snapshot(number, state)))
 

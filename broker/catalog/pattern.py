@@ -3,13 +3,14 @@
 Theory of operation. A client sends a regular expression of its own language. A backtracking matcher
 such as Python's `re` may need exponential time for it, which would stop the broker for all clients.
 So the broker compiles the pattern itself, into a nondeterministic automaton without backtracking
-(Thompson's construction), and follows all its states at once. The sets of states that occur are
-kept, so that one character of a name costs one look-up in a dict.
+(Thompson's construction), and follows all its states at once. It keeps the sets of states that
+occur, so that one character of a name costs one look-up in a dict.
 
-Understood: literals, `.`, escapes of punctuation, `\\d \\w \\s` and their complements (ASCII, as in
-Java), `\\Q...\\E`, classes with ranges, groups, alternatives, `* + ? {m} {m,} {m,n}` (greedy or
-lazy), `^` at the beginning and `$` at the end. A match covers the whole name. Anything else raises
-UnsupportedPattern: the client then filters the names itself, as it did before Pulsar 2.11.
+The broker understands literals, `.`, escapes of punctuation, `\\d \\w \\s` and their complements
+(ASCII, as in Java), `\\Q...\\E`, classes with ranges, groups, alternatives, `* + ? {m} {m,} {m,n}`
+(greedy or lazy), `^` at the beginning and `$` at the end. A match covers the whole name. Anything
+else raises UnsupportedPattern. Then the client filters the names itself, as all clients did before
+Pulsar 2.11.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from magnetar.broker.errors import UnsupportedPattern
 
 PATTERN_CHARACTERS_MAX: Final = 1_024
 STATES_MAX: Final = 1_000
-"""The states of one automaton: `.{250}` fits, `.{500}` does not. Making an automaton takes up to 10
-ms. The first step from a set of states by a character costs up to 2 us for each state."""
+"""The limit of states of one automaton: `.{250}` fits, `.{500}` does not. Making an automaton takes
+up to 10 ms. The first step from a set of states by a character costs up to 2 us for each state."""
 
 KEPT_MAX: Final = 50_000
-"""The sum of the members of all kept sets and of the steps kept for them: some 64 bytes each, 3 MB
-in all. At the limit the broker forgets all sets."""
+"""The limit of members and steps in all kept sets: some 64 bytes each, 3 MB in all. At the limit
+the broker forgets all sets."""
 
 DEPTH_MAX: Final = 50
-"""Nested groups."""
+"""The limit of nested groups."""
 
 States = frozenset[int]
-"""Numbers of states that are followed at once."""
+"""The numbers of the states that the automaton is in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,9 @@ class _Characters:
 
 @dataclass(slots=True)
 class _State:
-    """Consumes a character, or (without `accepts`) leads on without one."""
+    """A state that consumes a character, or, without `accepts`, leads on without a character."""
 
-    accepts: _Characters | None = None  # None: it consumes nothing
+    accepts: _Characters | None = None  # None: the state consumes nothing
     follows: list[int] = field(default_factory=list)
 
 
@@ -65,7 +66,8 @@ _LETTERS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class TopicPattern:
-    """Made from a pattern; raises UnsupportedPattern. A domain in front of it is ignored."""
+    """A compiled pattern. A domain before the pattern is ignored. The constructor raises
+    UnsupportedPattern."""
 
     def __init__(self, pattern: str) -> None:
         compiler = _Compiler(pattern)
@@ -76,22 +78,21 @@ class TopicPattern:
         self.first: States = self._closure([compiler.first])
 
     def matches(self, text: str) -> bool:
-        """Whether the pattern covers the whole text."""
+        """Return True if the pattern covers the whole text."""
         states, _, _ = self.advance(self.first, text, 0, work_max=sys.maxsize)
         return self.is_final(states)
 
     def is_final(self, states: States) -> bool:
-        """Whether a text that ends in these states matches."""
+        """Return True if a text that ends in these states matches."""
         return self._final in states
 
     def advance(
         self, states: States, text: str, at: int, *, work_max: int
     ) -> tuple[States, int, int]:
-        """Follow the text from `at` on. Returns the states, the place where it stopped, and the
-        work. A step costs 1; one that is not kept also costs the number of states before and after
-        it. Stops early when `work_max` is reached, and when no states are left: the text cannot
-        match.
-        """
+        """Follow the text from `at` on. Returns the states, the place of the stop, and the work. A
+        step costs 1. A step that is not kept yet also costs the number of states before and after
+        it. The call stops early when the work reaches `work_max`, or when no states are left: then
+        the text cannot match."""
         work = 0
         while at < len(text) and states and work < work_max:
             character = text[at]
@@ -125,7 +126,7 @@ class TopicPattern:
         return self._closure(reached)
 
     def _closure(self, numbers: list[int]) -> States:
-        """These states, and those that follow without a character."""
+        """Return these states, and the states that follow them without a character."""
         seen: set[int] = set()
         while numbers:
             number = numbers.pop()
@@ -138,8 +139,8 @@ class TopicPattern:
 
 
 class _Compiler:
-    """Reads a pattern from left to right. A fragment is its first and its last state; the last one
-    consumes nothing and leads nowhere yet."""
+    """Reads a pattern from left to right. A fragment is a pair of its first and last state. The
+    last state consumes nothing and leads nowhere yet."""
 
     def __init__(self, pattern: str) -> None:
         if len(pattern) > PATTERN_CHARACTERS_MAX:
@@ -156,7 +157,7 @@ class _Compiler:
         self.first = 0
 
     def compile(self) -> int:
-        """Returns the final state."""
+        """Compile the pattern. Returns the number of the final state."""
         self.first, last = self._alternatives()
         if self._at < len(self._text):
             self._refuse(f"unexpected {self._text[self._at]!r}")
@@ -194,7 +195,7 @@ class _Compiler:
         if counts is None:
             return first, last
         if self._peek() == "?":
-            self._at += 1  # lazy: which match is found first does not matter
+            self._at += 1  # lazy: the order of matches does not matter
         if self._peek() in ("*", "+", "{"):
             self._refuse("a repetition of a repetition, or a possessive one")
         after = self._at
@@ -202,7 +203,7 @@ class _Compiler:
         first = last = self._new()
         for number in range(highest if highest is not None else max(lowest, 1)):
             self._at = start
-            begin, end = self._atom()  # read again: the copy has states of its own
+            begin, end = self._atom()  # parse the atom again: each copy has its own states
             done = self._new()
             self.states[last].follows.append(begin)
             self.states[end].follows.append(done)

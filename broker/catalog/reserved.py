@@ -22,7 +22,7 @@ _SUFFIX: Final = "__transaction_pending_ack"
 
 
 def is_system(name: TopicName) -> bool:
-    """Whether Pulsar reserves the name for itself. The heartbeat topics are included."""
+    """Return True if Pulsar reserves the name for itself. This includes the heartbeat topics."""
     topic = name.base.topic
     return (
         name.tenant == SYSTEM_TENANT
@@ -33,7 +33,7 @@ def is_system(name: TopicName) -> bool:
 
 
 def is_heartbeat(name: TopicName) -> bool:
-    """Whether a health check of a broker uses the topic: `pulsar/<host:port>/heartbeat`."""
+    """Return True if a broker's health check uses the topic: `pulsar/<host:port>/heartbeat`."""
     return (
         name.tenant == SYSTEM_TENANT
         and name.namespace_name != SYSTEM_NAMESPACE

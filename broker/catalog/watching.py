@@ -1,9 +1,9 @@
-"""Watched lists of topics: one list for each namespace that a client watches.
+"""Watched lists of topics: one list for each namespace that clients watch.
 
 One task (`run`) reads the lists. When the metadata store reports a change, the namespace is queued.
 The task waits GATHER_S, then reads the list and tells each watcher which topics are new and which
-were deleted. The wait turns a thousand topics that are created together into a few reads and a few
-updates. A namespace without watchers is forgotten.
+were deleted. Because of this wait, a thousand topics that are created together cause only a few
+reads and updates. A namespace without watchers is forgotten.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GATHER_S: Final = 0.1
 RETRY_S: Final = 1.0
 
 NAMES_PER_SLICE: Final = 5_000
-"""The names of one step of the event loop, which takes about 7 ms."""
+"""The names that one step of the event loop handles, in about 7 ms."""
 
 log = get_logger(__name__)
 
@@ -51,7 +51,8 @@ class _Watched:
 
 
 class WatchedLists:
-    """`run` must be running. The lists contain persistent topics only, as in Pulsar."""
+    """The watched lists of one broker. `run` must be running. The lists contain persistent topics
+    only, as in Pulsar."""
 
     def __init__(self, store: MetadataStore, catalog: Catalog) -> None:
         self._store = store
@@ -62,8 +63,8 @@ class WatchedLists:
         self._wake = asyncio.Event()
 
     async def watch(self, namespace: NamespaceName, listener: Listener) -> Names:
-        """Return the current list. `listener` is called with each later change, until `end`.
-        Raises ListUnavailable; then `end` is not needed."""
+        """Return the current list. `listener` is called for each later change, until `end` is
+        called. Raises ListUnavailable; then the caller need not call `end`."""
         watched = self._watched.get(namespace)
         if watched is None:
             folder = paths.topics(namespace.tenant, namespace.namespace, Domain.PERSISTENT)
@@ -79,13 +80,13 @@ class WatchedLists:
             raise
 
     def call(self, listener: Listener) -> None:
-        """Call a listener without a change, between other calls."""
+        """Call a listener with an empty change, between other calls."""
         self._late[listener] = None
         self._wake.set()
 
     def end(self, namespace: NamespaceName, listener: Listener) -> None:
-        """Stop calling the listener. A `watch` of it that still waits raises ListUnavailable.
-        Idempotent."""
+        """Stop calling the listener. If `watch` still waits for its list, `watch` raises
+        ListUnavailable. Idempotent."""
         self._late.pop(listener, None)
         watched = self._watched.get(namespace)
         if watched is not None:
@@ -98,7 +99,7 @@ class WatchedLists:
                 del self._watched[namespace]
 
     async def run(self) -> None:
-        """Read what has changed until cancelled."""
+        """Read the changed lists and call the listeners, until cancelled."""
         self._changed |= dict.fromkeys(self._watched)  # namespaces that an earlier run left
         while True:
             while not (self._changed or self._late):

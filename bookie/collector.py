@@ -248,7 +248,7 @@ class Collector:
             if written is not None:
                 raise CollectionAborted(
                     f"ledger {written} is stored here, but the metadata handed out no id beyond "
-                    f"{end - 1}: it is the wrong store or an old image"
+                    f"{end - 1}: the metadata store is the wrong one or old"
                 )
         self.counts.never_handed_out = len(strangers)
         if strangers:

@@ -99,8 +99,8 @@ class BookieConfig(RoleConfig):
     def advertised_is_reachable(self) -> Self:
         if is_wildcard(self.host) and not self.advertised_host:
             raise ValueError(
-                f"host {self.host} is every address of this machine: advertised_host must say "
-                "which one brokers use"
+                f"host {self.host} is every address of this machine: set advertised_host to the "
+                "address that brokers use"
             )
         return self
 

@@ -93,7 +93,7 @@ class Reserve:
                 os.posix_fallocate(file.fileno(), 0, size)
             os.replace(self._new, self._path)
         except OSError as error:
-            log.warning("no reserve on the disk", bytes=size, error=str(error))
+            log.warning("disk reserve not created", bytes=size, error=str(error))
             with suppress(OSError):
                 self._new.unlink()
 

@@ -99,7 +99,7 @@ class Reclaimer:
         if not self._dead:
             return
         if self.suspended:
-            log.warning("space reclaim suspended until a scrub finds everything sound")
+            log.warning("space reclaim suspended until a scrub finds no damage")
             return
         living = [ledger for ledger in alive if ledger not in self._dead]
         for region in regions(sorted(self._dead), living):

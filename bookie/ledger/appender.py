@@ -508,8 +508,8 @@ class LedgerAppender:
             waited_s = self._services.config.quorum_timeout_s
             return QuorumTimeout(self.ledger, self._writer.confirmed + 1, waited_s)
         if ADD_VERDICTS[code] is AddVerdict.LEDGER_LOST:
-            return LedgerFenced(self.ledger, f"a bookie says {code.name}")
-        return LedgerRefused(self.ledger, f"a bookie says {code.name}")
+            return LedgerFenced(self.ledger, f"a bookie answered {code.name}")
+        return LedgerRefused(self.ledger, f"a bookie answered {code.name}")
 
     def _note_missed(self, missed: Missed) -> None:
         """Note entries that were confirmed without a member, so that repair copies them."""

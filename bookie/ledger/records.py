@@ -101,7 +101,7 @@ class LedgerRecords:
             if stored is None:
                 raise LedgerFenced(known.ledger, "its metadata was deleted")
             if stored.state is not LedgerState.OPEN:
-                raise LedgerFenced(known.ledger, f"it is {stored.state.name}")
+                raise LedgerFenced(known.ledger, f"its state is {stored.state.name}")
             if tried and stored.last_segment == segment:
                 return KEEP
             if stored.last_segment != known.last_segment:
@@ -162,7 +162,7 @@ class LedgerRecords:
                 )
             if (stored.last_entry, stored.length) == (last, length):
                 return KEEP
-            raise LedgerFenced(known.ledger, f"it is {stored.state.name}")
+            raise LedgerFenced(known.ledger, f"its state is {stored.state.name}")
 
         return self._there(await self._update(known.ledger, change), known.ledger)
 

@@ -31,7 +31,7 @@ def test_the_advertised_host_is_that_of_the_setting_or_host() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
 def test_a_wildcard_host_needs_an_advertised_host(host: str) -> None:
-    with pytest.raises(ConfigError, match="advertised_host must say"):
+    with pytest.raises(ConfigError, match="set advertised_host to the address"):
         load(host=host)
 
 

@@ -87,7 +87,7 @@ def parse_access(values: Mapping[str, str]) -> Access:
     if len(params) > CHARACTERS_MAX:
         raise InvalidOption(PARAMS, f"has more than {CHARACTERS_MAX} characters")
     if (certificate is None) != (key is None):
-        raise InvalidOption(CERTIFICATE, f"is used together with {KEY}")
+        raise InvalidOption(CERTIFICATE, f"must be given together with {KEY}")
     url = values.get("service.url", "")
     encrypts = scheme_of(url).is_tls
     access = Access(plugin, params, trust, certificate, key, encrypts)

@@ -92,7 +92,7 @@ class Chunks:
         assert chunk is not None
         if chunk.total_bytes > MESSAGE_BYTES_MAX:
             raise MalformedEntry(
-                f"a chunked message of {chunk.total_bytes} bytes is larger than {MESSAGE_BYTES_MAX}"
+                f"a chunked message has {chunk.total_bytes} bytes; the limit is {MESSAGE_BYTES_MAX}"
             )
         message = received.producer_name, chunk.uuid
         if chunk.index == 0:
@@ -122,7 +122,7 @@ class Chunks:
         if joined is not None and len(joined.payload) != chunk.total_bytes:
             raise MalformedEntry(
                 f"the chunks of a message have {len(joined.payload)} bytes, not"
-                f" {chunk.total_bytes} as its last one says"
+                f" {chunk.total_bytes} as its last chunk says"
             )
         return joined
 
@@ -144,7 +144,7 @@ class Chunks:
             if number >= SEARCH_ENTRIES_MAX:
                 raise MalformedEntry(
                     "the other chunks of the message are more than"
-                    f" {SEARCH_ENTRIES_MAX} entries before its last one"
+                    f" {SEARCH_ENTRIES_MAX} entries before its last chunk"
                 )
             found = read_entry(stored)
             other = found.chunk

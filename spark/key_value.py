@@ -36,7 +36,7 @@ def split(payloads: pa.Array) -> tuple[pa.Array, pa.Array, dict[int, str]]:
     sound &= value_start + np.maximum(value_size, 0) == ends
     bad = dict.fromkeys(
         np.flatnonzero(given & ~sound).tolist(),
-        "the payload is not a key and a value, each behind its size",
+        "the payload is not a key and a value, each after its size",
     )
     keys = _part(data, key_start, key_size, sound)
     return keys, _part(data, value_start, value_size, sound), bad

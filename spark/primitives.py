@@ -98,7 +98,7 @@ def _converted(
     if not primitive.is_time:
         return pa.array(numbers, mask=mask)
     if np.any(numbers > TIME_MS_MAX) or np.any(numbers < -TIME_MS_MAX):
-        raise ValueError("a time is outside of the years that Spark has")
+        raise ValueError("a time is outside of the years that Spark supports")
     if isinstance(primitive.spark, DateType):
         return pa.array((numbers // DAY_MS).astype(np.int32), pa.date32(), mask=mask)
     return pa.array(numbers * 1_000, pa.timestamp("us", "UTC"), mask=mask)

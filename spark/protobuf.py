@@ -77,8 +77,8 @@ def parse_protobuf_schema(text: str) -> ProtobufType:
         descriptor = pool.FindMessageTypeByName(root)
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error, DecodeError) as error:
         raise InvalidProtobufSchema(
-            "not a definition as Pulsar's registry keeps it, JSON with fileDescriptorSet and"
-            f" rootMessageTypeName: {error!r}"
+            "not a definition of Pulsar's registry (JSON with fileDescriptorSet and"
+            f" rootMessageTypeName): {error!r}"
         ) from None
     spark = _Types().struct_of(descriptor, ())
     return ProtobufType(GetMessageClass(descriptor), descriptor, spark)

@@ -344,7 +344,7 @@ def _greeting(access: Access) -> tuple[tuple[str, bytes], ...]:
     try:
         data = asyncio.run(credentials.data())
     except PulsarException as error:
-        raise BrokerLost(f"there are no credentials: {error}") from None
+        raise BrokerLost(f"the client has no credentials: {error}") from None
     return ((GREETING_KEY, encode_command(connect_command(credentials.method, data))),)
 
 

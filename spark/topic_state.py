@@ -141,7 +141,7 @@ class TopicState:
 
     def _created_again(self, start: Place) -> Loss:
         return Loss(
-            "the topic was deleted and created again: the query stood at message"
+            "the topic was deleted and created again: the query's next message was"
             f" {start.index}, the new topic has the messages"
             f" {self.first_index} to {self.next_index - 1}",
             replace(self.earliest, bytes=start.bytes),

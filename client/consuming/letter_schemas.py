@@ -102,7 +102,7 @@ class LetterSchemas:
             )
         except TopicNotFound as error:
             log.warning(
-                "a letter has no schema: that of its original is unknown",
+                "a letter has no schema: the schema of its original is unknown",
                 topic=topic,
                 version=int.from_bytes(version, signed=True),
                 error=str(error),

@@ -222,7 +222,7 @@ class Pattern:
                     await watch.begin(self._namespace, self._asked)
             yield watch
         except TimeoutError:
-            raise ConnectError("the broker did not answer: watch topics") from None
+            raise ConnectError("the broker did not answer the request to watch topics") from None
         finally:
             watch.close()
 

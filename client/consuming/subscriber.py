@@ -485,7 +485,7 @@ class Subscriber:
                 with suppress(PulsarException):  # closed or disconnected meanwhile
                     await self._drained(connection, command)
         except TimeoutError:
-            reason = "messages that were delivered are not acknowledged"
+            reason = "the user has not acknowledged all delivered messages"
             raise Timeout(reason, topic=self.topic, subscription=self.subscription.name) from None
 
     async def _drained(self, connection: Connection, command: pb.CommandDrainConsumer) -> None:

@@ -98,7 +98,7 @@ def check_columns(schema: spark.StructType, options: WriteOptions) -> None:
             names = ", ".join(METADATA)
             raise InvalidSchema(field.name, f"is unknown; a sink has value and {names}")
     if options.topic is None and "__topic" not in schema.names:
-        raise InvalidOption("topic", "is required, or a column __topic")
+        raise InvalidOption("topic", "is required without a column __topic")
     others = _record_columns(schema)
     if "value" not in schema.names:
         if not others:
@@ -238,7 +238,7 @@ class Encoder:
         self._targets[text] = target
         if len(self._targets) > TOPICS_MAX:
             raise self.refused(
-                row, "__topic", f"is topic {TOPICS_MAX + 1} of this task, one too many"
+                row, "__topic", f"is one topic too many: a task writes to at most {TOPICS_MAX}"
             )
         return target
 

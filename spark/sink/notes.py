@@ -59,8 +59,9 @@ def is_stored(topic: str, identity: Identity, note: Note | None) -> bool:
         raise CheckpointRefused(
             topic,
             f"the topic holds batch {note.batch} of the query {identity.sink!r} with another"
-            f" checkpoint, of query {note.query}; this checkpoint is of {identity.writer} and would"
-            " store rows again: restore that checkpoint, or give this query another name",
+            f" checkpoint (query id {note.query}); with this checkpoint (query id"
+            f" {identity.writer}) rows would be stored again: restore the other checkpoint, or give"
+            " this query another name",
         )
     if note.batch > identity.batch:
         raise behind(topic, identity, note.batch)
@@ -71,10 +72,10 @@ def behind(topic: str, identity: Identity, batch: int) -> CheckpointRefused:
     """The error of a checkpoint that is older than the rows of the topic."""
     return CheckpointRefused(
         topic,
-        f"the topic holds rows of batch {batch} of this query, and its checkpoint continues with"
-        f" batch {identity.batch}: the checkpoint is an older copy, so that new rows would be taken"
-        " for rows that are stored; restore the newest checkpoint, or begin with an empty one and"
-        " another name",
+        f"the topic holds rows of batch {batch} of this query, but its checkpoint continues with"
+        f" batch {identity.batch}: the checkpoint is an older copy, and the broker would drop new"
+        " rows as duplicates; restore the newest checkpoint, or begin with an empty checkpoint and"
+        " another query name",
     )
 
 

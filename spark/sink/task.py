@@ -124,7 +124,9 @@ class TaskWriter:
                 target = partitions[_partition_of(addressed, len(partitions))]
             message, size, row = addressed.message, addressed.size, addressed.row
             if row >= MESSAGES_MAX:
-                raise self._encoder.refused(row, "value", "is one row too many for a task")
+                raise self._encoder.refused(
+                    row, "value", f"is one row too many: a task writes at most {MESSAGES_MAX}"
+                )
             for entry in self._cutter.add(target, message, size, row):
                 await self._submit(entry)
             if at % YIELD_ROWS == YIELD_ROWS - 1:
@@ -177,8 +179,8 @@ class TaskWriter:
             if 0 < send.bytes_max < entry.bytes:
                 raise WriteRefused(
                     entry.target.topic,
-                    f"rows {entry.first_row} to {entry.last_row} are {entry.bytes} bytes; the"
-                    f" topic's largest message has {send.bytes_max}",
+                    f"rows {entry.first_row} to {entry.last_row} have {entry.bytes} bytes; the"
+                    f" topic's limit for a message is {send.bytes_max} bytes",
                 )
         most = self._options.pending_bytes
         room = most - self._cutter.open_bytes - entry.bytes

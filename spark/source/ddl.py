@@ -154,7 +154,7 @@ class _Parser:
     def _number(self) -> int:
         text = self._name()
         if not text.isdecimal() or len(text) > 2:
-            raise ValueError(f"{text!r} is not a number of digits")
+            raise ValueError(f"expected precision or scale of a decimal, found {text!r}")
         return int(text)
 
     def _peek(self) -> tuple[str, str] | None:

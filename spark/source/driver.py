@@ -297,7 +297,9 @@ class StreamDriver:
                 if state is not None and self._from.get(topic) == 0:
                     begins[topic] = state.earliest
             elif state is None:
-                self._lose(topic, f"the topic was deleted when the query stood at {place.index}")
+                self._lose(
+                    topic, f"the topic was deleted; the query's next message was {place.index}"
+                )
             elif (loss := state.lost(place)) is not None:
                 self._lose(topic, loss.what)
                 begins[topic] = loss.next

@@ -284,7 +284,7 @@ def _which_topics(
     if len(names) > 1:
         raise InvalidOption(names[1], f"excludes {names[0]}: give one of them")
     if not names:
-        raise InvalidOption("topic", "is required, or topics, or topicsPattern")
+        raise InvalidOption("topic", "is required (or topics, or topicsPattern)")
     text = _required(values, names[0])
     if names == ["topicsPattern"]:
         return (), _pattern(text)
@@ -416,7 +416,9 @@ def _dead_letter_topic(
         name.namespace_name == pattern.namespace and pattern.matches(name)
     )
     if is_matched or name.base in [topic.base for topic in topics]:
-        raise InvalidOption(option, f"{name} is a topic of the query, which would read its letters")
+        raise InvalidOption(
+            option, f"{name} is a topic of the query, which would read its own dead letters"
+        )
     return name
 
 

@@ -168,7 +168,7 @@ class TopicView:
                         sealed_of(ledger_copies(self._options.access, broker, chunk))
                     )
                 except (BrokerLost, BrokerRefused) as error:
-                    log.warning("no copies of ledgers, they are read from brokers: %s", error)
+                    log.warning("ledgers are read from brokers, copies are unknown: %s", error)
         return found
 
     def hold(self, query: tuple[int, str], places: Mapping[str, Place]) -> None:

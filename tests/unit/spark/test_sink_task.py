@@ -285,6 +285,6 @@ async def test_messages_within_the_limit_of_pending_bytes() -> None:
 
 async def test_with_dedup_an_entry_over_the_topics_limit_ends_the_task_before_it_is_sent() -> None:
     async with world() as it:
-        with pytest.raises(SparkError, match=r"rows 0 to 0 are .* largest message has 100"):
+        with pytest.raises(SparkError, match=r"rows 0 to 0 have .* limit for a message is 100"):
             await it.write([1], bytes_max=100)
         assert await it.stored() == []

@@ -6,9 +6,9 @@ If the ledgers cannot be listed, the table with their records is damaged. A repa
 is then impossible, and the other content of the table is unknown. So the bookie ends, as after a
 compaction that meets such a table (storage/rot.py).
 
-A round begins `interval_s` after the begin of the previous round, or a second after the end of a
-longer round. Each round begins at a random ledger. Otherwise a bookie that restarts often would
-check the same ledgers each time.
+The first round begins after a random time, at most an hour. A round begins `interval_s` after the
+begin of the previous round, or a second after the end of a longer round. Each round begins at a
+random ledger. Otherwise a bookie that restarts often would check the same ledgers each time.
 """
 
 from __future__ import annotations

@@ -191,7 +191,8 @@ class LedgerReader:
             return error
 
     async def _read_run(self, first: int, last: int, bytes_max: int) -> list[LedgerEntry]:
-        """Ask the replicas in order until one answers. Return the entries that this replica has."""
+        """Ask the replicas in order until one answers, and return its entries. Raises
+        EntryUnreadable."""
         loop, metadata = asyncio.get_running_loop(), self.metadata
         machine = RangeRead(
             self._replicas(metadata, first, last),

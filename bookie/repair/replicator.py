@@ -7,8 +7,8 @@ ledger's writer. The lost member may be alive, or another replicator may repair 
 both cases the worst result is an extra copy, which its bookie deletes later.
 
 A ledger whose last segment is being written belongs to its writer, and a running writer replaces a
-lost bookie itself. If the writer has not done so after `open_grace_s`, and a spare bookie exists,
-the replicator recovers the ledger: it fences and closes it.
+lost bookie itself. If the writer has not done so after `open_grace_s`, the replicator recovers the
+ledger: it fences and closes it. This needs a spare bookie, unless a recovery has begun already.
 
 A ledger that was created with too few bookies is widened after its close. Each of its bookies
 holds all entries. One more bookie with all entries changes nothing for readers, even with old
@@ -369,7 +369,7 @@ class Replicator:
     # -- postponed repairs -----------------------------------------------------------------------
 
     async def _note(self, record: UnderReplicationRecord, error: RepairError | LedgerError) -> None:
-        """Store the reason in the record; only when it changed, not at each attempt."""
+        """Store the reason in the record if it has changed, so that not each attempt writes."""
         log.warning("ledger not repaired", ledger=record.ledger, error=str(error))
         faults = record.faults.failed(str(error), self._clock.now_ms())
         if faults.failure != record.faults.failure:

@@ -192,7 +192,7 @@ class GroupCommit:
         return True
 
     def _note_pressure(self, pressed: bool | None) -> None:
-        """`pressed` None: the store was not asked."""
+        """Begin or end the delay of adds. `pressed` None: the store was not asked."""
         if pressed and self._held_since is None:
             self._held_since = asyncio.get_running_loop().time()
             log.warning("store too slow, delaying adds")

@@ -1,8 +1,8 @@
 """The credentials of source and sink: the options `pulsar.client.*`.
 
-The names are those of StreamNative's connector. The values travel to the executors with the tasks.
-Spark hides an option in plans if its name or its value matches REDACTED_BY_SPARK. The connector
-refuses a secret that Spark would show.
+The names are the same as in StreamNative's connector. The values travel to the executors with the
+tasks. Spark hides an option in plans if its name or its value matches REDACTED_BY_SPARK. The
+connector refuses a secret that Spark would show.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WITHOUT_SECRET: Final = ("file:", "env:", "tlsCertFile:", "tlsKeyFile:")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The credentials of one read or write. The paths are those of PEM files on each machine."""
+    """The credentials of one read or write. The paths name PEM files on each machine."""
 
     plugin: str = ""  # empty: no credentials
     params: str = field(default="", repr=False)

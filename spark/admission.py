@@ -4,7 +4,7 @@ Rules.
 
 1. The shares are proportional to the backlogs, and their sum is at most the limit, except for
    rule 2.
-2. A topic with a backlog has a share of at least one row, so no topic starves, whatever the limit.
+2. A topic with a backlog has a share of at least one row, so no topic starves at a small limit.
 3. A share is never more than the backlog.
 
 Pure.

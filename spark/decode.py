@@ -218,8 +218,11 @@ class Rows:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _open(self, ledger: int, entry: int, stored: bytes | memoryview) -> Opened | None:
-        """Open a stored entry. Returns None if the entry adds no row: a marker (it holds no message
-        of a user), a chunk that does not complete its message, or an entry of another time."""
+        """Open a stored entry. Returns None if the entry adds no row.
+
+        Entries that add no row are markers, which hold no message of a user, chunks that do not
+        complete their message, and entries outside of `publish_ms`.
+        """
         received = read_entry(stored)
         if received.metadata.HasField("marker_type"):
             return None

@@ -54,7 +54,7 @@ class TopicNotFound(SparkError):
 
 
 class InvalidOffsets(SparkError):
-    """The offsets of a checkpoint are not those of this source."""
+    """A checkpoint holds offsets that this source did not write."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the checkpoint holds offsets that this source did not write: {reason}")

@@ -1,8 +1,8 @@
 """Decodes payloads to values of a schema, a batch of rows at a time.
 
-A decoder converts a whole array or raises ValueError. `decode_values` halves an array that a
-decoder refuses until the bad records are alone, so a few bad records cost little and never change
-their neighbours.
+A decoder converts a whole array or raises ValueError. If a decoder refuses an array,
+`decode_values` halves the array until the bad records are alone. So a few bad records cost little
+and never change their neighbours.
 
 JSON: each payload is wrapped as `{"i":<row>,"v":<payload>}`, and one call parses all lines. A
 payload could close its wrapper and begin another one. Then the rows are not 0, 1, 2, ..., and the

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 Part = tuple["Key", int, int, int]
-"""Messages of one entry: its key, the index of the first message (-1: the entry is no batch), the
-size of the batch, and how many of its messages."""
+"""Consecutive messages of one entry: the entry's key, the index of the first message, the size of
+the batch, and the number of messages. The index is -1 for an entry that is not a batch."""
 
 
 class Acknowledger:

@@ -83,8 +83,8 @@ class ManySubscriber:
         """`total_messages_max`: the limit of the queue. `letters` creates the producer of the dead
         letters of a topic. It returns None for a subscription without a dead-letter policy.
 
-        Raises InvalidConfiguration for a queue of size 0, and OperationNotSupported for a reader
-        that begins at a message: an id names a place in one topic only.
+        Raises InvalidConfiguration for a queue of size 0. Raises OperationNotSupported for a reader
+        that begins at a message, because an id names a place in one topic only.
         """
         if subscription.queue_messages_max == 0:
             raise InvalidConfiguration("receiver_queue_size: several topics need at least 1")

@@ -59,8 +59,11 @@ class NackOrder:
 
 
 def entries_of(messages: Sequence[Message]) -> tuple[list[Key], list[Key]]:
-    """Return the entries of messages that the user has not seen, in two lists: entries of which the
-    user has seen no message, and batches of which the user has seen some messages."""
+    """Return the entries of messages that the user has not seen, in two lists.
+
+    The first list has the entries of which the user has seen no message. The second list has the
+    batches of which the user has seen some messages.
+    """
     first: dict[Key, int] = {}
     for message in messages:
         ledger, entry, index = _place(message)

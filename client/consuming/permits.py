@@ -13,7 +13,7 @@ from typing import Final
 QUEUE_BYTES_MAX: Final = 64 << 20
 """Bytes of messages that wait in one consumer's queue. Permits count messages, so the consumer
 grants fewer permits if recent messages were large. Before the first message, the consumer does not
-know the size: the first grant is for the whole queue, at worst 1,000 messages of 5 MiB."""
+know the size. So the first grant is for the whole queue, at worst 1,000 messages of 5 MiB."""
 
 
 RECENT_MESSAGES: Final = 1000

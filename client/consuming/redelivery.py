@@ -1,4 +1,4 @@
-"""Entries to redeliver after a delay: negatively acknowledged and unacknowledged ones."""
+"""Negatively acknowledged and unacknowledged entries, which the client requests after a delay."""
 
 from __future__ import annotations
 

@@ -813,8 +813,8 @@ class Subscriber:
     def _wanted(
         self, key: Key, size: int, ack_set: Sequence[int], *, is_batch: bool
     ) -> tuple[int, int]:
-        """Return two bit sets: the messages that the broker delivers, and those that the user
-        gets."""
+        """Return two bit sets: the messages that the broker delivers, and the messages that the
+        user gets."""
         sent = (1 << size) - 1
         if ack_set:
             sent &= bits_of(ack_set)

@@ -6,8 +6,8 @@ entry is cut when
 
 1. the entry holds MESSAGES_MAX messages or BYTES_MAX bytes, or would hold more than BYTES_MAX bytes
    with the next message,
-2. all open entries together hold `open_bytes_max` bytes, or there are OPEN_MAX open entries: the
-   cutter then cuts all of them, in the order of their first messages,
+2. all open entries together hold `open_bytes_max` bytes, or there are OPEN_MAX open entries: then
+   all are cut, in the order of their first messages,
 3. the task ends.
 
 A message gets its number when its entry is cut. So sequence ids rise from entry to entry, also if

@@ -1,11 +1,11 @@
 """The names of producers and the sequence ids of messages: a repeated task has the same.
 
 The name of a task's producer holds the query (or the batch job) and the task's partition. It also
-holds everything else that decides which rows are in an entry: the options `batching`,
-`pendingBytes` and `rowOrder` if they do not have their defaults, and the number of the topic's
-partitions. If one of these changes before a batch is repeated, the new entries differ from the
-stored entries. The producer then has another name, so the broker stores the rows again. With the
-same name, the broker would drop rows that it never had.
+holds everything else that decides which rows are in an entry. These are the number of the topic's
+partitions, and the options `batching`, `pendingBytes` and `rowOrder` if they do not have their
+defaults. If one of these changes before a batch is repeated, the new entries differ from the stored
+entries. The producer then has another name, so the broker stores the rows again. With the same
+name, the broker would drop rows that it never had.
 
 The messages of a task have the sequence ids
 

@@ -144,8 +144,10 @@ class TaskWriter:
 
     async def _insist(self, topic: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat an attempt while brokers restart, or while an earlier attempt of this task is
-        connected: the broker accepts one producer with a name at a time. Raises WriteStalled,
-        WriteRefused."""
+        connected. A broker accepts one producer with a name at a time.
+
+        Raises WriteStalled, WriteRefused.
+        """
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         while True:

@@ -4,8 +4,8 @@ A task reads with `LedgerReader`, as brokers do, but without a metadata store: t
 ledgers' metadata and the addresses of the bookies. The reads run on an event loop in a thread, one
 for each Python process. While the task decodes one run of entries, the loop reads the next run.
 
-The read key of the plan allows only reads, so no reader can fence a ledger. A failed read is no
-error here, whatever its reason: the task continues with the topic's owner.
+The read key of the plan allows only reads, so no reader can fence a ledger. No failed read is an
+error here: the task continues with the topic's owner.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A letter is a message with the payload and the key of the record. It has the properties REAL_TOPIC
 and ORIGIN_MESSAGE_ID, as Pulsar's dead letters have, and ERROR, the reason. A task publishes the
-bad records of a batch of rows before it hands the other rows to Spark, and fails if it gets no
+bad records of a batch of rows before it hands the other rows to Spark. The task fails if it gets no
 receipts. So each record reaches Spark or the dead-letter topic at least once. A repeated task
 publishes its letters again.
 """

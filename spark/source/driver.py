@@ -1,7 +1,7 @@
 """Plans the reads of one query on Spark's driver: a DataFrame once, a stream batch by batch.
 
 Spark asks an idle source 100 times a second for new data. The source answers without a call to a
-broker: the owners of the topics push new positions (position_watch.py), and a broker pushes the
+broker. The owners of the topics push new positions (position_watch.py), and a broker pushes the
 list of topics (topic_watch.py). The driver polls topics whose owners push nothing, at most once in
 `pollIntervalMs`. If no broker pushes the list of topics, the driver asks for the list once in
 `discoveryIntervalMs`. A failed poll is no error until `readTimeoutMs` has passed.

@@ -3,7 +3,7 @@
 The filters save work. The driver does not plan topics and partitions that they exclude, nor
 messages outside of a range of `__index`. The executors do not uncompress entries outside of a range
 of `__publishTime`. They do not decode rows that a filter excludes, and do not pass them to Spark.
-Publish times come from the clocks of producers and are in no order, so a filter on them excludes no
+Publish times come from the clocks of producers and are in no order. So a filter on them excludes no
 part of a topic from reading. Spark evaluates all filters again.
 
 Pure.

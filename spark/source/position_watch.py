@@ -32,8 +32,8 @@ STREAMS_MAX: Final = 32
 polled."""
 
 STREAMS_SPARE: Final = 3
-"""Streams of one broker beyond those that its topics need. New topics get a stream of their own;
-beyond this number all topics of the broker are gathered in new streams."""
+"""Streams of one broker beyond the streams that its topics need. New topics get a separate stream.
+Beyond this number, the driver opens new streams for all topics of the broker."""
 
 log = logging.getLogger(__name__)
 

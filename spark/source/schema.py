@@ -46,9 +46,8 @@ ERROR: Final = "__error"  # the reason why the record is corrupt
 def schema_of(options: ReadOptions, given: StructType | None = None) -> StructType:
     """The columns of a read. Raises InvalidOption if valueSchema is not a schema.
 
-    With valueFormat auto, the type of `value` is that in `given`. If `given` is None, the type is
-    that of the topic's schema. Then the function may also raise TopicNotFound, ReadRefused and
-    ReadStalled.
+    With valueFormat auto, `given` has the type of `value`. If `given` is None, the topic's schema
+    gives the type. Then the function may also raise TopicNotFound, ReadRefused and ReadStalled.
     """
     schema = StructType().add("value", _value_type(options, given))
     if options.key_format is not None:

@@ -3,9 +3,9 @@
 The newest version of a schema gives the type of the column. An executor decodes each message with
 the version with which the message was written.
 
-Fields are matched by name, as in the rules of Avro: a field that a message lacks is null, and a
-field that the column lacks is left out. The driver asks for the newest versions once, in `load()`.
-An executor process asks once for each version that it meets.
+Fields are matched by name, as in the rules of Avro. A field that a message lacks is null. A field
+that the column lacks is left out. The driver asks for the newest versions once, in `load()`. An
+executor process asks once for each version that it meets.
 """
 
 from __future__ import annotations

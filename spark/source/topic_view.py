@@ -142,8 +142,8 @@ class TopicView:
                 raise AssertionError(bound)
 
     def entry_of_index(self, topic: str, index: int) -> Place:
-        """The place of the entry that holds the message with this index. The index of the place is
-        that of the entry's first message.
+        """The place of the entry that holds the message with this index. The place has the index of
+        the entry's first message.
 
         Raises TopicNotFound, ReadRefused, ReadStalled.
         """

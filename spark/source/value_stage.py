@@ -87,7 +87,7 @@ class ValueStage:
             self.stored = pa.schema([*fields, *(pa.field(name, pa.binary()) for name in added)])
 
     def take(self, rows: Rows, topic: str) -> pa.RecordBatch:
-        """Return the rows as Spark expects them, without those that a pushed filter excludes.
+        """Return the rows as Spark expects them, without rows that a pushed filter excludes.
 
         Raises BadRecord with mode failfast, and WriteRefused, WriteStalled, RowRefused with mode
         dlq. With valueFormat auto, also raises ReadRefused, ReadStalled.

@@ -211,7 +211,7 @@ def standalone(directory: Path, variables: Mapping[str, str] | None = None) -> L
 
 
 def magnetar_command(role: str) -> list[str]:
-    """The command `magnetar ROLE`, run by this Python."""
+    """Return the command line of `magnetar ROLE`, run by this Python interpreter."""
     return [sys.executable, "-m", "magnetar.cli.main", role]
 
 

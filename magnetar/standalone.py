@@ -56,8 +56,8 @@ LEDGER: Final = "/magnetar/bookie/ledger/"
 
 
 class StandaloneConfig(BrokerSettings):
-    """The settings, read from a TOML file, MAGNETAR_STANDALONE_<KEY> and flags. Port 0 means any
-    free port."""
+    """The settings of a standalone server, read from a TOML file, MAGNETAR_STANDALONE_<KEY> and
+    flags. Port 0 means any free port."""
 
     role: ClassVar[str] = "standalone"
 
@@ -67,8 +67,8 @@ class StandaloneConfig(BrokerSettings):
     )
 
     def survives(self, error: BaseException) -> bool:
-        """Return whether the process continues after this bug. Like a broker, it does, except after
-        a bug in the bookie's code: the process then ends, before the bug damages data."""
+        """Return False for a bug in the bookie's code: the process ends before the bug damages
+        data. After any other bug the process continues, like a broker."""
         frames = traceback.extract_tb(error.__traceback__)
         return not any(
             BOOKIE in frame.filename and LEDGER not in frame.filename for frame in frames

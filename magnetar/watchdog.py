@@ -36,8 +36,8 @@ SILENCE_S: Final = 2.0
 KILLS_MAX: Final = 3
 KILLS_PERIOD_S: Final = 600.0
 """After KILLS_MAX kills within this time, the watchdog leaves the server alone: another restart
-would not help. This limits `magnetar local-cluster`. `python -m magnetar.watchdog` ends after one
-kill, so there only the restart policy limits the restarts."""
+would not help. This limit is for `magnetar local-cluster`. `python -m magnetar.watchdog` ends after
+one kill, and only the restart policy of systemd or Docker limits its restarts."""
 
 
 class Watchdog:

@@ -168,7 +168,8 @@ def _described(
 
 
 def _plain_payload_bytes(head: bytes) -> int:
-    """Return the payload size in the metadata of a plain message; -1: it may not be plain."""
+    """Return the payload size in the metadata of a plain message; -1: the message may not be
+    plain."""
     if len(head) < 4 or head[0] != _PAYLOAD_SIZE:
         return -1
     size, at = head[1], 2

@@ -5,9 +5,10 @@
     u32 size | MessageMetadata                   never compressed
     payload                                      one message, a batch or a chunk: message.py
 
-Sizes are big-endian. A broker never rewrites what the producer sent. It parses the metadata once on
-arrival, keeps the few fields that dispatch needs (EntryView), and passes the bytes on. Neither of
-the two magic numbers can be the start of a metadata size: the metadata would have 234 MB.
+Sizes are big-endian. A broker never rewrites the bytes that the producer sent. It parses the
+metadata once on arrival, keeps the few fields that dispatch needs (EntryView), and passes the bytes
+on. Neither of the two magic numbers can be the start of a metadata size: the metadata would have
+234 MB.
 """
 
 import struct
@@ -33,8 +34,8 @@ ENTRY_BYTES_MAX: Final = MESSAGE_BYTES_MAX + 10 * 1024
 BROKER_METADATA_BYTES_MAX: Final = 6 + 2 * (1 + 10)
 # A whole entry as a producer sends it.
 ENTRY_SENT_BYTES_MAX: Final = ENTRY_BYTES_MAX - BROKER_METADATA_BYTES_MAX
-# The limit for the metadata of an arriving entry and of its messages. 5 MB may hold
-# 2,500,000 fields, which cost 250 ms. A count of 10,000 fields takes up to 30 ms.
+# The most fields in the metadata of an arriving entry, nested fields included. 5 MB may hold
+# 2,500,000 fields, which cost 250 ms. Counting 10,000 fields takes up to 30 ms.
 METADATA_FIELDS_MAX: Final = 10_000
 # Below this size the fields are not counted: they are parsed within 10 ms.
 METADATA_COUNTED_BYTES: Final = 128 << 10

@@ -121,7 +121,8 @@ class FrameDamaged(ValueError):
 
 
 class EnvelopeDamaged(ValueError):
-    """An envelope is too short or its checksum does not match. Never a proof of absence."""
+    """An envelope is too short or its checksum does not match. This never proves that the entry
+    does not exist."""
 
     definite = False
 

@@ -71,7 +71,8 @@ def add_role_group(
     *,
     text: str,
 ) -> typer.Typer:
-    """`add_role` for a command that also has subcommands. Without a subcommand it serves."""
+    """Like `add_role`, for a command that also has subcommands. Without a subcommand the command
+    serves. Returns the group for the subcommands."""
 
     def run(context: typer.Context, **given: Any) -> None:
         if context.invoked_subcommand is None:

@@ -116,7 +116,7 @@ def archive(
 def _archive(
     connection: Connection, topic: str, path: Path, partition_by: str, overwrite: bool, master: str
 ) -> list[Compared]:
-    """Check all that can be checked before Spark starts, then archive. Raises SparkError."""
+    """Make all checks that do not need Spark, then archive. Raises SparkError."""
     from magnetar.spark.pipelines.archive import PartitionBy, archive
     from magnetar.spark.pipelines.target import check_target
 

@@ -32,7 +32,8 @@ def add_to(app: typer.Typer) -> None:
 
 
 async def serve(config: StandaloneConfig, stop: asyncio.Event) -> None:
-    """Serve until `stop`. On a terminal, print commands to try next when the server is ready."""
+    """Serve until `stop` is set. When the server is ready, print commands to try next, if the
+    output is a terminal."""
     await run_standalone(config, stop, print_next if sys.stdout.isatty() else None)
 
 

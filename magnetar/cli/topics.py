@@ -67,7 +67,7 @@ def list_topics(
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """List the topics of a namespace, partitions included."""
+    """List the topics of a namespace, including partitions."""
     query = "?includeSystemTopic=true" if include_system_topic else ""
     found = command(admin_url, "GET", f"{namespace_path(namespace)}{query}")
     _print_names(found, as_json)
@@ -129,7 +129,7 @@ def update_partitioned_topic(
 def get_partitioned_topic_metadata(
     topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_ADMIN_URL
 ) -> None:
-    """Print how many partitions a topic has; 0: it is not partitioned."""
+    """Print the number of partitions of a topic; 0: the topic is not partitioned."""
     found = command(admin_url, "GET", f"{topic_path(topic)}/partitions")
     if as_json:
         print_json(found)

@@ -105,11 +105,11 @@ class Outbox:
     Nagle's algorithm, while less than `hold_bytes` are pending. Items that arrive one after the
     other then share a frame, and the peer needs one sync and one answer for them.
 
-    The outbox may also gather a group of items (`GroupSize`) after the answer, until GATHER_S_MAX
-    after the previous frame. It begins this when a sender puts an item before the answer and does
-    not wait for the outcome of its earlier items: the next item will probably come soon. It ends
-    this when a wait brings no second item. Senders that wait for each outcome (`alone`) never cause
-    it. Large items and control items are never held.
+    After the answer, the outbox may also gather a group of items (`GroupSize`), until GATHER_S_MAX
+    after the previous frame. Gathering begins when a sender puts an item before the answer and does
+    not wait for the outcome of its earlier items: its next item will probably come soon. Gathering
+    ends when a wait brings no second item. A sender that waits for each outcome (`alone`) never
+    begins it. Large items and control items are never held.
 
     Call `run` once: it owns the sending side of the stream. When `run` ends, the outbox drops all
     pending and later items: the stream has ended, and its reader gets the reason.
@@ -220,7 +220,7 @@ class Outbox:
             raise StreamClosed("the outbox has ended", clean=False)
 
     async def run(self) -> None:
-        """Send what is pending until the stream is closed, then return."""
+        """Send pending items until the stream is closed, then return."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -313,8 +313,8 @@ class GroupSize:
     def __init__(self) -> None:
         self.items = GROUP_ITEMS_MIN
         self._has_grown = False  # True: `items` has grown, and no group of this size was full yet
-        self._pause = 1  # the groups for which growth pauses after the next short group
-        self._pause_left = 0  # the groups until growth continues
+        self._pause = 1  # growth pauses for this many groups after the next short group
+        self._pause_left = 0  # growth continues after this many groups
 
     def on_full(self) -> None:
         if self._has_grown:

@@ -315,8 +315,8 @@ async def _request_of(context: Context) -> bytes:
 
 
 async def call_unary(channel: aio.Channel, method: str, request: bytes) -> bytes:
-    """Send one request and return the answer. Raises CallFailed. To set a deadline, cancel the
-    call."""
+    """Send one request and return the answer. Raises CallFailed. There is no deadline: a caller
+    that has one cancels the call."""
     ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
     try:
         return await ask(request)

@@ -31,8 +31,9 @@ STOP_S = 1
 seconds only."""
 
 REQUEST_S = 10.0
-"""The time limit for receiving a whole request. It begins with the first byte of the request, for
-the first request with the connection. A client that sends half a request is disconnected."""
+"""The time limit for receiving a whole request. It begins with the first byte of the request; for
+the first request it begins with the connection. A client that sends half a request is
+disconnected."""
 
 Message = MutableMapping[str, Any]
 App = Callable[

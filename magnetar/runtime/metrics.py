@@ -50,7 +50,7 @@ async def measure_process(registry: CollectorRegistry) -> NoReturn:
     garbage collector, and the lag of the event loop."""
     ProcessCollector(registry=registry)
     lag = histogram(
-        registry, "magnetar_event_loop_lag_seconds", "How late the event loop ran a timer."
+        registry, "magnetar_event_loop_lag_seconds", "Delay of a timer of the event loop."
     )
     loop = asyncio.get_running_loop()
     with gc_pauses(registry):
@@ -67,7 +67,7 @@ def gc_pauses(registry: CollectorRegistry) -> Iterator[None]:
     longer and takes no more CPU."""
     pauses = Histogram(
         "magnetar_gc_pause_seconds",
-        "How long the garbage collector stopped the process, by generation.",
+        "Time for which the garbage collector stopped the process, by generation.",
         ["generation"],
         registry=registry,
         buckets=_PAUSE_BUCKETS_S,

@@ -1,4 +1,4 @@
-"""Restarts of background work: the only module that restarts tasks and calls `create_task`.
+"""Restarts background work. Only this module restarts tasks and calls `asyncio.create_task`.
 
 On Python 3.11 a `TaskGroup` loses a cancellation of its owner if the group fails in the same turn
 of the loop: the group raises only the failure. A loop that catches the failure and retries then

@@ -384,7 +384,7 @@ class TcpFrameStream(asyncio.Protocol):
 
     def _on_cancelled(self) -> None:
         """A `send` or a `receive` was cancelled: break the stream, unless it has ended already. A
-        stream that has ended still delivers its last frame."""
+        stream that has ended still sends its last frame."""
         if self._end is None:
             self.abort("cancelled here")
 

@@ -237,9 +237,9 @@ class Delays:
             f"{len(self.index)} entries are delayed; the next is due at {time}, in {in_s:.1f} s"
         )
         if self.is_full:
-            detail += "; the broker reads no new entries, because it keeps no more delayed ones"
+            detail += "; the broker reads no new entries, because the index of delayed ones is full"
         elif self.pauses(now):
-            detail += "; the broker reads no new entries until then, because all have one delay"
+            detail += "; the broker reads no new entries until then, because all delays are equal"
         facts = {"delayed": len(self.index), "nextDueMs": due_ms}
         return [Reason(Why.DELAYED, detail, "", facts, in_s)]
 

@@ -119,8 +119,8 @@ class Consumer:
             reasons.append(Reason(Why.LEAVING, detail, self.name, facts))
         if self.permits <= 0:
             detail = (
-                f"the consumer has {self.permits} permits, {self.unacked} messages unacknowledged;"
-                " its client grants more when the application takes messages"
+                f"the consumer has {self.permits} permits and {self.unacked} unacknowledged"
+                " messages; its client grants more when the application takes messages"
             )
             facts = {"permits": self.permits, "unacked": self.unacked}
             reasons.append(Reason(Why.NO_PERMITS, detail, self.name, facts))

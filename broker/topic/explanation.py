@@ -72,7 +72,7 @@ def explain(at: Snapshot) -> list[Reason]:
         facts = {"retryInS": round(at.retry_in_s, 3)}
         reasons.append(Reason(Why.READ_FAILED, at.read_failure, "", facts, at.retry_in_s))
     if at.rate:
-        detail = f"{at.rate}, and that is used up"
+        detail = f"{at.rate}, and this rate is used up"
         facts = {"waitS": round(at.rate_wait_s, 3)}
         reasons.append(Reason(Why.DISPATCH_RATE, detail, "", facts, at.rate_wait_s))
     if at.dispatcher is not None:

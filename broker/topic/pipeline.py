@@ -123,7 +123,7 @@ class Refuse:
 
 
 class Gate:
-    """A stage holds publishes behind a gate when they wait only for time, and opens it later."""
+    """A gate behind which a stage holds publishes that wait only for time. The stage opens it."""
 
     __slots__ = ("known",)
 

@@ -208,7 +208,7 @@ class ProducerAdmission:
             why = f"its epoch is {brought}, but the topic has reached epoch {current} since"
             raise ProducerFenced(self._topic, request.name, why)
         if brought > max(current, BROUGHT_EPOCH_MAX):
-            raise NotAllowed(f"topic epoch {brought}", "no producer was given it")
+            raise NotAllowed(f"topic epoch {brought}", "the broker gave it to no producer")
 
     def _require_room(self, request: ProducerRequest) -> None:
         limit = self._policies.effective.producers_max

@@ -362,7 +362,7 @@ class Subscription:
         self._require_open()
         machine = self._dispatcher
         if not isinstance(machine, KeyShared) or not machine.keeps_order_on_nack:
-            why = f"subscription {self.name!r} does not keep the order of keys for it"
+            why = f"subscription {self.name!r} does not keep the order of keys after it"
             raise NotAllowed("an ordered negative acknowledgement", why)
         if not machine.takes_negative_acks(handle.machine, positions):
             handle.evict(CloseReason.NEGATIVE_ACKS)

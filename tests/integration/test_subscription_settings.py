@@ -173,7 +173,7 @@ def test_fixed_delays_stop_the_reading_until_the_first_one_is_due(api: Api, topi
     wait_for(lambda: api.stats(topic)["msgDelayed"] == LOOK_AHEAD)
     producer.send(b"behind them")
     assert texts(api, consumer) == []
-    assert "all have one delay" in str(api.stats(topic)["waitingFor"])
+    assert "all delays are equal" in str(api.stats(topic)["waitingFor"])
     found = {consumer.receive(timeout_millis=TIMEOUT_MS).data() for _ in range(LOOK_AHEAD + 1)}
     assert found == {b"0", b"1", b"2", b"3", b"4", b"behind them"}
     consumer.close()

@@ -227,7 +227,7 @@ def test_fixed_delays_stop_reading_until_the_first_one_is_due(
     assert len(it.delays.index) == 4
     assert it.machine.read_position == Position(0, 4)
     [reason] = [each for each in it.machine.explain(it.now) if each.why is Why.DELAYED]
-    assert reason.detail.endswith("reads no new entries until then, because all have one delay")
+    assert reason.detail.endswith("reads no new entries until then, because all delays are equal")
     it.wait(18)
     assert member.inbox == []
     it.wait(3)

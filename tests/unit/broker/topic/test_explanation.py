@@ -169,7 +169,7 @@ LATE: dict[Why, Callable[[Scene], None]] = {
 def check_no_permits(it: Scene, found: Reason) -> None:
     have = it.one.machine.unacked
     assert have >= 2
-    assert f"0 permits, {have} messages unacknowledged" in found.detail
+    assert f"0 permits and {have} unacknowledged messages" in found.detail
     assert found.facts == {"permits": 0, "unacked": have}
 
 
@@ -204,7 +204,10 @@ def check_delayed(it: Scene, found: Reason) -> None:
 
 
 def check_rate(it: Scene, found: Reason) -> None:
-    assert "the subscription may dispatch 5 messages in 1000 s, and that is used up" in found.detail
+    assert (
+        "the subscription may dispatch 5 messages in 1000 s, and this rate is used up"
+        in found.detail
+    )
     assert found.next_s is not None
     assert 150 < found.next_s <= 200, "a fifth of the period"
     assert found.facts == {"waitS": round(found.next_s, 3)}
@@ -377,7 +380,7 @@ FACTS: dict[Why, tuple[dict[str, Any], str]] = {
     Why.DELETING: ({"state": SubscriptionState.DELETING}, "deleting the subscription"),
     Why.READ_FAILED: ({"read_failure": "bookie b1 is away", "retry_in_s": 2.5}, "b1 is away"),
     Why.DISPATCH_RATE: ({"rate": "the topic may dispatch 5 messages in 1 s", "rate_wait_s": 0.2},
-                        "and that is used up"),
+                        "and this rate is used up"),
     Why.NO_PERMITS: ({"dispatcher": (NO_PERMITS,)}, "0 permits"),
     Why.NOT_DURABLE: ({"unconfirmed": 3, "log_trouble": "b1 failed"},
                       "3 published entries are not durable yet: b1 failed"),

@@ -145,8 +145,8 @@ class Dispatcher(Protocol):
     def on_redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, now: float
     ) -> list[Action]:
-        """The consumer asks for redelivery of these entries. None: of all its unacknowledged
-        ones."""
+        """The consumer asks for redelivery of these entries. None: all its unacknowledged
+        entries."""
 
     def on_acked(
         self, consumer: Consumer, positions: Sequence[Position], now: float

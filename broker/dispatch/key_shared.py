@@ -150,7 +150,7 @@ class KeyShared:
 
     @property
     def keeps_order_on_nack(self) -> bool:
-        """Whether `on_negative_acks` may be called."""
+        """True when the caller may call `on_negative_acks`."""
         return self.policy.ordered_nacks and not self.policy.allow_out_of_order
 
     @property
@@ -235,7 +235,7 @@ class KeyShared:
         return self._chunks.with_whole_messages(mine)
 
     def takes_negative_acks(self, consumer: Consumer, positions: Sequence[Position]) -> bool:
-        """Whether `on_negative_acks` stays within the limit of withheld entries."""
+        """Returns True when `on_negative_acks` would stay within the limit of withheld entries."""
         fresh = {at for at in positions if consumer.pending.get(at) and at not in self._withheld}
         return len(self._withheld) + len(fresh) <= self._settings.withheld_max
 
@@ -247,8 +247,8 @@ class KeyShared:
         now: float,
     ) -> list[Action]:
         """The consumer will ask for the entries at `positions` again. It has later entries of their
-        keys, and returns those that its application has not seen. Called only with `ordered_nacks`
-        and if `takes_negative_acks`."""
+        keys, and gives back the ones that its application has not seen (`returned`). Call it only
+        with `ordered_nacks`, and if `takes_negative_acks` is True."""
         assert self.policy.ordered_nacks
         assert self.takes_negative_acks(consumer, positions)
         for position in positions:

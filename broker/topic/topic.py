@@ -417,7 +417,8 @@ class PersistentTopic:
         self._fail(TopicFailed(str(self.name), error))
 
     def _fail(self, error: BrokerError) -> None:
-        """Disconnect all clients, because the outcome of the outstanding publishes is unknown."""
+        """Fail the topic and disconnect all clients: the outcome of the outstanding publishes is
+        unknown."""
         if self.state is TopicState.CLOSED or self.state is TopicState.FAILED:
             return
         closing = self.state is TopicState.CLOSING

@@ -28,8 +28,8 @@ class BrokerConfig(BrokerSettings):
     broker_silence_in_seconds: float = Field(
         default=2.0,
         ge=0,
-        description="this broker takes the bundles of a broker that does not answer it and that "
-        "no bookie has heard for this long; 0: it waits until that broker's session has expired",
+        description="silence of a broker, to this broker and to all bookies, after which this "
+        "broker takes its bundles; 0: only after the silent broker's session has expired",
     )
     load_balancer_shedding_enabled: bool = Field(
         default=True,

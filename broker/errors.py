@@ -104,7 +104,7 @@ class CursorError(BrokerError):
 
 
 class SubscriptionNotFound(CursorError):
-    """There is no durable subscription of this name."""
+    """The subscription does not exist."""
 
     def __init__(self, subscription: str) -> None:
         super().__init__(f"subscription {subscription!r} does not exist")
@@ -154,7 +154,7 @@ class NamespaceNotFound(BrokerError):
 
 
 class RequestRefused(BrokerError):
-    """The request of a gRPC call was too large or too slow, or there are too many requests."""
+    """The request of a gRPC call was too large or too slow, or the broker has too many requests."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the request was refused: {reason}")
@@ -399,7 +399,7 @@ class TopicFailed(BrokerError):
 
 
 class TaskFailed(BrokerError):
-    """An unexpected exception ended a task of the broker, which starts it again."""
+    """An unexpected exception ended a task of the broker. The broker starts the task again."""
 
     def __init__(self, task: str, error: BaseException) -> None:
         super().__init__(f"task {task!r} failed: internal error {type(error).__name__}")
@@ -454,7 +454,7 @@ class ProducerFenced(BrokerError):
 
 
 class StraddlingBatch(BrokerError):
-    """Deduplication: a part of the batch is stored already. The broker does not cut batches."""
+    """Deduplication finds a part of the batch stored already. The broker does not cut batches."""
 
     def __init__(self, first: int, last: int, stored: int) -> None:
         super().__init__(
@@ -514,7 +514,7 @@ class NotAllowed(BrokerError):
 
 
 class NotAuthenticated(BrokerError):
-    """The broker does not know the client: its credentials are wrong, or it has none."""
+    """The broker does not know the client: the credentials are wrong, or the client sent none."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -123,7 +123,7 @@ def log_config_of(config: BrokerConfig) -> LogConfig:
 
 
 async def trim(topic: Topic) -> None:
-    """A periodic chore: drop the ledgers whose retention time is over."""
+    """Drop the ledgers whose retention time is over. This is a periodic chore."""
     topic.trim()
 
 

@@ -84,7 +84,7 @@ def admin_app(broker: "Broker", settings: "Mapping[str, str] | None" = None) -> 
                 await asyncio.to_thread(_resolve_routes, api)
             resolved = True
         if scope["path"] == api.openapi_url and api.openapi_schema is None:
-            await asyncio.to_thread(api.openapi)  # it takes a second, and is kept
+            await asyncio.to_thread(api.openapi)  # takes a second; the document is kept
         await api(scope, receive, send)
 
     return bounded(fanned_out(serve, broker, calls))
@@ -206,7 +206,7 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
             reason = f"the request body is not JSON: {first['ctx']['error']}"
         case _ if isinstance(first["input"], bytes):  # FastAPI did not read it as JSON
             reason = "the request body must be JSON, with content-type: application/json"
-        case "value_error":  # a validator of ours, which names the fields
+        case "value_error":  # our own validator, whose text names the fields
             reason = f"invalid {where}: {first['ctx']['error']}"
         case "missing":
             reason = f"the request lacks {where}"

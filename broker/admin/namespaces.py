@@ -79,7 +79,7 @@ def tenants_router(broker: "Broker") -> APIRouter:
 
     @router.delete("/{tenant}", status_code=HTTPStatus.NO_CONTENT, responses=_CONFLICT)
     async def delete_tenant(tenant: str) -> None:
-        """Delete a tenant without namespaces."""
+        """Delete a tenant, which must have no namespaces."""
         await namespaces.delete_tenant(broker, tenant_name(tenant))
 
     return router
@@ -142,7 +142,7 @@ async def _delete_topics(broker: "Broker", name: "NamespaceName", ask: "Ask") ->
     clients cannot create their partitions."""
     for domain in Domain:
         for partitioned in await broker.catalog.partitioned.names(name, domain):
-            with suppress(TopicNotFound):  # it was deleted meanwhile
+            with suppress(TopicNotFound):  # the topic was deleted meanwhile
                 await partitions.delete_partitioned_topic(broker, partitioned, ask, force=True)
     found = await namespaces.list_topics(broker, name, TopicMode.ALL)
     found += await open_elsewhere(broker, name)
@@ -157,7 +157,7 @@ async def _delete_topic(broker: "Broker", text: str) -> None:
         delete = topics.delete_non_persistent
     try:
         await delete(broker, name, force=True)
-    except TopicNotFound:  # it was deleted meanwhile
+    except TopicNotFound:  # the topic was deleted meanwhile
         pass
     except ServedElsewhere as error:
         parts = (name.domain, name.tenant, name.namespace, name.topic)

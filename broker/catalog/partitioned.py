@@ -4,17 +4,17 @@ A partitioned topic is a record with the number of its partitions. Each partitio
 own, `<topic>-partition-<n>`, with an owner of its own. This module writes the records of partitions
 without an owner: a topic without entries needs no owner.
 
-The order of the writes. A crash between any two of them leaves something that can be used or
-finished:
+The order of the writes matters: a crash between two writes must leave something that can be used or
+finished.
 
-- Creation: first the record of the partitioned topic, then the records of its partitions. If a
-  partition's record was not written, the first use of the partition creates the record.
-- Growth: first the new partitions, with all durable subscriptions of the other partitions, which
-  begin at the first message. Then the number. So a consumer that learns of a partition finds its
-  subscription there, and misses no message. If a crash leaves partitions beyond the number, the
-  next growth completes them, and a deletion of the topic deletes them.
-- Deletion: first the mark `deleting`, after which the topic cannot be used any more. Then the
-  partitions, then the record. To finish a deletion after a crash, repeat the request.
+- Creation writes the record of the partitioned topic first, then the records of its partitions. If
+  a partition's record was not written, the first use of the partition creates the record.
+- Growth writes the new partitions first, with all durable subscriptions of the other partitions,
+  which begin at the first message. Then it writes the number. So a consumer that learns of a
+  partition finds its subscription there, and misses no message. If a crash leaves partitions beyond
+  the number, the next growth completes them, and a deletion of the topic deletes them.
+- Deletion writes the mark `deleting` first, after which the topic cannot be used any more. Then it
+  deletes the partitions, then the record. To finish a deletion after a crash, repeat the request.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class PartitionedTopics:
             return value
 
         await self._update(_path(name), add)
-        if await self._is_plain(name):  # created at the same time: that topic stays
+        if await self._is_plain(name):  # a plain topic was created meanwhile, and stays
             await self._update(_path(name), lambda _: DELETE)
             raise TopicExists(str(name))
         await self._write_partitions(name, range(partitions), {})

@@ -1,6 +1,6 @@
 """The parsed arguments of a request: topics, namespaces, subscriptions and positions.
 
-Each function parses one argument. The error for a wrong argument names it and says what was
+Each function parses one argument. The error for a wrong value names the argument and says what was
 expected.
 """
 

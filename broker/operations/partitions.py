@@ -136,7 +136,7 @@ async def terminate_partitioned_topic(
     names = [name.with_partition(index) for index in range(record.partitions)]
     answers = await _ask_all(names, "POST", "/terminate", ask)
     absent = [partition for partition, status, _ in answers if status == 404]
-    if absent:  # they have no records: their next use would create them, not terminated
+    if absent:  # create these first: their next use would create them, not terminated
         for created in await _ask_all(absent, "PUT", "", ask):
             _require(*created, allowed=(204, 409))
         again = {answer[0]: answer for answer in await _ask_all(absent, "POST", "/terminate", ask)}

@@ -1,5 +1,4 @@
-"""Answers that are large and that many clients ask for: a list of 10,000 topics has half a
-megabyte.
+"""Shares large answers that many clients ask for: a list of 10,000 topics has half a megabyte.
 
 Equal requests share one answer. A request may arrive while an answer is being made. That answer may
 lack a change that the client already knows of, so the request waits for the next answer. At most

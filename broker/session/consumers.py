@@ -28,7 +28,9 @@ async def subscribe(context: Context, body: pb.CommandSubscribe) -> bytes:
     events = SessionConsumerEvents(context, body.consumer_id, name)
     handle = await topic.subscribe(wanted, events)
     if not context.add_consumer(body.consumer_id, handle):
-        return reply.error(body.request_id, pb.ServiceNotReady, "closed while it was opening")
+        return reply.error(
+            body.request_id, pb.ServiceNotReady, "the consumer was closed while it was opening"
+        )
     events.handle = handle
     return reply.success(body.request_id) + events.take_active()
 

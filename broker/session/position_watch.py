@@ -6,9 +6,9 @@ message holds all changes that happen while a message is sent, so a slow client 
 each topic, a message holds the last ledger that the client knows and all newer ledgers.
 
 A watch follows the log of each of its open topics, and the broker's TopicChanges. A watch does not
-open a topic that is not open or is unloaded because it is idle (log/closed.py): no message is
-published to the topic before the broker opens it. The watch reports a topic once that this broker
-does not own or cannot open. The client then looks for the owner.
+open a topic, unless the topic's last ledger must be recovered (log/closed.py): no message is
+published to a topic before the broker opens it. If this broker does not own a topic, or cannot open
+it, the watch reports the topic once. The client then looks for the owner.
 """
 
 from __future__ import annotations

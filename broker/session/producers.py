@@ -37,7 +37,9 @@ async def open_producer(context: Context, body: pb.CommandProducer) -> bytes:
     events = SessionProducerEvents(context, body.producer_id, name, version)
     handle = await topic.add_producer(wanted, events)
     if not context.add_producer(body.producer_id, handle):
-        return reply.error(body.request_id, pb.ServiceNotReady, "closed while it was opening")
+        return reply.error(
+            body.request_id, pb.ServiceNotReady, "the producer was closed while it was opening"
+        )
     return confirm_producer(context, body)
 
 

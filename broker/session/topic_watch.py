@@ -1,5 +1,5 @@
-"""Pushes the names of the existing topics to a client (WatchTopics), so that an idle query does not
-ask.
+"""Pushes the names of topics and their changes to a client (WatchTopics), so that an idle query
+sends no requests.
 
 A watch of namespaces follows the lists that the broker reads once for all watchers
 (catalog/watching.py). A watch of named topics follows the records in the metadata store that decide
@@ -57,8 +57,8 @@ WATCHES_MAX: Final = 256
 names."""
 
 NAMED_MAX: Final = 20_000
-"""The limit for the named topics of all watches of a broker. Each is one or two watches in the
-metadata store."""
+"""The limit for the named topics of all watches of a broker. Each topic needs one or two watches in
+the metadata store."""
 
 
 class TopicWatches:

@@ -50,7 +50,7 @@ class Chores:
         self._failures = failures
 
     async def run(self) -> None:
-        """Do the chores until cancelled. Supervised."""
+        """Do the chores until cancelled. The caller supervises this task."""
         async with asyncio.TaskGroup() as group:
             for chore in self._chores:
                 group.create_task(self._repeat(chore), name=f"chore {chore.name}")

@@ -8,7 +8,8 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class KeySharedSettings:
-    """The broker's settings for Key_Shared subscriptions; the values here are Pulsar's defaults."""
+    """The broker's settings for Key_Shared subscriptions. The defaults are Pulsar's; Pulsar does
+    not have `withheld_max` and `part_entries`."""
 
     enabled: bool = True
     # AUTO_SPLIT: points of each consumer on the ring; 0: auto-split hash ranges, without a ring.

@@ -214,6 +214,8 @@ class BrokerSettings(PolicySettings):
         default=True,
         description="expose metrics of each topic; false: only sums for each namespace",
     )
+
+    # ---- deduplication and backlog quotas ----
     broker_deduplication_entries_interval: int = Field(
         default=1_000, ge=1, description="entries after which a topic's sequence ids are written"
     )

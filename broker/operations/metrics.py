@@ -245,7 +245,7 @@ class _Reading(Collector):
         labels = ("cluster", "namespace", "topic")
         dropped = CounterMetricFamily(
             "magnetar_dropped_messages",
-            "Messages of a non-persistent topic that no consumer could take, or too many at once.",
+            "Dropped non-persistent messages: no consumer took them, or too many came at once.",
             labels=labels,
         )
         for each in figures:

@@ -30,7 +30,7 @@ class PublisherStats(_Statistics):
     access_mode: str
     supports_partial_producer: bool = False
     chunked_message_rate: float = Field(
-        default=0.0, description="entries with a part of a message, per second"
+        default=0.0, description="entries that are chunks of a message, per second"
     )
     metadata: dict[str, str] = Field(default={}, description="the producer's properties")
     msg_rate_in: float = Field(description="messages per second")
@@ -68,7 +68,7 @@ class ConsumerStats(_Statistics):
         description="messages per second; Exclusive and Failover: estimated from the average batch",
     )
     chunked_message_rate: float = Field(
-        default=0.0, description="entries with a part of a message, per second"
+        default=0.0, description="entries that are chunks of a message, per second"
     )
     avg_messages_per_entry: int = Field(default=0, description="0: nothing was delivered")
     blocked_consumer_on_unacked_msgs: bool = Field(
@@ -118,9 +118,9 @@ class SubscriptionStats(_Statistics):
     backlog_size: int = Field(default=0, description="bytes that are not acknowledged, estimated")
     earliest_msg_publish_time_in_backlog: int = Field(
         default=0,
-        description="when the oldest unacknowledged message was published, in ms; 0: none",
+        description="publish time of the oldest unacknowledged message, in ms; 0: none",
     )
-    unacked_messages: int = Field(description="delivered and not acknowledged")
+    unacked_messages: int = Field(description="messages that are delivered and not acknowledged")
     msg_rate_out: float = Field(description="messages per second")
     msg_throughput_out: float = Field(description="bytes per second")
     msg_rate_redeliver: float = Field(description="messages per second")
@@ -186,7 +186,7 @@ class TopicStats(_Statistics):
     average_msg_size: float = Field(description="bytes")
     earliest_msg_publish_time_in_backlogs: int = Field(
         default=0,
-        description="when the oldest unacknowledged message was published, in ms; 0: none",
+        description="publish time of the oldest unacknowledged message, in ms; 0: none",
     )
     oldest_backlog_message_age_seconds: int = Field(
         default=-1, description="time since the broker appended that message; -1: none"
@@ -297,7 +297,7 @@ class MessagePosition(BaseModel):
     batch_index: int = Field(
         default=-1, ge=-1, le=INT32_MAX, description="index in the batch; -1: the whole entry"
     )
-    is_excluded: bool = Field(default=False, description="begin after this message")
+    is_excluded: bool = Field(default=False, description="true: without this message itself")
 
 
 class OrphanedLedger(_Statistics):

@@ -127,9 +127,9 @@ def _require_valid(asked: pb.NoteBatchesRequest) -> None:
     if not 0 < len(asked.sink.encode()) <= SINK_BYTES_MAX:
         raise NotAllowed("NoteBatches", f"the sink's name must have 1 to {SINK_BYTES_MAX} bytes")
     if asked.batch < 0:
-        raise NotAllowed("NoteBatches", f"{asked.batch} is not a batch")
+        raise NotAllowed("NoteBatches", f"batch {asked.batch} is negative")
     for what, text in [("query", asked.query), *(("digest", it.digest) for it in asked.topics)]:
         if not 0 < len(text) <= TEXT_CHARACTERS_MAX or not text.isascii() or not text.isprintable():
             raise NotAllowed("NoteBatches", f"the {what} {text[:80]!r} is invalid")
         if " " in text:
-            raise NotAllowed("NoteBatches", f"the {what} {text!r} has a space")
+            raise NotAllowed("NoteBatches", f"the {what} {text!r} contains a space")

@@ -49,7 +49,7 @@ class Transport(StrEnum):
 
 
 class Context:
-    """Made by a connection, for its handlers and events."""
+    """A connection makes one for its handlers and events."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Context:
         self.over = False  # True: the connection ends, and carries out nothing more
         self.put = outbox.put  # sends a message
         self.put_control = outbox.put_control  # sends a command, before messages
-        self.end = end  # closes the connection, for this reason
+        self.end = end  # closes the connection; takes the reason
         self.probe = probe  # returns True if the client answers a PING
         self.schemas = asyncio.Semaphore(SCHEMAS_MAX)
         self.lacking_room = asyncio.Event()  # set when a consumer was refused room

@@ -60,7 +60,7 @@ class PulsarTcpStream(asyncio.Protocol):
         self._lost = asyncio.Event()  # the connection is gone
         # Receiving.
         self._data: bytes | bytearray = b""  # the bytes that no `receive` has returned yet
-        self._wanted = _TOTAL.size  # the size from which on `_data` may begin with a whole frame
+        self._wanted = _TOTAL.size  # the size at which `_data` may begin with a whole frame
         self._eof = False  # the peer sends no more data
         self._receiver: asyncio.Future[None] | None = None  # None: no task waits in `receive`
         self._reading_paused = False

@@ -1,4 +1,4 @@
-"""Reading stored entries by range, without a subscription, for Spark's executors.
+"""Reads stored entries by range, without a subscription, for Spark's executors.
 
 A plan divides the topic at its ledgers. Ledger boundaries never move, so the same plan always reads
 the same entries. A read keeps no state at the broker between its frames. The read stops when its

@@ -99,7 +99,7 @@ class ResourceState(Enum):
 
 
 class Admission(Enum):
-    """When a command is admitted."""
+    """The condition on which a command is admitted."""
 
     CONNECTING = "it is the first command"
     AUTHENTICATING = "a challenge is not answered; ignored once the client is connected"
@@ -185,7 +185,8 @@ class Sends(Enum):
 
 @dataclass(slots=True)
 class Session:
-    """Feed commands in with `on_command` and `on_sends`; carry out the answer, in order.
+    """The machine. Feed commands in with `on_command` and `on_sends`, and carry out the returned
+    actions in order.
 
     `now` is the loop's time in seconds.
     """
@@ -208,7 +209,7 @@ class Session:
     requests: int = 0
     closed_producers: OrderedDict[int, None] = field(default_factory=OrderedDict)
     heard_at: float = field(init=False)
-    pinged: bool = False  # the broker has sent a PING since it last heard anything
+    pinged: bool = False  # the broker has sent a PING since it last heard the client
 
     def __post_init__(self) -> None:
         self.heard_at = self.began_at

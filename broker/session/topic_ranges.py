@@ -37,7 +37,8 @@ NAMESPACES_MAX: Final = 100  # the namespaces of one request
 FOUND_MAX: Final = 100_000  # the topics of one answer: their names fit into a frame
 COPIES_MAX: Final = 1_000  # the ledgers of one request: each costs a read of its metadata
 CONCURRENT_MAX: Final = 32  # the topics of one request that are opened at the same time
-HOLDS_MAX: Final = 10_000  # holds whose query a broker remembers; the least recently used one goes
+# The holds whose query a broker remembers. Beyond it the least recently used hold is forgotten.
+HOLDS_MAX: Final = 10_000
 NAME_CHARACTERS_MAX: Final = 256  # the characters of the name of a subscription or a query
 # The time that the clock of a query may be ahead of the broker's clock. Without a limit, a query
 # with a wrong clock would fence all later queries.
@@ -61,7 +62,7 @@ class TopicRanges:
             name = stored_name(text)
             try:
                 count = await broker.partitions_of(name, create=False)
-            except (TopicNotFound, ReservedName):  # the topic has fewer partitions
+            except (TopicNotFound, ReservedName):  # it is missing, or has fewer partitions
                 reply.missing.append(text)
                 continue
             require_few("topics in the answer", len(reply.topics) + count, FOUND_MAX)

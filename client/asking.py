@@ -29,7 +29,7 @@ async def partitions_of(topic: str, parts: Parts) -> int:
 
 
 async def asking(ask: Callable[[], Awaitable[Answer]], parts: Parts, topic: str) -> Answer:
-    """Call `ask`, again after each temporary error, and return its answer.
+    """Call `ask` until it returns an answer. Repeat the call after a temporary error.
 
     Raises the broker's refusal if it is final. Raises ConnectError or Timeout if no broker answers
     within `parts.timeout_s`. Logs one warning if no answer arrives within WARN_AFTER_S.

@@ -37,7 +37,7 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 class Repeated(Generic[T]):
-    """A function that is called again and again, from any loop."""
+    """A function that clients call repeatedly, from any loop."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function

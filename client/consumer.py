@@ -189,7 +189,7 @@ class Consumer:
 
         - A message id: the consumer next receives the message after this id. With
           `start_message_id_inclusive`, it next receives the message with this id.
-        - An integer is a time in milliseconds since 1970: the consumer next receives the first
+        - A time in milliseconds since 1970: the consumer next receives the first
           message that was published at that time or later.
 
         With several topics, a time, `MessageId.earliest` and `MessageId.latest` apply to all

@@ -54,8 +54,8 @@ class Decoder:
         self._fetch = fetch
         self._wait = wait
         self._known: dict[Key, Callable[[Message], Any] | PulsarException] = {}
-        # Versions after `doubt`. They decode the messages that the program already has. Before the
-        # next message, the decoder fetches them again.
+        # Versions that `doubt` moved here. They decode the messages that the program already has.
+        # For the next message, the decoder fetches the version again.
         self._former: dict[Key, Callable[[Message], Any] | PulsarException] = {}
         self._forgotten = 0  # counts the calls of `forget`
         self._turn = asyncio.Lock()

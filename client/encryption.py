@@ -1,4 +1,4 @@
-"""The public classes of end-to-end encryption: key readers, and how a message was encrypted."""
+"""The public classes of end-to-end encryption: key readers and encryption contexts."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class EncryptionKey:
 class EncryptionContext:
     """The parameters of a message's encryption.
 
-    A program that receives an encrypted payload needs them to decrypt it.
+    A program that receives an encrypted payload needs these parameters for the decryption.
     """
 
     def __init__(

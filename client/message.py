@@ -36,7 +36,7 @@ class Delivery:
     generation: int  # the generation of the consumer's queue at the time of delivery
     encryption: EncryptionContext | None = None  # None: the entry was not encrypted
     decoder: Decoder | None = None  # None: the consumer has no schema
-    # The number of the client's moves between clusters. None: the program made the message.
+    # The client's moves between clusters before the delivery. None: the program made the message.
     cluster: int | None = None
     key: tuple[int, int] | None = None  # ledger and entry. None: the program made the message
     batch: Batch | None = None  # None: the entry holds one message

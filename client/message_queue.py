@@ -30,7 +30,7 @@ def place_of(message: Message) -> Place:
 
 
 def id_at(place: Place | None) -> MessageId | None:
-    """Return the id of the message at a place, or None for None."""
+    """Return the id of the message at a place. `place` None: return None."""
     if place is None:
         return None
     key, index, batch_size = place

@@ -24,16 +24,16 @@ REQUEST_S: Final = 10.0
 """The time limit in seconds of one request to the server."""
 
 EARLY_S: Final = 10.0
-"""The client does not use a token in the last 10 seconds of its lifetime. The token must still be
-valid when the broker reads it."""
+"""The last seconds of a token's lifetime, in which the client does not use it. The token must still
+be valid when the broker reads it."""
 
 LIFETIME_S_MAX: Final = 24 * 3600.0
 """The maximum time in seconds for which the client keeps a token, even if the server permits more.
 """
 
 FRESH_S: Final = 60.0
-"""If a broker refuses a token that is younger than this, the client does not request another one.
-The broker would refuse the new token, too, and each reconnection would cause a request."""
+"""An age in seconds. If a broker refuses a younger token, the client does not request another one:
+the broker would refuse the new token, too, and each reconnection would cause a request."""
 
 TOKEN_BYTES_MAX: Final = 64 << 10
 """The maximum size of a token, or of a file with a token. CONNECT with the token must fit into the
@@ -54,7 +54,7 @@ class Oauth2Tokens:
 
     @classmethod
     def parse(cls, params: Mapping[str, str]) -> Oauth2Tokens:
-        """Create it from the parameters of Apache's client.
+        """Create an Oauth2Tokens from the parameters of Apache's client.
 
         Raises InvalidConfiguration if `issuer_url` is not an HTTP URL.
         """
@@ -73,7 +73,7 @@ class Oauth2Tokens:
         return self._token
 
     def on_refused(self) -> None:
-        """A broker refused the token: get another token, unless this one is fresh."""
+        """Drop the token, which a broker refused, unless it is younger than FRESH_S."""
         if time.monotonic() >= self._fetched_at + FRESH_S:
             self._valid_until = 0.0
 

@@ -326,7 +326,7 @@ broker would redeliver messages that the program is still processing."""
 
 MessageRouter = Callable[["Message", int], int]
 """Called on the client's loop as `message_router(message, partitions)`. `partitions` is the number
-of partitions. Returns the number of the chosen one, from 0."""
+of partitions. Returns the number of the chosen partition, from 0."""
 
 MessageListener = Callable[[Any, Any], object]
 """Called as `listener(consumer, message)`, or `listener(reader, message)` for a reader."""
@@ -585,11 +585,11 @@ class ConsumerOptions:
     - `crypto_key_reader`: the reader of the private keys that decrypt messages.
     - `crypto_failure_action`: the action for a message that the client cannot decrypt.
     - `max_pending_chunked_message`: the maximum of incomplete messages that were sent in chunks. 0:
-      no limit. Beyond it, the client gives up the oldest one, and requests it again later.
-    - `auto_ack_oldest_chunked_message_on_queue_full`: True: the client acknowledges such an oldest
-      message instead, so it is lost.
+      no limit. Beyond the maximum, the client gives up the oldest one, and requests it again later.
+    - `auto_ack_oldest_chunked_message_on_queue_full`: True: the client acknowledges this oldest
+      message instead. The message is then lost.
     - `expire_time_of_incomplete_chunked_message_ms`: if no further chunk arrives within this time,
-      the client acknowledges the incomplete message. 0: no such time.
+      the client acknowledges the incomplete message, which is then lost. 0: no such time.
     - `start_message_id_inclusive`: True: after a `seek` to an id, the consumer receives the message
       with this id, too.
     - `batch_receive_policy`: the limits of `batch_receive`.

@@ -32,7 +32,9 @@ class Reader:
         """Return the next message; wait until there is one.
 
         `timeout_millis`: the time limit in milliseconds; None: no limit. Raises Timeout if no
-        message arrives within that time, and AlreadyClosed if the reader is closed.
+        message arrives within that time, and AlreadyClosed if the reader is closed. Raises the
+        broker's error if the client cannot fetch the schema of the message; the message then stays
+        in the queue.
         """
         return await take(self._subscriber, self._queue, seconds(timeout_millis))
 
@@ -49,7 +51,7 @@ class Reader:
 
         - A message id: the reader next reads the message after this id. With
           `start_message_id_inclusive`, it next reads the message with this id.
-        - An integer is a time in milliseconds since 1970: the reader next reads the first message
+        - A time in milliseconds since 1970: the reader next reads the first message
           that was published at that time or later.
 
         Raises Timeout if the broker does not answer within `operation_timeout_seconds`, and

@@ -32,7 +32,7 @@ class Scope:
         self._opened = asyncio.Event()
 
     async def open(self) -> None:
-        """Begin if the scope has not begun. Returns also if the scope ends during the wait."""
+        """Begin if the scope has not begun. Also returns if the scope ends during the wait."""
         if self._task is None:
             # No group owns this task: close() and cancel() end it.
             self._task = asyncio.get_running_loop().create_task(self._run(), name="client")

@@ -640,7 +640,7 @@ class Consumer:
 
         - A message id: the consumer next receives the message after this id. With
           `start_message_id_inclusive`, it next receives the message with this id.
-        - An integer is a time in milliseconds since 1970: the consumer next receives the first
+        - A time in milliseconds since 1970: the consumer next receives the first
           message that was published at that time or later.
 
         With several topics, a time, `MessageId.earliest` and `MessageId.latest` apply to all
@@ -768,7 +768,7 @@ class Reader:
 
         - A message id: the reader next reads the message after this id. With
           `start_message_id_inclusive`, it next reads the message with this id.
-        - An integer is a time in milliseconds since 1970: the reader next reads the first message
+        - A time in milliseconds since 1970: the reader next reads the first message
           that was published at that time or later.
 
         Raises Timeout if the broker does not answer within `operation_timeout_seconds`, and
@@ -866,7 +866,8 @@ class _Inbox:
         self._prefetches = messages_max > 0
         # The loop asks for more messages when the queue is half empty.
         self._half = messages_max // 2 if messages_max >= YIELD_QUEUE_MIN else 0
-        self._is_above = False  # at the last delivery's beginning, the queue was longer than _half
+        # The queue was longer than `_half` when the last delivery began.
+        self._is_above = False
         self._yields = False  # the next call lets the loop run before it takes a message
         self._bridge = thread.add(Steps(thread.loop, self._carry_out))
         self.mailbox = mailbox

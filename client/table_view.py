@@ -81,7 +81,7 @@ class TableRows:
         return self._rows.get(key)
 
     def for_each(self, callback: Changed) -> None:
-        for key, value in list(self._rows.items()):  # a copy, because the callback may take long
+        for key, value in list(self._rows.items()):  # a copy: the rows may change during a callback
             callback(key, value)
 
     async def for_each_and_listen(self, callback: Changed) -> None:

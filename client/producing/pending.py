@@ -61,8 +61,8 @@ class ReceiptOutOfOrder(Exception):
 class PendingEntries:
     """A machine: a queue of entries that the broker answers in order.
 
-    1. An appended entry is in the queue, or was returned exactly once by `on_receipt`, `expire` or
-       `abandon`.
+    1. An appended entry is in the queue, or was returned exactly once by `on_stored`, `on_receipt`,
+       `on_receipts`, `expire` or `abandon`.
     2. While detached there are no emptied entries.
     3. Entries are due in the order of the queue.
     """
@@ -77,7 +77,7 @@ class PendingEntries:
 
     @property
     def attached(self) -> bool:
-        """True while the producer is attached. The producer must then send an entry at once."""
+        """True while the producer is attached. It must then send an appended entry at once."""
         return self._attached
 
     @property

@@ -102,7 +102,7 @@ class Publisher:
         self._attachment = parts.attachment(self, Purpose.PUBLISH)
         self._task: asyncio.Task[None] | None = None  # None: not opened
         self._builder = _builder(options)
-        # A non-persistent topic drops single entries, and with one chunk the whole message.
+        # A non-persistent topic may drop single entries. Without one chunk the message is lost.
         domain = TopicName.parse(topic).domain
         self._splits = options.chunking_enabled and domain is Domain.PERSISTENT
         self._pending = PendingEntries()
@@ -124,13 +124,13 @@ class Publisher:
         self._connection: Connection | None = None  # None: not attached
         self._producer_id = 0
         self._was_attached = False
-        self._moved = False  # whether the client has moved to another cluster since
+        self._moved = False  # the client has changed the cluster since the last attachment
         self._message_bytes_max = MESSAGE_BYTES_MAX
         self._failure: PulsarException | None = None  # None: the publisher accepts messages
         self._over = asyncio.Event()
         self._flushes: list[_Flush] = []
-        self._told = 0  # entries whose outcome was reported, in their order
-        # The first error since the last flush of a message that did not become an entry.
+        self._told = 0  # the number of entries whose outcome was reported
+        # Of the messages that did not become entries: the first error since the last flush.
         self._refused: PulsarException | None = None
         self._batch_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
@@ -440,7 +440,7 @@ class Publisher:
         except (MessageTooBig, CryptoError) as error:
             self._refuse(dones, message_bytes, error, messages=len(messages))
             return
-        except Exception as bug:  # nothing holds these messages now
+        except Exception as bug:  # neither a batch nor the queue holds them now
             self._refuse(dones, message_bytes, end_after_bug(self, bug), messages=len(messages))
             return
         self._append(
@@ -506,7 +506,7 @@ class Publisher:
         except CryptoError as error:
             self._refuse([done], message_bytes, error)
             return
-        except Exception as bug:  # nothing holds the message now
+        except Exception as bug:  # neither a batch nor the queue holds the message now
             self._refuse([done], message_bytes, end_after_bug(self, bug))
             return
         whole = ChunkedSend(done)

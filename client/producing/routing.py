@@ -28,7 +28,7 @@ class Router(Protocol):
 
 
 class KeyRouter:
-    """Sends messages with the same key to the same partition. `without_key` routes the others."""
+    """Sends messages with the same key to the same partition. `without_key` routes the rest."""
 
     def __init__(self, hash_of: Callable[[str], int], without_key: Router) -> None:
         self._hash_of = hash_of

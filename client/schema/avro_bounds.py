@@ -31,8 +31,8 @@ DECIMAL_BYTES_MAX: Final = 1_024
 
 STEPS_FREE: Final = 10_000
 STEPS_PER_BYTE: Final = 4
-"""The check reads at most STEPS_FREE values, and STEPS_PER_BYTE for each byte of the payload. Each
-byte can be a value in a union in a record."""
+"""The maximum of values that the check reads: STEPS_FREE, plus STEPS_PER_BYTE for each byte of the
+payload. A byte can be a value in a union in a record."""
 
 _EMPTY: Final = ("null", "record", "fixed")
 
@@ -93,7 +93,7 @@ class _Types:
 
 def _is_bounded(root: _Type) -> bool:
     """Return whether each value takes a byte and is no decimal, and the schema bounds the depth."""
-    depths: dict[int, int] = {}  # id of a type -> its depth; 0: without a bound, or not known yet
+    depths: dict[int, int] = {}  # id of a type -> depth; 0: unbounded, or not known yet
 
     def depth_of(found: _Type) -> int:
         known = depths.get(id(found))

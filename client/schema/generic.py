@@ -64,8 +64,8 @@ class AutoConsumeSchema(Schema):
     only.
 
     The value of an AVRO, JSON or PROTOBUF_NATIVE message is a GenericRecord. The value of a
-    key-value message is a KeyValue. A primitive type has the corresponding Python type. The value
-    of a message without a schema is bytes.
+    key-value message is a KeyValue. The value of a primitive type has the corresponding Python
+    type. The value of a message without a schema is bytes.
     """
 
     def __init__(self) -> None:

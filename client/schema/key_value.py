@@ -46,8 +46,10 @@ class KeyValueSchema(Schema):
     have this class.
 
     With SEPARATED, the key of the KeyValue becomes the key of the message. `send` then raises
-    InvalidMessage for a `partition_key`. Raises TypeError if a part is no schema, a KeyValueSchema
-    or an AutoConsumeSchema.
+    InvalidMessage for a `partition_key`.
+
+    Raises TypeError if `key_schema` or `value_schema` is not a Schema, or is a KeyValueSchema or an
+    AutoConsumeSchema.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ class Schema:
     """The base class of schemas. `encode` converts a value to a payload, `decode` a payload to a
     value.
 
-    A program can derive its own schema. Its constructor calls the constructor of this class:
+    A program can derive its own schema. The derived class passes to this constructor:
 
     - `record_cls`: the class of the values.
     - `schema_type`: the type that the broker registers.

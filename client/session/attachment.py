@@ -51,7 +51,7 @@ class Attachable(Protocol):
 
 
 class Attachment:
-    """The attachment of one producer or consumer. `run` keeps it up in its own task."""
+    """The attachment of one producer or consumer. `run` makes and renews it, in its own task."""
 
     def __init__(
         self,
@@ -83,9 +83,8 @@ class Attachment:
         self._lost = loop.create_future()
         self._attached = asyncio.Event()  # also set after a failure or close
         self._failure: PulsarException | None = None  # None: neither failed nor closed
-        self._patient = (
-            False  # the broker queued the first attachment, which has no time limit then
-        )
+        # The broker has queued the first attachment, which then has no time limit.
+        self._patient = False
         self._limit: asyncio.Timeout | None = None  # the limit of the attempt under way
         self.trouble: PulsarException | None = None  # the last failure, until the core clears it
 

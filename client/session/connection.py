@@ -580,7 +580,7 @@ class Connection:
         )
 
     async def _ask_others(self, others: OtherBrokers, number: int) -> None:
-        """Ask other brokers about a topic of the session. If its owner has changed, end the
+        """Ask other brokers about a topic of the session. If the topic's owner has changed, end the
         session.
 
         A session without topics ends at once, because every broker can answer its requests.

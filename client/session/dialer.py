@@ -30,8 +30,8 @@ class GrpcDialer:
     """Opens streams. Each stream has a channel with a TCP connection of its own, so that bulk
     deliveries do not delay receipts in the kernel's buffers.
 
-    A stream closes its channel, too, so that a client keeps no connections to brokers that it has
-    left.
+    When a stream is closed, it closes its channel. So a client keeps no connections to brokers that
+    it has left.
     """
 
     def __init__(self, credentials: grpc.ChannelCredentials | None = None) -> None:
@@ -65,7 +65,7 @@ class _StreamOfChannel:
     def __init__(self, stream: FrameStream, channel: aio.Channel, open_: set[aio.Channel]) -> None:
         """`open_`: the channels that are not closed."""
         self.peer = stream.peer
-        self._stream: FrameStream | None = stream  # None: it was closed
+        self._stream: FrameStream | None = stream  # None: the stream was closed
         self._channel: aio.Channel | None = channel  # None: a task closes it
         self._open = open_
 

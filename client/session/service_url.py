@@ -1,7 +1,7 @@
 """Parses service URLs: `grpc://host:6660[,host2:6660]`, or `pulsar://host:6650[,host2:6650]`.
 
-The scheme selects the transport. Magnetar's brokers offer both. Apache Pulsar's brokers offer
-`pulsar://` and `pulsar+ssl://`.
+The scheme selects the transport. Magnetar's brokers offer `grpc://` and `pulsar://`. Apache
+Pulsar's brokers offer `pulsar://` and `pulsar+ssl://`.
 """
 
 from __future__ import annotations

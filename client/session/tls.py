@@ -29,7 +29,7 @@ class Tls:
 
     @classmethod
     def of(cls, options: ClientOptions) -> Tls:
-        """Create it from the options of a client.
+        """Create a Tls from the options of a client.
 
         Raises InvalidConfiguration for a certificate without a private key, or the reverse.
         """

@@ -56,7 +56,7 @@ def _lock(directory: Path, claim: int) -> None:
         raise DirectoryRefused(
             directory,
             "another process uses it",
-            "Stop that one first, or give another directory",
+            "Stop that process first, or give another directory",
         ) from None
 
 

@@ -357,7 +357,7 @@ class _Ports:
                 found[kind] = port
             if port not in (None, found[kind]):
                 log.warning(
-                    "port is in use by another process; took a new one",
+                    "port is in use by another process; took a new port",
                     process=process,
                     kind=kind,
                     port=port,

@@ -72,7 +72,7 @@ def ask(urls: str, method: str, path: str, body: object = None) -> Any:
             problems.append(str(error))
         except (NoAnswer, NotABroker) as error:
             if method != "GET" and isinstance(error, NoAnswer):
-                fail(f"{error}. Whether it was carried out is unknown")
+                fail(f"{error}. Whether the request was carried out is unknown")
             problems.append(str(error))
     if len(brokers) == 1:
         fail(f"{problems[0]}. {_advice_for(problems[0])}")
@@ -134,7 +134,7 @@ def _follow(broker: str, method: str, path: str, body: object) -> Any:
         if status != 307:
             return _read(url, status, answer)
         if urlsplit(location).scheme not in ("http", "https"):
-            raise NotABroker(f"{url} redirects to {location!r}, which is no address")
+            raise NotABroker(f"{url} redirects to {location!r}, which is not a URL")
         url = location
     fail(f"{broker} and others redirected {REDIRECTS_MAX} times: the topic is moving; try again")
 
@@ -191,7 +191,7 @@ def _read(url: str, status: int, answer: bytes) -> Any:
 
 
 def _strange(address: str) -> str:
-    return f"{address} did not answer as the HTTP port of a broker does"
+    return f"{address} did not answer like the HTTP port of a broker"
 
 
 def _advice_for(problem: str) -> str:

@@ -298,7 +298,7 @@ def _tell(bookie: str, progress: Progress) -> None:
             _print_blockers(progress.blockers)
         case Stage.SERVING:
             typer.echo(
-                f"{bookie}: it holds no ledger any more. Stop it now; waiting until it is down"
+                f"{bookie}: no ledgers are on it any more. Stop it now; waiting until it is down"
             )
         case Stage.REMOVED:
             typer.echo(f"{bookie}: removed from the cluster; its directory may be deleted")

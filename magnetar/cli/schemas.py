@@ -63,7 +63,7 @@ def upload(topic: Topic, filename: Definition, admin_url: AdminUrl = DEFAULT_ADM
 def delete(
     topic: Topic,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="delete all versions, even if messages need them")
+        bool, typer.Option("--force", "-f", help="delete all versions, even those in use")
     ] = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:

@@ -177,7 +177,7 @@ def test_a_directory_in_use(server: StandaloneProcess, tmp_path: Path) -> None:
     second = StandaloneProcess(tmp_path / "second")
     second.data_dir = server.data_dir
     said = refused(second)
-    assert f"directory {server.data_dir}: another process uses it. Stop that one first" in said
+    assert f"directory {server.data_dir}: another process uses it. Stop that process first" in said
     assert server.health()[0] == 200
 
 

@@ -146,7 +146,7 @@ def test_a_change_without_an_answer_is_not_repeated_at_the_next_broker() -> None
             patch.setattr(ThreadingHTTPServer, "handle_error", lambda *_: None)
             code, _, errors = invoke(f"{first.url},{second.url}", "topics", "create", "t")
     assert code == 1
-    assert "Whether it was carried out is unknown" in errors
+    assert "Whether the request was carried out is unknown" in errors
     assert second.asked == []
 
 
@@ -155,7 +155,7 @@ def test_an_address_without_a_broker_is_named() -> None:
         it.answer(PREFIX, {"detail": "a server of another kind"}, status=404)
         code, _, errors = invoke(it.url, "topics", "list")
     assert code == 1
-    assert "did not answer as the HTTP port of a broker does" in errors
+    assert "did not answer like the HTTP port of a broker" in errors
 
 
 def test_stats_prints_a_table_that_names_the_fault_of_the_log() -> None:

@@ -197,7 +197,7 @@ def test_statistics_from_a_port_that_speaks_something_else() -> None:
         code, said = invoke("topics", "stats", "greetings", "--admin-url", url)
         thread.join()
     assert code == 1
-    assert "did not answer as the HTTP port of a broker does" in said
+    assert "did not answer like the HTTP port of a broker" in said
 
 
 def test_more_than_may_be_on_its_way_is_sent_all_the_same(tmp_path: Path) -> None:

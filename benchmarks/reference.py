@@ -3,11 +3,11 @@
     client ─► broker ─► bookies ─► RocksDB, synced ─► back          (python -m benchmarks.reference)
     client ─► bookies ─► RocksDB, synced ─► back           (the same with --direct: one hop less)
 
-Each process sends raw frames over gRPC, gathers pending bytes into one frame, and syncs once per
-group. The broker encodes an entry once for all bookies. The program has no checksums, metadata,
-fencing, recovery or orderly shutdown. Its cost is the cost of gRPC, RocksDB and Python's event
-loop. Machines differ, and one machine differs from day to day. So Magnetar's figures are ratios to
-this program in the same run.
+Each process sends raw frames over gRPC, and gathers pending bytes into one frame. A bookie syncs
+once per group of entries. The broker encodes an entry once for all bookies. The program has no
+checksums, metadata, fencing, recovery or orderly shutdown. Its cost is the cost of gRPC, RocksDB
+and Python's event loop. Machines differ, and one machine differs from day to day. So Magnetar's
+figures are given as ratios to this program in the same run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ START_TIMEOUT_S = 60.0
 
 
 class Outbox:
-    """Sends all pending parts as one frame; parts that arrive during the write form the next."""
+    """Sends all pending parts as one frame. Parts that arrive meanwhile form the next frame."""
 
     def __init__(self, write: Callable[[bytes], Awaitable[Any]]) -> None:
         self._write = write

@@ -40,7 +40,7 @@ class Verdict(Enum):
     LISTED = "its topic lists it"
     MAY_BE_LISTED = "its creator may still own the topic"
     YOUNG = "it is younger than the grace period"
-    UNKNOWN = "its metadata does not tell its topic"
+    UNKNOWN = "its metadata does not name its topic"
 
 
 @dataclass(frozen=True, slots=True)

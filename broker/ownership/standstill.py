@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 TICK_S: Final = 0.25
 
 STILL_S: Final = 1.0
-"""A standstill this long makes the broker verify its ownership. It is less than the silence after
-which a broker is replaced, minus the time between two of its beats."""
+"""A standstill this long makes the broker verify its ownership. STILL_S is less than the silence
+after which a broker is replaced, minus the time between two of its beats."""
 
 VERIFY_S: Final = 5.0
 RETRY_S: Final = 0.1

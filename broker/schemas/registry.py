@@ -4,9 +4,9 @@ One record holds all versions of a topic's schema. Each change is a compare-and-
 so that two brokers never give one number to two versions. Both domains and all partitions of a
 topic share the record, also when different brokers serve them.
 
-A schema that is deleted leaves a mark in the record. Numbers continue after it, and messages that
-were written with the earlier versions can still be decoded. The record itself is deleted with the
-topic, or by a forced deletion.
+The deletion of a schema leaves a mark in the record. Version numbers continue after the mark, and
+messages that were written with the earlier versions can still be decoded. The record itself is
+deleted with the topic, or by a forced deletion.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SchemaRules:
 
     compatibility: SchemaCompatibility
     auto_update: bool  # clients may add versions
-    validation: bool  # a producer needs a schema where the topic has one
+    validation: bool  # a producer needs a schema if the topic has one
 
     @classmethod
     def of(cls, policies: EffectivePolicies) -> SchemaRules:

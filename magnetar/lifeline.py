@@ -1,4 +1,4 @@
-"""Run a command that the kernel kills when the process that started it ends.
+"""Run a command, and let the kernel kill it when the parent process ends.
 
     python -I -S lifeline.py PARENT_PID COMMAND [ARGUMENT...]
 

@@ -66,8 +66,8 @@ class ReadRequest(google.protobuf.message.Message):
     """The answer has at most this many entries. 0: the bookie's own limit."""
     fence: builtins.bool
     """Fence the ledger first: the bookie answers, also negatively, only when the fence is on disk. (For a
-    former incarnation, the bookie returns the entries that are left without a fence, and never answers
-    that an entry does not exist.)
+    former incarnation, the bookie returns the remaining entries and sets no fence. It never answers that
+    an entry does not exist.)
     """
     run: builtins.int
     """Return only the first `run` of every `stride` entries (at most 32), counted from `first`: the entries

@@ -7,7 +7,7 @@ The stream of commands is Pulsar's binary protocol, byte for byte (pulsar.proto)
 fit into a stream of commands. Session and ReadRange carry many bytes, so their serializers only join and
 slice buffers (magnetar/runtime/grpc_frames.py). Frame documents the bytes on the wire.
 
-Each other call may have a CONNECT with the client's credentials in its metadata, too, as `greeting-bin`.
+The other calls may also carry a CONNECT with the client's credentials, in their metadata as `greeting-bin`.
 
 The answer of each call is a message of its own, even where fields are equal, such as `owner_url`: a field of one
 call can then change without the others.

@@ -1057,7 +1057,7 @@ Global___TopicPolicies: typing_extensions.TypeAlias = TopicPolicies
 
 @typing.final
 class Policies(google.protobuf.message.Message):
-    """What one namespace or one topic sets. An absent field is not set at this level."""
+    """The policies that one namespace or one topic sets. An absent field is not set at this level."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1089,20 +1089,20 @@ class Policies(google.protobuf.message.Message):
     SCHEMA_AUTO_UPDATE_FIELD_NUMBER: builtins.int
     SCHEMA_VALIDATION_FIELD_NUMBER: builtins.int
     version: builtins.int
-    """the writer adds one with each change of the policies"""
+    """each change of the policies increments it"""
     message_ttl_s: builtins.int
     """0: messages do not expire"""
     deduplication: builtins.bool
     auto_subscription_creation: builtins.bool
     producers_max: builtins.int
-    """this and the next five: 0: no limit"""
+    """0: no limit, as for the next five"""
     consumers_max: builtins.int
     consumers_per_subscription_max: builtins.int
     subscriptions_max: builtins.int
     unacked_per_consumer_max: builtins.int
     unacked_per_subscription_max: builtins.int
     max_message_bytes: builtins.int
-    """of a payload; 0: as the broker allows"""
+    """limit of a payload; 0: the broker's own limit"""
     subscription_expiration_time_minutes: builtins.int
     """0: subscriptions do not expire"""
     schema_compatibility: Global___SchemaCompatibility.ValueType
@@ -1358,7 +1358,7 @@ class InactiveTopicDeletion(google.protobuf.message.Message):
     enabled: builtins.bool
     mode: Global___InactiveMode.ValueType
     after_s: builtins.int
-    """a topic is deleted when it has been inactive for so long"""
+    """the broker deletes a topic after this time without activity"""
     def __init__(
         self,
         *,

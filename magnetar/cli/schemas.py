@@ -63,7 +63,10 @@ def upload(topic: Topic, filename: Definition, admin_url: AdminUrl = DEFAULT_ADM
 def delete(
     topic: Topic,
     force: Annotated[
-        bool, typer.Option("--force", "-f", help="delete all versions, even those in use")
+        bool,
+        typer.Option(
+            "--force", "-f", help="delete all versions, even if stored messages need them"
+        ),
     ] = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:

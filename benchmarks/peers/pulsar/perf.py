@@ -67,6 +67,10 @@ class Perf:
             text=True,
         )
 
+    @property
+    def pid(self) -> int:
+        return self._running.pid
+
     def result(self, seconds: float) -> Report:
         """Wait for the report. Raise RuntimeError with the output of pulsar-perf if it has no
         report."""

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.peers.pulsar import loads, perf
-from benchmarks.processes import alone, together_mb
+from benchmarks.processes import alone, cpu_s, together_mb
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 PERF_S: Final = 15
+PERF_CPU_S: Final = 6  # the part of it in which CPU is measured
 BESIDE_S: Final = 60
 PERF_SPARE_S: Final = 20  # on a busy machine, a JVM may begin this much later than another one
 ONE_AT_A_TIME: Final = 1_500
@@ -68,17 +69,36 @@ def idle(target: Target) -> Figures:
 
 
 def perf_unbatched(target: Target) -> Figures:
-    run = perf.produce(
-        target.folder / "perf", target.pulsar_url, "perf-unbatched", seconds=PERF_S, batched=False
-    )
-    return {"pulsar-perf, unbatched publish, messages/s": run.result(PERF_S).per_s}
+    return _perf(target, "unbatched", batched=False)
 
 
 def perf_batched(target: Target) -> Figures:
+    return _perf(target, "batched", batched=True)
+
+
+def _perf(target: Target, kind: str, *, batched: bool) -> Figures:
+    """Publish by pulsar-perf. The CPU is that of the last seconds, when Java has compiled its code:
+    it shows which process limits the rate."""
     run = perf.produce(
-        target.folder / "perf", target.pulsar_url, "perf-batched", seconds=PERF_S, batched=True
+        target.folder / "perf",
+        target.pulsar_url,
+        f"perf-{kind}",
+        seconds=PERF_S,
+        batched=batched,
     )
-    return {"pulsar-perf, batched publish, messages/s": run.result(PERF_S).per_s}
+    time.sleep(PERF_S - PERF_CPU_S)
+    clients_s, servers_s = cpu_s(run.pid), sum(map(cpu_s, target.servers))
+    began_s = time.monotonic()
+    time.sleep(PERF_CPU_S - 1)
+    clients_s, servers_s = cpu_s(run.pid) - clients_s, sum(map(cpu_s, target.servers)) - servers_s
+    seconds = time.monotonic() - began_s
+    per_s = run.result(PERF_S).per_s
+    name = f"pulsar-perf, {kind} publish"
+    return {
+        f"{name}, messages/s": per_s,
+        f"{name}, CPU of pulsar-perf per message, us": clients_s / seconds / per_s * 1e6,
+        f"{name}, server CPU per message, us": servers_s / seconds / per_s * 1e6,
+    }
 
 
 def consumer_beside(target: Target) -> Figures:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
-    """A standalone server that acknowledges before it syncs: no test here cuts the power."""
+    """Start a standalone server. It acknowledges writes before it syncs: no test cuts the power."""
     directory = tmp_path_factory.mktemp("zookeeper")
     skip_without_zookeeper()
     server = ZooKeeperEnsemble(directory, force_sync=False)

@@ -1,7 +1,8 @@
-"""The contract of every BookiePeer: a real bookie in process and on ports, and the fake one of
-tests.
+"""The contract of every BookiePeer, tested over three of them: a real bookie in this process, a
+real bookie behind its ports, and the fake bookie of the tests.
 
-To test a new implementation, add a function to `PEERS` that returns its peer of a bookie in memory.
+To test a new implementation, add a function to `PEERS`. The function returns
+the peer of a bookie that stores in memory.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ async def test_adds_are_acked_and_read_back_as_they_were_sent(opened: Open) -> N
     async with opened() as peer:
         writer = Writer(await peer.open_write("test/adds"))
         assert await writer.add(add(1, 0), add(1, 1), add(1, 2)) == [OK, OK, OK]
-        assert await writer.add(add(1, 1)) == [OK]  # the repeated add is stored already
+        assert await writer.add(add(1, 1)) == [OK]  # the bookie stores entry 1 already
         found = await read(peer, 0, 2)
         assert found == [ReadAnswer(n, OK, envelope(1, n)) for n in range(3)]
         assert await read(peer, 1, 1) == [ReadAnswer(1, OK, envelope(1, 1))]
@@ -119,7 +120,7 @@ async def test_stored_entries_are_listed_as_runs(opened: Open) -> None:
         await writer.stream.close()
 
 
-async def test_a_range_read_returns_the_stored_run_and_the_reason_of_its_end(opened: Open) -> None:
+async def test_a_range_read_returns_the_stored_run_and_the_reason_for_its_end(opened: Open) -> None:
     async with opened() as peer:
         assert [a.code for a in await read(peer, 0, 5)] == [NO_LEDGER]
         writer = Writer(await peer.open_write("test/adds"))
@@ -134,7 +135,7 @@ async def test_a_range_read_returns_the_stored_run_and_the_reason_of_its_end(ope
         await writer.stream.close()
 
 
-async def test_stripes_are_read_across_their_gaps(opened: Open) -> None:
+async def test_a_striped_read_skips_the_entries_of_other_stripes(opened: Open) -> None:
     async with opened() as peer:
         writer = Writer(await peer.open_write("test/adds"))
         await writer.add(*(add(1, n) for n in (1, 2, 5, 6, 9)))
@@ -164,7 +165,7 @@ async def test_stripes_are_read_across_their_gaps(opened: Open) -> None:
         await writer.stream.close()
 
 
-async def test_a_fenced_ledger_refuses_all_adds_except_those_of_recoverers(opened: Open) -> None:
+async def test_a_fenced_ledger_refuses_all_adds_except_recovery_adds(opened: Open) -> None:
     async with opened() as peer:
         writer = Writer(await peer.open_write("test/adds"))
         assert await writer.add(add(1, 0), add(1, 1, confirmed=0)) == [OK, OK]
@@ -219,7 +220,7 @@ async def test_hello_returns_the_identity_of_the_bookie(opened: Open) -> None:
         )
 
 
-async def test_its_streams_end_when_the_bookie_ends(opened: Open) -> None:
+async def test_streams_of_a_peer_end_when_the_bookie_ends(opened: Open) -> None:
     async with opened() as peer:
         stream = await peer.open_write("test/adds")
         if isinstance(peer, FakeBookie):

@@ -109,8 +109,9 @@ def wire(request: pytest.FixtureRequest) -> Iterator[Wire]:
 
 @pytest.fixture
 def patient() -> None:
-    """A wire whose close waits longer than usual. A close breaks the stream if its peer takes
-    longer than a second to read the rest, as on a busy machine. Not for peers that never answer."""
+    """Make the close of the wire wait 30 s instead of one. On a busy machine, a peer may need more
+    than one second to read the rest, and the close would break the stream. Do not use this
+    fixture when the peer never answers."""
 
 
 class Refused(Exception):
@@ -226,7 +227,7 @@ async def test_the_server_reads_all_frames_of_a_client_that_closes(wire: Wire) -
     ends: list[StreamClosed] = []
 
     async def listen(stream: FrameStream) -> None:
-        for _ in range(2):  # slowly
+        for _ in range(2):  # read slowly
             heard.append(bytes(await stream.receive()))
             await asyncio.sleep(0.02)
         ends.append(await receive_all(stream, heard))
@@ -262,10 +263,10 @@ async def test_the_client_reads_all_frames_of_a_handler_that_returns(wire: Wire)
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_the_last_frames_arrive_although_the_other_end_never_stops_sending(
+async def test_frames_before_a_close_arrive_although_the_other_end_keeps_sending(
     wire: Wire, seed: int
 ) -> None:
-    """The frames before a close must not be lost with the sends that the close makes fail."""
+    """A close makes later sends fail. The frames that were sent before must still arrive."""
     chance = random.Random(seed)
 
     async def last_words(stream: FrameStream) -> None:
@@ -430,7 +431,7 @@ async def test_the_handler_ends_when_its_client_disappears(wire: Wire) -> None:
 
     async with wire(wait_without_end) as stream, asyncio.TaskGroup() as group:
         await stream.send([b"hello"])
-        await heard.wait()  # a call that is cancelled before it begins has no handler
+        await heard.wait()  # the server starts a handler only for a call that has begun
         reading = group.create_task(stream.receive())
         await settle()
         reading.cancel()
@@ -458,7 +459,7 @@ async def test_a_handler_that_receives_can_be_cancelled(wire: Wire) -> None:
     assert outcome == ["cancelled"]
 
 
-async def test_two_tasks_in_one_direction_are_a_bug(wire: Wire) -> None:
+async def test_two_tasks_that_use_one_direction_raise_an_assertion_error(wire: Wire) -> None:
     async with wire(sink) as stream, asyncio.TaskGroup() as group:
         reading = group.create_task(receive_all(stream, []))
         await settle()
@@ -468,13 +469,13 @@ async def test_two_tasks_in_one_direction_are_a_bug(wire: Wire) -> None:
         await reading
 
 
-async def test_an_empty_frame_is_a_bug(wire: Wire) -> None:
+async def test_sending_an_empty_frame_raises_an_assertion_error(wire: Wire) -> None:
     async with wire(sink) as stream:
         with pytest.raises(AssertionError):
             await stream.send([b"", b""])
 
 
-async def test_nothing_is_left_behind(wire: Wire) -> None:
+async def test_a_closed_wire_leaves_no_task_behind(wire: Wire) -> None:
     for _ in range(3):
         async with wire(echo) as stream:
             await stream.send([b"x"])

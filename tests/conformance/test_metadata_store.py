@@ -1,8 +1,8 @@
 """The contract of every MetadataStore, tested over each implementation.
 
-The ZooKeeper ones talk to a real server, started once per session from the jars in pyspark's wheel.
-Each test gets a folder of its own in the tree and two stores, which are two sessions where the
-implementation has sessions (an embedded store is its only client).
+The ZooKeeper stores talk to a real server. The server is started once per test session, from the
+jars in pyspark's wheel. Each test gets its own folder in the tree, and two stores. The two stores
+have two sessions if the implementation has sessions. An embedded store has only one client.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ async def test_requests_in_one_packet_are_applied_in_order(
         assert after.result() is None
 
 
-async def test_a_large_value_fits_and_a_larger_one_is_refused_by_name(
+async def test_a_value_above_the_limit_is_refused_with_its_path(
     open_clients: OpenClients,
 ) -> None:
     async with open_clients() as clients:
@@ -271,7 +271,7 @@ async def test_children_returns_the_names_directly_below_sorted(open_clients: Op
 # ---- sessions ------------------------------------------------------------------------------------
 
 
-async def test_an_ephemeral_node_tells_its_own_session_from_others(
+async def test_get_says_whether_an_ephemeral_node_belongs_to_this_session(
     open_clients: OpenClients,
 ) -> None:
     async with open_clients() as clients:
@@ -406,7 +406,7 @@ async def test_a_watch_reports_creation_change_deletion_and_children(
         clients.one.watch(path, called.set)
 
         async def follow() -> None:
-            """Reads when the watch calls, and at no other time."""
+            """Read the node when the watch calls, and at no other time."""
             while True:
                 await called.wait()
                 called.clear()
@@ -425,7 +425,7 @@ async def test_a_watch_reports_creation_change_deletion_and_children(
         ]
         async with asyncio.TaskGroup() as group:
             follower = group.create_task(follow())
-            for _ in range(2):  # the second round finds one-shot watches that were not armed again
+            for _ in range(2):  # the second round fails if a one-shot watch was not armed again
                 for change, result in changes:
                     await _quiet(clients.one, called)
                     await change()
@@ -434,8 +434,8 @@ async def test_a_watch_reports_creation_change_deletion_and_children(
 
 
 async def _quiet(store: MetadataStore, called: asyncio.Event) -> None:
-    """Wait for calls that are under way, so that the test does not take one of them for the
-    next."""
+    """Wait for the watch calls of earlier changes. The test then takes none of them for the call of
+    the next change."""
     for _ in range(3):
         await store.sync("/")
         await settle()
@@ -443,8 +443,7 @@ async def _quiet(store: MetadataStore, called: asyncio.Event) -> None:
 
 
 async def test_a_change_while_the_watcher_reads_is_not_lost(open_clients: OpenClients) -> None:
-    """A watcher that reads only when called ends with the last value, however the calls
-    interleave."""
+    """A watcher that reads only when the watch calls still reads the last value."""
 
     async with open_clients() as clients:
         path = f"{clients.folder}/a"

@@ -1,5 +1,6 @@
-"""The cache of policies over every MetadataStore: it sees changes by another process, and two
-brokers agree on the bundles. Other properties of the stores are in test_metadata_store.py."""
+"""The cache of policies over every MetadataStore. The cache sees changes by another process, and
+two brokers agree on the bundles. test_metadata_store.py tests the other properties of the stores.
+"""
 
 from __future__ import annotations
 

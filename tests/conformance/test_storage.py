@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from magnetar.bookie.storage.store import Storage
 
-BIG = 100_000  # goes to a blob file
+BIG = 100_000  # RocksDB stores values of this size in a blob file
 
 
 class Disk(Protocol):
-    """A store and the ways in which a process may lose it."""
+    """A store that a test can close or kill, and open again."""
 
     def open(self) -> Storage: ...
     def reopen(self, storage: Storage) -> Storage:
@@ -84,7 +84,7 @@ def put_entries(storage: Storage, ledger: int, entries: Iterator[int] | range | 
     storage.write([(entry_key(ledger, entry), b"%d:%d" % (ledger, entry)) for entry in entries])
 
 
-def test_an_empty_store_has_nothing(storage: Storage) -> None:
+def test_an_empty_store_returns_no_entries_and_no_ledgers(storage: Storage) -> None:
     assert storage.ledger_record(1) is None
     assert storage.entry(1, 0) is None
     assert storage.last_entry(1) is None
@@ -142,7 +142,7 @@ def test_a_run_ends_at_the_first_gap_at_last_and_at_its_limits(storage: Storage)
     assert storage.run(1, 0, 10, bytes_max=10**6, entries_max=2) == everything[:2]
     assert storage.run(1, 5, 10, bytes_max=10**6, entries_max=100) == []
     assert storage.run(1, 6, 10, bytes_max=10**6, entries_max=100) == [b"1:6", b"1:7"]
-    # Entries of three bytes: the first, the second and the third one reach the limit.
+    # Entries have three bytes: the run reaches the limit with its first, second or third entry.
     assert len(storage.run(1, 0, 4, bytes_max=1, entries_max=100)) == 1
     assert len(storage.run(1, 0, 4, bytes_max=3, entries_max=100)) == 1
     assert len(storage.run(1, 0, 4, bytes_max=4, entries_max=100)) == 2
@@ -234,7 +234,7 @@ def test_synced_writes_survive_a_crash(disk: Disk) -> None:
     storage.close()
 
 
-def test_a_clean_close_keeps_what_was_never_synced(disk: Disk) -> None:
+def test_a_clean_close_keeps_unsynced_writes(disk: Disk) -> None:
     storage = disk.open()
     put_entries(storage, 1, range(10))
     storage = disk.reopen(storage)
@@ -252,7 +252,7 @@ def test_a_clean_close_keeps_what_was_never_synced(disk: Disk) -> None:
     kept=st.integers(0, 8),
 )
 @settings(max_examples=100, deadline=None)
-def test_the_forgetful_memory_keeps_a_prefix_of_whole_batches(
+def test_memory_storage_keeps_a_prefix_of_whole_batches_after_a_crash(
     batches: list[list[int]], synced: int, kept: int
 ) -> None:
     storage = MemoryStorage()
@@ -291,7 +291,7 @@ OPERATIONS = st.lists(
 
 @given(operations=OPERATIONS)
 @settings(max_examples=25, deadline=None)
-def test_rocks_does_what_the_memory_does(
+def test_rocks_and_memory_storage_return_the_same_results(
     tmp_path_factory: pytest.TempPathFactory, operations: list[tuple]
 ) -> None:
     memory_disk, rocks_disk = MemoryDisk(), RocksDisk(tmp_path_factory.mktemp("store"))

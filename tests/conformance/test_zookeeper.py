@@ -1,4 +1,4 @@
-"""Faults that only a real ensemble has: lost replies, expiry, dead and silent servers."""
+"""Faults that only a real ensemble has: lost replies, expired sessions, dead and silent servers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ async def connected(
 
 
 async def wait_applied(witness: ZooKeeperStore, path: str, expected: Versioned) -> None:
-    """Wait until this server has the change, which other servers may have earlier."""
+    """Wait until the server of `witness` has applied the change. Other servers may apply it
+    earlier."""
     applied = asyncio.Event()
     unwatch = witness.watch(path, applied.set)
     async with asyncio.timeout(30):
@@ -215,7 +216,7 @@ async def test_the_store_stays_usable_after_a_caller_is_cancelled(
 async def test_a_reply_that_stops_midway_does_not_stop_the_loop(
     zookeeper: ZooKeeperEnsemble,
 ) -> None:
-    """kazoo's thread waits for the rest of the reply, and sends no requests meanwhile."""
+    """kazoo's thread waits for the rest of the reply, and sends no requests in the meantime."""
 
     path = fresh()
     async with proxied(zookeeper) as proxy, connected(proxy.address) as store:
@@ -264,7 +265,7 @@ async def test_a_short_break_suspends_and_loses_nothing(zookeeper: ZooKeeperEnse
         await store.create_ephemeral(f"{path}/e", b"")
         store.watch(f"{path}/w", called.set)
         session = store.session_id
-        await asyncio.wait_for(called.wait(), 30)  # armed
+        await asyncio.wait_for(called.wait(), 30)  # the watch is armed now
         called.clear()
         proxy.mode = Mode.REFUSE
         proxy.cut()
@@ -393,7 +394,9 @@ async def test_a_lease_follows_its_owner_into_a_new_session(zookeeper: ZooKeeper
             running.cancel()
 
 
-async def test_the_newer_of_two_with_one_name_wins(zookeeper: ZooKeeperEnsemble) -> None:
+async def test_of_two_leases_with_one_path_the_newer_owner_takes_the_lease(
+    zookeeper: ZooKeeperEnsemble,
+) -> None:
     path = fresh()
     async with connected(zookeeper.hosts) as one, connected(zookeeper.hosts) as two:
         told: list[bool] = []
@@ -457,8 +460,8 @@ async def leader_of(ensemble: ZooKeeperEnsemble) -> LocalProcess:
 
 @pytest.mark.real_loop(deadline_s=240)
 async def test_an_ensemble_of_three_survives_a_kill_of_its_leader(tmp_path: Path) -> None:
-    """Writers continue, no acknowledged write is lost, sessions and their ephemerals survive, and
-    reads after a sync are fresh at any server."""
+    """Writers continue, and no acknowledged write is lost. Sessions and their ephemeral nodes
+    survive. Reads after a sync are fresh at any server."""
 
     with ZooKeeperEnsemble(tmp_path, size=3, force_sync=False) as ensemble:
         async with contextlib.AsyncExitStack() as stack:
@@ -524,7 +527,7 @@ async def test_a_read_after_sync_is_fresh_on_a_follower_that_lags(tmp_path: Path
 
 
 async def _write(store: ZooKeeperStore, numbers: range) -> None:
-    """Write the numbers. Each number must be stored once and in order, also after lost replies."""
+    """Write the numbers. Assert that each is stored once and in order, also after lost replies."""
     for number in numbers:
 
         def change(stored: bytes | None, number: int = number) -> bytes | Verdict:

@@ -34,14 +34,14 @@ def fresh() -> str:
 
 
 def reply(xid: int, error: int) -> bytes:
-    """A reply as kazoo reads it: a header and nothing else."""
+    """The bytes of a reply that consists of a header only."""
     return struct.pack(">iiqi", 16, xid, 1, error)
 
 
 async def test_a_watch_whose_arming_gets_no_answer_is_armed_again(
     zookeeper: ZooKeeperEnsemble,
 ) -> None:
-    """An error that kazoo does not know kills its thread, and the request gets no answer."""
+    """An error code that kazoo does not know ends kazoo's thread. The request gets no answer."""
 
     path = fresh()
     async with proxied(zookeeper) as proxy:
@@ -130,7 +130,7 @@ async def test_creating_the_root_is_repeated_after_the_connection_breaks(
 ) -> None:
     root = f"{fresh()}{chroot}"
     async with proxied(zookeeper) as proxy:
-        proxy.cut_after = replies  # the first says that there is a session
+        proxy.cut_after = replies  # the first reply opens the session
         store = await ZooKeeperStore.connect(proxy.address, chroot=root)
         assert proxy.cut_after == 0
         assert await store.get("/") == Versioned(b"", 0)

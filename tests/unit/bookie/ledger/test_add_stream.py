@@ -21,7 +21,7 @@ from magnetar.runtime.supervise import Backoff
 
 
 class Sink:
-    """A ledger that notes what it is told."""
+    """A ledger that records the calls of its stream."""
 
     def __init__(self) -> None:
         self.acks: list[list[int]] = []
@@ -125,7 +125,7 @@ async def test_a_lost_stream_is_reported_at_once_and_opened_again() -> None:
         assert bookie.opened == 2
 
 
-async def test_an_unwanted_stream_is_not_opened() -> None:
+async def test_a_stream_without_a_ledger_is_not_opened() -> None:
     async with streaming() as (bookie, stream):
         await settle()
         assert bookie.opened == 0
@@ -141,7 +141,7 @@ async def test_an_unwanted_stream_is_not_opened() -> None:
         assert bookie.opened == 2
 
 
-async def test_connect_tells_of_the_next_attempt_and_does_not_sit_out_the_pause() -> None:
+async def test_connect_returns_after_the_next_attempt_without_waiting_for_the_pause() -> None:
     async with streaming() as (bookie, stream):
         bookie.kill()
         assert not await stream.connect(1.0)
@@ -149,7 +149,7 @@ async def test_connect_tells_of_the_next_attempt_and_does_not_sit_out_the_pause(
         assert await stream.connect(1.0)
 
 
-async def test_a_bookie_that_does_not_answer_the_hello_is_given_up() -> None:
+async def test_a_bookie_that_does_not_answer_the_hello_is_disconnected() -> None:
     class Mute(FakeBookie):
         async def open_write(self, client_name: str) -> FrameStream:
             await asyncio.Event().wait()
@@ -169,7 +169,7 @@ async def test_a_bookie_that_does_not_answer_the_hello_is_given_up() -> None:
         running.cancel()
 
 
-async def test_an_unlisted_bookie_is_not_reached() -> None:
+async def test_connect_to_an_unlisted_bookie_returns_false() -> None:
     def unlisted() -> BookiePeer:
         raise BookieUnavailable("b1", BookieCode.CONNECTION_LOST, "it is not listed")
 
@@ -186,8 +186,10 @@ async def test_an_unlisted_bookie_is_not_reached() -> None:
         running.cancel()
 
 
-async def test_connections_to_an_unlisted_member_are_tried_rarely_until_it_is_listed() -> None:
-    """An idle ledger may keep a seat of the member for days."""
+async def test_a_stream_to_an_unlisted_member_reconnects_rarely_until_the_member_is_listed() -> (
+    None
+):
+    """An idle ledger may keep the seat of an unlisted member for days."""
 
     class Replaced(FakeBookie):
         attempts = 0
@@ -218,7 +220,7 @@ async def test_connections_to_an_unlisted_member_are_tried_rarely_until_it_is_li
         stream.hurry()
         await wait_until(lambda: stream.put is not None)
         assert loop.time() - hurried_s < 1
-        bookie.kill()  # and not replaced: it is soon tried again
+        bookie.kill()  # killed, not replaced: the stream soon tries to connect again
         await wait_until(lambda: stream.put is None)
         attempts = bookie.attempts
         await asyncio.sleep(10)

@@ -1,4 +1,4 @@
-"""The appender's shell where several things happen in one turn of the loop."""
+"""The appender's shell when several events arrive in one turn of the event loop."""
 
 import asyncio
 
@@ -60,15 +60,15 @@ async def test_an_append_from_a_progress_callback_survives_a_failed_new_member()
 
 
 async def test_after_a_standstill_pending_acks_are_read_before_bookies_count_as_silent() -> None:
-    """The acks of the bookies have arrived unread. To call all bookies of all ledgers silent would
-    replace all of them, or fail the ledgers."""
+    """The bookies' acks have arrived, but the process has not read them yet. If the appender
+    counted all bookies as silent, it would replace all of them or fail the ledger."""
 
     async with ledger_cluster(4) as (nodes, ledgers):
         appender = await create(ledgers)
         members = seated(nodes, appender)
         for pause_s in (1.2, 2.0, 60.0):  # QUICK gives bookies 0.3 s, and an ack quorum 1.5 s
             append(appender)
-            await asyncio.sleep(0.25)  # some ticks
+            await asyncio.sleep(0.25)  # the appender checks its timeouts some times
             append(appender)
             stand_still(pause_s)
             await confirmed(appender)
@@ -76,7 +76,7 @@ async def test_after_a_standstill_pending_acks_are_read_before_bookies_count_as_
             assert not appender.degraded
 
 
-async def test_a_process_that_keeps_standing_still_notices_a_silent_bookie_all_the_same() -> None:
+async def test_a_process_with_repeated_standstills_still_detects_a_silent_bookie() -> None:
     async with ledger_cluster(4) as (nodes, ledgers):
         appender = await create(ledgers)
         silent = seated(nodes, appender)[0]
@@ -93,8 +93,8 @@ async def test_a_process_that_keeps_standing_still_notices_a_silent_bookie_all_t
 
 
 @pytest.mark.parametrize("how", ["draining", "unlisted"])
-async def test_a_draining_bookie_rejoins_the_seat_it_has(how: str) -> None:
-    """There is no spare, and the bookie serves again."""
+async def test_a_draining_or_unlisted_bookie_that_answers_again_keeps_its_seat(how: str) -> None:
+    """No spare exists, and the silent bookie serves again."""
 
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
@@ -113,7 +113,8 @@ async def test_a_draining_bookie_rejoins_the_seat_it_has(how: str) -> None:
         await wait_until(lambda: "failed seats []" in appender.describe())
         append(appender)
         await wait_until(lambda: silent.entries(appender.ledger) == [0, 1])
-        # The owner rolls away from a draining bookie once there is another one.
+        # `degraded` stays true for a draining bookie: the owner rolls the ledger when a spare
+        # exists.
         assert appender.degraded == (how == "draining")
 
 
@@ -121,7 +122,7 @@ async def test_a_draining_bookie_rejoins_the_seat_it_has(how: str) -> None:
 
 
 async def ended(ledgers: Ledgers, nodes: BookieCluster, count: int = 4) -> LedgerAppender:
-    """Closed while its first bookie has not looked at any of its entries yet."""
+    """A ledger that was closed before its first bookie took any of its entries."""
     appender = await create(ledgers)
     seated(nodes, appender)[0].may_take.clear()
     append(appender, count)
@@ -130,7 +131,7 @@ async def ended(ledgers: Ledgers, nodes: BookieCluster, count: int = 4) -> Ledge
     return appender
 
 
-async def test_a_member_with_late_acks_is_not_noted() -> None:
+async def test_a_member_whose_late_acks_arrive_is_not_noted() -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await ended(ledgers, nodes)
         late = seated(nodes, appender)[0]
@@ -141,7 +142,7 @@ async def test_a_member_with_late_acks_is_not_noted() -> None:
 
 
 @pytest.mark.parametrize("how", ["lost", "refused", "silent"])
-async def test_a_member_without_late_acks_is_noted(how: str) -> None:
+async def test_a_member_whose_late_acks_never_arrive_is_noted_once(how: str) -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await ended(ledgers, nodes)
         late = seated(nodes, appender)[0]
@@ -162,11 +163,11 @@ async def test_a_member_without_late_acks_is_noted(how: str) -> None:
         assert (note.first_entry, note.last_entry) == (first, 3)
         late.may_take.set()
         await asyncio.sleep(2 * QUICK.add_timeout_s)
-        assert not len(ledgers.bad_copies)  # once
+        assert not len(ledgers.bad_copies)  # the member is noted once
 
 
 @pytest.mark.parametrize("how", ["READ_ONLY", "CONNECTION_LOST", "SILENT"])
-async def test_the_appender_names_the_bookies_that_do_not_store(how: str) -> None:
+async def test_the_appender_names_the_failed_bookies(how: str) -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         assert appender.trouble == ""
@@ -192,7 +193,7 @@ async def test_the_appender_names_the_bookies_that_do_not_store(how: str) -> Non
 
 
 class CountingDirectory(BookieRegistry):
-    """Counts the look-ups of bookies."""
+    """A directory that counts the look-ups of writable bookies."""
 
     looks = 0
 
@@ -202,7 +203,7 @@ class CountingDirectory(BookieRegistry):
         return super().writable
 
 
-async def test_an_idle_ledger_with_a_failed_member_costs_little_and_takes_it_back() -> None:
+async def test_an_idle_ledger_rarely_looks_up_bookies_and_takes_its_failed_member_back() -> None:
     async with ledger_cluster(3, directory_of=CountingDirectory) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender)
@@ -217,7 +218,7 @@ async def test_an_idle_ledger_with_a_failed_member_costs_little_and_takes_it_bac
         directory.looks = 0
         await asyncio.sleep(30 * SPARES_S)
         assert 28 <= directory.looks <= 31
-        append(appender)  # two of three are enough
+        append(appender)  # two of three bookies confirm the entry
         await confirmed(appender)
         away.restart()
         await nodes.register(away)

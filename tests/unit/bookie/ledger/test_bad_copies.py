@@ -18,7 +18,7 @@ def bad(number: int, first: int, last: int) -> BadCopy:
     return BadCopy(member(number), EntryId(first), EntryId(last))
 
 
-def test_notes_come_out_once_and_in_order() -> None:
+def test_drain_returns_each_note_once_in_order() -> None:
     copies = BadCopies()
     copies.on_bad_copy(TWO, EntryId(7), A)
     copies.note(ONE, B, 3, 9)
@@ -38,18 +38,18 @@ def test_neighbours_and_overlaps_are_joined() -> None:
     assert copies.drain() == [(ONE, bad(0, 1, 1)), (ONE, bad(0, 3, 5)), (ONE, bad(0, 8, 12))]
 
 
-def test_many_ranges_become_one() -> None:
+def test_too_many_ranges_of_a_member_become_one() -> None:
     copies = BadCopies()
     for entry in range(0, 2 * RANGES_MAX + 2, 2):
         copies.on_bad_copy(ONE, EntryId(entry), A)
     assert copies.drain() == [(ONE, bad(0, 0, 2 * RANGES_MAX))]
 
 
-def test_beyond_the_limit_the_oldest_is_lost_and_counted() -> None:
+def test_above_the_limit_the_oldest_note_is_dropped_and_counted() -> None:
     copies = BadCopies(notes_max=2)
     copies.on_bad_copy(ONE, EntryId(0), A)
     copies.on_bad_copy(ONE, EntryId(0), B)
-    copies.on_bad_copy(ONE, EntryId(1), A)  # joins the note of entry 0
+    copies.on_bad_copy(ONE, EntryId(1), A)  # this entry joins the note of entry 0
     assert copies.dropped == 0
     copies.on_bad_copy(TWO, EntryId(0), A)
     assert copies.dropped == 1

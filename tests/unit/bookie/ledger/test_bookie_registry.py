@@ -1,5 +1,5 @@
-"""The list of bookies: the registry follows it, keeps it while the store is out of reach, and skips
-bad rows."""
+"""The registry follows the list of bookies, keeps the last list while the metadata store is away,
+and skips unreadable registrations."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -93,7 +93,7 @@ async def test_a_draining_bookie_serves_reads_and_gets_no_new_ledgers() -> None:
         assert directory.decommissioned == frozenset()
 
 
-async def test_the_last_list_is_kept_while_the_store_is_out_of_reach() -> None:
+async def test_the_last_list_is_kept_while_the_metadata_store_is_away() -> None:
     async with bookie_cluster(2) as nodes:
         store = MemoryStore(nodes.tree)
         async with followed(nodes, store) as directory:
@@ -105,8 +105,9 @@ async def test_the_last_list_is_kept_while_the_store_is_out_of_reach() -> None:
             await wait_until(lambda: names(directory) == ["b0", "b1", "b2"])
 
 
-async def test_a_former_incarnation_is_reached_at_the_present_address_of_its_bookie() -> None:
-    """The bookie may still have the damaged store of that incarnation, and answer from it."""
+async def test_a_former_incarnation_has_the_present_address_of_its_bookie() -> None:
+    """The bookie may still have the damaged store of that incarnation and answer reads from the
+    store."""
 
     async with bookie_cluster(1) as nodes, followed(nodes, MemoryStore(nodes.tree)) as directory:
         reborn = nodes.bookies[0].member

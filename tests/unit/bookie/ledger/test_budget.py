@@ -1,4 +1,4 @@
-"""The byte budget, compared with a simple model that keeps every ledger's numbers."""
+"""The byte budget, compared with a simple model that keeps the reported bytes of every ledger."""
 
 from random import Random
 

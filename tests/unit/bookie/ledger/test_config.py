@@ -1,4 +1,4 @@
-"""The configuration refuses impossible values, and names the field."""
+"""The configuration refuses impossible values and names the field in the error."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The chosen bookies answer, are healthy if possible, and are in as many zones as there are."""
+"""The chosen bookies answer, are healthy if possible, and lie in as many zones as possible."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -66,16 +66,16 @@ async def test_failing_bookies_are_chosen_only_if_needed() -> None:
         nodes.bookies[0].kill()
         await settle()
         quorum, members = await ensembles.found()
-        assert quorum == QUORUM  # better a doubtful third bookie than two
+        assert quorum == QUORUM  # a failing third bookie is better than none
         assert bad in members
-        # A connection to this bookie succeeded and reduced its score. The killed one now has the
-        # highest.
+        # A connection to `bad` succeeded and reduced its score. The killed bookie now has the
+        # highest score.
         assert ensembles.full_ensemble_possible()
         health.on_error(bad, now() + 60)
         assert not ensembles.full_ensemble_possible()
 
 
-async def test_a_bookie_that_all_call_failing_is_chosen_rather_than_none() -> None:
+async def test_failing_bookies_are_chosen_when_no_other_bookie_exists() -> None:
     async with ledgers_among(4) as (nodes, ledgers):
         for bookie in nodes.bookies:
             for hour in range(8):
@@ -143,7 +143,7 @@ async def test_zones_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize("decommission", [False, True], ids=["drained", "decommissioned"])
-async def test_a_ledger_on_a_bookie_that_leaves_is_better_rolled(decommission: bool) -> None:
+async def test_a_ledger_with_a_leaving_bookie_should_be_rolled(decommission: bool) -> None:
     async with ledgers_among(4) as (nodes, ledgers):
         appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
         leaving = appender.metadata.last_segment.members[0].bookie
@@ -151,6 +151,6 @@ async def test_a_ledger_on_a_bookie_that_leaves_is_better_rolled(decommission: b
         value = encode_bookie_drain(BookieDrain(leaving, 0, decommission=decommission))
         await nodes.store.put(paths.bookie_draining(leaving), value, expected=ABSENT)
         await wait_until(lambda: appender.degraded)
-        assert ledgers.full_ensemble_possible()  # on the three others
+        assert ledgers.full_ensemble_possible()  # with the three other bookies
         other = await ledgers.create(newer_than=LedgerId(-1), custom={})
         assert not other.degraded

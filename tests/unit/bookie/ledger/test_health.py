@@ -1,4 +1,4 @@
-"""BookieHealth: what raises and lowers the score, and that it never bans a bookie permanently."""
+"""BookieHealth: the events that raise and lower the score. No bookie is banned permanently."""
 
 from random import Random
 
@@ -53,7 +53,7 @@ def test_a_failure_reported_by_every_ledger_counts_once() -> None:
     assert scores.score(A, 5.0) == 0.25
 
 
-def test_a_success_lifts_a_single_error_and_not_a_row_of_them() -> None:
+def test_a_success_clears_one_error_but_not_several() -> None:
     scores = health()
     scores.on_error(A, 0.0)
     scores.on_success(A, 0.0)
@@ -66,7 +66,7 @@ def test_a_success_lifts_a_single_error_and_not_a_row_of_them() -> None:
     assert scores.grade(B, 7.0) is Grade.HEALTHY
 
 
-def test_slowness_is_worse_than_health_and_better_than_failure_however_often() -> None:
+def test_any_number_of_slow_answers_ranks_between_healthy_and_failing() -> None:
     scores = health()
     for tick in range(1000):
         scores.on_slow(A, tick / 10)

@@ -1,9 +1,9 @@
-"""A writer and its recoverers, every interleaving: which add, fence, read or write-back reaches
-which bookie when.
+"""Every interleaving of a writer and its recoverers: all orders in which adds, fences, reads and
+write-backs can reach the bookies.
 
-Only the order in which requests arrive at bookies matters for safety, so replies are immediate, and
-the writer learns of every stored add but of no refusal: it confirms the most that it possibly
-could. States that were seen before are not explored again.
+Only the order in which requests arrive at bookies matters for safety. Replies are therefore
+immediate. The writer learns of every stored add but of no refusal, so the writer confirms as much
+as possible. The search does not explore a state twice.
 """
 
 import copy
@@ -30,7 +30,7 @@ IN_FLIGHT = 2  # the writer's window
 
 @dataclass
 class Case:
-    """The part of a case that does not change from state to state."""
+    """The values of a case that are equal in all its states."""
 
     quorum: Quorum
     members: list[Member]
@@ -40,12 +40,13 @@ class Case:
 
 @dataclass
 class State:
-    """Copied before every step; small."""
+    """The state of the writer's adds, the bookies and the recoverers. The search copies each state
+    before every step."""
 
     bookies: list[RigBookie]
     metadata: LedgerMetadata
     stored: list[int]  # for each seat: the number of adds of its stream that have arrived
-    accepted: list[set[int]]  # for each seat: the entries that it acked to the writer
+    accepted: list[set[int]]  # for each seat: the entries that its bookie acked to the writer
     recoveries: list[LedgerRecovery]
     requests: list[tuple[int, Any]]  # (recoverer, action) on its way to a bookie
 
@@ -62,7 +63,8 @@ def steps(case: Case, state: State) -> list[tuple[str, int]]:
     result = []
     for seat in range(len(case.members)):
         coming = stream(case, seat)[state.stored[seat] :]
-        # An entry is sent once what it calls confirmed is confirmed; a fenced bookie refuses it.
+        # The writer sends an entry only after entry - IN_FLIGHT is confirmed. A fenced bookie
+        # refuses the entry.
         sent = coming and coming[0] - IN_FLIGHT <= confirmed(case, state)
         if sent and not state.bookies[seat].fenced:
             result.append(("add", seat))
@@ -73,7 +75,8 @@ def steps(case: Case, state: State) -> list[tuple[str, int]]:
 
 
 def matters(state: State, recoverer: int, action: Any) -> bool:
-    """Requests whose answer the recoverer ignores can only help, by fencing: they are lost."""
+    """True if the recoverer still uses the answer. Other requests could only fence a bookie, which
+    makes data safer: the search loses them."""
     machine = state.recoveries[recoverer]
     if isinstance(action, recovering.Fence):
         return machine.state is RecoveryState.FENCING
@@ -164,7 +167,7 @@ def close(case: Case, state: State, machine: LedgerRecovery, action: recovering.
 
 
 def freeze(value: Any) -> Any:
-    """A value's content, as something that can be compared and hashed."""
+    """Convert a value to a tuple that can be compared and hashed."""
     if is_dataclass(value) and not isinstance(value, type):
         return tuple(freeze(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, LedgerRecovery | writing.LedgerWriter):
@@ -191,7 +194,7 @@ def key_of(state: State) -> Any:
 
 
 def clone(value: Any) -> Any:
-    """A copy that shares what is frozen; several times as fast as `copy.deepcopy`."""
+    """Copy a value, but share immutable parts. This is several times as fast as `copy.deepcopy`."""
     if isinstance(value, list):
         return [clone(each) for each in value]
     if isinstance(value, dict):
@@ -235,7 +238,7 @@ def beginning(quorum: Quorum, entries: int, recoverers: int) -> tuple[Case, Stat
 
 
 def explore(quorum: Quorum, entries: int, recoverers: int) -> tuple[int, set[int]]:
-    """The number of states, and the ends at which the ledger was closed."""
+    """Return the number of states, and all last entries at which the ledger was closed."""
     case, begin = beginning(quorum, entries, recoverers)
     seen, todo, ends = {key_of(begin)}, [begin], set()
     while todo:
@@ -268,8 +271,11 @@ def test_t15_no_interleaving_loses_a_confirmed_entry(
 
 
 @pytest.mark.parametrize("sizes", [(3, 2, 2), (4, 3, 2), (5, 3, 2), (4, 2, 1)])
-def test_t15_walks_through_striped_ledgers(sizes: tuple[int, int, int]) -> None:
-    """More entries, seats and recoverers than all interleavings of which could be tried."""
+def test_t15_random_interleavings_of_striped_ledgers_lose_no_confirmed_entry(
+    sizes: tuple[int, int, int],
+) -> None:
+    """Random interleavings with more entries, seats and recoverers than a full search could
+    explore."""
     quorum, ends = Quorum(*sizes), Counter[int]()
     for seed in range(600):
         random = Random(seed)
@@ -278,7 +284,9 @@ def test_t15_walks_through_striped_ledgers(sizes: tuple[int, int, int]) -> None:
         while choices := steps(case, state):
             recover = ("recover", 0)
             if state.metadata.state is LedgerState.CLOSED:
-                choices = [each for each in choices if each != recover]  # it would do nothing
+                choices = [
+                    each for each in choices if each != recover
+                ]  # a recovery of a closed ledger does nothing
             elif recover in choices and len(choices) > 1 and random.random() > early_share:
                 choices.remove(recover)
             if not choices:

@@ -1,5 +1,5 @@
-"""Late acks: a ledger that ends, in any way, awaits the missing acks of its bookies, and notes acks
-that never come."""
+"""Late acks: when a ledger ends for any reason, the process waits for the missing acks of the
+bookies. The process notes each member whose acks never arrive."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ async def test_late_acks_of_write_backs_are_awaited(*, stored: bool) -> None:
 
 @pytest.mark.parametrize("how", ["fenced", "abandoned", "failed"])
 async def test_a_writer_that_cannot_close_notes_what_members_miss(how: str) -> None:
-    """A recovery begins behind the confirmed entries, and reads none before them."""
+    """A recovery begins after the last confirmed entry and does not check the copies before."""
 
     async with ledger_cluster(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
         appender = await create(ledgers)
@@ -43,7 +43,7 @@ async def test_a_writer_that_cannot_close_notes_what_members_miss(how: str) -> N
         late.may_take.clear()
         append(appender, 3)
         await confirmed(appender)
-        append(appender)  # names what is confirmed
+        append(appender)  # this add carries the last confirmed entry
         await confirmed(appender)
         match how:
             case "abandoned":

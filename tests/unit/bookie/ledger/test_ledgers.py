@@ -1,4 +1,4 @@
-"""Ledgers, appenders and recoveries over fake bookies: whole shells, in virtual time."""
+"""Ledgers, appenders and recoveries with their shells, over fake bookies and in virtual time."""
 
 import asyncio
 from dataclasses import replace
@@ -39,7 +39,7 @@ QUICK = LedgerConfig(
 # -- create, append, read, close, delete ---------------------------------------------------------
 
 
-async def test_a_ledger_from_creation_to_deletion() -> None:
+async def test_a_ledger_is_created_written_read_closed_and_deleted() -> None:
     async with ledger_cluster(4) as (nodes, ledgers):
         appender = await ledgers.create(newer_than=LedgerId(41), custom={"topic": b"t"})
         assert appender.ledger == 42
@@ -155,7 +155,7 @@ async def test_a_run_of_the_largest_entries_goes_in_frames_that_may_be_sent() ->
         await confirmed(appender)
 
 
-async def test_many_entries_at_once_are_all_taken_or_none() -> None:
+async def test_an_append_of_many_entries_takes_all_or_none() -> None:
     async with ledger_cluster(3) as (_, ledgers):
         appender = await create(ledgers)
         with pytest.raises(EntryTooLarge):
@@ -166,7 +166,7 @@ async def test_many_entries_at_once_are_all_taken_or_none() -> None:
             appender.append_nowait([[b"a"]])
 
 
-async def test_closed_and_abandoned_ledgers_take_nothing() -> None:
+async def test_an_append_to_a_closed_or_abandoned_ledger_raises_ledger_closed() -> None:
     async with ledger_cluster(3) as (_, ledgers), asyncio.TaskGroup() as group:
         appender, other = await create(ledgers), await create(ledgers)
         append(appender, 3)
@@ -184,7 +184,7 @@ async def test_closed_and_abandoned_ledgers_take_nothing() -> None:
         assert (await ledgers.recover(other.ledger)).last_entry == 0
 
 
-async def test_ids_exceed_what_the_caller_has() -> None:
+async def test_a_new_ledger_id_exceeds_newer_than() -> None:
     async with ledger_cluster(3) as (_, ledgers):
         first = await create(ledgers)
         second = await ledgers.create(newer_than=LedgerId(5_000), custom={})
@@ -211,8 +211,8 @@ async def test_a_new_ledger_takes_fewer_bookies_when_fewer_answer() -> None:
         assert (caught.value.needed, caught.value.writable) == (2, 1)
 
 
-async def test_once_bookies_are_back_a_whole_ensemble_is_possible_again() -> None:
-    config = replace(QUICK, health_half_life_s=3600.0)  # the score does not fall during the test
+async def test_a_full_ensemble_is_possible_again_after_bookies_return() -> None:
+    config = replace(QUICK, health_half_life_s=3600.0)  # health scores do not fall during the test
     async with ledger_cluster(3, config) as (nodes, ledgers):
         victim = nodes.bookies[1]
         victim.kill()
@@ -244,7 +244,7 @@ async def test_a_bookie_that_dies_while_the_ledger_is_created_is_noticed() -> No
             await confirmed(appender)
 
 
-async def test_min_write_quorum_forbids_it() -> None:
+async def test_creation_fails_with_fewer_bookies_than_min_write_quorum() -> None:
     async with ledger_cluster(2, LedgerConfig(min_write_quorum=3)) as (_, ledgers):
         with pytest.raises(NotEnoughBookies):
             await create(ledgers)
@@ -341,7 +341,7 @@ async def test_a_ledger_that_ends_with_a_member_away_reports_its_missing_entries
         assert note.first_entry <= 3
 
 
-async def test_a_rolling_restart_of_all_bookies_of_three_goes_unnoticed() -> None:
+async def test_a_rolling_restart_of_three_bookies_fails_no_append() -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         for victim in nodes.bookies:
@@ -503,7 +503,7 @@ async def test_a_spare_that_is_listed_but_dead_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.NOT_SENT, Fault.REQUEST_LOST, Fault.REPLY_LOST])
-async def test_t12_the_reply_to_the_change_is_lost(fault: Fault) -> None:
+async def test_t12_an_ensemble_change_succeeds_although_its_reply_is_lost(fault: Fault) -> None:
     async with bookie_cluster(4) as nodes:
         faults: list[Fault] = []
         store = MemoryStore(
@@ -565,8 +565,8 @@ async def test_without_the_metadata_store_the_ledger_continues_at_the_ack_quorum
             await confirmed(appender)
 
 
-async def test_closing_does_not_wait_for_a_change_that_does_not_matter_any_more() -> None:
-    """No entry is in flight, so the end does not depend on whether the new ensemble is recorded."""
+async def test_close_without_entries_in_flight_does_not_wait_for_an_ensemble_change() -> None:
+    """No entry is in flight, so the last entry does not depend on the outcome of the change."""
 
     async with bookie_cluster(4) as nodes, asyncio.TaskGroup() as group:
         faults: list[Fault] = []

@@ -1,7 +1,8 @@
-"""Lives of several writers in one process among bookies with every kind of fault, chosen by seed.
+"""Several writers in one process write to bookies with all kinds of faults. A seed chooses the
+faults.
 
-Afterwards every ledger has its confirmed entries. The process has noted each member that lacks an
-expected copy for repair, so no repair has to wait for a comparison of all replicas.
+At the end, every ledger has its confirmed entries, and the process has noted each missing copy for
+repair. No repair has to wait until the auditor compares all replicas.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ class Life:
         self._nodes = nodes
         self._ledgers = ledgers
         self._others = others
-        self._faults = faults  # faults of metadata changes of ledgers, the last one next
+        self._faults = faults  # faults of ledger metadata changes; pop() takes the next
         self._group = group
         self._calm = False
 
@@ -130,8 +131,8 @@ class Life:
             assert found == [payload(entry) for entry in range(metadata.last_entry + 1)]
             assert metadata.length == sum(map(len, found))
             ends.append(metadata)
-            appender.abandon()  # it reports the missing copies when it learns that its ledger ended
-        await asyncio.sleep(2 * QUICK.add_timeout_s)  # the time for which late members are awaited
+            appender.abandon()  # the appender reports missing copies when its ledger ends
+        await asyncio.sleep(2 * QUICK.add_timeout_s)  # a process waits this long for late acks
         notes = [note for each in both for note in each.bad_copies.drain()]
         noted = {
             (ledger, note.member, entry)

@@ -1,4 +1,5 @@
-"""Placement: no bookie twice, as many zones as there are, the same choice for the same chance."""
+"""Placement seats no bookie twice and uses as many zones as possible. The same random numbers give
+the same choice."""
 
 from itertools import combinations_with_replacement, permutations, product
 from random import Random
@@ -73,14 +74,14 @@ def test_w7_a_bookie_is_never_seated_twice() -> None:
     quorum = Quorum(3, 3, 2)
     ensemble = bookies("...")
     reborn = Candidate(member(1, incarnation=9))
-    # Wiped bookie 1 is no replacement for seat 0 ...
+    # Bookie 1 with a new incarnation cannot replace seat 0, because bookie 1 has seat 1.
     assert choose_replacements(ensemble, [0], [*ensemble, reborn], quorum, Random(1)) is None
-    # ... but it is for its own former self.
+    # The new incarnation can replace the former incarnation in seat 1.
     chosen = choose_replacements(ensemble, [0, 1], [*ensemble, reborn], quorum, Random(1))
     assert chosen == (member(0), member(1, incarnation=9), member(2))
 
 
-def test_as_many_as_there_are_bookies_for_are_replaced() -> None:
+def test_one_spare_replaces_one_of_two_failed_members() -> None:
     quorum, candidates = Quorum(3, 3, 2), bookies("....")
     chosen = choose_replacements(candidates[:3], [0, 2], candidates, quorum, Random(1))
     assert chosen == (member(3), member(1), member(2))
@@ -97,7 +98,8 @@ def test_a_new_ledger_shrinks_to_the_bookies_that_answer() -> None:
 
 
 def crowding(zones: list[str], quorum: Quorum) -> int:
-    """The stupid twin: for each write set, how many copies share a zone with another, squared."""
+    """Sum, over all write sets, the squares of the numbers of copies that share a zone with
+    another."""
     total = 0
     for entry in range(quorum.ensemble_size):
         lies_in = [zones[seat] for seat in quorum.write_order(entry)]
@@ -106,7 +108,7 @@ def crowding(zones: list[str], quorum: Quorum) -> int:
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2), (4, 2, 2), (4, 3, 2), (5, 3, 2)])
-def test_copies_are_spread_as_well_as_by_trying_all_arrangements(
+def test_placement_spreads_copies_as_well_as_the_best_arrangement(
     sizes: tuple[int, int, int],
 ) -> None:
     quorum = Quorum(*sizes)
@@ -133,14 +135,14 @@ def test_the_healthy_come_first_then_the_slow_then_the_failing() -> None:
 
 
 def test_health_comes_before_zones() -> None:
-    """A ledger that soon has to change its ensemble is worse than two copies in one zone."""
+    """Two copies in one zone are better than a ledger that soon has to change its ensemble."""
     candidates = [*bookies("aaa"), Candidate(member(3), "b", Grade.FAILING)]
     for seed in range(20):
         assert member(3) not in (choose_ensemble(candidates, Quorum(3, 3, 2), Random(seed)) or ())
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_any_choice_is_distinct_and_keeps_healthy_seats(seed: int) -> None:
+def test_any_choice_has_distinct_bookies_and_keeps_healthy_seats(seed: int) -> None:
     random = Random(seed)
     quorum = Quorum(*random.choice([(1, 1, 1), (3, 3, 2), (4, 3, 2), (5, 2, 2), (6, 3, 2)]))
     size = quorum.ensemble_size

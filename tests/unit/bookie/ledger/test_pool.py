@@ -1,4 +1,4 @@
-"""How bookies are reached: where they are listed now, with a stream for each purpose."""
+"""The pool connects to a bookie at its listed address, with one stream for each purpose."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from magnetar.runtime.frames import FrameStream
 
 
 class Peer(FakeBookie):
-    """The same bookie at some address."""
+    """A peer that reaches one bookie at a given address."""
 
     def __init__(self, address: str, group: asyncio.TaskGroup) -> None:
         super().__init__("b0", group=group)
@@ -41,7 +41,7 @@ class Peer(FakeBookie):
 
 
 class Sink:
-    """A ledger that notes whether it has a stream."""
+    """A ledger that records when its stream begins and ends."""
 
     def __init__(self) -> None:
         self.streams: list[bool] = []
@@ -138,8 +138,8 @@ async def test_a_bookie_that_is_listed_again_is_tried_at_once() -> None:
 async def test_a_bookie_listed_again_is_retried_at_once_even_if_draining(
     *, read_only: bool
 ) -> None:
-    """A different bookie answered at the address in between, so retries are rare. But the bookie
-    may still have seats, and be read-only or draining."""
+    """In the meantime a different bookie answered at the address, so retries became rare. The
+    listed bookie may still have seats, also when read-only or draining."""
 
     async with bookie_cluster(1) as nodes, pooling(nodes) as (pool, _, made):
         member = nodes.bookies[0].member
@@ -148,7 +148,7 @@ async def test_a_bookie_listed_again_is_retried_at_once_even_if_draining(
         await wait_until(lambda: stream.put is not None)
         made[0].replaced = True
         made[0].kill()
-        await asyncio.sleep(10)  # its first attempt is over
+        await asyncio.sleep(10)  # the first attempt of the stream is over
         made[0].replaced = False
         made[0].restart()
         await nodes.register(nodes.bookies[0], read_only=read_only, boot_epoch=2)
@@ -169,8 +169,12 @@ async def test_a_pool_that_is_stopping_begins_no_stream() -> None:
         )
         running = group.create_task(pool.run())
         await asyncio.sleep(0)
-        held = pool.adds(nodes.bookies[0].member)  # its task takes a turn to end
-        assert await asyncio.wait_for(held.connect(0.1), 1.0) is False  # (not listed here)
+        held = pool.adds(
+            nodes.bookies[0].member
+        )  # the stream's task needs one turn of the loop to end
+        assert (
+            await asyncio.wait_for(held.connect(0.1), 1.0) is False
+        )  # the registry does not list the bookie
         running.cancel()
         await asyncio.sleep(0)
         assert not running.done()

@@ -22,7 +22,7 @@ def an_add(entry: int) -> tuple[bytes, bytes]:
 
 
 class Broken:
-    """A stream one side of which is cancelled by what it waits for, as grpc.aio may do."""
+    """A stream whose send or receive raises CancelledError by itself. grpc.aio may do this."""
 
     def __init__(self, stream: FrameStream, side: str) -> None:
         self.peer = stream.peer
@@ -45,7 +45,7 @@ class Broken:
 
 
 class Sink:
-    """A ledger that notes whether there is a stream."""
+    """A ledger that records when its stream begins and ends."""
 
     def __init__(self) -> None:
         self.streams: list[bool] = []
@@ -102,7 +102,7 @@ async def test_a_stream_whose_task_ends_by_itself_is_reported_lost_and_restarted
         frail.kill()
 
 
-async def test_a_stream_that_was_asked_for_before_the_pool_runs_is_begun_with_it() -> None:
+async def test_a_stream_requested_before_the_pool_runs_starts_with_the_pool() -> None:
     async with bookie_cluster(1) as nodes, asyncio.TaskGroup() as group:
         directory = BookieRegistry(MemoryStore(nodes.tree))
         pool = PeerPool(

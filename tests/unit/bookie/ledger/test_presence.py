@@ -85,13 +85,13 @@ async def test_a_connection_without_answers_is_replaced() -> None:
         assert await beats_in(bookie, 10 * BEAT_S) > 5
 
 
-async def test_the_bookies_answers_about_another_broker_are_gathered() -> None:
+async def test_presence_collects_the_answers_of_all_bookies_about_a_broker() -> None:
     async with bookie_cluster(3) as world, present(world) as presence:
         world.bookies[0].last = world.bookies[1].last = LAST
         assert await presence.ask(*OTHER) == [LAST, LAST, None]
 
 
-async def test_unreachable_bookies_do_not_testify_and_delay_the_answer_little() -> None:
+async def test_unreachable_bookies_give_no_answer_and_delay_the_others_little() -> None:
     async with bookie_cluster(3) as world, present(world) as presence:
         for bookie in world.bookies:
             bookie.last = LAST

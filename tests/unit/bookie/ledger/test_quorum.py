@@ -1,4 +1,4 @@
-"""Quorum arithmetic against the stupid twin: enumeration of all subsets."""
+"""Quorum arithmetic, compared with a simple model that enumerates all subsets."""
 
 from itertools import combinations, product
 
@@ -24,7 +24,7 @@ def twin_write_set(quorum: Quorum, entry: int) -> set[int]:
 
 
 def twin_ack_sets(quorum: Quorum) -> list[set[int]]:
-    """Every set of seats that could confirm some entry."""
+    """All sets of seats that could confirm an entry."""
     return [
         set(acks)
         for entry in range(quorum.ensemble_size)
@@ -40,7 +40,7 @@ def test_proofs_agree_with_enumeration(quorum: Quorum) -> None:
         assert seat_numbers(mask) == tuple(sorted(chosen))
         # Covered: the other seats cannot form an ack quorum.
         assert quorum.covered(mask) == all(acks & chosen for acks in ack_sets)
-        # Writable without them: each entry has an ack quorum among the others.
+        # Writable without these seats: each entry has an ack quorum among the others.
         assert quorum.writable(mask) == all(
             any(
                 not set(acks) & chosen
@@ -75,8 +75,8 @@ def test_write_order_begins_with_the_entrys_own_seat() -> None:
         assert seats(quorum.write_order(entry)) == quorum.write_set(entry)
 
 
-def test_window_rule_is_weaker_than_counting() -> None:
-    """E=6, Qw=3, Qa=2: two unknown seats are harmless apart and harmful side by side."""
+def test_two_unknown_seats_prevent_a_proof_only_as_neighbours() -> None:
+    """E=6, Qw=3, Qa=2: two unknown seats matter only if they are neighbours."""
     quorum = Quorum(6, 3, 2)
     everyone = seats(range(6))
     assert quorum.covered(everyone & ~seats([0, 3]))

@@ -1,4 +1,5 @@
-"""The reader machine: fall back, speculate, refresh, give up; and what is a sound answer."""
+"""The reader machine: fallback, speculative reads, refresh of metadata, errors, and the check of
+answers."""
 
 from random import Random
 
@@ -78,10 +79,10 @@ def test_t45_replicas_that_a_refresh_shows_are_asked() -> None:
     machine.on_refused(B[1], BookieCode.CONNECTION_LOST, 0.0)
     assert machine.on_refreshed([B[3], B[1]], 0.0) == [Ask(B[3])]
     actions = machine.on_refused(B[3], BookieCode.CONNECTION_LOST, 0.0)
-    assert isinstance(actions[0], GiveUp)  # once is enough
+    assert isinstance(actions[0], GiveUp)  # the reader refreshes only once
 
 
-def test_a_slow_replica_gets_company_ever_more_patiently() -> None:
+def test_a_slow_read_asks_one_more_replica_after_a_growing_delay() -> None:
     machine = read()
     machine.begin(10.0)
     assert machine.timer_at() == 12.0
@@ -142,7 +143,7 @@ def test_a_read_with_random_answers_ends_with_one_result(start: int) -> None:
 # -- what is a sound answer ----------------------------------------------------------------------
 
 
-def test_a_sound_prefix_carries_payloads_with_memory_of_their_own() -> None:
+def test_a_sound_prefix_copies_the_payloads() -> None:
     entries, code = sound_prefix(LEDGER, 4, [frame_of(*found(4)), frame_of(*found(5))])
     assert code is OK
     assert [(e.entry, bytes(e.payload), e.length) for e in entries] == [
@@ -155,14 +156,14 @@ def test_a_sound_prefix_carries_payloads_with_memory_of_their_own() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        ReadAnswer(5, OK, envelope(5)[:-1] + b"\xff"),  # T36: one byte is wrong
+        ReadAnswer(5, OK, envelope(5)[:-1] + b"\xff"),  # T36: one changed byte
         ReadAnswer(5, OK, b""),
         ReadAnswer(5, OK, envelope(6)),  # T37: another entry in it
         ReadAnswer(5, OK, envelope(5, LEDGER + 1)),
         ReadAnswer(6, OK, envelope(6)),
     ],
 )
-def test_the_prefix_ends_before_what_is_damaged_or_wrong(bad: ReadAnswer) -> None:
+def test_the_prefix_ends_before_a_damaged_or_wrong_entry(bad: ReadAnswer) -> None:
     entries, code = sound_prefix(LEDGER, 4, [frame_of(*found(4), bad, *found(6))])
     assert [entry.entry for entry in entries] == [4]
     assert code is BookieCode.CORRUPT
@@ -175,7 +176,7 @@ def test_a_named_refusal_ends_the_prefix() -> None:
     assert sound_prefix(LEDGER, 4, []) == ([], OK)
 
 
-def test_an_unknown_answer_outranks_a_no() -> None:
+def test_an_unknown_answer_has_priority_over_a_negative_answer() -> None:
     assert outranking([NONE, BookieCode.IO_ERROR, NONE]) is BookieCode.IO_ERROR
     assert outranking([NONE, BookieCode.NO_SUCH_LEDGER]) is NONE
     assert outranking([]) is BookieCode.CONNECTION_LOST

@@ -1,4 +1,5 @@
-"""LedgerReader over fake bookies: whom it asks, what it notes, ledgers that are striped."""
+"""LedgerReader over fake bookies: the replicas that the reader asks, the bad copies that the reader
+notes, and striped ledgers."""
 
 import asyncio
 from dataclasses import replace
@@ -19,12 +20,12 @@ from magnetar.metadata.model import Member
 from magnetar.protos.envelope import BookieCode
 from magnetar.runtime.errors import StreamClosed
 
-# No bookie is silent unless a test says so: a busy machine must not look like one.
+# Long timeouts: on a busy machine, no bookie counts as silent unless a test makes it silent.
 PATIENT = replace(QUICK, read_timeout_s=10.0, speculative_read_s=10.0, add_timeout_s=10.0)
 
 
 async def written(ledgers: Ledgers, nodes: BookieCluster, count: int) -> LedgerAppender:
-    """A closed ledger that every bookie of its write sets holds."""
+    """Write and close a ledger. Every member has all entries of its write sets."""
     appender = await create(ledgers)
     append(appender, count)
     await confirmed(appender)
@@ -41,7 +42,7 @@ def noted(copies: BadCopies) -> list[tuple[Member, int, int]]:
 
 
 async def read_until_noted(ledgers: Ledgers, appender: LedgerAppender, entry: int) -> None:
-    """The first replica to ask is chosen at random."""
+    """Read until a bad copy is noted. The reader chooses its first replica at random."""
     for _ in range(50):
         reader = ledgers.reader(appender.metadata)
         assert len(await reader.read(entry, entry, bytes_max=1)) == 1
@@ -117,8 +118,8 @@ async def test_a_bookie_that_cannot_tell_has_no_bad_copy(code: BookieCode) -> No
         assert noted(ledgers.bad_copies) == []
 
 
-async def test_in_the_open_segment_an_absent_entry_is_nothing_to_note() -> None:
-    """The member was away when it was confirmed by the others."""
+async def test_an_absent_entry_of_the_open_segment_is_not_noted() -> None:
+    """The other members confirmed the entry while this member was away."""
 
     async with ledger_cluster(3, PATIENT) as (nodes, ledgers):
         appender = await create(ledgers)
@@ -141,7 +142,9 @@ async def test_a_ledger_deleted_during_a_read_is_not_reported_lost() -> None:
         appender = await written(ledgers, nodes, 2)
         reader = ledgers.reader(appender.metadata)
         await ledgers.delete(appender.ledger)
-        assert len(await reader.read(0, 1, bytes_max=100)) == 2  # not collected yet
+        assert (
+            len(await reader.read(0, 1, bytes_max=100)) == 2
+        )  # the bookies still have the entries
         for bookie in nodes.bookies:
             del bookie.ledgers[appender.ledger]
         with pytest.raises(EntryUnreadable, match="deleted") as caught:
@@ -150,8 +153,8 @@ async def test_a_ledger_deleted_during_a_read_is_not_reported_lost() -> None:
         assert not caught.value.missing
 
 
-async def test_while_metadata_cannot_be_read_nothing_is_called_missing() -> None:
-    """The replicas may have moved."""
+async def test_no_entry_is_reported_missing_while_metadata_is_unavailable() -> None:
+    """The metadata may have named other replicas."""
 
     async with bookie_cluster(3) as nodes:
         store = MemoryStore(nodes.tree)
@@ -172,7 +175,7 @@ async def test_while_metadata_cannot_be_read_nothing_is_called_missing() -> None
 
 
 async def first_asked(ledgers: Ledgers, nodes: BookieCluster, appender: LedgerAppender) -> set[str]:
-    """The replicas that fresh readers ask first."""
+    """Return the replicas that new readers ask first."""
     names = set()
     for _ in range(20):
         for bookie in nodes.bookies:
@@ -182,7 +185,7 @@ async def first_asked(ledgers: Ledgers, nodes: BookieCluster, appender: LedgerAp
     return names
 
 
-async def test_well_before_doubtful_before_read_only_before_unlisted() -> None:
+async def test_healthy_replicas_are_asked_before_failing_read_only_and_unlisted_ones() -> None:
     async with ledger_cluster(3, PATIENT) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 1)
         b0, b1, b2 = nodes.bookies
@@ -204,7 +207,7 @@ async def test_well_before_doubtful_before_read_only_before_unlisted() -> None:
         assert await first_asked(ledgers, nodes, appender) == {"b0"}
 
 
-async def test_the_own_zone_comes_first_among_those_that_are_well() -> None:
+async def test_healthy_replicas_of_the_own_zone_are_asked_first() -> None:
     async with (
         bookie_cluster(3, zones="abc") as nodes,
         nodes.process(replace(PATIENT, zone="b")) as ledgers,
@@ -215,7 +218,7 @@ async def test_the_own_zone_comes_first_among_those_that_are_well() -> None:
         assert await first_asked(ledgers, nodes, appender) == {"b0", "b2"}
 
 
-async def test_a_silent_replica_is_asked_later_next_time() -> None:
+async def test_a_silent_replica_is_asked_last_by_the_next_read() -> None:
     async with ledger_cluster(3, replace(PATIENT, speculative_read_s=0.3)) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 1)
         nodes.bookies[2].may_read.clear()
@@ -238,7 +241,7 @@ def requests(nodes: BookieCluster) -> int:
 
 
 @pytest.mark.parametrize("sizes", STRIPED)
-async def test_a_striped_range_takes_as_few_requests_as_bookies_that_hold_it(
+async def test_a_striped_range_takes_one_request_for_each_stripe(
     sizes: tuple[int, int, int],
 ) -> None:
     async with ledger_cluster(sizes[0] + 1, striped(sizes)) as (nodes, ledgers):
@@ -249,7 +252,7 @@ async def test_a_striped_range_takes_as_few_requests_as_bookies_that_hold_it(
 
 
 @pytest.mark.parametrize("sizes", STRIPED)
-async def test_without_one_bookie_for_each_stripe_each_write_set_is_asked_for(
+async def test_without_one_bookie_for_each_stripe_each_write_set_takes_a_request(
     sizes: tuple[int, int, int],
 ) -> None:
     async with ledger_cluster(sizes[0], striped(sizes)) as (nodes, ledgers):
@@ -262,7 +265,7 @@ async def test_without_one_bookie_for_each_stripe_each_write_set_is_asked_for(
         assert requests(nodes) == -(-60 // sizes[1])
 
 
-async def test_a_silent_bookie_holds_up_its_stripe_only_for_so_long() -> None:
+async def test_a_silent_bookie_delays_its_stripe_for_a_limited_time() -> None:
     async with ledger_cluster(5, replace(striped((5, 3, 2)), speculative_read_s=0.3)) as (
         nodes,
         ledgers,
@@ -292,10 +295,11 @@ async def test_reading_ahead_in_stripes_is_bounded() -> None:
 
 @pytest.mark.parametrize("sizes", STRIPED)
 @pytest.mark.parametrize("seed", range(3))
-async def test_striped_ranges_are_whole_whatever_happens_to_replicas(
+async def test_a_striped_read_is_complete_despite_dead_and_damaged_replicas(
     sizes: tuple[int, int, int], seed: int
 ) -> None:
-    """Entries of very different sizes, several segments, a bookie dead, copies damaged."""
+    """Entries have very different sizes. The ledger has several segments, a dead bookie and damaged
+    copies."""
 
     random = Random(seed)
     async with ledger_cluster(sizes[0] + 2, striped(sizes)) as (nodes, ledgers):
@@ -344,7 +348,7 @@ async def test_a_bad_copy_in_the_midst_of_a_stripe_is_noted_at_once(entry: int) 
         assert noted(ledgers.bad_copies) == [(asked[entry].member, entry, entry)]
 
 
-async def test_a_striped_read_gives_what_comes_before_an_unreadable_entry() -> None:
+async def test_a_striped_read_returns_the_entries_before_an_unreadable_entry() -> None:
     async with ledger_cluster(3, striped((3, 2, 2))) as (nodes, ledgers):
         appender = await written(ledgers, nodes, 20)
         for bookie in nodes.bookies:
@@ -362,5 +366,5 @@ async def test_a_striped_read_gives_what_comes_before_an_unreadable_entry() -> N
 
 
 def holds(member: Member, appender: LedgerAppender) -> bool:
-    """Whether it should have entry 11 of a ledger striped 3/2/2."""
+    """True if the member should have entry 11 of a ledger striped 3/2/2."""
     return appender.metadata.last_segment.members.index(member) in (2, 0)

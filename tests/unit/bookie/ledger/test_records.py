@@ -1,4 +1,4 @@
-"""Records of ledgers: each step once, whatever happens to requests and replies."""
+"""Ledger records: each step takes effect once, also when requests or replies are lost."""
 
 import asyncio
 from dataclasses import replace
@@ -30,7 +30,7 @@ def always() -> bool:
 
 
 class RecordsRig:
-    """Records over a store on which one request after the other can be made to fail."""
+    """Records over a store. `faults` holds the faults of the next requests, in order."""
 
     def __init__(self, *, timeout_s: float = 2.0) -> None:
         self.tree = MemoryTree()
@@ -40,7 +40,7 @@ class RecordsRig:
         self.elsewhere = LedgerRecords(MemoryStore(self.tree), timeout_s=2.0)
 
     async def go_away_after_the_faults(self) -> None:
-        """Neither yes nor no can be learnt from then on."""
+        """Suspend the store after the faults, so that the outcome stays unknown."""
         await wait_until(lambda: not self.faults)
         self.store.suspend()
 
@@ -103,7 +103,7 @@ STEPS = {
 
 @pytest.mark.parametrize("step", list(STEPS))
 async def test_t44_every_step_survives_faults_of_every_request(step: str) -> None:
-    """Faults in all places of the first four requests, and it is done once."""
+    """Put faults at any of the first four requests. The step still takes effect exactly once."""
     before, act, after = STEPS[step]
 
     async def once(faults: list[Fault | None]) -> None:
@@ -149,7 +149,7 @@ async def test_t12_an_ensemble_change_is_refused_after_a_takeover(
 
 
 async def test_a_follower_that_lags_does_not_make_a_writer_believe_that_it_was_fenced() -> None:
-    """The change of the same client is not visible yet at another server."""
+    """The client reconnects to a follower that does not show the client's own change yet."""
 
     rig = RecordsRig()
     await rig.records.create(NEW)
@@ -163,9 +163,10 @@ async def test_a_follower_that_lags_does_not_make_a_writer_believe_that_it_was_f
     assert [part.first_entry for part in third.segments] == [0, 5, 7, 9]
 
 
-async def test_w1_the_past_is_not_taken_for_the_change_that_is_wanted() -> None:
-    """A to B to A, nothing confirmed between: what a lagging follower shows of the beginning looks
-    like the second change, which has not been made."""
+async def test_w1_an_old_equal_ensemble_does_not_count_as_the_wanted_change() -> None:
+    """The writer changes its ensemble from A to B and back to A, without a confirmed entry. A
+    lagging follower still shows the first A. The writer must not count this as its second
+    change."""
 
     rig = RecordsRig()
     await rig.records.create(NEW)
@@ -180,7 +181,7 @@ async def test_w1_the_past_is_not_taken_for_the_change_that_is_wanted() -> None:
 
 
 async def test_sealed_segments_are_taken_from_the_store() -> None:
-    """Auto-recovery moved replicas of a sealed segment of the open ledger."""
+    """A replicator moved replicas of a sealed segment of an open ledger."""
 
     rig = RecordsRig()
     await rig.records.create(NEW)
@@ -194,7 +195,7 @@ async def test_sealed_segments_are_taken_from_the_store() -> None:
     assert after.segments[2].first_entry == 8
 
 
-async def test_the_outcome_of_a_change_is_waited_for_as_long_as_it_is_wanted() -> None:
+async def test_a_wanted_change_is_awaited_until_its_outcome_is_known() -> None:
     rig = RecordsRig(timeout_s=0.15)
     await rig.records.create(NEW)
     rig.faults = [None, Fault.REPLY_LOST]
@@ -214,7 +215,7 @@ async def test_the_outcome_of_a_change_is_waited_for_as_long_as_it_is_wanted() -
     assert metadata.last_segment.members == tuple(B[1:4])
 
 
-async def test_a_change_that_was_never_sent_is_known_not_to_have_happened() -> None:
+async def test_a_change_that_was_never_sent_raises_unavailable() -> None:
     rig = RecordsRig(timeout_s=0.1)
     await rig.records.create(NEW)
     rig.store.suspend()
@@ -234,7 +235,7 @@ async def test_an_unwanted_change_with_an_unknown_outcome_raises_outcome_unknown
             await rig.records.change_ensemble(NEW, 5, B[1:4], wanted=lambda: False)
 
 
-async def test_a_writer_closes_only_what_is_open_or_closed_just_so() -> None:
+async def test_a_writer_closes_only_a_ledger_that_is_open_or_closed_at_the_same_entry() -> None:
     rig = RecordsRig()
     await rig.records.create(NEW)
     first = await rig.records.close(NEW, 4, 99)
@@ -262,7 +263,7 @@ async def test_r7_a_recoverer_adopts_the_end_that_another_one_has_recorded() -> 
     assert one.last_entry == 4
 
 
-async def test_claims_and_closes_of_what_is_not_there() -> None:
+async def test_claim_and_close_of_an_unknown_ledger_raise_an_error() -> None:
     rig = RecordsRig()
     with pytest.raises(LedgerNotFound):
         await rig.records.claim(LedgerId(5))
@@ -281,7 +282,7 @@ async def test_claim_finds_a_ledger_that_the_follower_does_not_show_yet() -> Non
     assert claimed.state is LedgerState.IN_RECOVERY
 
 
-async def test_t26_a_member_is_replaced_only_where_it_still_sits() -> None:
+async def test_t26_a_member_is_replaced_only_in_a_seat_that_it_still_has() -> None:
     rig = RecordsRig()
     grown = NEW.with_ensemble(EntryId(3), B[1:4])
     await rig.records.create(grown)
@@ -290,13 +291,13 @@ async def test_t26_a_member_is_replaced_only_where_it_still_sits() -> None:
     assert [each.members for each in replaced.segments] == [(B[4], B[1], B[2]), tuple(B[1:4])]
     for first, old, new in (
         (0, B[0], B[5]),  # another process was first
-        (0, B[1], B[2]),  # it sits there already
+        (0, B[1], B[2]),  # this member already has the seat
         (7, B[1], B[5]),  # no such segment
     ):
         assert await rig.records.replace_member(NEW.ledger, first, old, new, wanted=always) is None
     assert await rig.records.get(NEW.ledger) == replaced
     assert await rig.records.replace_member(LedgerId(99), 0, B[1], B[5], wanted=always) is None
-    # While the ledger is written its last segment is its writer's.
+    # Only the writer may change the last segment of an open ledger.
     with pytest.raises(AssertionError, match="being written"):
         await rig.records.replace_member(NEW.ledger, 3, B[1], B[5], wanted=always)
 

@@ -1,4 +1,5 @@
-"""The recovery machine: its steps by name, scenarios that lost data elsewhere, random worlds."""
+"""The recovery machine: its named steps, scenarios that lost data in other systems, and random
+worlds."""
 
 from dataclasses import replace
 from random import Random
@@ -49,7 +50,7 @@ UNKNOWN = [code for code in BookieCode if not code.definite]
 def claimed(
     size: int = 3, write: int = 3, ack: int = 2, *, segments: tuple[Segment, ...] = ()
 ) -> LedgerMetadata:
-    """Metadata as the recoverer has just stored it."""
+    """The metadata that the recoverer has stored with its claim."""
     metadata = open_metadata(Quorum(size, write, ack), B[:size])
     return replace(metadata, state=LedgerState.IN_RECOVERY, segments=segments or metadata.segments)
 
@@ -85,7 +86,7 @@ def fence(
 
 
 def answer(machine: LedgerRecovery, seat: int, *answers: ReadAnswer) -> list[Action]:
-    """A whole read: all its answers, then its end."""
+    """Give the machine all answers of a read, then the end of the read."""
     actions = machine.on_answers(seat, answers, 0.0)
     machine.check()
     actions += machine.on_read_end(seat, OK, 0.0)
@@ -100,7 +101,7 @@ def ack(machine: LedgerRecovery, seat: int, *entries: int) -> list[Action]:
 
 
 def begun(size: int = 3, write: int = 3, ack: int = 2, *, confirmed: int = -1) -> LedgerRecovery:
-    """A recovery that has fenced and reads from `confirmed` + 1 on."""
+    """A recovery that has fenced its bookies and reads from entry `confirmed` + 1."""
     machine = recovery(size, write, ack)
     assert machine.begin() == [Fence(seat) for seat in range(size)]
     for seat in range(size):
@@ -125,7 +126,7 @@ def test_r2_reading_begins_once_no_writer_can_confirm() -> None:
     machine = recovery()
     machine.begin()
     assert fence(machine, 0) == []
-    actions = fence(machine, 2)  # Qw - Qa + 1 = 2 of 3; the hung one is not waited for (T18)
+    actions = fence(machine, 2)  # Qw - Qa + 1 = 2 of 3; a hung bookie does not matter (T18)
     assert [a for a in actions if isinstance(a, ReadRange)] == [
         ReadRange(seat, 0, 2047) for seat in range(3)
     ]
@@ -176,7 +177,7 @@ def test_t4_an_empty_ledger_is_closed_empty_only_with_enough_negatives() -> None
 # -- R3: where to begin --------------------------------------------------------------------------
 
 
-def test_r3_it_begins_after_the_highest_confirmed_entry_that_a_bookie_names() -> None:
+def test_r3_reads_begin_after_the_highest_confirmed_entry_that_a_bookie_reports() -> None:
     machine = recovery()
     machine.begin()
     fence(machine, 0, OK, 4)
@@ -184,8 +185,8 @@ def test_r3_it_begins_after_the_highest_confirmed_entry_that_a_bookie_names() ->
     assert actions[0] == ReadRange(0, 8, 8 + 2047)
 
 
-def test_t3_it_never_begins_before_the_last_segment() -> None:
-    """A new ensemble that has no entries yet names nothing as confirmed."""
+def test_t3_reads_never_begin_before_the_last_segment() -> None:
+    """The bookies of a new ensemble without entries report no confirmed entry."""
     segments = (Segment(EntryId(0), tuple(B[:3])), Segment(EntryId(10), tuple(B[3:6])))
     machine = recovery(segments=segments)
     machine.begin()
@@ -193,7 +194,7 @@ def test_t3_it_never_begins_before_the_last_segment() -> None:
     actions = fence(machine, 1)
     assert [a.first for a in actions if isinstance(a, ReadRange)] == [10, 10, 10]
     answer(machine, 0, *missing(10))
-    # T52: nothing recovered, so the length comes from the last entry itself.
+    # T52: the recovery wrote no entry back, so the recoverer reads the length from the last entry.
     assert answer(machine, 1, *missing(10)) == [ReadLength(9)]
     assert machine.on_length(1234) == [Close(9, 1234, (segments[1],))]
     closed = machine.close_metadata(machine.metadata, Close(9, 1234, (segments[1],)))
@@ -259,7 +260,7 @@ def test_a_read_that_ends_without_an_answer_proves_nothing() -> None:
     assert len(aborts(answer(machine, 2))) == 1
 
 
-def test_conclusions_come_in_order_however_early_the_answers() -> None:
+def test_entries_are_decided_in_order_when_later_answers_come_first() -> None:
     machine = begun()
     answer(machine, 0, *found(0, 1), *missing(2))
     assert machine.next == 2
@@ -289,7 +290,7 @@ def test_striped_reads_ask_a_seat_for_its_own_entries_only() -> None:
 
 
 def test_r5_write_backs_are_the_bytes_that_were_found_with_the_recovery_flag() -> None:
-    """All copies of an entry stay equal, and none has a "confirmed" beyond what its writer knew
+    """All copies of an entry stay equal. No copy has a higher "confirmed" than its writer knew
     (D15)."""
     machine = begun()
     found_bytes = envelope(0, confirmed=-1)
@@ -312,7 +313,7 @@ def test_r5_the_end_waits_for_every_write_back() -> None:
     assert ack(machine, 2, 1) == [Close(1, length, machine.metadata.segments)]
 
 
-def test_r6_a_failed_member_is_replaced_in_private() -> None:
+def test_r6_a_failed_member_is_replaced_without_a_metadata_write() -> None:
     machine = begun()
     answer(machine, 0, *found(0, 1), *missing(2))
     ack(machine, 0, 0)
@@ -351,7 +352,7 @@ def test_r6_a_member_that_failed_before_write_backs_is_replaced_at_the_first() -
     machine.check()
 
 
-def test_r6_with_too_few_takers_it_aborts() -> None:
+def test_r6_with_too_few_bookies_for_write_backs_recovery_aborts() -> None:
     machine = begun()
     answer(machine, 0, *found(0), *missing(1))
     machine.on_add_failed(1, BookieCode.CONNECTION_LOST, 0.0)
@@ -378,7 +379,7 @@ def test_silence_during_write_back_is_a_failure() -> None:
 # -- R7: the end ---------------------------------------------------------------------------------
 
 
-def test_r7_the_close_keeps_what_others_did_to_sealed_segments() -> None:
+def test_r7_the_close_keeps_changes_by_others_to_sealed_segments() -> None:
     """T53: replicas of a sealed segment were moved between the claim and the close."""
     segments = (Segment(EntryId(0), tuple(B[:3])), Segment(EntryId(5), tuple(B[1:4])))
     machine = recovery(segments=segments)
@@ -403,7 +404,7 @@ def test_t52_unreadable_last_entry_aborts_rather_than_closing_with_a_wrong_lengt
 
 
 def test_t52_the_length_is_that_of_the_last_entry_not_of_the_fence_answers() -> None:
-    """A bookie may hold entries beyond a gap. They carry a length that is not the ledger's."""
+    """A bookie may hold entries after a gap. Their length is not the length of the ledger."""
     machine = begun()
     answer(machine, 0, *found(0), *missing(1))
     answer(machine, 1, *missing(0))
@@ -434,8 +435,9 @@ def deliver_all(world: LedgerRig) -> None:
 
 
 def test_t2_an_add_that_lands_on_an_unfenced_bookie_is_refused() -> None:
-    """The last-confirmed reads fence bookies 0 and 1 only. Entry 0 is on bookie 1; its adds to 0
-    and 2 are under way. Each read fences as well: "no such entry" from 0 and 2 is final."""
+    """The last-confirmed reads fence only bookies 0 and 1. Bookie 1 has entry 0. The adds of the
+    entry to bookies 0 and 2 are under way. Each read also fences its bookie, so "no such entry"
+    from bookies 0 and 2 is final."""
     bookies = [RigBookie(each) for each in B[:3]]
     world = LedgerRig.build(Quorum(3, 3, 2), 3, Random(1))
     writer = WriterActor(world)
@@ -536,7 +538,7 @@ def test_t19_an_entry_on_one_bookie_is_kept_or_dropped_for_all_readers() -> None
         world = LedgerRig.build(Quorum(3, 3, 2), 3, Random(seed))
         writer = WriterActor(world)
         writer.append()
-        world.step()  # one add arrives; the others are lost with the writer
+        world.step()  # one add arrives; the other adds are lost with the writer
         world.flying.clear()
         recover_fully(world)
         world.check_closed()
@@ -545,8 +547,9 @@ def test_t19_an_entry_on_one_bookie_is_kept_or_dropped_for_all_readers() -> None
 
 
 def test_d15_a_readers_view_of_confirmed_never_gets_ahead_of_the_close() -> None:
-    """Only one bookie holds the unconfirmed entries 0 and 1. Recoverer A begins to write them back
-    and dies, recoverer C concludes without them: no client may know 0 as confirmed."""
+    """Only one bookie holds the unconfirmed entries 0 and 1. The first recoverer dies while it
+    writes them back. The second recoverer closes the ledger without them. No client may have
+    learned that entry 0 is confirmed."""
     for seed in range(200):
         world = LedgerRig.build(Quorum(3, 3, 2), 4, Random(seed))
         writer = WriterActor(world)
@@ -575,8 +578,9 @@ QUORUMS = [(3, 3, 2), (2, 2, 2), (3, 2, 2), (5, 3, 2), (3, 3, 3), (1, 1, 1), (4,
 
 
 def crowded_world(seed: int) -> tuple[LedgerRig, WriterActor, list[RecoveryActor]]:
-    """A writer that changes its ensemble and closes, up to three recoverers that start at any time
-    and die at any step, bookies that die and return, lost replies (T12, T15, T16, T17)."""
+    """Run a writer that changes its ensemble and closes the ledger. Up to three recoverers start at
+    any time and die at any step. Bookies die and return, and replies are lost (T12, T15, T16,
+    T17)."""
     random = Random(seed)
     quorum = Quorum(*random.choice(QUORUMS))
     world = LedgerRig.build(
@@ -611,7 +615,7 @@ def crowded_world(seed: int) -> tuple[LedgerRig, WriterActor, list[RecoveryActor
 
 
 @pytest.mark.parametrize("start", range(0, 160, 40))
-def test_no_world_loses_or_invents_an_entry(start: int) -> None:
+def test_random_worlds_neither_lose_nor_invent_entries(start: int) -> None:
     confirmed = recovered = closed_by_writer = aborted = 0
     for seed in range(start, start + 40):
         world, writer, recoverers = crowded_world(seed)

@@ -1,5 +1,5 @@
-"""Every invalid call of a ledger raises an error of its own, and harms nothing else. The bookies
-are real, in this process."""
+"""Each kind of invalid call of a ledger raises its own error and harms nothing else. The bookies
+are real and run in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -85,7 +85,7 @@ def listed(name: str) -> BookieRegistration:
 
 
 async def unharmed(ledgers: Ledgers, appender: LedgerAppender, count: int) -> None:
-    """The refusal does not affect the ledger."""
+    """Assert that the refusal did not change the ledger."""
     append(appender)
     await confirmed(appender)
     await appender.close()
@@ -97,7 +97,7 @@ def writer_of(metadata: LedgerMetadata, ledgers: Ledgers) -> LedgerAppender:
 
 
 async def pretend(store: MemoryStore, metadata: LedgerMetadata) -> None:
-    """Metadata that is forged or mistaken."""
+    """Replace the metadata by forged or wrong metadata."""
     path = paths.ledger(metadata.ledger)
     stored = await store.get(path)
     expected = -1 if stored is None else stored.version
@@ -114,7 +114,7 @@ async def test_a_writer_with_another_master_key_is_refused_as_a_stranger() -> No
         await confirmed(appender)
         await wait_until(lambda: not ledgers._busy)
         true = appender.metadata
-        appender._leave()  # one writer of a ledger in a process
+        appender._leave()  # a process allows one writer of a ledger
         stranger = writer_of(replace(true, master_key=true.master_key ^ 1), ledgers)
         append(stranger)
         await wait_until(lambda: stranger.failure)
@@ -173,7 +173,7 @@ async def test_members_of_another_incarnation_are_not_written_to_and_prove_nothi
         stranger.abandon()
         reader = LedgerReader(wrong, ledgers.services)
         await pretend(store, true)
-        # The refresh shows the real holders.
+        # The refreshed metadata names the real members.
         assert len(await reader.read(0, 0, bytes_max=1)) == 1
         await unharmed(ledgers, appender, 2)
 
@@ -191,7 +191,8 @@ async def test_a_ledger_without_metadata_is_not_found() -> None:
 
 
 async def test_a_ledger_that_no_bookie_knows_is_closed_empty_but_its_entries_are_missed() -> None:
-    """Recovery trusts undamaged bookies; a reader of the entries learns that they are lost."""
+    """The recovery trusts undamaged bookies. A reader of the entries gets an error that names them
+    missing."""
 
     async with three_bookies() as (ledgers, store):
         appender = await create(ledgers)

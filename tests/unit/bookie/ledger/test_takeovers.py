@@ -1,4 +1,4 @@
-"""Ledgers that change hands or are read by others: fencing, recovery, reading, memory."""
+"""Ledgers that another process recovers or reads: fencing, recovery, reading and memory."""
 
 import asyncio
 from dataclasses import replace
@@ -79,8 +79,8 @@ async def test_r4_every_read_of_a_recovery_fences() -> None:
 
 
 async def test_t2_an_add_that_arrives_after_the_recovery_is_refused() -> None:
-    """One bookie has the entry and is gone, two will see it only after the recoverer has concluded
-    without it."""
+    """One bookie has the entry and is dead. The other two bookies receive the add only after the
+    recoverer has closed the ledger without the entry."""
 
     async with ledger_cluster(3) as (nodes, ledgers), nodes.process(QUICK, seed=2) as others:
         appender = await create(ledgers)
@@ -158,7 +158,7 @@ async def test_a_recovery_reports_entries_it_could_not_write_back_in_time() -> N
         await confirmed(appender)
         appender.abandon()
         _, other, slow = seated(nodes, appender)
-        for bookie in (other, slow):  # the last entry was on its way to them
+        for bookie in (other, slow):  # these bookies receive the last entry late
             del bookie.ledgers[appender.ledger].entries[2]
         slow.may_open.clear()
         closed = await ledgers.recover(appender.ledger)
@@ -209,7 +209,7 @@ async def test_concurrent_recoveries_agree() -> None:
             await once(first, second)
 
 
-async def test_t16_a_recoverer_that_dies_leaves_it_to_the_next() -> None:
+async def test_t16_a_second_recovery_succeeds_after_a_recoverer_died() -> None:
     async with ledger_cluster(3) as (nodes, ledgers), asyncio.TaskGroup() as group:
         for cut in range(1, 30, 2):
             appender = await create(ledgers)
@@ -247,7 +247,8 @@ async def test_a_caller_that_is_cancelled_does_not_stop_the_recovery() -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_callers_of_a_recovery_get_an_error_when_the_process_stops(begun: bool) -> None:
-    """Told, not cancelled: it did not ask for that. Also when the work had not begun yet."""
+    """The callers get RecoveryIncomplete and are not cancelled, also if the recovery had not
+    begun."""
 
     async with bookie_cluster(3) as nodes:
         async with nodes.process(QUICK) as ledgers:
@@ -274,7 +275,7 @@ async def test_callers_of_a_recovery_get_an_error_when_the_process_stops(begun: 
 
 
 async def test_a_ledger_is_recovered_in_the_process_that_still_writes_it() -> None:
-    """A topic left this broker and returned before the former appender noticed it."""
+    """A topic left this broker and returned before the first appender noticed the change."""
 
     async with ledger_cluster(3) as (_, ledgers):
         zombie = await create(ledgers)
@@ -288,9 +289,9 @@ async def test_a_ledger_is_recovered_in_the_process_that_still_writes_it() -> No
 
 
 async def live(seed: int) -> tuple[int, int]:
-    """A writer among bookies that die and return, then another process takes over, twice at once.
+    """Write to bookies that die and return. Then two recoveries of another process run at once.
 
-    Returns how much was confirmed and how often the ensemble was changed.
+    Returns the number of confirmed entries and the number of ensemble changes.
     """
     random = Random(seed)
     sizes = random.choice([(3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 1)])
@@ -299,7 +300,8 @@ async def live(seed: int) -> tuple[int, int]:
         ensemble_size=sizes[0],
         write_quorum=sizes[1],
         ack_quorum=sizes[2],
-        # No bookie is silent here: only a busy machine would exceed these timeouts.
+        # No bookie is silent in this test, so timeouts are long: a busy machine must not exceed
+        # them.
         add_timeout_s=10.0,
         read_timeout_s=10.0,
         quorum_timeout_s=20.0,
@@ -363,7 +365,7 @@ async def test_t36_a_damaged_replica_is_passed_over() -> None:
             assert len(await read_all(ledgers, appender.ledger)) == 3
 
 
-async def test_t37_another_entrys_bytes_are_not_taken() -> None:
+async def test_t37_a_copy_with_the_bytes_of_another_entry_is_rejected() -> None:
     async with ledger_cluster(3) as (nodes, ledgers):
         appender = await create(ledgers)
         append(appender, 3)
@@ -481,7 +483,7 @@ async def test_appenders_wait_for_room() -> None:
         assert appender.in_flight_bytes == 0
 
 
-async def test_t33_a_bookie_that_lags_too_far_is_replaced_and_its_bytes_are_let_go() -> None:
+async def test_t33_a_bookie_that_lags_too_far_is_replaced_and_its_bytes_are_freed() -> None:
     config = LedgerConfig(lag_bytes_max=1 << 20, connect_timeout_s=0.3)
 
     async with ledger_cluster(4, config) as (nodes, ledgers):
@@ -535,7 +537,7 @@ async def test_stopping_leaves_no_task_behind() -> None:
         await ledgers.recover(appender.ledger)
 
 
-async def test_a_store_that_answers_nothing_is_a_named_error() -> None:
+async def test_create_raises_an_error_when_the_metadata_store_does_not_answer() -> None:
     async with bookie_cluster(3) as nodes:
         faults: list[Fault] = []
         store = MemoryStore(
@@ -545,7 +547,7 @@ async def test_a_store_that_answers_nothing_is_a_named_error() -> None:
         async with nodes.process(config, store=store) as ledgers:
             await create(ledgers)
             faults.append(Fault.REPLY_LOST)
-            await create(ledgers)  # reading again shows that it is there, and ours
+            await create(ledgers)  # a second read shows that the ledger exists and is ours
             faults[0] = Fault.REQUEST_LOST
             with pytest.raises((OutcomeUnknown, Unavailable)):
                 await create(ledgers)

@@ -1,4 +1,4 @@
-"""The writer machine: the rules of ensemble change by name, then random worlds."""
+"""The writer machine: a test for each rule of ensemble changes, then random worlds."""
 
 from random import Random
 
@@ -51,7 +51,7 @@ def lose(machine: LedgerWriter, seat: int) -> list[Action]:
 
 
 def exchange(machine: LedgerWriter, spares: dict[int, Member], *, now: float = 1.0) -> list[Action]:
-    """These spares were found, and the new ensemble is recorded."""
+    """Report the spares as found and the new ensemble as recorded."""
     (record,) = machine.on_spares_found(spares)
     machine.check()
     assert isinstance(record, RecordEnsemble)
@@ -94,7 +94,7 @@ def test_confirmation_is_in_order_and_repeated_acks_count_once() -> None:
     assert ack(machine, 2, 0, 1) == []
 
 
-def test_acks_from_outside_the_write_set_count_for_nothing() -> None:
+def test_acks_from_outside_the_write_set_do_not_count() -> None:
     machine = writer(4, 2, 2)
     append(machine)
     assert ack(machine, 0, 0) == []
@@ -121,7 +121,7 @@ def test_an_entry_is_kept_until_its_whole_write_set_has_answered() -> None:
     assert machine.lag_bytes == 0
 
 
-def test_an_entry_is_let_go_when_the_laggard_fails() -> None:
+def test_an_entry_is_released_when_the_laggard_fails() -> None:
     machine = writer()
     append(machine)
     ack(machine, 0, 0)
@@ -140,7 +140,7 @@ def test_a_ledger_that_nothing_is_appended_to_looks_for_no_spares() -> None:
     append(machine)
     ack(machine, 0, 1)
     ack(machine, 1, 1)
-    assert machine.idle  # it has two copies only: the third is worth looking for now
+    assert machine.idle  # the entry has two copies only, so the writer looks for a third bookie
     assert machine.on_spares() == [FindSpares((2,))]
 
 
@@ -180,7 +180,7 @@ def test_w1_w2_nothing_is_confirmed_while_the_ensemble_is_recorded() -> None:
     append(machine, 2)
     assert lose(machine, 2) == [FindSpares((2,))]
     ack(machine, 0, 0)
-    assert ack(machine, 1, 0) == [Confirm(0)]  # looking for spares holds up nothing
+    assert ack(machine, 1, 0) == [Confirm(0)]  # the search for spares delays no confirmation
     record = RecordEnsemble(1, (B[0], B[1], B[3]))
     assert machine.on_spares_found({2: B[3]}) == [record]
     assert machine.ensemble == (B[0], B[1], B[2])  # W1: the new one is not used yet
@@ -192,7 +192,7 @@ def test_w1_w2_nothing_is_confirmed_while_the_ensemble_is_recorded() -> None:
     assert machine.segment_first == 1
 
 
-def test_w2_a_change_that_did_not_happen_confirms_what_had_gathered() -> None:
+def test_w2_after_a_failed_change_the_entries_acked_meanwhile_are_confirmed() -> None:
     machine = writer()
     append(machine)
     lose(machine, 2)
@@ -207,7 +207,7 @@ def test_w2_a_change_that_did_not_happen_confirms_what_had_gathered() -> None:
 
 
 def test_w3_the_change_reaches_every_pending_entry_in_one_step() -> None:
-    """Acks of the replaced seat are gone from all of them before any is confirmed."""
+    """The acks of the replaced seat are removed from all entries before an entry is confirmed."""
     machine = writer(3, 3, 2)
     append(machine, 3)
     ack(machine, 2, 0, 1, 2)
@@ -221,8 +221,9 @@ def test_w3_the_change_reaches_every_pending_entry_in_one_step() -> None:
     assert ack(machine, 0, 0) == [Confirm(2)]
 
 
-def test_w5_there_and_back_again_resends_what_is_missing() -> None:
-    """A to B to A: the member is the same as two changes ago, and has not got the entry now."""
+def test_w5_a_member_that_returns_after_two_changes_gets_the_entry_again() -> None:
+    """The ensemble changes from A to B and back to A. The writer sends the entry to the member
+    again."""
     machine = writer()
     append(machine)
     lose(machine, 2)
@@ -280,9 +281,9 @@ def test_t12_striped_change_touches_only_the_entries_of_that_seat() -> None:
     machine.check()
 
 
-def test_t13_the_word_of_a_replaced_bookie_no_longer_counts() -> None:
-    """On the way to the machine a member is mapped to its seat; one without a seat is dropped there
-    (the appender, and the actor of the random worlds). Its earlier acks are dropped here."""
+def test_t13_earlier_acks_of_a_replaced_bookie_do_not_count() -> None:
+    """The machine drops the earlier acks of a replaced bookie. The appender (in random worlds: the
+    writer actor) drops later acks, because the bookie has no seat any more."""
     machine = writer(3, 3, 2)
     append(machine)
     ack(machine, 2, 0)
@@ -303,7 +304,7 @@ def test_w8_changes_are_limited() -> None:
     assert ack(machine, 0, 0) == [Confirm(0)]
 
 
-def test_w9_w10_what_is_confirmed_is_neither_touched_nor_sent_again() -> None:
+def test_w9_w10_confirmed_entries_are_neither_changed_nor_sent_again() -> None:
     machine = writer()
     append(machine, 3)
     ack(machine, 0, 0, 1)
@@ -351,7 +352,7 @@ def test_partial_replacement_continues_with_the_remaining_members() -> None:
     assert machine.on_spares() == [FindSpares((2,))]
 
 
-def test_a_new_failure_asks_again_for_those_declined_before() -> None:
+def test_a_new_failure_requests_spares_again_for_earlier_failed_seats() -> None:
     machine = writer(4, 4, 2)
     append(machine)
     lose(machine, 1)
@@ -359,14 +360,14 @@ def test_a_new_failure_asks_again_for_those_declined_before() -> None:
     assert lose(machine, 2) == [FindSpares((1, 2))]
 
 
-def test_with_too_few_seats_left_it_is_stuck_and_waits() -> None:
+def test_with_too_few_seats_the_writer_is_stuck_and_waits() -> None:
     machine = writer()
     append(machine)
     lose(machine, 1)
     no_spares(machine)
     assert not machine.stuck
     lose(machine, 2)
-    assert not machine.stuck  # spares are being looked for
+    assert not machine.stuck  # the writer is looking for spares
     no_spares(machine)
     assert machine.stuck
     assert machine.on_rejoin(1, 1.0) == [SendAdd(0, 1)]
@@ -383,10 +384,10 @@ def test_a_returning_member_gets_the_unconfirmed_entries() -> None:
     assert machine.on_rejoin(2, 1.0) == [Missed(B[2], 0, 0), SendAdd(1, 2)]
     machine.check()
     assert ack(machine, 2, 1) == [Confirm(1)]
-    assert machine.on_rejoin(2, 1.0) == []  # it is there already
+    assert machine.on_rejoin(2, 1.0) == []  # the member has rejoined already
 
 
-def test_the_word_of_a_failed_member_is_as_true_as_any() -> None:
+def test_an_ack_of_a_failed_member_counts() -> None:
     machine = writer()
     append(machine, now=0.0)
     machine.on_tick(5.0)
@@ -418,7 +419,7 @@ def test_rejoin_while_the_change_is_recorded_is_harmless() -> None:
     machine.check()
 
 
-def test_a_lost_ledger_makes_search_and_change_void() -> None:
+def test_a_lost_ledger_ignores_found_spares_and_recorded_changes() -> None:
     machine = writer()
     append(machine)
     lose(machine, 2)
@@ -433,7 +434,7 @@ def test_a_lost_ledger_makes_search_and_change_void() -> None:
     assert machine.on_not_recorded() == []
 
 
-def test_w7_a_spare_that_sits_elsewhere_is_a_bug() -> None:
+def test_w7_a_spare_that_has_another_seat_raises_an_assertion_error() -> None:
     machine = writer()
     append(machine)
     lose(machine, 2)
@@ -533,7 +534,7 @@ QUORUMS = [(3, 3, 2), (2, 2, 2), (3, 2, 2), (5, 3, 2), (3, 3, 3), (1, 1, 1), (4,
 
 
 def writer_world(seed: int) -> WriterActor:
-    """Bookies come and go, messages are lost; only the writer runs, without recovery."""
+    """Run a writer without recoveries. Bookies come and go, and messages are lost."""
     random = Random(seed)
     quorum = Quorum(*random.choice(QUORUMS))
     world = LedgerRig.build(
@@ -588,7 +589,8 @@ def test_every_append_of_every_world_is_confirmed_in_the_end(start: int) -> None
 
 
 def check_missed(actor: WriterActor) -> int:
-    """Whatever a listed member lacks at the end was told of. Returns how much that was."""
+    """Assert that the writer reported all entries that a listed member lacks. Return their
+    number."""
     world, told = actor.world, set[tuple[Member, int]]()
     for each in actor.missed:
         told |= {(each.member, entry) for entry in range(each.first, each.last + 1)}

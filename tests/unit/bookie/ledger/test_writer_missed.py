@@ -1,5 +1,5 @@
-"""The writer machine and members that are away: the seat that is kept for them, what they missed,
-and ensembles that are changed in vain."""
+"""The writer machine and absent members: the delay before a replacement, the entries that members
+missed, and the limit of ensemble changes without a confirmed entry."""
 
 import pytest
 from fakes.ledger_rig import member
@@ -88,7 +88,7 @@ def test_a_member_that_is_back_in_time_keeps_its_seat() -> None:
     assert machine.changes == 0
     ack(machine, [0, 1, 2], 1)
     append(machine, now=4.0)
-    assert fail(machine, 2) == []  # and the delay starts again
+    assert fail(machine, 2) == []  # the delay starts again
     tick(machine, 4.5)
     assert tick(machine, 6.4) == []
     assert tick(machine, 6.5) == [FindSpares((2,))]
@@ -109,7 +109,7 @@ def test_a_seat_is_not_kept_if_no_entry_could_be_confirmed_without_it() -> None:
 
 @pytest.mark.parametrize("code", [BookieCode.READ_ONLY, BookieCode.IO_ERROR, BookieCode.TIMEOUT])
 def test_a_bookie_that_refuses_is_replaced_at_once(code: BookieCode) -> None:
-    """Waiting would not make it take what it refuses."""
+    """A bookie that refused an add would refuse it again after a delay."""
     machine = writer(delay_s=2.0)
     append(machine)
     assert fail(machine, 2, code) == [FindSpares((2,))]
@@ -131,11 +131,11 @@ def test_a_member_that_refused_is_replaced_at_once_after_its_stream_is_lost() ->
     assert machine.on_spares() == [FindSpares((2,))]
 
 
-def test_silence_and_lag_are_not_waited_for_any_longer() -> None:
+def test_a_silent_or_lagging_member_is_replaced_without_a_further_delay() -> None:
     machine = writer(delay_s=2.0)
     append(machine)
     ack(machine, [0, 1], 0)
-    assert tick(machine, 5.0) == []  # idle: looked for with the next append
+    assert tick(machine, 5.0) == []  # idle: the next append starts the search for a spare
     append(machine, now=5.0)
     assert machine.on_spares() == [FindSpares((2,))]
 
@@ -163,7 +163,7 @@ def test_an_entry_in_flight_to_the_member_counts_as_missed_once_it_is_confirmed(
     append(machine, 3)
     ack(machine, [0, 1, 2], 0)
     fail(machine, 2)
-    assert machine.missed == []  # nothing is confirmed that it may lack
+    assert machine.missed == []  # the member has all confirmed entries
     ack(machine, [0, 1], 1, 2)
     assert machine.missed == [Missed(B[2], 1, 2)]
     machine.seal()
@@ -191,7 +191,7 @@ def test_striped_members_miss_from_their_own_first_entry_on() -> None:
     assert machine.missed == [Missed(B[0], 0, 3), Missed(B[2], 1, 3)]
 
 
-def test_the_replaced_member_missed_what_it_is_still_listed_for() -> None:
+def test_a_replaced_member_missed_the_confirmed_entries_of_its_old_segment() -> None:
     machine = writer()
     append(machine, 2)
     fail(machine, 2)
@@ -243,7 +243,7 @@ def test_changes_with_confirmations_between_are_not_in_vain() -> None:
     assert machine.changes == 2 * CHANGES_IN_VAIN_MAX
 
 
-def test_an_entry_that_is_confirmed_at_last_ends_the_row() -> None:
+def test_a_confirmed_entry_resets_the_count_of_failed_ensembles() -> None:
     machine = writer()
     append(machine)
     for number in range(CHANGES_IN_VAIN_MAX):
@@ -266,7 +266,9 @@ def test_owed_entries_are_confirmed_and_still_awaited() -> None:
     assert machine.owed == {2: [0], 3: [1], 4: [2]}
     ack(machine, [3], 1)
     fail(machine, 4)
-    assert machine.owed == {2: [0]}  # what a failed one lacks is `missed`
+    assert machine.owed == {
+        2: [0]
+    }  # `missed`, not `owed`, has the entries that a failed member lacks
     machine.fail(BookieCode.FENCED)
     machine.seal()
     assert machine.owed == {2: [0]}

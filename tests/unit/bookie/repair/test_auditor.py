@@ -1,4 +1,4 @@
-"""The auditor finds what needs repair: lost bookies, holes, ledgers with too few members."""
+"""The auditor finds ledgers to repair: lost bookies, missing entries, and too few members."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def test_a_bookie_that_is_busy_or_away_is_not_suspected() -> None:
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         await written(ledgers, 5)
-        nodes.bookies[0].kill()  # and is listed still
+        nodes.bookies[0].kill()  # the dead bookie is still listed
         nodes.bookies[1].may_read.clear()
         async with auditing(nodes, SOON) as auditor:
             await until(lambda: auditor.findings.compared_ms > 0, within_s=3000)
@@ -231,7 +231,7 @@ async def test_ledgers_that_appear_during_a_round_do_not_each_add_a_period() -> 
             assert asyncio.get_running_loop().time() - begun_s <= 1_100
 
 
-async def test_a_round_over_no_ledgers_lasts_as_long_as_any_other() -> None:
+async def test_a_round_over_no_ledgers_lasts_a_whole_period() -> None:
     async with bookie_cluster(3) as nodes:
         await bake_cookies(nodes)
         rounds: list[float] = []
@@ -280,7 +280,7 @@ async def test_one_auditor_of_several_works_and_another_one_takes_over() -> None
 
 
 async def test_a_new_term_restarts_the_lost_bookie_delay() -> None:
-    """Facts from an earlier term of an auditor do not count in a later term."""
+    """An auditor does not use the observations of its earlier term in a later term."""
 
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
@@ -306,7 +306,7 @@ async def test_a_new_term_restarts_the_lost_bookie_delay() -> None:
             assert auditor.findings.recorded > 0
 
 
-async def test_the_first_bookie_that_is_listed_again_begins_the_audit_that_was_left_out() -> None:
+async def test_an_audit_skipped_without_bookies_begins_when_a_bookie_is_listed() -> None:
     async with bookie_cluster(3) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         await written(ledgers, 3)
@@ -321,7 +321,7 @@ async def test_the_first_bookie_that_is_listed_again_begins_the_audit_that_was_l
             await audited(auditor)
 
 
-async def test_an_unreadable_record_stops_nothing() -> None:
+async def test_an_unreadable_ledger_record_does_not_stop_an_audit() -> None:
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         made = await written(ledgers, 3)
@@ -334,7 +334,7 @@ async def test_an_unreadable_record_stops_nothing() -> None:
             assert made.ledger in await lost(nodes)
 
 
-async def test_the_store_going_away_puts_an_audit_off() -> None:
+async def test_an_audit_waits_while_the_metadata_store_is_away() -> None:
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         await bake_cookies(nodes)
         made = await written(ledgers, 3)

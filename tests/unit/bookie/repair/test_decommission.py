@@ -1,4 +1,5 @@
-"""A bookie is drained while it serves, and removed when it is stopped and no ledger names it."""
+"""A bookie is drained while it serves. The bookie is removed after it stops and no ledger names
+it."""
 
 from __future__ import annotations
 
@@ -126,7 +127,7 @@ async def test_a_bookie_that_starts_again_at_the_last_moment_keeps_its_cookie() 
 
 
 class Restarting(MemoryStore):
-    """When armed, starts the bookie again as soon as a check has found it down."""
+    """A store that starts the bookie again after a check found the bookie down, once armed."""
 
     def __init__(self, nodes: BookieCluster, bookie: FakeBookie) -> None:
         super().__init__(nodes.tree)

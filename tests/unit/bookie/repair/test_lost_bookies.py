@@ -1,4 +1,4 @@
-"""The bookies that are declared lost, the time of it, and the cases without a lost bookie."""
+"""The conditions under which bookies are declared lost, and the times of the declarations."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_a_former_incarnation_is_lost_at_once_and_an_unknown_bookie_is_not() -> 
 def test_no_bookie_is_declared_lost_early_or_when_too_many_are_missing(
     looks: list[tuple[set[int], set[int], float]], at_once_max: int
 ) -> None:
-    """A simple model: the time since which each bookie has been missing without a break, while not
-    too many others were missing."""
+    """Compare with a simple model. For each bookie, the model keeps the time since which the bookie
+    has been missing without a break and not too many other bookies were missing."""
     lost_bookies, now, since = LostBookies(delay_s=300, at_once_max=at_once_max), 0.0, {}
     in_crowd = False
     for missing, leaving, pause in looks:

@@ -1,4 +1,4 @@
-"""The rate holds for any sizes of requests."""
+"""A pace keeps to its rate for requests of any size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_amount_taken_fits_into_the_elapsed_time(takes: list[tuple[float, fl
         taken += amount
 
 
-def test_idle_time_saves_up_nothing() -> None:
+def test_idle_time_does_not_allow_a_later_burst() -> None:
     pace = Pace(10)
     assert pace.delay_s(10, 100.0) == 0
     assert pace.delay_s(10, 100.0) == 1

@@ -50,7 +50,7 @@ async def repaired(nodes: BookieCluster, ledger: LedgerId, *, within_s: float = 
 
 
 async def noted(nodes: BookieCluster, ledger: LedgerId, text: str) -> None:
-    """Wait until the record has such a reason."""
+    """Wait until the record of the ledger has this reason."""
     async with asyncio.timeout(60):
         while True:
             record = await records_of(nodes).get(ledger)
@@ -62,7 +62,8 @@ async def noted(nodes: BookieCluster, ledger: LedgerId, text: str) -> None:
 async def one_lost(
     nodes: BookieCluster, ledgers: Ledgers
 ) -> tuple[LedgerMetadata, FakeBookie, FakeBookie]:
-    """On four bookies: a ledger of 20 entries, a member of it that is dead, and the spare one."""
+    """Write a ledger of 20 entries on four bookies and kill a member. Return the ledger, the dead
+    bookie and the spare bookie."""
     before = await written(ledgers, 20)
     (spare,) = (b for b in nodes.bookies if b.member not in before.segments[0].members)
     dead = nodes.bookie(before.segments[0].members[0])
@@ -105,7 +106,7 @@ async def test_the_copies_of_a_dead_bookie_are_restored_on_others(
         assert after.segments[0].members == (members[0], heir, *members[2:])
         assert (after.last_entry, after.length) == (before.last_entry, before.length)
         check_whole(nodes, after)
-        # Exactly what is striped to the seat, and marked as copies.
+        # The spare has exactly the entries of the seat, and received them as copies.
         expected = [entry for run in striped(after, 1, 0, 49) for entry in run]
         assert held(nodes, after, heir) == expected
         assert not nodes.bookie(heir).ledgers[before.ledger].fenced
@@ -246,7 +247,8 @@ async def test_t27_no_member_is_replaced_before_the_copies_are_durable(how: str)
 
 
 async def test_a_repair_that_failed_during_membership_changes_is_retried_soon() -> None:
-    """Each change of the list is a reason to try. Together they are none to wait for minutes."""
+    """Each change of the list of bookies starts a new attempt. The failures of these attempts must
+    not add up to a pause of minutes."""
 
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         before, dead, spare = await one_lost(nodes, ledgers)
@@ -308,7 +310,7 @@ async def test_t26_a_replicator_that_lost_its_lock_names_no_member() -> None:
         check_whole(nodes, await metadata_of(nodes, before.ledger))
 
 
-async def test_a_bookie_that_came_back_needs_nothing() -> None:
+async def test_a_bookie_that_came_back_needs_no_repair() -> None:
     async with bookie_cluster(4) as nodes, nodes.process() as ledgers:
         before = await written(ledgers, 20)
         member = before.segments[0].members[0]
@@ -346,7 +348,7 @@ async def test_bad_copies_are_written_again_where_they_were() -> None:
 
 
 async def narrow_ledger(nodes: BookieCluster) -> LedgerMetadata:
-    """Made while one bookie of three was away."""
+    """Create a ledger while one of three bookies is away."""
     await lose(nodes, nodes.bookies[2])
     async with nodes.process() as ledgers:
         metadata = await written(ledgers, 20)
@@ -380,7 +382,7 @@ async def test_a_ledger_that_was_made_narrow_is_widened_and_readable_with_old_me
 
 
 async def open_with_a_loss(nodes: BookieCluster) -> tuple[LedgerMetadata, FakeBookie]:
-    """A ledger that was never closed, by a writer that is dead, and one of its bookies is lost."""
+    """Write a ledger without closing it. The writer is dead, and one of the bookies is lost."""
     async with nodes.process() as ledgers:
         appender = await ledgers.create(newer_than=NO_LEDGER, custom={})
         for entry in range(5):
@@ -414,7 +416,9 @@ async def test_t30_a_ledgers_grace_is_remembered_beyond_the_sample() -> None:
         before, dead = await open_with_a_loss(nodes)
         records = records_of(nodes)
         await records.add_lost(before.ledger, [dead.member])
-        for number in range(1000, 1015):  # which cannot be repaired: they cannot be read
+        for number in range(
+            1000, 1015
+        ):  # the metadata of these ledgers is unreadable, so no repair is possible
             path = paths.ledger(LedgerId(number))
             await nodes.store.put(path, b"what is this", expected=ABSENT)
             await records.add_narrow(LedgerId(number))
@@ -425,7 +429,7 @@ async def test_t30_a_ledgers_grace_is_remembered_beyond_the_sample() -> None:
             assert replicator.counts.ledgers_recovered == 1
 
 
-async def test_a_ledger_is_not_taken_from_its_writer_when_nothing_is_gained() -> None:
+async def test_a_ledger_keeps_its_writer_when_a_repair_could_not_help() -> None:
     async with bookie_cluster(3) as nodes:
         before, dead = await open_with_a_loss(nodes)
         await records_of(nodes).add_lost(before.ledger, [dead.member])

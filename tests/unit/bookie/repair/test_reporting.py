@@ -1,4 +1,5 @@
-"""Readers' notes become records, also when the store was away for a while."""
+"""The bad copies that readers note become repair records, also after an outage of the metadata
+store."""
 
 from __future__ import annotations
 

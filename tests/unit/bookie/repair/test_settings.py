@@ -1,4 +1,4 @@
-"""A process's settings are those of a repair, and what contradicts is refused at the start."""
+"""The settings of a process reach its repair. Contradictory settings are refused at the start."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ async def test_the_survey_shows_each_state_of_a_bookie() -> None:
         assert (rows["b4"].address, rows["b4"].disk_total_bytes) == ("", None)
 
 
-async def test_a_former_incarnation_is_named_as_long_as_a_ledger_names_it() -> None:
+async def test_the_survey_shows_a_former_incarnation_while_a_ledger_names_it() -> None:
     async with bookie_cluster(3) as nodes:
         await founded(nodes)
         async with nodes.process() as ledgers:
@@ -101,7 +101,7 @@ async def test_a_former_incarnation_is_named_as_long_as_a_ledger_names_it() -> N
         reborn.kill()
 
 
-async def test_a_ledger_shows_which_copies_are_there() -> None:
+async def test_the_survey_of_a_ledger_shows_its_present_copies() -> None:
     async with bookie_cluster(4) as nodes:
         await founded(nodes)
         async with nodes.process() as ledgers:

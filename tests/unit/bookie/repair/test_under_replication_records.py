@@ -54,7 +54,7 @@ async def test_a_record_that_grew_during_the_repair_is_not_removed() -> None:
     assert not await records.clear(now)
     assert await records.clear(failed)
     assert await records.get(LEDGER) is None
-    assert await records.clear(failed)  # again: it is gone already
+    assert await records.clear(failed)  # the second clear finds no record
 
 
 async def test_the_list_streams_records_and_empty_folders_are_removed() -> None:
@@ -101,7 +101,7 @@ async def test_one_replicator_at_a_time_holds_the_lock_until_its_session_is_lost
     first, second = (UnderReplicationRecords(store, ManualClock()) for store in stores)
     assert await first.lock(LEDGER, "one")
     assert not await second.lock(LEDGER, "two")
-    await second.unlock(LEDGER, "one")  # not of its session
+    await second.unlock(LEDGER, "one")  # `second` does not hold the lock, so nothing is released
     assert await second.locked(LEDGER)
     stores[0].expire()
     assert await second.lock(LEDGER, "two")
@@ -220,7 +220,7 @@ async def test_another_owners_lock_of_the_same_session_stays() -> None:
     await records.unlock(LEDGER, "a replicator in the same process")
     assert await records.locked(LEDGER)
     await store.close()
-    await records.unlock(LEDGER, "a bookie's collector")  # went with the session
+    await records.unlock(LEDGER, "a bookie's collector")  # the lock disappeared with its session
 
 
 async def test_lost_replies_do_no_harm() -> None:

@@ -70,7 +70,7 @@ async def test_waiters_are_called_only_after_the_sync_and_its_watermark() -> Non
         rig.thread.open = False
         rig.add(0, "a")
         await wait_until(lambda: rig.thread.held)
-        assert rig.storage.entry(1, 0) is not None  # visible at once
+        assert rig.storage.entry(1, 0) is not None  # readers see the entry at once
         assert (rig.done, rig.noted) == ([], [])
         rig.thread.release()
         await wait_until(lambda: rig.done == ["a"])
@@ -99,7 +99,7 @@ async def test_writes_during_a_sync_form_one_group() -> None:
 
 @pytest.mark.real_loop
 async def test_a_sync_covers_only_what_was_written_before_it_began() -> None:
-    """The classic bug: acknowledging with a sync that was under way already."""
+    """A write must not be acknowledged by a sync that had begun before the write."""
 
     async with committing() as rig:
         rig.thread.open = False
@@ -114,7 +114,7 @@ async def test_a_sync_covers_only_what_was_written_before_it_began() -> None:
 
 
 @pytest.mark.real_loop
-async def test_waiting_without_having_written_waits_for_a_sync_all_the_same() -> None:
+async def test_a_wait_without_a_write_still_waits_for_a_sync() -> None:
     async with committing() as rig:
         await rig.commit.wait_durable()
         assert rig.storage.syncs == 1
@@ -135,7 +135,7 @@ async def test_a_large_write_goes_in_batches_and_in_order() -> None:
 
 
 @pytest.mark.real_loop
-async def test_room_is_bounded_by_what_is_not_yet_on_disk() -> None:
+async def test_writers_wait_for_room_while_too_many_bytes_are_not_synced() -> None:
     async with committing(pending_bytes_max=1000) as rig:
         rig.thread.open = False
         rig.add(0, "a", size=600)
@@ -151,7 +151,7 @@ async def test_room_is_bounded_by_what_is_not_yet_on_disk() -> None:
 
 
 @pytest.mark.real_loop
-async def test_a_failed_sync_acknowledges_nothing_and_dies() -> None:
+async def test_a_failed_sync_acknowledges_nothing_and_ends_the_commit() -> None:
     async with committing() as rig:
         rig.thread.open = False
         rig.add(0, "a")
@@ -174,7 +174,7 @@ async def test_a_failed_sync_acknowledges_nothing_and_dies() -> None:
 
 
 @pytest.mark.real_loop
-async def test_a_failed_write_dies() -> None:
+async def test_a_failed_write_ends_the_commit() -> None:
     async with committing() as rig:
         rig.storage.failing["write"] = StorageFailed("write", "No space left on device")
         with pytest.raises(StorageFailed, match="No space left"):
@@ -212,7 +212,7 @@ async def test_a_watermark_that_cannot_be_written_is_a_failed_sync() -> None:
 
 
 class BusyStorage(FaultyStorage):
-    """Has as much to do in the background as a test says."""
+    """A storage whose background work has the size that a test sets."""
 
     busy = 0.0
     asked = 0
@@ -231,7 +231,7 @@ async def test_writers_wait_while_the_store_does_not_keep_up_and_at_last_are_ref
         bookie.storage.busy = 1.0
         assert await writer.add(add(1, 0)) == [BookieCode.OK]
         begun_s = loop.time()
-        await writer.send(add(1, 1))  # was being received already
+        await writer.send(add(1, 1))  # the service had begun to receive this add
         await writer.send(add(1, 2))
         await writer.send(add(1, 3))
         codes = [code for _, _, code in await writer.acks(3)]

@@ -217,7 +217,7 @@ async def test_an_invalid_directory_is_refused_and_left_unchanged(
 ) -> None:
     damage(used)
     before = await cluster.cookie()
-    for _ in range(2):  # nor does a second attempt get through
+    for _ in range(2):  # a second attempt is refused, too
         with pytest.raises(error, match=words) as refused:
             await cluster.start(used)
         assert str(used) in str(refused.value)
@@ -246,7 +246,7 @@ async def test_a_second_directory_under_the_same_name_is_refused(
 
 
 async def test_of_two_starts_of_one_bookie_at_once_the_second_is_refused(tmp_path: Path) -> None:
-    """The other one gets its cookie in between our look and our compare-and-set."""
+    """The other start stores its cookie between our read and our compare-and-set."""
     theirs = BookieCookie(
         bookie=BookieId("b1"), incarnation="d" * 32, boot_epoch=1, cluster="c", start="5" * 32
     )
@@ -280,7 +280,7 @@ async def test_a_directory_in_use_is_refused_with_the_process_that_uses_it(
     (await cluster.start(tmp_path)).close()
 
 
-async def test_a_refused_start_lets_go_of_the_lock(cluster: DirectoryCluster, used: Path) -> None:
+async def test_a_refused_start_releases_the_lock(cluster: DirectoryCluster, used: Path) -> None:
     with pytest.raises(errors.WrongBookie):
         await cluster.start(used, bookie="b2")
     (await cluster.start(used)).close()

@@ -97,7 +97,7 @@ async def test_a_former_incarnation_checks_the_master_key(
     directory.close()
 
 
-async def test_an_entry_that_is_not_intact_or_not_itself_is_not_given(
+async def test_a_damaged_or_misplaced_entry_is_not_returned(
     cluster: DirectoryCluster, tmp_path: Path
 ) -> None:
     live = await cluster.start(tmp_path / "live")
@@ -125,7 +125,7 @@ async def test_an_older_image_starts_as_a_new_incarnation(
     assert directory.identity.boot_epoch == 3
     assert given(directory, former) == list(range(ENTRIES))
     directory.close()
-    with pytest.raises(errors.WrongIncarnation):  # two disks, and the cluster knows the other one
+    with pytest.raises(errors.WrongIncarnation):  # the cluster knows the other of the two disks
         await cluster.start(used)
 
 
@@ -133,8 +133,8 @@ async def test_an_older_image_starts_as_a_new_incarnation(
 async def test_an_image_from_the_time_of_formatting_starts_as_a_new_incarnation(
     cluster: DirectoryCluster, used: Path, tmp_path: Path, left: list[str]
 ) -> None:
-    """If the formatting continued, this empty directory would take the identity of the bookie that
-    has served since."""
+    """The bookie has served since this image was made. If the formatting continued, the empty
+    directory would take the identity of that bookie."""
     former, image = identity_of(used), tmp_path / "image"
     (await cluster.start(used)).close()
     image.mkdir()
@@ -155,7 +155,7 @@ async def test_an_image_from_the_time_of_formatting_starts_as_a_new_incarnation(
         await cluster.start(used)
 
 
-async def test_an_older_image_does_not_oust_the_bookie_itself(
+async def test_an_older_image_does_not_stop_the_running_bookie(
     cluster: DirectoryCluster, used: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(used, tmp_path / "image")
@@ -308,7 +308,7 @@ async def test_a_bookie_whose_name_was_taken_is_refused_at_its_next_epoch(
     directory.close()
 
 
-async def test_a_start_that_is_broken_off_at_a_former_store_lets_go_of_everything(
+async def test_a_cancelled_start_at_a_former_store_releases_all_stores_and_locks(
     cluster: DirectoryCluster, used: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove_watermark(used)

@@ -1,4 +1,4 @@
-"""The rules of starting, row by row: what the directory says against what the cluster says."""
+"""The start decisions of a bookie: one row for each state of the directory and of the cookie."""
 
 from __future__ import annotations
 
@@ -206,8 +206,9 @@ def entered(identity: Identity) -> BookieCookie:
 
 @pytest.mark.parametrize("landed", range(5))
 def test_of_a_directory_and_its_copy_only_one_starts(landed: int) -> None:
-    """Five starts of the original fail at the cookie, a copy is made before each of them and is
-    started once; the write of one start lands late."""
+    """Five starts of the original fail before their cookie is stored. A copy of the directory is
+    made before each start, and each copy is started once. The cookie write of one start arrives
+    late."""
     original, copies, cookies = LOCAL, [], []
     for at in range(5):
         copies.append((begin(original, COOKIE, f"c{at:031x}"), at))
@@ -219,7 +220,7 @@ def test_of_a_directory_and_its_copy_only_one_starts(landed: int) -> None:
         if made_before <= landed:
             with pytest.raises(errors.DirectoryCloned):
                 begin(copy, cookies[landed], LATE)
-        else:  # as the original: the first leaves the other one behind
+        else:  # the original: the first start leaves the other copy behind
             begin(copy, cookies[landed], LATE)
         behind = plan_start(Path("/d"), Found(copy, ("store",)), entered(again), WANTED)
         assert behind.rolled_back is not None

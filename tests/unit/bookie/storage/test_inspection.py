@@ -1,4 +1,4 @@
-"""An inspection's reports on whole and on damaged directories, which it does not change."""
+"""An inspection reports on undamaged and damaged directories and does not change them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def used(tmp_path: Path) -> Path:
 
 
 def fingerprint(path: Path) -> dict[str, tuple[bytes, int, int]]:
-    """Content, time of change and of the inode's change of every file, times of every folder."""
+    """The content, mtime and ctime of each file, and the times of each folder."""
     found = {}
     for each in [path, *path.rglob("*")]:
         state = each.stat()

@@ -1,4 +1,4 @@
-"""Logs as RocksDB writes them, read by us; what RocksDB opens is the twin."""
+"""The reader of RocksDB's logs, compared with the data that RocksDB itself recovers from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_batches(storage: RocksStorage, sizes: list[int]) -> None:
     storage.sync()
 
 
-# Records of one fragment, of many, and ends of blocks of every kind: a header's 7 bytes and fewer.
+# Records of one and of many fragments. Blocks end with room for a header (7 bytes) and with less.
 SIZES = [10, 0, 32_600, 40, 100_000, 5, *range(32_630, 32_660), 200_000, 1]
 
 
@@ -44,7 +44,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_a_log_of_rocksdb_is_whole(log: bytes) -> None:
     found = read_log(log, batches=True)
     assert found == LogFile(len(SIZES), len(log), "", 1, 2 * len(SIZES) + 1)
-    assert read_log(log + bytes(5000), batches=True) == found  # space taken in advance
+    assert (
+        read_log(log + bytes(5000), batches=True) == found
+    )  # zeros: RocksDB allocates space in advance
     assert read_log(log, batches=False).records == len(SIZES)
     assert read_log(b"", batches=True) == LogFile(0, 0, "", 0, 0)
 
@@ -83,14 +85,19 @@ def log_of(first: int, count: int) -> LogFile:
     return LogFile(1 if count else 0, 100, "", first if count else 0, first + count if count else 0)
 
 
-# logs by number, flushed, durable, what is said
+# logs by number, last flushed operation, last durable operation, the error
 CHAINS = [
     ({4: log_of(1, 10)}, 0, 10, ""),
     ({4: log_of(1, 10)}, 0, 11, "operations 11 to 11 are missing"),
     ({4: log_of(1, 10), 6: log_of(11, 5)}, 0, 15, ""),
     ({4: log_of(1, 10), 6: log_of(11, 5)}, 8, 12, ""),
     ({4: log_of(1, 9), 6: log_of(11, 5)}, 0, 15, "operations 1 to 10 are missing"),
-    ({4: log_of(1, 9), 6: log_of(11, 5)}, 10, 15, ""),  # the first is needed no longer
+    (
+        {4: log_of(1, 9), 6: log_of(11, 5)},
+        10,
+        15,
+        "",
+    ),  # the tables contain the operations of the first log
     ({6: log_of(11, 5)}, 9, 15, "operations 10 to 10 are missing"),
     ({6: log_of(11, 5)}, 0, 15, "operations 1 to 10 are missing"),
     ({4: log_of(1, 10), 6: log_of(11, 0)}, 0, 12, "operations 11 to 12 are missing"),
@@ -111,8 +118,8 @@ def test_logs_without_needed_operations_are_damaged(
 
 @given(st.lists(st.integers(0, 3), max_size=5), st.data())
 def test_any_operation_that_is_missing_is_missed(sizes: list[int], data: st.DataObject) -> None:
-    """Consecutive logs with operations from 1 on, one of them cut: the result is compared with a
-    set of numbers."""
+    """Consecutive logs contain the operations from 1. One log is cut. The result is compared with a
+    set of operation numbers."""
     logs, following = {}, 1
     for number, size in enumerate(sizes):
         logs[number] = log_of(following, size)
@@ -161,7 +168,7 @@ def test_the_watch_knows_up_to_where_tables_go(tmp_path: Path) -> None:
     assert find_damage(tmp_path / "store", closed) == ""
 
 
-def test_no_more_of_the_manifest_is_noted_than_is_on_disk(tmp_path: Path) -> None:
+def test_the_watermark_names_only_the_synced_part_of_the_manifest(tmp_path: Path) -> None:
     synced = {}
 
     def sync(file: int) -> None:

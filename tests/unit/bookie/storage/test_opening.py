@@ -1,4 +1,4 @@
-"""The reports of the process that tries a store, on the store and on itself."""
+"""The probe process tries to open a store. The tests check if the store or the probe is blamed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.real_loop
 
 
-async def test_a_store_that_does_not_open_is_to_blame(tmp_path: Path) -> None:
+async def test_a_store_that_does_not_open_is_blamed(tmp_path: Path) -> None:
     reason = await probe(tmp_path, "whole", tmp_path / "none", "0", deadline_s=30)
     assert reason is not None
     assert "no store" in reason

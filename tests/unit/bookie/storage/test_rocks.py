@@ -1,5 +1,5 @@
-"""RocksDB's behaviour with damage. Damage must show as an error or as a smaller sequence. A damaged
-store must never open as if it had been empty."""
+"""RocksDB on damaged files. Damage must cause an error or a smaller sequence number. A damaged
+store must never open as an empty store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def value(entry: int) -> bytes:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """The directory of a killed process: ENTRIES synced writes, all still in the log."""
+    """The directory of a killed process. Its log contains ENTRIES synced writes."""
     storage = RocksStorage(tmp_path / "live", create=True)
     for entry in range(ENTRIES):
         storage.write([(entry_key(1, entry), value(entry))])
@@ -45,7 +45,7 @@ def log_of(image: Path) -> Path:
 
 
 def records(log: bytes) -> list[int]:
-    """The places where the log's records begin."""
+    """The offsets at which the records of the log begin."""
     found, at = [], 0
     while at + LOG_RECORD.size <= len(log):
         _, size, kind = LOG_RECORD.unpack_from(log, at)
@@ -91,7 +91,7 @@ def test_a_flipped_bit_in_the_log_refuses_to_open(
 
 
 @pytest.mark.parametrize("record", [0, ENTRIES // 2, ENTRIES - 1])
-def test_a_grown_length_field_opens_short_which_is_why_there_is_a_watermark(
+def test_a_grown_length_field_opens_with_a_smaller_sequence_than_the_watermark(
     image: Path, record: int
 ) -> None:
     log = bytearray(log_of(image).read_bytes())
@@ -101,11 +101,11 @@ def test_a_grown_length_field_opens_short_which_is_why_there_is_a_watermark(
 
 
 def flush(path: Path, *, size: int) -> None:
-    """A store whose 20 entries of `size` bytes lie in a table or blob file, not in the log."""
+    """A store with 20 entries of `size` bytes in a table or a blob file, not in the log."""
     storage = RocksStorage(path, create=True)
     storage.write([(ledger_key(1), b"record")])
     storage.write([(entry_key(1, entry), bytes([entry]) * size) for entry in range(20)])
-    storage.close()  # a close flushes
+    storage.close()  # the close flushes the entries
 
 
 @pytest.mark.parametrize(("size", "suffix"), [(1000, "sst"), (10_000, "blob")])
@@ -139,13 +139,13 @@ def test_a_missing_file_refuses_to_open_or_to_read(tmp_path: Path, suffix: str) 
         RocksStorage(tmp_path / "store", create=False).entry(1, 10)
 
 
-def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_opening_a_missing_store_creates_none(tmp_path: Path) -> None:
     with pytest.raises(StorageFailed, match="no store"):
         RocksStorage(tmp_path / "store", create=False)
     assert not (tmp_path / "store").exists()
 
 
-def test_two_cannot_have_it_open(tmp_path: Path) -> None:
+def test_a_second_open_of_a_store_is_refused(tmp_path: Path) -> None:
     storage = RocksStorage(tmp_path / "store", create=True)
     with pytest.raises(StorageFailed, match="lock"):
         RocksStorage(tmp_path / "store", create=False)
@@ -204,7 +204,8 @@ def test_pressure_grows_before_writes_stop(tmp_path: Path) -> None:
 
 
 def test_a_flush_syncs_in_steps(tmp_path: Path) -> None:
-    """Otherwise a sync of the log waits for all pages of a flush. RocksDB notes its options."""
+    """RocksDB writes its options to a file. Without these options, a sync of the log waits for all
+    pages of a flush."""
     storage = RocksStorage(tmp_path / "store", create=True)
     newest = max((tmp_path / "store").glob("OPTIONS-*"))
     options = dict(

@@ -1,4 +1,4 @@
-"""A table with a rotten block, met by a compaction: the bookie ends once, not repeatedly."""
+"""A compaction reads a table with a rotten block: the bookie ends once, not repeatedly."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_an_unreadable_note_of_rot_fails_with_its_reason(tmp_path: Path) -> None
     (tmp_path / ROTTEN).mkdir()
     with pytest.raises(DirectoryUnusable, match="a directory"):
         noted_rot(tmp_path, "a" * 32)
-    note_rot(tmp_path, "a" * 32, TABLE)  # is logged, and no failure of its own
+    note_rot(tmp_path, "a" * 32, TABLE)  # a failure to note rot is only logged
 
 
 async def with_tables(cluster: DirectoryCluster, path: Path) -> str:
-    """A directory whose store has four tables, enough for a compaction, the first of them rotten.
-    Returns its incarnation."""
+    """Make a store of four tables, enough for a compaction. The first table is rotten. Return the
+    incarnation."""
     directory = await cluster.start(path)
     fill(directory)
     directory.storage.flush()
@@ -82,7 +82,8 @@ async def with_tables(cluster: DirectoryCluster, path: Path) -> str:
 async def fence_until_dead(
     cluster: DirectoryCluster, path: Path, deaths: list[StorageFailed]
 ) -> None:
-    """Fences are written at once, so that the first one after the compaction fails."""
+    """Fence new ledgers until the store fails. A fence is written at once, so the first fence after
+    the compaction fails."""
     store = MemoryStore(cluster.tree)
     async with open_bookie(
         path,
@@ -94,7 +95,7 @@ async def fence_until_dead(
         die=deaths.append,
     ) as service:
         storage = service._storage
-        with suppress(StorageFailed):  # met already
+        with suppress(StorageFailed):  # the compaction may have failed already
             storage.write([(entry_key(1, 300), envelope(1, 300, bytes(500)))])
             storage.flush()  # type: ignore[attr-defined]  # the fourth table: RocksDB compacts
         ledgers = count(1_000)
@@ -107,7 +108,7 @@ async def fence_until_dead(
                     fence=True,
                 )
             )
-        await asyncio.Event().wait()  # the store's failure ends this
+        await asyncio.Event().wait()  # the failure of the store ends the wait
 
 
 async def test_a_bookie_that_ended_over_a_rotten_table_restarts_as_a_new_incarnation(
@@ -124,10 +125,10 @@ async def test_a_bookie_that_ended_over_a_rotten_table_restarts_as_a_new_incarna
     assert directory.identity.former == former
     assert directory.storage.ledgers(-1, ledgers_max=9) == []
     sound = given(directory, former)
-    assert 0 < len(sound) < ENTRIES  # all but those in the block
+    assert 0 < len(sound) < ENTRIES  # all entries except those in the rotten block
     directory.close()
 
-    again = await cluster.start(tmp_path)  # the note was of the former one
+    again = await cluster.start(tmp_path)  # the note of rot names the former incarnation
     assert again.identity.incarnation == directory.identity.incarnation
     again.close()
 
@@ -148,7 +149,7 @@ async def test_a_bookie_whose_scrub_cannot_list_ledgers_restarts_as_a_new_incarn
     async def wait_end() -> str:
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def die(error: StorageFailed) -> None:  # kept, it would keep the store open
+        def die(error: StorageFailed) -> None:  # not stored: a kept error keeps the store open
             if not ended.done():
                 ended.set_result(error.reason)
 

@@ -68,7 +68,7 @@ def test_a_clean_close_is_recorded_until_the_next_advance(tmp_path: Path) -> Non
 
 
 def test_an_idle_stores_manifest_change_is_recorded(tmp_path: Path) -> None:
-    """The sequence stays the same: only the manifest tells the slots apart."""
+    """The sequence number stays the same. The two slots differ only in the manifest."""
     states = iter([ManifestState(4, 100, 0), ManifestState(4, 180, 5), ManifestState(6, 90, 5)])
     look = [next(states)]
     file = WatermarkFile(

@@ -23,19 +23,21 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))
 pytest_plugins = ["async_plugin"]
-fork_plainly()  # Spark is started from here, too
+fork_plainly()  # some tests start Spark in this process
 
-# Without this profile, an example that takes 200 ms fails, as may happen on a busy machine; and a
-# random example could fail a change that is not its cause. `--hypothesis-profile default` draws new
-# examples.
+# The profile "ci" has no time limit: Hypothesis's default of 200 ms fails on a busy machine. The
+# profile also repeats the same examples, so that a new random example does not fail an unrelated
+# change. `--hypothesis-profile default` draws new examples.
 settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)
 def _interrupts() -> None:
-    """Make Ctrl-C interrupt the tests and the processes that they start. A shell that runs the
-    tests in the background ignores the signal, child processes inherit that, and Spark installs a
-    handler."""
+    """Make Ctrl-C interrupt the tests and the processes that they start.
+
+    A shell that runs the tests in the background makes them and their child processes ignore
+    SIGINT. Spark installs a handler of its own.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -51,7 +53,7 @@ def _logging() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, so that the workers end together."""
+    """Run the long files first, so that the workers end at about the same time."""
     items.sort(key=lambda item: "unit" in item.path.parts)
 
 

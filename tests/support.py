@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POLL_S = 0.002
-STOOD_STILL_S = 0.5  # a longer time between two checks: this process was not running
+STOOD_STILL_S = 0.5  # a longer time between two checks means that this process did not run
 # grpc.aio has one thread for all loops of a process. Events that it delivers after a test must find
 # this loop open; otherwise they fail in the loop of a later test.
 LATE_COMPLETIONS_S = 0.02
@@ -49,8 +49,11 @@ def run(main: Coroutine[Any, Any, T], *, deadline_s: float = 60.0) -> T:
 
 
 def is_foreign(context: dict[str, Any]) -> bool:
-    """Whether grpc.aio found *another* loop closed, that of an earlier test or of a client that
-    ended. Its thread reports that to the loop that runs now."""
+    """Return whether grpc.aio found *another* loop closed.
+
+    That loop belonged to an earlier test or to a client that ended. The thread of grpc.aio reports
+    the error to the loop that runs now.
+    """
     closed = isinstance(context.get("exception"), RuntimeError)
     return closed and "PollerCompletionQueue" in str(context.get("message"))
 
@@ -66,7 +69,7 @@ async def wait_until(
 
 
 def wait_for(predicate: Callable[[], object], *, deadline_s: float = 30.0) -> None:
-    """`wait_until` of tests without a loop."""
+    """Wait until `predicate()` is true, in a test without a loop."""
     waiting = _Waiting(time.monotonic, deadline_s)
     while not predicate():
         assert waiting.goes_on(), f"the condition was not true within {deadline_s} s"
@@ -96,8 +99,10 @@ async def settle(turns: int = 20) -> None:
 
 
 def free_port() -> int:
-    """A TCP port on loopback that was free a moment ago, and that no other test of this process
-    got. Bind port 0 instead where possible."""
+    """Return a TCP port on loopback that is free now and that no other test of this process got.
+
+    Bind port 0 instead where possible.
+    """
     [port] = free_ports(1)
     return port
 

@@ -1,6 +1,9 @@
-"""An unmodified Apache Pulsar client (`pip install pulsar-client`) against a standalone server,
-against two brokers of this process and against `magnetar local-cluster` with as many: it is told
-one of the two, and reaches by redirects what the other owns."""
+"""An unmodified Apache Pulsar client (`pip install pulsar-client`) against three kinds of servers.
+
+The servers are a standalone server, two brokers in this process, and `magnetar local-cluster` with
+two brokers. The client gets the URL of one broker, and reaches the topics of the other broker by
+redirects.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TIMEOUT_MS = 30_000
-QUIET_MS = 300  # nothing came for so long: nothing comes
+QUIET_MS = 300  # a consumer without a message for so long is considered quiet
 MESSAGE_BYTES_MAX = 5 * 1024 * 1024
 CLOCK = SystemClock()
 CODECS = ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY")
@@ -177,7 +180,7 @@ def test_each_part_of_a_message_arrives(
     codec: str,
     batched: bool,
 ) -> None:
-    # Apache's client cannot read what it makes of nothing with ZLIB: its decompression fails.
+    # Apache's client compresses an empty payload with ZLIB, and then fails to decompress it.
     unreadable = (way, codec, batched) == ("apache to apache", "ZLib", False)
     sent = [parts for parts in PARTS if parts.content or not unreadable]
     writes, reads = ({"apache": client, "ours": ours}[it] for it in way.split(" to "))
@@ -194,7 +197,7 @@ def test_each_part_of_a_message_arrives(
     for parts in sent:
         producer.send_async(parts.content, lambda *it: results.append(it), **parts.options())
     producer.flush()
-    # Apache's flush returns when the last receipt is there: its callback may be running still.
+    # The flush of Apache's client returns at the last receipt, whose callback may still run.
     wait_for(lambda: len(results) == len(sent))
     assert [result for result, _ in results] == [module.Result.Ok] * len(sent)
 
@@ -245,7 +248,7 @@ def test_the_largest_message_passes_and_one_byte_more_does_not(
     producer = client.create_producer(topic)
     with pytest.raises(pulsar.MessageTooBig):
         producer.send(largest + b"!")
-    # Apache's client counts its metadata, too.
+    # Apache's client compares payload and metadata together with the limit.
     near = largest[: MESSAGE_BYTES_MAX - 1024]
     producer.send(near)
     ours_producer = ours.create_producer(topic, batching_enabled=False)

@@ -180,7 +180,7 @@ def test_a_client_fails_over_from_a_cluster_that_is_down(
         module.ServiceInfo(dead), [module.ServiceInfo(url)], check_interval_ms=100
     )
     client = module.Client(failover, logger=module.ConsoleLogger(module.LoggerLevel.Error))
-    if module is pulsar:  # until then, its producers do not work
+    if module is pulsar:  # before the failover, producers of Apache's client do not work
         wait_for(lambda: client.get_service_info().service_url == url)
     client.create_producer(topic).send(b"x")
     assert client.get_service_info().service_url == url
@@ -203,7 +203,7 @@ def test_clients_that_are_dropped_unclosed_are_freed(service: Service) -> None:
         assert reader.read_next(TIMEOUT_MS).data() == b"x"
         wait_for(lambda: got and view.get("k"))
 
-    use_one(-1)  # threads that gRPC starts once in a process
+    use_one(-1)  # gRPC starts some threads once in a process
     gc.collect()
     wait_for(lambda: not client_threads())
     sockets = count_sockets()

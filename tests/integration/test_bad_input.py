@@ -37,8 +37,11 @@ pytestmark = [pytest.mark.parametrize("transport", TRANSPORTS), pytest.mark.real
 
 @asynccontextmanager
 async def worlds(transport: str, *, connected: bool = True) -> AsyncIterator[tuple[Any, Any]]:
-    """A client that misbehaves and a broker; at the end another client, which was there all the
-    time with a producer and a consumer, must find everything as it was."""
+    """A client that misbehaves, and a broker.
+
+    A second client with a producer and a consumer is connected all the time. Its messages must
+    arrive before, during and after the misbehaviour.
+    """
     async with running_broker(ClusterState()) as broker, wire_to(broker, "pulsar") as witness:
         await witness.produce("witness", producer_name="witness")
         await witness.subscribe("witness")
@@ -74,7 +77,7 @@ def command_of(kind: int, field: bytes = b"") -> bytes:
 CONNECT = framing.encode_command(pb.CommandConnect(client_version="c", protocol_version=20))
 PING = framing.encode_command(pb.CommandPing())
 
-# What ends a connection, at whatever point it comes.
+# Bytes that end a connection at any time.
 UNREADABLE = {
     "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "total too small": struct.pack(">I", 3) + b"\0\0\0",
@@ -145,7 +148,7 @@ async def test_a_client_that_ends_inside_a_frame_causes_no_error(
         async with worlds(transport) as (client, _):
             await client.wire.send(struct.pack(">I", 1_000) + b"\0" * 500)
             await client.wire.break_off()
-            # The broker notices the end later; a stop before that would hide the error.
+            # The broker notices the end later. If it stopped earlier, the error would be hidden.
             await wait_until(
                 lambda: "connection lost" in caplog.text or "closing a connection" in caplog.text,
                 what="the broker's log line about the lost connection",

@@ -1,5 +1,5 @@
-"""Bad input at a subscription over both transports: it gets the protocol's error, and the other
-messages and consumers continue."""
+"""Bad input at a subscription over both transports: the broker answers with the protocol's error,
+and the other messages and consumers continue."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class World:
         self._sent += 1
 
     async def take(self, kind: Any, client: WireClient | None = None) -> Any:
-        """The next command of this kind; what comes before it is dropped."""
+        """Receive the next command of this kind, and drop the commands before it."""
         while True:
             body = (await (client or self.one).receive()).body
             if isinstance(body, kind):
                 return body
 
     async def goes_on(self, client: WireClient | None = None) -> None:
-        """A new message comes, and its acknowledgement is taken."""
+        """Check that a new message arrives and that the broker accepts its acknowledgement."""
         await self.send()
         client = client or self.one
         message = await self.take(pb.CommandMessage, client)
@@ -121,7 +121,7 @@ async def test_bad_sticky_ranges_are_refused(transport: str, what: str) -> None:
         meta = sticky(*BAD_RANGES[what])
         probed = asyncio.get_running_loop().create_task(it.one.receive())  # answers PINGs
         answer = await it.other.subscribe(TOPIC, subType=KEY_SHARED, keySharedMeta=meta)
-        await it.one.send(pb.CommandPing())  # its answer ends the task
+        await it.one.send(pb.CommandPing())  # the answer to this PING ends the task
         await probed
         assert answer.error == pb.ConsumerAssignError
         assert answer.message

@@ -21,7 +21,7 @@ TOPICS = [f"persistent://public/default/spread-{number}" for number in range(8)]
 
 
 def bundles(cluster: ClusterProcess) -> list[int]:
-    """The number of bundles that each broker says it owns. -1: it does not answer."""
+    """The number of bundles that each broker says it owns. -1: the broker does not answer."""
     found = []
     for broker in range(2):
         try:

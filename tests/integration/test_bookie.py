@@ -70,7 +70,7 @@ async def add_until_killed(
 ) -> tuple[set[int], int]:
     """Add entries to a ledger without pause; kill the bookie when this number was acknowledged.
 
-    Returns the acknowledged ones, and how many may have been sent.
+    Returns the acknowledged entries, and the number of entries that may have been sent.
     """
     acked: set[int] = set()
     sent = 0
@@ -251,8 +251,8 @@ def test_a_port_in_use_is_refused_by_number(tmp_path: Path, key: str) -> None:
 async def test_a_log_that_lost_its_end_after_a_kill_becomes_a_former_incarnations(
     bookie: BookieProcess,
 ) -> None:
-    """The process starts as a new incarnation, gives what the old one still has, says "unknown" of
-    the rest, and stays so over a restart."""
+    """The process starts as a new incarnation. It serves the remaining entries of the former
+    incarnation, and answers "unknown" for the lost ones, also after a restart."""
 
     bookie.start()
     former = bookie.incarnation
@@ -320,7 +320,7 @@ def test_an_unreachable_zookeeper_is_named(tmp_path: Path) -> None:
 @pytest.mark.zookeeper
 @pytest.mark.real_loop(deadline_s=240)
 async def test_the_program_on_a_real_zookeeper(tmp_path: Path) -> None:
-    """Starts, registers, is killed, and registers again before its former session has expired."""
+    """The bookie is killed, and registers again before its former session has expired."""
     skip_without_zookeeper()
     ensemble = ZooKeeperEnsemble(tmp_path / "zookeeper", force_sync=False)
     with ensemble:
@@ -453,14 +453,16 @@ def test_a_full_or_read_only_disk(tmp_path: Path, option: str) -> None:
     with small_disk(tmp_path / "disk", option) as disk:
         said = start_in_child(disk, "root")
     if option == "size=96k" and not said:
-        return  # enough to start with; the sizes before it stop the start at one step after another
+        return  # this size may suffice; each smaller one stops the start at another step
     assert said.startswith("DirectoryUnusable"), said
     assert ("Read-only file system" if option == "ro" else "No space left on device") in said
 
 
 def open_killed_directory(tmp_path: Path, *, open_deadline_s: float) -> str:
-    """Format a directory and open it again as a killed process would have left it. Returns the
-    former incarnation that it then has, or "" if it is still the same."""
+    """Format a directory, and open it again as a killed process would have left it.
+
+    Returns the former incarnation of the directory, or "" if its incarnation is unchanged.
+    """
 
     async def main() -> str:
         store = MemoryStore()
@@ -485,7 +487,7 @@ def open_killed_directory(tmp_path: Path, *, open_deadline_s: float) -> str:
 def test_a_store_that_has_not_opened_at_the_deadline_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The child process stands still before it does anything, as one that waits for its disk.
+    # The child process stops itself at its start, like a process that waits for its disk.
     (tmp_path / "sitecustomize.py").write_text(
         f"import os\nos.kill(os.getpid(), {int(signal.SIGSTOP)})\n"
     )

@@ -270,7 +270,7 @@ def test_a_message_whose_last_consumer_left_is_moved_when_it_arrives(
     ours.create_producer(topic).send(b"bad")
     consumer.negative_acknowledge(consumer.receive(TIMEOUT_MS))
     assert consumer.receive(TIMEOUT_MS).redelivery_count() == 1
-    keeper = subscribe()  # the subscription's counts outlive the other consumer
+    keeper = subscribe()  # while it stays, the broker keeps the redelivery counts
     consumer.close()
     with pytest.raises(magnetar.Timeout):
         keeper.receive(QUIET_MS)
@@ -493,17 +493,17 @@ PAGES = ("chunking", "connecting", "dead-letters", "retry", "topics")
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in PAGES)])
 def test_the_example_of_a_page_runs(service: Service, ours: magnetar.Client, page: str) -> None:
-    """The first one of the page."""
+    """The test runs the first Python program of the page."""
     program = PROGRAM.findall((ROOT / page).read_text())[0]
     program = program.replace("grpc://localhost:6660", service.grpc_url)
     program = program.replace("pulsar://localhost:6650", service.pulsar_url)
-    # docs/topics.md has a part of a program.
+    # The program in docs/topics.md uses a `client` that it does not create.
     names = {} if "import magnetar" in program else {"client": ours, "magnetar": magnetar, "re": re}
     exec(program, names)
 
 
 def test_a_retried_message_comes_after_its_delay(tmp_path: Path) -> None:
-    """On a standalone server: the clock of the brokers in this process stands still."""
+    """The test needs a standalone server: the clock of brokers in this process stands still."""
     server = StandaloneProcess(tmp_path)
     server.start()
     try:

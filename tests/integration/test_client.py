@@ -79,8 +79,8 @@ def expect_none(consumer: magnetar.Consumer) -> None:
 def test_no_client_notices_that_the_server_was_killed(
     server: StandaloneProcess, client: magnetar.Client
 ) -> None:
-    """A producer and a consumer at work while the server is killed twice and started again: every
-    message that was acknowledged is there, in order; no acknowledged one is redelivered."""
+    """The server is killed twice under a producer and a consumer. Every message with a receipt is
+    stored in order, and no message that the consumer acknowledged is redelivered."""
     total = 3000
     consumer = client.subscribe("t", "s", initial_position=EARLIEST)
     producer = client.create_producer(
@@ -113,7 +113,7 @@ def test_no_client_notices_that_the_server_was_killed(
         server.start()
     sender.join()
     assert results == [magnetar.Result.Ok] * total
-    end = consumer.get_last_message_id()  # repeated messages may stand behind the last number
+    end = consumer.get_last_message_id()  # resent messages may be stored after the last number
     while last < end:
         take_one()
     assert set(seen) == set(range(total))
@@ -123,7 +123,7 @@ def test_no_client_notices_that_the_server_was_killed(
     stored = []
     while reader.has_message_available():
         stored.append(int(reader.read_next(TIMEOUT_MS).data()))
-    firsts = list(dict.fromkeys(stored))  # one that was sent again may be there twice
+    firsts = list(dict.fromkeys(stored))  # a resent message may be stored twice
     assert firsts == list(range(total))
 
 
@@ -219,7 +219,7 @@ def test_negatively_acknowledged_messages_are_redelivered(client: magnetar.Clien
     ahead = list(
         itertools.takewhile(lambda n: n != 1, (data(take(ordered, 1))[0] for _ in range(3)))
     )
-    assert ahead == [4, 5][: len(ahead)]  # these messages were there when the broker was asked
+    assert ahead == [4, 5][: len(ahead)]  # sent before the broker got the request for redelivery
     assert data(take(ordered, 4)) == [2, 3, 4, 5]
     ordered.redeliver_unacknowledged_messages()
     assert data(take(ordered, 5)) == [1, 2, 3, 4, 5]
@@ -247,7 +247,7 @@ class Pauses(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.getMessage().startswith(("asking again", "attaching again")):
             pause_s = vars(record)["magnetar_fields"]["in_s"]
-            self._loop.call_soon(self._loop.step, pause_s + 0.001)  # the field is rounded
+            self._loop.call_soon(self._loop.step, pause_s + 0.001)  # `in_s` is rounded
 
 
 def test_subscribe_without_a_server_raises_connect_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -92,7 +92,7 @@ def test_apaches_producer_and_ours_agree_on_the_partition_of_a_key(
     assert places(second) == places(first)
     assert len(set(places(first).values())) == 4
     consumer.close()
-    # messages that our client acknowledged are not redelivered
+    # The broker does not redeliver the messages that our client acknowledged.
     other = apache.subscribe(topic, "s")
     third = [other.receive(TIMEOUT_MS) for _ in KEYS]
     assert {message.data() for message in third} == {b"y"}
@@ -158,11 +158,11 @@ def test_pattern_gets_the_first_message_of_a_new_topic(
     client: magnetar.Client, apache: pulsar.Client, topic: str
 ) -> None:
     consumer = client.subscribe(re.compile(f"public/default/{topic}-.*"), "s")
-    time.sleep(0.5)  # its watch begins
+    time.sleep(0.5)  # until the consumer watches the namespace
     for number in range(3):
         producer = apache.create_producer(f"{topic}-{number}")
         producer.send(b"first")
-        message = consumer.receive(5_000)  # far below the period of 60 s
+        message = consumer.receive(5_000)  # without a watch, the consumer asks once in 60 s
         assert message.topic_name().endswith(f"{topic}-{number}")
         consumer.acknowledge(message)
     consumer.close()

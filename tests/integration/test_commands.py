@@ -44,7 +44,7 @@ def environment(server: StandaloneProcess) -> dict[str, str]:
 @pytest.fixture
 def magnetar(environment: dict[str, str]):
     def run(*arguments: str | Path, code: int = 0) -> str:
-        """The command's standard output, or, if it must fail, its standard error."""
+        """Run a command. Returns its standard output or, with a `code`, its standard error."""
         command = [*MAGNETAR, *map(str, arguments)]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -134,7 +134,8 @@ def test_consumed_messages_as_json(magnetar) -> None:
     [line] = said.splitlines()
     found = json.loads(line)
     assert found["publishTime"] > 1_600_000_000_000
-    assert re.fullmatch(r"\d+:\d+(:\d+)?", found["id"])  # as --to of `subscriptions reset` reads it
+    # The form that `subscriptions reset --to` reads.
+    assert re.fullmatch(r"\d+:\d+(:\d+)?", found["id"])
     del found["publishTime"], found["id"]
     assert found == {
         "topic": "persistent://public/default/described",
@@ -184,7 +185,7 @@ def test_consume_without_a_limit_ends_with_130_at_ctrl_c(
 
 
 def line_of(start: str, table: str) -> list[str]:
-    """The words of the line that begins so."""
+    """The words of the line that begins with `start`."""
     [line] = [line for line in table.splitlines() if line.startswith(start)]
     return line.split()
 

@@ -1,5 +1,6 @@
-"""A bookie's files, damaged in every way: it comes up with everything, or as a new incarnation that
-says "unknown" for the former one. Never a wrong entry, never a false "no"."""
+"""A bookie's files, damaged in every way: the bookie starts with all entries, or as a new
+incarnation that answers "unknown" for the former one. It never returns a wrong entry, and never
+answers a false "no"."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def used(cluster: DirectoryCluster, tmp_path: Path) -> Path:
     return tmp_path / "used"
 
 
-# what was done, and how many entries the store then still has; None: it does not open
+# The damage, and how many entries the store still has; None: the store does not open.
 DAMAGES: dict[str, tuple[Callable[[Path], object], int | None]] = {
     "the log lost its end": (cut_log, 0),
     "a length field of the log": (grow_length_field, 0),
@@ -102,12 +103,12 @@ async def test_a_damaged_store_is_kept_for_a_former_incarnation(
     fill(directory, ledger=2)
     directory.close()
 
-    # Later starts do not change that.
+    # Later starts change neither the incarnation nor the former store.
     kept = content(used / FORMER)
     if damage in (
         cut_log,
         flip_payload,
-    ):  # nothing was written to it before it was known as damaged
+    ):  # the bookie notices these damages before it writes to the store
         assert {key: kept[f"{former}/{STORE}/{key}"] for key in found if key.endswith("log")} == {
             key: value for key, value in found.items() if key.endswith("log")
         }
@@ -146,7 +147,7 @@ async def test_formers_gather_up_to_their_limit(cluster: DirectoryCluster, used:
     assert incarnations[0] not in directory.formers
     assert former_incarnations(used) == sorted(incarnations[1:])
     assert sorted(os.listdir(used / VIEWS)) == sorted(incarnations[1:])
-    directory.remove_former(incarnations[0])  # again, as after a crash in the midst
+    directory.remove_former(incarnations[0])  # repeats the removal, as after a crash during it
     directory.close()
     (used / WATERMARK).unlink()
     directory = await cluster.start(used)
@@ -169,7 +170,7 @@ def payload_of(entry: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[DirectoryCluster, Path, Path]:
-    """A cluster, and a directory with tables, blobs and a log: as a kill left it, and closed."""
+    """A cluster, and two states of a directory with tables, blobs and a log: killed, and closed."""
     path = tmp_path_factory.mktemp("base")
     cluster = DirectoryCluster()
     directory = run(cluster.start(path / "live"))
@@ -177,7 +178,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[DirectoryCluster, Pa
     record = encode_ledger_record(LedgerRecord(KEY, fenced=False, created_ms=0))
     storage.write([(ledger_key(1), record)])
     for entry in range(TABLES + LOG):
-        if entry in (TABLES // 2, TABLES):  # the second flush: no check would miss its table
+        # No check would notice that the table of the second flush is missing.
+        if entry in (TABLES // 2, TABLES):
             storage.flush()
         storage.write([(entry_key(1, entry), envelope(1, entry, payload_of(entry)))])
         storage.sync()
@@ -188,7 +190,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[DirectoryCluster, Pa
 
 
 def file_of(path: Path, pattern: str) -> Path:
-    """The largest of those that match: a store has tables of its own housekeeping as well."""
+    """The largest file that matches: a store also has small tables of its own housekeeping."""
     return max(path.glob(pattern), key=lambda file: file.stat().st_size)
 
 
@@ -215,7 +217,7 @@ WATERMARK_FIELDS = {
     "flushed": 49,
 }
 
-# Where to damage a file: its size, its content -> the byte's place
+# The place of the damaged byte, computed from the content of the file.
 PLACES: dict[str, dict[str, Callable[[bytes], int]]] = {
     "store/*.log": {
         f"{field} of the {which} record": partial(
@@ -261,8 +263,11 @@ PLACES: dict[str, dict[str, Callable[[bytes], int]]] = {
 
 
 def state_after(cluster: DirectoryCluster, path: Path, cookie: BookieCookie) -> str:
-    """Start on it and read everything: "whole", "unknown" (some entries), or "damaged". Fails on a
-    wrong entry and on a false "no"."""
+    """Start a bookie on the directory and read everything.
+
+    Returns "whole", "unknown" (for some entries) or "damaged". A wrong entry and a false "no" fail
+    the test.
+    """
     run(cluster.set_cookie(cookie))
     directory = run(cluster.start(path))
     try:
@@ -300,7 +305,7 @@ def present_state(storage: Storage) -> str:
 
 
 def cuts(pattern: str, name: str) -> bool:
-    """Whether to end the file there as well: not at each field of a header."""
+    """Return whether the test also truncates the file at this place: not at each header field."""
     if pattern == "watermark":
         return False
     return pattern not in ("store/*.log", "store/MANIFEST-*") or name.startswith("checksum")
@@ -334,7 +339,8 @@ def test_every_field_of_every_file(
                     raise AssertionError(f"{pattern}: {name} at {at}, {cut=}: {wrong}") from wrong
                 shutil.rmtree(path)
     assert states <= {"whole", "unknown", "damaged"}
-    harmless = ("store/OPTIONS-*", "watermark")  # not needed; the other slot is whole
+    # A store opens without its OPTIONS. The other slot of the watermark is whole.
+    harmless = ("store/OPTIONS-*", "watermark")
     assert pattern in harmless or states & {"unknown", "damaged"}
 
 

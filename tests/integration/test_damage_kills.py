@@ -1,4 +1,4 @@
-"""A bookie that is killed at any step of a change of incarnation: the next start completes it."""
+"""A bookie is killed at any step of a change of incarnation. The next start completes it."""
 
 from __future__ import annotations
 

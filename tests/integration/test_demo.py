@@ -73,7 +73,7 @@ def test_without_java_all_but_spark_is_done(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(100)
 def test_a_server_that_does_not_restart_ends_the_demo(tmp_path: Path) -> None:
-    """Though there is more to publish than may be pending."""
+    """The demo still has more flights to publish than may be pending."""
     with standalone(tmp_path) as server:
         server.command = [sys.executable, "-c", "raise SystemExit('it does not come back')"]
         with pytest.raises(ProcessFailed, match="come back"):

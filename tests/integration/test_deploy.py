@@ -236,7 +236,7 @@ def test_compose_itself_accepts_the_file() -> None:
 
 
 def as_written(name: str, service: dict[str, Any], zookeeper: str, directory: Path) -> LocalProcess:
-    """A service as it is written, but for its names, ports and folder, which are this machine's."""
+    """A service as the file writes it, with names, ports and a folder of this machine."""
     ports: dict[str, str] = {}  # the written port -> the port here
     variables: dict[str, str] = {}
     for key, value in service["environment"].items():
@@ -273,7 +273,7 @@ def running(tmp_path: Path) -> Iterator[dict[str, LocalProcess]]:
             for name, service in ours().items()
         }
         try:
-            for role in ("bookie", "broker", "autorecovery"):  # as depends_on has it
+            for role in ("bookie", "broker", "autorecovery"):  # the order of depends_on
                 group = [each for name, each in found.items() if name.startswith(role)]
                 for service in group:
                     service.launch()
@@ -292,7 +292,7 @@ def test_every_service_runs_as_written(running: dict[str, LocalProcess]) -> None
         f"127.0.0.1:{broker.variables['MAGNETAR_BROKER_GRPC_PORT']}" for broker in brokers
     )
     with magnetar.Client(url) as client:
-        for topic in ("a", "b", "c", "d"):  # some of each broker's
+        for topic in ("a", "b", "c", "d"):  # each broker owns some of them
             client.create_producer(topic).send(b"hello")
             reader = client.create_reader(topic, magnetar.MessageId.earliest)
             assert reader.read_next(timeout_millis=30_000).data() == b"hello"
@@ -326,7 +326,7 @@ def test_the_image_runs_standalone_without_a_command(tmp_path: Path) -> None:
 
 
 def test_commands_in_the_comments_are_commands() -> None:
-    """The lines that a reader copies: their flags exist."""
+    """A reader copies these lines, so their flags must exist."""
     lines = re.findall(r"#     docker compose .* exec broker-1 (magnetar .*)", COMPOSE.read_text())
     assert len(lines) == 2
     for line in lines:

@@ -50,7 +50,7 @@ def library(request: pytest.FixtureRequest, libraries: dict[str, Api]) -> Api:
 
 @pytest.fixture(params=["grpc", OURS_OVER_TCP])
 def ours(request: pytest.FixtureRequest, libraries: dict[str, Api]) -> Api:
-    """Our client over each transport, for what Apache's client does not have."""
+    """Our client over each transport, for features that Apache's client does not have."""
     found: Api = libraries[request.param]
     return found
 
@@ -409,7 +409,7 @@ def test_drain_aware_leave_redelivers_nothing(ours: Api, topic: str, kind: str) 
     got = texts(taken)
 
     def work() -> None:
-        """Slower than the request to leave."""
+        """Acknowledge more slowly than the broker handles the request to leave."""
         while True:
             time.sleep(0.2)
             first.acknowledge(taken.pop())

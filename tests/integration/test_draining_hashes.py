@@ -1,5 +1,5 @@
-"""60,000 hashes of a Key_Shared subscription that drain together, with both clients: what they cost
-the broker, what its statistics say, and whether other keys go on."""
+"""60,000 hashes of a Key_Shared subscription that drain together, with both clients: the memory of
+the broker, its statistics, and the delivery of other keys."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_60_000_hashes_drain_within_5_mb(api: Api, server: StandaloneProcess) ->
     assert not failed
     wait_for(lambda: api.stats(topic)["unackedMessages"] == HASHES, deadline_s=TIMEOUT_S)
     second = api.subscribe(topic, "KeyShared", "second", key_shared_policy=relaxed)
-    second.close()  # what a join costs without draining is paid
+    second.close()  # the measurement below leaves out the cost of a join without draining
     before = resident_bytes(server)
-    # The consumer wants the order: all hashes drain.
+    # This consumer requires the order, so all hashes drain.
     second = api.subscribe(topic, "KeyShared", "second")
     grown = resident_bytes(server) - before
     print(f"{HASHES} hashes drain: the server has grown by {grown / 1e6:.1f} MB")

@@ -1,5 +1,5 @@
-"""Payloads encrypted end to end: Apache's client and ours read what the other one wrote, and do the
-same with what they cannot decrypt."""
+"""Payloads encrypted end to end: Apache's client and ours read each other's messages, and handle
+messages that they cannot decrypt in the same way."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_each_of_several_keys_decrypts(
     clients: dict[Any, Any], keys: dict[str, Keys], topic: str
 ) -> None:
     class Store(magnetar.CryptoKeyReader):
-        """Has a key for each name."""
+        """A key reader that finds each key by its name."""
 
         def __init__(self) -> None:
             super().__init__("", "")

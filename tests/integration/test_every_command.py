@@ -45,7 +45,7 @@ async def test_command_is_answered(transport: str, kind: int) -> None:
             assert isinstance(expected, type)
             answer: Any = await client.expect(expected)
             assert error_of(answer) == CODES.get(kind, 0)
-        if kind == Type.SEEK:  # the answer itself comes after CLOSE_CONSUMER
+        if kind == Type.SEEK:  # the broker sends CLOSE_CONSUMER before the answer
             await client.expect(pb.CommandSuccess)
         await client.send(pb.CommandPing())
         await client.expect(pb.CommandPong)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real_loop
 
-# On an idle machine a tenth of it. A client that waits for a timeout waits for 10 s or 30 s.
+# An idle machine needs a tenth of these times. A client with a timeout would need 10 s or 30 s.
 HANDOVER_S = 6.0
 TAKEOVER_S = 8.0
 
@@ -61,7 +61,7 @@ def topic_of(owner: RunningBroker, brokers: list[RunningBroker]) -> str:
 
 
 def both(first: RunningBroker, second: RunningBroker) -> str:
-    """The URL of a client that knows both."""
+    """A service URL that names both brokers."""
     return f"{first.grpc_url},{second.grpc_url.removeprefix('grpc://')}"
 
 
@@ -71,8 +71,10 @@ def serves(broker: RunningBroker, topic: str) -> bool:
 
 @dataclass
 class Workload:
-    """Publishes numbers until it is told to stop, 20 at a time on their way; notes which were
-    acknowledged and the longest time between two acknowledgements."""
+    """Publishes numbers until it is told to stop, with up to 20 sends in flight.
+
+    `acknowledged`: the numbers with a receipt. `gap_s`: the longest time between two receipts.
+    """
 
     client: magnetar.Client
     topic: str
@@ -116,8 +118,10 @@ async def stored(client: magnetar.Client, topic: str) -> list[int]:
 
 
 def check(workload: Workload, numbers: list[int]) -> None:
-    """Nothing acknowledged is missing; everything in order, where what was sent again counts once
-    (it may come twice as a block)."""
+    """Check that no acknowledged number is missing, and that all numbers are in order.
+
+    A number counts at its first place, because a client may resend a block of numbers.
+    """
     assert set(workload.acknowledged) <= set(numbers)
     assert workload.acknowledged == sorted(workload.acknowledged)
     first = list(dict.fromkeys(numbers))
@@ -227,7 +231,7 @@ async def test_an_owner_that_lost_its_session_gives_way() -> None:
                 first.store.expire()
                 found = await other.ask(pb.CommandLookupTopic(topic=topic, request_id=0))
                 assert found.brokerServiceUrl == second.pulsar_url
-                await other.subscribe(topic)  # opens the topic: fences the other one
+                await other.subscribe(topic)  # `second` opens the topic and fences `first`
                 await after(workload, 100)
                 workload.done.set()
             assert serves(second, topic)

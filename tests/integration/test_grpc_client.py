@@ -1,5 +1,6 @@
-"""Our own client over gRPC against two brokers of which it is told one: what the Apache client is
-tried with, beyond test_client.py."""
+"""Our client over gRPC against two brokers, with the URL of one of them.
+
+The cases are those of test_apache_client.py that test_client.py does not have."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def topic() -> str:
-    """In namespaces of either broker."""
+    """A topic in a namespace of one broker or the other, in turn."""
     number = next(_numbers)
     return f"persistent://{SPREAD[number % len(SPREAD)]}/t{number}"
 

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.real_loop]
 
 @pytest.fixture
 def bookies(tmp_path: Path) -> Iterator[list[BookieProcess]]:
-    """Four of them, started side by side."""
+    """Four bookies, started at the same time."""
     processes = [BookieProcess(tmp_path / f"b{n}", id=f"b{n}") for n in range(4)]
     try:
         for process in processes:
@@ -105,7 +105,7 @@ async def cluster(processes: list[BookieProcess]) -> AsyncIterator[tuple[MemoryT
 
 
 class Workload:
-    """Appends numbered entries for as long as it may, and knows which were confirmed when."""
+    """Appends numbered entries until it is stopped, and notes when each one was confirmed."""
 
     def __init__(self, appender: LedgerAppender) -> None:
         self.appender = appender
@@ -131,7 +131,7 @@ class Workload:
             await self.until(self._few_in_flight)
 
     async def until(self, predicate: Callable[[], object]) -> None:
-        """Says what the ledger looks like if it does not come true."""
+        """Wait until the predicate is true. A failure describes the ledger."""
         try:
             await wait_until(predicate)
         except AssertionError as error:
@@ -177,8 +177,8 @@ async def check_content(ledgers: Ledgers, ledger: LedgerId) -> int:
 async def test_a_kill_9_of_a_bookie_delays_no_append_and_loses_no_entry(
     bookies: list[BookieProcess], count: int
 ) -> None:
-    """With a spare it is replaced, without one the ledger continues: in either case nothing waits
-    for a timeout, and every confirmed entry is read back."""
+    """With a spare bookie, the ledger replaces the killed one; without a spare, it continues with
+    two. In both cases no append waits for a timeout, and every confirmed entry is readable."""
 
     async with cluster(bookies[:count]) as (tree, _), broker(tree, 1) as ledgers:
         appender = await ledgers.create(newer_than=LedgerId(-1), custom={})
@@ -193,8 +193,8 @@ async def test_a_kill_9_of_a_bookie_delays_no_append_and_loses_no_entry(
             def replaced() -> bool:
                 return member(victim) not in appender.metadata.last_segment.members
 
-            # Two of three acks confirm: thousands of entries may pass before the kernel has
-            # taken the dead process apart, closed its sockets, and other processes can know.
+            # Two of three acks confirm an entry. The kernel needs time to close the sockets of the
+            # killed process. Until then, acks of the others may confirm thousands of entries.
             await work.until_of_good(lambda: appender.degraded if count == 3 else replaced())
             before = appender.confirmed
             await work.until_of_good(lambda: appender.confirmed > before + 2000)
@@ -211,8 +211,8 @@ async def test_a_kill_9_of_a_bookie_delays_no_append_and_loses_no_entry(
 
 @pytest.mark.real_loop(deadline_s=240)
 async def test_recovery_while_the_first_still_appends(bookies: list[BookieProcess]) -> None:
-    """With a dead bookie, no confirmed entry is lost, and the first writer learns that it is
-    fenced."""
+    """One bookie is dead. The recovery loses no confirmed entry, and the first writer learns that
+    it is fenced."""
 
     async with (
         cluster(bookies) as (tree, _),
@@ -254,7 +254,7 @@ async def test_a_bookie_that_restarts_is_taken_back(bookies: list[BookieProcess]
             await asyncio.to_thread(three[0].start)  # the bookie starts on another port
             await register(store, three[0])
             await work.until_of_good(lambda: not appender.degraded)
-            # Now another one may die.
+            # Now the ledger survives the death of another bookie.
             three[1].kill()
             before = appender.confirmed
             await work.until_of_good(lambda: appender.confirmed > before + 500)

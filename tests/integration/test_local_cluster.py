@@ -58,7 +58,7 @@ class Launcher:
         return self._process
 
     def start(self, *flags: str) -> None:
-        """Returns when it has said that it is ready."""
+        """Start the command. Returns when it has printed that the cluster is ready."""
         stdout = self.launch(*flags).stdout
         assert stdout is not None
         line = stdout.readline()
@@ -82,7 +82,7 @@ class Launcher:
         return found
 
     def stop(self) -> None:
-        """SIGTERM; it ends in good order."""
+        """Stop the command with SIGTERM, and check that it ends cleanly."""
         self.process.terminate()
         self.process.communicate(timeout=60)
         assert self.process.returncode == 0, self.log
@@ -101,7 +101,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 
 
 def alive(pid: int) -> bool:
-    """Zombies are not."""
+    """Return whether the process runs. A zombie does not run."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
@@ -140,7 +140,7 @@ def test_local_cluster_prints_its_servers_and_sigterm_stops_them_all(launcher: L
         assert reader.read_next(timeout_millis=30_000).data() == b"hello"
     launcher.process.send_signal(signal.SIGTERM)
     rest, _ = launcher.process.communicate(timeout=60)
-    assert (launcher.process.returncode, rest) == (0, "")  # one line, and it is a clean end
+    assert (launcher.process.returncode, rest) == (0, "")  # no further line, and a clean end
     assert not any(alive(pid) for pid in launcher.pids(*ALL))
     for name in ("cluster.json", "env.sh"):
         assert not (launcher.directory / name).exists()
@@ -159,7 +159,7 @@ def test_everything_dies_with_the_launcher(launcher: Launcher) -> None:
     launcher.process.kill()
     launcher.process.communicate()
     wait_for(lambda: not any(alive(pid) for pid in launcher.pids(*ALL)))
-    # What a power cut leaves is a cluster that starts again.
+    # A cluster starts again after all its processes were killed.
     first = launcher.ready["zookeeper"]
     launcher.start("--zookeepers", "1", "--bookies", "1", "--brokers", "1")
     assert launcher.ready["zookeeper"] == launcher.description()["zookeeper"]
@@ -198,8 +198,8 @@ def test_a_killed_process_stays_dead_or_is_started_again(launcher: Launcher) -> 
 
 @pytest.mark.real_loop(deadline_s=240)
 async def test_processes_are_killed_and_restarted_from_python(tmp_path: Path) -> None:
-    """Three bookies: a dead one does not stop the writer, nor does each broker's death in turn;
-    whatever was sent is read in the end, also after all of it has been stopped."""
+    """The writer continues with two of three bookies, and through the death of each broker in turn.
+    All messages are read in the end, also after a stop of the whole cluster."""
 
     sent = []
     async with (
@@ -287,7 +287,7 @@ def test_decommissioned_bookie_is_left_out_until_its_directory_is_deleted(
     flags = ("--zookeepers", "1", "--bookies", "4", "--brokers", "1")
     launcher.start(*flags)
     with magnetar.Client(launcher.ready["service_url"]) as client:
-        client.subscribe("greetings", "keeps")  # without one, the topic keeps nothing
+        client.subscribe("greetings", "keeps")  # without a subscription, the topic keeps no message
         client.create_producer("greetings").send(b"hello")
     [pid] = [each["pid"] for each in launcher.ready["processes"] if each["id"] == "bookie-3"]
     command = [sys.executable, "-m", "magnetar.cli.main", "bookies", "decommission", "bookie-3"]

@@ -1,5 +1,5 @@
-"""A topic's log and its cursors on real ledgers: bookies die, owners die, nothing answered is
-lost."""
+"""A topic's log and its cursors on real ledgers: bookies and owners die, and no append or
+acknowledgement with an answer is lost."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_without_a_quorum_appends_wait_and_keep_their_order() -> None:
         before = len(topic.log.chain.records)
         topic.append("c", "d", "e")
         late = 0
-        while topic.log.describe()["queued"] == 0:  # until the ledger has given up
+        while topic.log.describe()["queued"] == 0:  # until the ledger has failed
             topic.append(f"late{late}")
             late += 1
             await asyncio.sleep(0.05)

@@ -75,11 +75,11 @@ class Place:
         return self.client.subscribe(topic or self.topic, name, **options)
 
     def take(self, consumer: Any) -> Any:
-        """The next message, while the clock stands still."""
+        """Receive a message while the clock stands still."""
         return consumer.receive(TIMEOUT_MS)
 
     def take_later(self, consumer: Any) -> Any:
-        """The next message, for which the client may have to try again after a pause."""
+        """Receive a message. The clock moves meanwhile, because the client may pause and retry."""
         with ThreadPoolExecutor(1) as pool:
             taking = pool.submit(self.take, consumer)
             while not taking.done():
@@ -88,7 +88,7 @@ class Place:
             return taking.result()
 
     def expect_none(self, consumer: Any) -> None:
-        """A message that is published now overtakes whatever the client has not requested again."""
+        """Check that no redelivered message arrives before a message that is published now."""
         self.send(b"nothing before this")
         message = self.take(consumer)
         assert message.data() == b"nothing before this"
@@ -98,14 +98,14 @@ class Place:
         """Let time pass until the subscription has no backlog."""
 
         def has_none() -> bool:
-            self.loop.advance(0.2)  # acknowledgements gather
+            self.loop.advance(0.2)  # the client sends the acknowledgements that it gathered
             stats = self.admin("GET", f"persistent/public/default/{topic}/stats")
             return bool(stats["subscriptions"][name]["msgBacklog"] == 0)
 
         wait_for(has_none)
 
     def set_clock(self, remainder_s: float, period_s: float) -> None:
-        """Let time pass until the clock is so far behind a multiple of the period."""
+        """Let time pass until the clock is `remainder_s` after a multiple of the period."""
         self.loop.advance((remainder_s - self.loop.time()) % period_s)
 
 
@@ -170,7 +170,7 @@ def test_send_of_apaches_client_without_a_receipt_fails_after_its_timeout(
 
 
 def test_ack_timeout_ends_at_the_next_tick(place: Place) -> None:
-    """Two messages of one tick are redelivered together, later than their own times."""
+    """Two messages that time out within one tick are redelivered together, at its end."""
     consumer = place.subscribe(
         unacked_messages_timeout_ms=ACK_TIMEOUT_MS, ack_timeout_tick_ms=4_000
     )
@@ -179,7 +179,7 @@ def test_ack_timeout_ends_at_the_next_tick(place: Place) -> None:
     first = place.take(consumer)
     place.loop.advance(1.0)
     second = place.take(consumer)
-    place.loop.advance(10.4)  # 11.9: both are older than ten seconds; the tick comes at 12
+    place.loop.advance(10.4)  # at 11.9: both messages have timed out; the tick ends at 12
     place.expect_none(consumer)
     place.loop.advance(0.2)
     again = [place.take(consumer) for _ in range(2)]
@@ -214,7 +214,7 @@ def test_ack_timeout_grows_by_its_backoff(place: Place) -> None:
 
 
 def test_unacknowledged_messages_stay_without_an_ack_timeout(place: Place) -> None:
-    """A dead-letter policy sets none."""
+    """A dead-letter policy sets no ack timeout."""
     consumer = place.subscribe(dead_letter_policy=magnetar.ConsumerDeadLetterPolicy(1))
     place.send(b"a")
     place.take(consumer)
@@ -273,7 +273,7 @@ def test_message_that_is_never_acknowledged_becomes_a_dead_letter(place: Place) 
 
 
 def receive_from(place: Place, consumer: Any, topic: str) -> None:
-    """Everything that a topic holds arrives, its first message too, from one topic more."""
+    """Send four messages to the topic, and check that all of them arrive from the first one on."""
     place.send(*[b"%d" % number for number in range(4)], topic=topic)
     for _ in range(4):
         message = place.take(consumer)
@@ -282,7 +282,7 @@ def receive_from(place: Place, consumer: Any, topic: str) -> None:
 
 
 def growing(place: Place, listed: str) -> Any:
-    """A consumer of a partitioned topic, alone, in a list or by a pattern."""
+    """Subscribe to a topic with one partition, alone, in a list or by a pattern."""
     place.partitions(place.topic, 1)
     if listed == "alone":
         return place.subscribe()

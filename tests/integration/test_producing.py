@@ -198,7 +198,8 @@ def test_a_message_with_a_stored_sequence_id_is_counted_once(
 
 def test_deduplication_survives_the_owners_death(library: Library, topic: str) -> None:
     with brokers_in_thread(2) as service, connected(service, library) as client:
-        owner = service.brokers[1]  # the client learnt the address of the other broker, which stays
+        # The client knows the address of the other broker, which stays alive.
+        owner = service.brokers[1]
         for _ in range(20):
             client.create_producer(topic).close()
             if topic in {str(each.name) for each in owner.broker.topics}:

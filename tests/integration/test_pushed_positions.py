@@ -69,7 +69,7 @@ def begin(service: Service, topic: str) -> Iterator[Callable[..., Query]]:
     queries: list[Query] = []
 
     def begin(**given: str) -> Query:
-        """A query that knows of later messages by pushes alone."""
+        """Start a query that learns of later messages only by pushes."""
         query = Query(service, topic, **given)
         queries.append(query)
         query.reached()  # the first batch
@@ -105,7 +105,7 @@ def test_messages_of_an_idle_topic_arrive_without_a_poll(
     publish(service, topic, 2)
     wait_for(lambda: query.reached() == 3)
     name = TopicName.parse(topic)
-    # An idle topic is unloaded in the same way.
+    # The broker unloads an idle topic in the same way.
     service.call(owner(service, topic).broker.unload_topic(name))
     publish(service, topic)
     wait_for(lambda: query.reached() == 4)

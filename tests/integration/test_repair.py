@@ -121,7 +121,7 @@ async def wait_whole(store: ZooKeeperStore) -> int:
                     try:
                         view = await survey_ledger(store, RemoteBookiePeer, SystemClock(), ledger)
                     except LedgerNotFound:
-                        continue  # its topic needs it no more
+                        continue  # the broker has deleted the ledger
                     if view.metadata.state is LedgerState.CLOSED:
                         closed.add(ledger)
                         if view.metadata.write_quorum < 3:
@@ -153,8 +153,8 @@ async def wait_unmarked(cluster: LocalCluster) -> None:
 
 
 class Traffic:
-    """Sends numbered messages and receives them, until it is stopped; whatever the client raises
-    is the test's failure."""
+    """Sends numbered messages and receives them, until it is stopped. An error of the client fails
+    the test."""
 
     def __init__(self, client: magnetar.asyncio.Client, topic: str) -> None:
         self.sent = 0
@@ -195,7 +195,7 @@ class Traffic:
 
 
 async def fill(client: magnetar.asyncio.Client, cluster: LocalCluster) -> None:
-    """Ledgers of several topics, closed by their broker's end, and open ones that lie idle."""
+    """Create ledgers of several topics: some are closed by a stop of the broker, some stay open."""
     for round_number in range(2):
         for topic in ("a", "b", "c"):
             producer = await client.create_producer(topic)
@@ -261,9 +261,9 @@ async def test_a_bookie_that_dies_is_replaced_and_another_is_decommissioned(tmp_
 async def test_a_bookie_without_its_store_is_filled_again_as_a_new_one(
     tmp_path: Path, damaged: bool
 ) -> None:
-    """Three bookies, so no other one could take its seats; ledgers that are made meanwhile have two
-    copies, and get their third. A wiped bookie is refused under its old identity; one whose log
-    lost its end continues as a new incarnation by itself."""
+    """With three bookies, no other bookie can take the seats. Ledgers that are created meanwhile
+    have two copies, and repair adds the third. A wiped bookie is refused under its old identity. A
+    bookie whose log lost its end continues as a new incarnation."""
 
     async with (
         LocalCluster(
@@ -320,7 +320,7 @@ async def check_tables(cluster: LocalCluster) -> None:
 
 
 async def decommission(cluster: LocalCluster, bookie: str) -> None:
-    """By the command, as an operator does it: stops the bookie when told to."""
+    """Decommission by the command, and stop the bookie when the command says so."""
     async with process(cluster, "bookies", "decommission", bookie) as leaving:
         assert leaving.stdout is not None
         said = ""

@@ -113,7 +113,7 @@ class Load:
         )
 
     def is_delivered(self) -> bool:
-        """Whether all messages with a receipt were delivered."""
+        """Return whether all messages with a receipt were delivered."""
         return set(self.receipts) <= set(self.deliveries)
 
     def longest_pause_s(self, since: int) -> float:
@@ -255,8 +255,8 @@ async def test_under_a_watchdog_apaches_client_continues_after_its_broker_was_st
 
 
 async def _said(wire: Any) -> list[tuple[Any, list[str]]]:
-    """The commands that arrive until both the producer and the consumer are closed, and for a
-    second more."""
+    """The commands that arrive before the close of the producer and of the consumer, and within a
+    second after."""
     said: list[tuple[Any, list[str]]] = []
     closes = 0
     while True:

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.real_loop
 
 OK, READ_ONLY = BookieCode.OK, BookieCode.READ_ONLY
 LEDGERS, ENTRIES, ENTRY_BYTES = 200, 20, 50_000  # 200 MB
-KEPT_EACH = 20  # one ledger of this many stays: 95 % are deleted
+KEPT_EACH = 20  # one of 20 ledgers stays: 95 % are deleted
 GIVEN_BACK_S = 60.0
 # Adds that are sent and answered while a compaction runs. An add that waits for the compaction is
 # not counted.
@@ -211,7 +211,7 @@ async def test_a_full_disk_turns_read_only_and_back(disk: Path, tmp_path: Path) 
                     entry += 1
                     if await writer.add(add(1, entry, flags=flags)) == [code]:
                         return
-                    # so that the disk does not fill before the test checks
+                    # Without this pause, the disk would fill before the test checks.
                     await asyncio.sleep(0.01)
 
         bookie.start()

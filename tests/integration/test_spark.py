@@ -106,7 +106,7 @@ def test_every_part_of_a_message_is_what_a_reader_gets(
 
 
 def _ms(moment: datetime | None) -> int:
-    """Spark hands out local time without a zone."""
+    """Milliseconds of a time from Spark, which is local and has no zone."""
     return 0 if moment is None else round(moment.timestamp() * 1_000)
 
 
@@ -254,7 +254,7 @@ def test_a_mistake_is_named(
 
 
 def test_a_read_survives_its_broker(spark: SparkSession) -> None:
-    """The owner dies in the middle of a range, in each of the tasks; another one has the topic."""
+    """The owner dies in the middle of each task's range. Another broker then serves the topic."""
     topic = Topic()
     for number in range(40):
         topic.add_batch(4 + number // 20, b"%d" % number, b"%d second" % number)
@@ -395,8 +395,8 @@ def test_two_runs_never_write_the_same_archive(
 @pytest.mark.parametrize(
     "damage",
     [
-        "__index <> 7",  # one is missing
-        "true union all select * from topic where __index = 7",  # one is there twice
+        "__index <> 7",  # a row is missing
+        "true union all select * from topic where __index = 7",  # a row is there twice
         "swapped",
     ],
 )
@@ -408,7 +408,7 @@ def test_an_archive_that_differs_is_noticed(
     publish(client, topic, 20)
     frame = reader(spark, service.grpc_url, topic).load()
     frame.createOrReplaceTempView("topic")
-    if damage == "swapped":  # two values have changed places
+    if damage == "swapped":  # two rows have swapped their values
         other = spark.sql(
             "select case __index when 3 then cast('value 4' as binary) when 4 then"
             " cast('value 3' as binary) else value end as value, * except (value) from topic"
@@ -425,7 +425,7 @@ def test_an_archive_that_differs_is_noticed(
 def test_the_archive_command_reports_what_it_did(
     spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
 ) -> None:
-    day = datetime.now(UTC).date()  # a partition is of this one, also if another one begins
+    day = datetime.now(UTC).date()  # the day of the partition, also if the test runs past midnight
     publish(client, topic, 30)
     path = tmp_path / "archive"
     command = [sys.executable, "-m", "magnetar.cli.main", "spark", "archive"]
@@ -507,12 +507,12 @@ def test_ctrl_c_while_java_starts_ends_java_too(
     command += ["--path", str(tmp_path / "archive")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         try:
-            # Python ignores what a signal raises in its hooks for forks: not before the exec.
+            # Wait for the exec: Python ignores the exception of a signal during its fork hooks.
             while not (started := children_of(running.pid)):
                 assert running.poll() is None, running.stderr
                 time.sleep(0.01)
             running.send_signal(signal.SIGINT)
-            _, said = running.communicate(timeout=60)  # Java has the other end, too
+            _, said = running.communicate(timeout=60)  # ends only when Java has closed stderr, too
         finally:
             running.kill()
     assert running.returncode == 130

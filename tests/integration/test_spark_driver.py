@@ -91,7 +91,7 @@ _starts_ms = itertools.count(1_000)
 
 
 class Query:
-    """A query: its driver, and what its checkpoint holds."""
+    """A query: its driver, and the offsets in its checkpoint."""
 
     def __init__(self, service: Service, **given: str) -> None:
         every = {"service.url": service.grpc_url, "pollIntervalMs": "1", "discoveryIntervalMs": "1"}
@@ -492,7 +492,7 @@ def test_a_subscription_holds_unread_messages_and_its_backlog_becomes_zero(
     assert held.backlog_entries == 5
     query.plan()
     assert held.backlog_entries == 5
-    assert query.plan() == []  # the start is what Spark has committed
+    assert query.plan() == []  # Spark has committed the offset at which this batch begins
     assert held.backlog_entries == 0
 
 
@@ -515,7 +515,7 @@ def test_a_query_with_a_subscription_continues_without_a_deleted_topic(
     held = opened(service, f"{topic}-b").subscriptions["held"].cursor
     assert query.indexes() == {f"{short(topic)}-b": (3, 5)}
     assert query.indexes() == {}
-    assert held.backlog_entries == 0  # the lasting error of one topic stops no other one
+    assert held.backlog_entries == 0  # an error of one topic does not hold the other topics up
     assert caplog.text.count("the subscription did not move on 1 topics") == 1
 
 
@@ -716,7 +716,7 @@ def test_filters_leave_topics_entries_and_rows_out(
 
 @pytest.fixture
 def closed(service: Service, client: magnetar.Client, topic: str) -> list[str]:
-    """Sixty topics with a message each, and one without any, that no broker has open."""
+    """Sixty topics with one message each and a topic without messages. No broker has them open."""
     names = [f"{topic}-many-{number}" for number in range(61)]
     for name in names:
         publish(client, name, 0 if name == names[60] else 1)

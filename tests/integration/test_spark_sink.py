@@ -138,7 +138,7 @@ def test_rows_choose_their_topics_and_partitions(
     parts = [read(spark, url, f"{topic}-partition-{number}") for number in range(3)]
     assert sorted(int(row["value"]) for part in parts for row in part) == list(range(10, 40))
     with_key = [sum(row["__key"] is not None for row in part) for part in parts]
-    assert sorted(with_key) == [0, 0, 15]  # a key has one partition
+    assert sorted(with_key) == [0, 0, 15]  # all rows of a key go to one partition
     assert all(len(part) - keyed >= 4 for part, keyed in zip(parts, with_key, strict=True))
 
 
@@ -209,7 +209,7 @@ def test_a_task_whose_worker_dies_stores_each_row_once(
         assert context is not None
         for number, batch in enumerate(batches):
             if number == 2 and context.attemptNumber() == 0:
-                # Wait until the sink has stored rows; it reads ahead of its receipts.
+                # Wait until the sink has stored rows: it takes rows before it has the receipts.
                 with magnetar.Client(url) as client:
                     reader = client.create_reader(exact, magnetar.MessageId.earliest)
                     reader.read_next(60_000)
@@ -262,7 +262,7 @@ def test_a_batch_that_is_repeated_is_stored_once(
     query = start(frame, url, exact, tmp_path, **options)
     with pytest.raises(Exception, match="holds batch 2 of the query 'numbers' with another"):
         query.awaitTermination(120)
-    # The same with at-least-once: the batch is stored twice.
+    # Without deduplication, a repeated batch is stored twice.
     shutil.rmtree(tmp_path / "checkpoint")
     start(frame, url, topic, tmp_path).awaitTermination(120)
     (commits / "2").unlink()
@@ -289,7 +289,7 @@ def test_a_query_continues_after_kills_of_the_server_and_stores_each_row_once(
     assert query.awaitTermination(240)
     found = read(spark, url, exact)
     assert sorted(int(row["value"]) for row in found) == list(range(24_000))
-    for digit in "07":  # the order of a key
+    for digit in "07":  # the rows of a key are in order
         of_key = [int(row["value"]) for row in found if bytes(row["__key"]).decode() == digit]
         assert of_key == sorted(of_key)
 

@@ -151,7 +151,8 @@ def test_available_now_reads_in_limited_batches_and_continues_from_the_checkpoin
 def test_a_running_query_reads_new_topics_decodes_and_fails_by_name(
     spark: SparkSession, service: Service, client: magnetar.Client, topic: str, tmp_path: Path
 ) -> None:
-    """From the latest message on; a topic that appears; a bad record; a deleted ledger."""
+    """The query starts at the latest message. Then a topic appears, a record is bad, and a
+    ledger is deleted."""
     publish(client, f"{topic}-a", b'{"id":0}')
     options = {
         "topicsPattern": f"{topic}-[a-z]",
@@ -180,7 +181,7 @@ def test_a_running_query_reads_new_topics_decodes_and_fails_by_name(
     publish(client, f"{topic}-b", b'{"id":3}')
     truncate(service, f"{topic}-b")
     again = begin(writer)
-    # From message 0 on if the stop came before the commit of the last batch.
+    # The query begins at message 0 if it stopped before Spark committed the last batch.
     with pytest.raises(StreamingQueryException, match=f"{topic}-b: messages [01] to 1 were del"):
         again.awaitTermination(WAIT_S)
 

@@ -36,8 +36,8 @@ def receive(consumer: magnetar.Consumer, count: int) -> list[magnetar.Message]:
 
 
 def test_the_first_program_and_a_crash(server: StandaloneProcess) -> None:
-    """Send, receive, ack; after kill -9 acknowledged messages are not redelivered, the rest is,
-    and nothing that was sent is missing."""
+    """After kill -9, the server redelivers the unacknowledged messages only, and has all messages
+    that were sent."""
     server.start()
     with magnetar.Client(server.service_url) as client:
         consumer = client.subscribe("greetings", "readers", initial_position=EARLIEST)
@@ -162,7 +162,7 @@ def test_an_idle_standalone_server_needs_less_than_200_megabytes(server: Standal
 
 
 def refused(server: StandaloneProcess) -> str:
-    """The one line that it ends with."""
+    """Start the server, which must refuse. Returns the error in the last line of its log."""
     server.launch()
     status = server.wait()
     [line] = [json.loads(line) for line in server.log.splitlines() if "stopped by" in line]
@@ -191,7 +191,7 @@ def test_a_foreign_directory_is_refused_and_left_unchanged(server: StandalonePro
 
 
 def test_the_directory_of_another_server_is_refused(server: StandaloneProcess) -> None:
-    """A bookie's, as an example."""
+    """The directory is that of a bookie."""
     server.start()
     server.terminate()
     server.log_file.unlink()

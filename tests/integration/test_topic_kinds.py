@@ -172,7 +172,7 @@ def test_new_partitions_have_the_subscriptions_at_their_beginning(
     for number in range(20):
         producer.send(b"%d" % number, partition_key=str(number))
     producer.close()
-    # `latest` is the default: only a new subscription would begin there.
+    # A new subscription would begin at the latest message; this one existed before.
     consumer = client.subscribe(topic, "old")
     got = drain(consumer, 20)
     assert {message.message_id().partition() for message in got} >= {2, 3}

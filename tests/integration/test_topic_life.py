@@ -107,7 +107,7 @@ def test_clients_of_a_deleted_topic_do_not_create_it_again(
     while time.monotonic() < until:
         assert topic not in listed(server)
         time.sleep(0.2)
-    fresh = other.create_producer(topic)  # a new client may
+    fresh = other.create_producer(topic)  # a new client may create the topic
     fresh.send(b"1")
     is_apache = isinstance(other, pulsar.Client)
     earliest = pulsar.MessageId.earliest if is_apache else magnetar.MessageId.earliest

@@ -87,7 +87,7 @@ def topics_on_both(cluster: ClusterProcess, client: pulsar.Client, prefix: str) 
 
 
 def repeated(cluster: ClusterProcess, method: str, path: str, body: object = None) -> int:
-    """Ask until a broker has an answer: one of them may be dead. Returns the status."""
+    """Ask the brokers in turn until one answers, because one may be dead. Returns the status."""
     deadline = time.monotonic() + SERVED_S
     for broker in itertools.cycle((0, 1)):
         try:

@@ -41,7 +41,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_mode(node: LocalProcess, wanted: str) -> None:
-    """The server is asked with a deadline of its own, which a busy machine may miss."""
+    """Wait until the server is in this mode. A busy machine may miss the deadline of `mode`."""
     wait_for(lambda: mode(node) == wanted)
 
 
@@ -115,7 +115,7 @@ def test_a_jar_that_ends_the_server_is_reported_with_its_log(tmp_path: Path) -> 
 
 
 def test_a_server_that_hangs_is_killed_at_the_deadline(tmp_path: Path) -> None:
-    """Without one of the jars the main thread dies, but the process stays and does not answer."""
+    """One jar is missing, so the main thread dies. The process stays and does not answer."""
     jars = [jar for jar in find_jars() if "snappy" not in jar.name]
     server = ZooKeeperEnsemble(tmp_path, jars=jars, ready_s=1.5)
     server.nodes[0].launch()

@@ -62,8 +62,9 @@ class LoopDisk:
     def restore(self) -> None:
         """Bring the power back. No process may have a file of the disk open.
 
-        Returns once the file system answers. A container that starts copies all mounts, and until
-        it drops them the kernel keeps the file system that was cut: a mount shows that one again.
+        Returns once the file system answers. A container that starts copies all mounts. Until the
+        container drops its copy, the kernel keeps the file system that was cut, and a new mount
+        shows that file system again.
         """
         end_s = time.monotonic() + _BUSY_S
         while True:

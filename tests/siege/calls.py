@@ -217,12 +217,13 @@ async def schema_bombs(target: Target, transport: str, rng: random.Random) -> No
             topic = f"persistent://public/default/schema-{rng.randrange(4)}"
             kind, data = rng.choice(_schemas(rng))
             if kind == 4 and rng.random() < 0.5:
-                data = data.replace(b"f1", b"g1", 1)  # another version, to be compared
+                # Another version, which the broker compares with the first one.
+                data = data.replace(b"f1", b"g1", 1)
             properties = [
                 pb.KeyValue(key=f"p{each}", value="x") for each in range(rng.choice([0, 3, 400]))
             ]
             number = rng.randrange(5)
-            # An unknown number of an enum: protobuf's constructor would refuse it.
+            # The constructor of protobuf would refuse an unknown number of the enum.
             schema = pb.Schema(name="n" * rng.choice([1, 2_000]), schema_data=data, type=0)  # type: ignore[arg-type]
             schema.properties.extend(properties)
             with suppress(ValueError):

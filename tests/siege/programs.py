@@ -50,8 +50,8 @@ class Target:
             reader, writer = await asyncio.open_connection(url.hostname, url.port)
             wire: Any = _Tcp(reader, writer)
         else:
-            # A connection of its own: channels of one process share one otherwise, and a program
-            # that reads nothing would stop the others.
+            # Channels of one process share a connection by default. A program that reads nothing
+            # would then stop the others, so this channel gets a connection of its own.
             options = [*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
             channel = aio.insecure_channel(url.netloc, options=options)
             stream = open_frame_stream(

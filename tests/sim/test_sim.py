@@ -80,8 +80,8 @@ FAULTS = (
     "wrong metadata shown",
 )
 
-# The events that subscriptions must have met in a run of this length, with the least numbers: a
-# third of the numbers when this was written.
+# The events that subscriptions must have met in a run of this length, each with its minimum. The
+# minimum is a third of the number that was counted when this table was written.
 SUBSCRIPTIONS = {
     "batch acknowledged in part": 27,
     "consumer crashed": 4,

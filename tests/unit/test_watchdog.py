@@ -37,7 +37,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 
 
 def check(watchdog: Watchdog, *, since: float, until: float, answers: bool) -> Iterator[float]:
-    """The times of the kills."""
+    """Check the server repeatedly. Yields the times at which the watchdog kills it."""
     for number in range(int((until - since) / CHECK_S) + 1):
         now = since + number * CHECK_S
         if watchdog.on_check(now, answers=answers):

@@ -31,8 +31,10 @@ CLUSTER = "c1" * 16
 
 
 async def boot(node: BookieNode, store: MetadataStore, random: Random) -> Identity:
-    """The identity under which the bookie serves. Tries again while the metadata store cannot be
-    reached, or while a copy of the directory may be in use. Raises StartRefused."""
+    """Return the identity under which the bookie serves.
+
+    Tries again while the metadata store cannot be reached, or while a copy of the directory may be
+    in use. Raises StartRefused."""
     while True:
         try:
             return await _enter(node, store, random)

@@ -33,7 +33,7 @@ EVENTS: Final = ("add_consumer", "remove_consumer", "advance")
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Failed checks are bugs of the process in which they fail."""
+    """Check the machines in this block. A failed check is a bug of the process where it fails."""
     right = [
         (machine, name, method)
         for machine in MACHINES

@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import LedgerMetadata, Member
     from magnetar.metadata.store import Versioned
 
-SETTLE_S = 30.0  # within this time of the healing all bookies are registered again
-RECOVER_S = 90.0  # within this time every ledger can be closed and read
-REPAIR_S = 300.0  # within this time replicators, if any, restore all copies
+SETTLE_S = 30.0  # the time until all bookies are registered again, after all faults are healed
+RECOVER_S = 90.0  # the time in which every ledger can be closed and read
+REPAIR_S = 300.0  # the time in which replicators, if any, restore all copies
 PAUSE_S = 0.5
-LEVELS = 6  # the levels of a ledger's path
+LEVELS = 6  # the number of slashes in a ledger's path
 
 
 def quick_config(quorum: Quorum) -> LedgerConfig:
-    """Short timeouts: virtual time costs nothing, but what happens every tenth of a second does."""
+    """Short timeouts. Virtual time costs nothing, but frequent events in a long wait cost CPU."""
     return LedgerConfig(
         ensemble_size=quorum.ensemble_size,
         write_quorum=quorum.write_quorum,
@@ -77,9 +77,9 @@ class World:
         self.later = LaterVersion(self)
         self.config = quick_config(quorum)
         self.on_client_restart: Callable[[ClientNode], None] = lambda client: None
-        self.scrubs = True  # whether bookies scrub that start from now on
+        self.scrubs = True  # bookies that start from now on scrub
         self.rotten: dict[tuple[LedgerId, int], None] = {}  # entries that have a bad copy
-        self.healed = False  # a process that an earlier fault ends later starts again
+        self.healed = False  # True: a process starts again when an earlier fault ends it
         self._restarts: list[asyncio.Task[None]] = []
         self._failure: asyncio.Future[None] = loop.create_future()
         self.oracle.when_broken = self._end_with
@@ -114,8 +114,7 @@ class World:
         return [each for each in self.bookies.values() if not each.retired]
 
     def retire(self, bookie: BookieNode, member: Member) -> None:
-        """The bookie was decommissioned: no record may name it any more, and it is not started
-        again."""
+        """Note that the bookie was decommissioned: no record may name it, and it stays down."""
         bookie.retired = True
         self.known.pop(member)
 
@@ -128,13 +127,15 @@ class World:
         await until(lambda: sum(each.registered for each in self.staying) >= needed)
 
     def may_destroy(self, bookie: BookieNode) -> bool:
-        """Whether copies on this bookie may be lost permanently, counting those lost already."""
+        """Return whether this bookie may lose copies permanently, after all losses so far."""
         enough = bookie.name in self.destroyed or len(self.destroyed) < self.quorum.ack_quorum - 1
         return enough and all(self._held_beside(bookie, *each) for each in self.rotten)
 
     def may_rot(self, bookie: BookieNode, ledger: LedgerId, entry: int) -> bool:
-        """Whether this copy may go bad: it belongs to a sealed segment, and another copy is
-        good."""
+        """Return whether this copy may go bad.
+
+        The copy must belong to a sealed segment, and another copy must be good.
+        """
         life = self.oracle.life(ledger)
         if life.deleted or not life.versions:
             return False
@@ -143,7 +144,7 @@ class World:
         return sealed and self._held_beside(bookie, ledger, entry)
 
     def _held_beside(self, bookie: BookieNode, ledger: LedgerId, entry: int) -> bool:
-        """Whether another bookie that metadata names has a good copy."""
+        """Return whether another bookie that metadata names has a good copy."""
         life = self.oracle.life(ledger)
         if life.deleted:
             return True
@@ -188,7 +189,7 @@ class World:
         """A task of a process has failed."""
         if isinstance(error, Unreachable) or (not host.alive and is_operating_error(error)):
             self.trace.tell(host.name, "dying:", _drawn(error))
-            return  # its caller gets the error; or the host is ending
+            return  # the caller of the task gets the error, or the host is ending
         found = _first_violation(error)
         if self.oracle.first is None and found is None:
             found = self.oracle.broken("bug", f"{host.name}: {_drawn(error)}")

@@ -222,7 +222,7 @@ class Consumer:
                 self._work()
 
     def crash(self) -> None:
-        """Its process ends. Another consumer with its name may join."""
+        """End the consumer's process. Another consumer with this name may join."""
         self.gone = True
         self._lose()
 
@@ -230,7 +230,7 @@ class Consumer:
         self._lose()
 
     async def leave(self, *, drain: bool) -> None:
-        """As `consumer.close(drain=...)` does."""
+        """Leave as `consumer.close(drain=...)` does."""
         session = self._session
         if session is None or session.handle is None:
             self.crash()  # the SUBSCRIBE may still succeed
@@ -443,7 +443,7 @@ class Consumer:
     def _must_not_acknowledge_cumulatively(
         self, session: ConsumerSession, position: Position
     ) -> None:
-        """Try a cumulative acknowledgement sometimes: CUMUL."""
+        """CUMUL: the broker must refuse a cumulative acknowledgement, which is sometimes tried."""
         handle = session.handle
         if handle is None or not handle.attached or self._random.random() > 0.02:
             return

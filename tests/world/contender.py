@@ -204,7 +204,7 @@ class Contender:
         return Writer(self.client, appender), version
 
     async def _write(self, writer: Writer) -> bool:
-        """Whether to continue with another ledger."""
+        """Write to the ledger. Returns whether to continue with another ledger."""
         random = self.random
         for _ in range(random.randint(1, 5)):
             for _ in range(random.randint(1, self.burst_max)):

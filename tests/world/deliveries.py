@@ -65,14 +65,14 @@ class Deliveries:
     kind: SubscriptionType
     ordered_nacks: bool = False
     relaxed_share: float = 0  # the share of consumers that allow delivery out of order
-    receipts: dict[Position, int] = field(default_factory=dict)  # messages by entry
+    receipts: dict[Position, int] = field(default_factory=dict)  # message counts by entry
     sent: dict[Position, set[int]] = field(default_factory=dict)  # acknowledged by a consumer
     marks: list[Position] = field(default_factory=list)  # acknowledged cumulatively
     answered: dict[Position, dict[int, int]] = field(default_factory=dict)  # with the owner's epoch
     answered_mark: tuple[Position, int] = (EARLIEST, 0)
     skipped: Position = EARLIEST  # an operator asked to skip everything up to this position
     seeks: int = 0
-    last_epoch: int = 0  # the owners that have delivered
+    last_epoch: int = 0  # the highest epoch of an owner that has delivered
 
     @property
     def single_active(self) -> bool:
@@ -140,14 +140,14 @@ class Reign:
     sessions: list[ConsumerSession] = field(default_factory=list)
     pending: dict[Position, ConsumerSession] = field(default_factory=dict)
     returns: Counter[Position] = field(default_factory=Counter)
-    base: dict[Position, int] = field(default_factory=dict)  # counts when first seen
-    first: set[Position] = field(default_factory=set)  # were delivered
+    base: dict[Position, int] = field(default_factory=dict)  # counts at the first delivery
+    first: set[Position] = field(default_factory=set)  # delivered entries
     nacked: set[Position] = field(default_factory=set)
-    of: Dispatcher | None = None  # the dispatcher whose state the four are
+    of: Dispatcher | None = None  # the dispatcher to which the four fields above belong
     views: dict[Position, EntryView] = field(default_factory=dict)
     by_key: dict[str | None, list[Position]] = field(default_factory=dict)
-    indexed: dict[LedgerId, int] = field(default_factory=dict)  # entries in `by_key`
-    blocked: int = 0  # attempts of earlier dispatchers
+    indexed: dict[LedgerId, int] = field(default_factory=dict)  # how many entries `by_key` has
+    blocked: int = 0  # blocked attempts of earlier dispatchers
 
     @property
     def epoch(self) -> int:
@@ -322,8 +322,7 @@ class Reign:
     # -- keys --------------------------------------------------------------------------------------
 
     def _is_relaxed(self, session: ConsumerSession) -> bool:
-        """Whether all connected consumers allow delivery out of order. `session` is about to get an
-        entry."""
+        """Return whether all connected consumers, and the one of `session`, allow disorder."""
         others = (each for each in self.attached() if each.handle is not None)
         return all(each.consumer.allows_disorder for each in (session, *others))
 

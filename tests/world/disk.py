@@ -56,21 +56,21 @@ class SimDisk:
         self.health = Health()
         self.identity: Identity | None = None  # None: no identity file
         self.image: DiskImage | None = None  # None: no store
-        self.watermark = 0  # the watermark: how much of the log the bookie noted as durable
+        self.watermark = 0  # the part of the log that the bookie has noted as durable
         self.opens = True  # False: opening the store fails
         self.rotten = ""  # the incarnation that noted an unreadable table
         self.reclaiming = Marker()
-        # Keyed by incarnation; None: it does not open.
+        # Keyed by incarnation. None: the store does not open.
         self.formers: dict[str, DiskImage | None] = {}
         self.on_durable: Callable[[int, int, bytes], None] = lambda *_: None
         self.on_delete: Callable[[int, bool], None] = lambda *_: None
         self.on_reopened: Callable[[DiskImage], None] = lambda _: None
-        self.on_met: Callable[[], None] = lambda: None  # damage that was met before, met again
+        self.on_met: Callable[[], None] = lambda: None  # a compaction has met known damage again
         self.reserve = SimReserve(self)
         self._random = random
         self.trace = trace
         self._met = False  # a compaction has failed, and nothing went bad since
-        self._generation = 0  # counts the openings: only the last one may write
+        self._generation = 0  # the number of openings; only the last opened store may write
         self._snapshots: list[tuple[Identity | None, DiskImage, int]] = []
 
     # -- what a bookie does ----------------------------------------------------------------------
@@ -82,8 +82,10 @@ class SimDisk:
 
     @property
     def whole(self) -> bool:
-        """Whether the store is sound when opened: it opens, its log does not end before the
-        watermark, and no note calls it rotten."""
+        """True when the store is sound.
+
+        It opens, its log does not end before the watermark, and no note calls it rotten.
+        """
         found = self.image
         if not self.opens or found is None or self.identity is None:
             return False
@@ -144,9 +146,11 @@ class SimDisk:
         self.identity, self.image, self.watermark = self._snapshots.pop()
 
     def lose_tail(self, batches: int) -> bool:
-        """Lose synced batches, as a device that lied about a sync. The bookie must be down. Returns
-        whether the watermark can show the loss. If it cannot, nothing was lost: the watermark lags
-        behind the last syncs."""
+        """Lose synced batches, like a device that lied about a sync. The bookie must be down.
+
+        Returns whether the watermark shows the loss. If it does not, nothing is lost, because the
+        watermark lags behind the last syncs.
+        """
         assert self.image is not None
         shorter = self.image.without_tail(batches)
         if shorter.sequence() >= self.watermark:
@@ -192,7 +196,7 @@ class SimDisk:
         return [each for each in map(key_entry, keys) if self.image.entry(*each) is not None]
 
     def sound(self, ledger: int, entry: int) -> bool:
-        """Whether the entry is durable here and reads as it was written."""
+        """Return whether the entry is durable here and reads as it was written."""
         if not self.durable(ledger, entry):
             return False
         assert self.image is not None
@@ -222,7 +226,7 @@ class SimDisk:
         return probability > 0 and self._random.random() < probability
 
     def durable(self, ledger: int, entry: int) -> bool:
-        """Whether the entry survives any power cut."""
+        """Return whether the entry survives any power cut."""
         return self.image is not None and entry_key(ledger, entry) in self.image.on_disk()
 
     def durably_fenced(self, ledger: int) -> bool:

@@ -23,7 +23,7 @@ class LaterVersion:
         self._working = False  # the later version is making a change now
 
     def extend(self, path: str) -> bool:
-        """Add a field to the record at `path`. False: there is no record."""
+        """Add a field to the record at `path`. Returns False if there is no record."""
         stored = self._world.meta.tree.tree.get(path)
         if stored is None:
             return False

@@ -152,7 +152,7 @@ class Lives:
         found.delivered.setdefault(subscription, set()).add(message)
 
     def on_ack(self, incarnation: str, subscription: str, positions: Iterable[Position]) -> None:
-        """A client sends the message."""
+        """A client sends an acknowledgement of these positions."""
         self.generation(incarnation).sent_acks.setdefault(subscription, set()).update(positions)
 
     def on_mark(self, incarnation: str, subscription: str, mark: Position) -> None:

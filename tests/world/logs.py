@@ -97,7 +97,7 @@ class Logs:
         )
 
     def i14_only_the_last_is_open(self, path: str, ledgers: Sequence[LedgerId]) -> None:
-        """I14: a ledger is added when all before it are closed."""
+        """I14: a ledger is added only when all earlier ledgers of the list are closed."""
         for ledger in ledgers[:-1]:
             life = self._oracle.life(ledger)
             closed = life.deleted or life.versions[-1].state is LedgerState.CLOSED

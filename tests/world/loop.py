@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TIMERS_CANCELLED_MAX = 200  # above this number, and above half of all, they are removed
+# The loop removes cancelled timers when they exceed this number and half of all timers.
+TIMERS_CANCELLED_MAX = 200
 
 
 class Deadlock(RuntimeError):
@@ -70,7 +71,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def later(self, delay_s: float, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
-        """Call back for the world, not for the host that runs now."""
+        """Schedule a callback that runs for the world, not for the host that runs now."""
         return self.call_later(delay_s, callback, *args, context=self.world_context)
 
     def pause(self, host: Pausable) -> None:

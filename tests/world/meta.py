@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 
 class Session(MemoryStore):
-    """A client whose listings may lack names (T25), or that is connected to a wrong store, also
-    after a `sync`."""
+    """A session with faults: listings may lack names (T25), and the store may be a wrong one.
+
+    A `sync` does not end these faults.
+    """
 
     hides: Callable[[str, list[str]], list[str]] = staticmethod(lambda path, names: names)
     shown: Tree | None = None  # the cluster's identity and its ledgers
@@ -82,7 +84,7 @@ class Ensemble:
         self._cut: set[str] = set()  # hosts that cannot reach it
 
     def open_store(self, host: Host) -> MemoryStore:
-        """A session of the process. One that starts behind a cut begins suspended."""
+        """Open a session for the process. Behind a cut, the session begins suspended."""
 
         def faults(operation: str, path: str) -> Fault | None:
             return self._fault(host, operation, path)

@@ -259,8 +259,10 @@ class Nemesis:
         await self._replace(bookie)
 
     async def _restore(self) -> None:
-        """A backup of the disk is taken, and restored after a later start of the bookie. Only after
-        such a start can the cluster know of a later state."""
+        """Back up the disk, and restore it after a later start of the bookie.
+
+        Only such a start tells the cluster that the backup is old.
+        """
         bookie = self._bookie()
         bookie.disk.take_image()
         await self._pass(3.0)
@@ -277,7 +279,7 @@ class Nemesis:
         self.world.trace.fault(bookie.name, "older image restored")
         await bookie.restart()
         if image.state is DirectoryState.REPLACING:
-            # the start is refused, with advice to the operator
+            # The bookie refuses the start, with advice to the operator.
             await self._pass(1.0)
             await self._replace(bookie)
             return
@@ -287,7 +289,7 @@ class Nemesis:
             await self._replace(bookie)
 
     async def _lose_synced(self) -> None:
-        """A device that lied about a sync: a power cut removes the synced end of the log."""
+        """A power cut removes the synced end of the log, because the device lied about a sync."""
         bookie = self._bookie()
         disk = bookie.disk
         if not self.world.may_destroy(bookie) or disk.image is None:

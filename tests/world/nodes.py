@@ -103,7 +103,7 @@ class Process:
             self.world.loop.resume(self.host)
 
     def crash_by(self, power: bool) -> None:
-        """For timers."""
+        """Crash, for a timer, which passes no keyword arguments."""
         self.crash(power=power)
 
     def crash_soon(self) -> None:
@@ -143,13 +143,13 @@ class BookieNode(Process):
         self.zone = zone
         self.random: Random = world.draw(name)
         self.disk = SimDisk(name, world.draw(name + " disk"), world.trace)
-        # None of the next three: the bookie does not serve
+        # Each of the next five is None while the bookie does not serve.
         self.service: BookieService | None = None
         self.commit: GroupCommit | None = None
         self.admission: Admission | None = None
         self.registration: Registration | None = None
         self.reclaimer: Reclaimer | None = None
-        self.refused: StartRefused | None = None  # the reason why it refuses to start on its disk
+        self.refused: StartRefused | None = None  # why the bookie refuses to start on its disk
         self.may_format_anew = False  # the operator's --new-incarnation
         self.retired = False  # decommissioned
         self.listed_by: int | None = None  # the session of its registration
@@ -166,7 +166,7 @@ class BookieNode(Process):
 
     @property
     def gives_no_space_back(self) -> bool:
-        """Scrub until all entries are found sound."""
+        """True when the bookie frees no space until a scrub finds all entries sound."""
         return self.reclaimer is not None and self.reclaimer.suspended
 
     async def replace(self) -> None:

@@ -74,9 +74,9 @@ class Oracle:
         self.logs = Logs(self)
         self._trace = trace
         self._answers: dict[tuple[Member, int], Answers] = {}
-        self._removed: dict[Member, set[int]] = {}  # deleted ledgers whose entries it removed
-        self._left: dict[Member, set[int]] = {}  # left-over copies that it removed
-        self._had: dict[Member, set[tuple[int, int]]] = {}  # when it began to refuse ordinary adds
+        self._removed: dict[Member, set[int]] = {}  # deleted ledgers that the member removed
+        self._left: dict[Member, set[int]] = {}  # ledgers whose left-over copies the member removed
+        self._had: dict[Member, set[tuple[int, int]]] = {}  # entries when it became read-only
 
     def life(self, ledger: int) -> Life:
         return self.lives.setdefault(LedgerId(ledger), Life())

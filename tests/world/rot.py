@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# As RocksDB says it of a table, and of a file of values.
+# The errors of RocksDB for a table and for a blob file.
 TABLE = "Corruption: block checksum mismatch: stored = 1, computed = 2  in store/000012.sst"
 VALUES = "Corruption: checksum mismatch in store/000013.blob"
 
@@ -68,7 +68,7 @@ class Rot:
         return met
 
     def meet_table(self) -> None:
-        """RocksDB compacts tables when it sees fit."""
+        """Let a compaction meet the rotten table: from then on, the store refuses writes."""
         self.refuses = TABLE
 
     def _unreadable(self, key: bytes) -> bool:

@@ -60,7 +60,7 @@ def outcomes(first: int, seeds: int, scenario: str = "") -> Iterator[Outcome]:
         chosen = SCENARIOS[scenario] if scenario else scenario_of(seed)
         try:
             yield play(chosen, seed)
-        except Exception as error:  # the scenario's own
+        except Exception as error:  # a bug of the scenario
             error.add_note(f"{chosen.name} --first {seed} --seeds 1")
             raise
 

@@ -58,7 +58,7 @@ CURSORS = CursorConfig(
 DELAYED = DelayedStoreConfig(run_entries=3, garbage_bytes_min=200, close_entries_min=1)
 """Segments of three entries."""
 BATCH_MAX = 3
-SERVE_ON_S = 6.0  # how long a broker serves another broker's topic; then its lease is lost
+SERVE_ON_S = 6.0  # a broker serves another broker's topic for this time, until its lease ends
 DRAIN_S = 120.0
 
 
@@ -116,7 +116,7 @@ class Director:
         return max(living, key=lambda it: it.reign.epoch, default=None)
 
     def join(self) -> Consumer:
-        """One more consumer."""
+        """Start another consumer."""
         self._joined += 1
         consumer = Consumer(f"k{self._joined}", self)
         self.consumers.append(consumer)

@@ -60,7 +60,7 @@ class Stage:
                     create = self.ledgers(client).create
                     appender = await create(newer_than=LedgerId(-1), custom={})
                 except (NotEnoughBookies, MetadataError):
-                    await asyncio.sleep(0.2)  # slow in answering, all at once
+                    await asyncio.sleep(0.2)  # too many bookies, or the store, were too slow
                 else:
                     break
         self.writer = Writer(self.clients[client], appender)

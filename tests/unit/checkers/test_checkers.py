@@ -19,8 +19,11 @@ SECOND = 1_000_000_000
 
 
 def clean() -> History:
-    """Ten messages in batches of two. Receipts of 4 and 5 are lost with the first ledger's owner,
-    so they are sent again; 9 is unknown and there. Two consumers, one after the other."""
+    """Ten messages in batches of two, and two consumers, one after the other.
+
+    The receipts of messages 4 and 5 are lost with the first ledger's owner, so the producer resends
+    these messages. The outcome of message 9 is unknown, and the message is stored.
+    """
     history = History()
     places = [Place(7, n // 2, n % 2) for n in range(6)]
     stored = list(zip([0, 1, 2, 3, 4, 5], places, strict=True))

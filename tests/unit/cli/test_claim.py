@@ -63,7 +63,7 @@ def test_a_directory_of_another_version_or_owner_is_refused(tmp_path: Path, text
 
 
 def test_a_directory_can_be_claimed_after_a_crash_of_the_first_start(tmp_path: Path) -> None:
-    """The mark may be absent, empty or whole; nothing else is there before it is whole."""
+    """The mark may be absent, empty or whole. No other file exists before the mark is whole."""
     (tmp_path / "oven").touch()
     with claimed(tmp_path, "oven"):
         (tmp_path / "data").touch()

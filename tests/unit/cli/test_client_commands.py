@@ -113,7 +113,7 @@ def test_a_line_beyond_the_maximum_message_size_is_not_gathered(tmp_path: Path) 
 def test_no_server_is_said_at_once(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    java = tmp_path / "bin" / "java"  # is looked for first, and not started
+    java = tmp_path / "bin" / "java"  # the command looks for it first, and does not start it
     java.parent.mkdir()
     java.touch(mode=0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

@@ -75,8 +75,8 @@ def shown(value: object) -> str:
 
 
 def parameters(function: Any) -> dict[str, inspect.Parameter] | None:
-    """None: Apache's extension module does not tell. Without fastavro, some of Apache's names begin
-    with an underscore."""
+    """The parameters of a function. None: a function of Apache's extension module, which has no
+    signature. Without fastavro, some of Apache's names begin with an underscore."""
     try:
         found = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -136,13 +136,13 @@ def differences() -> set[str]:
         for name in public(theirs):
             value = getattr(theirs, name)
             if inspect.ismodule(value) and not value.__name__.startswith("pulsar."):
-                continue  # an import
+                continue  # a module that Apache's module imports
             path = f"{inner}.{name}" if inner in ("asyncio", "schema") else name
             if value is pulsar:
                 continue
             if not hasattr(ours, name):
                 if inner == "asyncio" and getattr(pulsar, name, None) is value:
-                    continue  # an import from `pulsar`
+                    continue  # a name that `pulsar.asyncio` imports from `pulsar`
                 found.append(path)
             elif inspect.isclass(value) and not issubclass(value, Exception):
                 found += differences_of_class(path, value, getattr(ours, name))

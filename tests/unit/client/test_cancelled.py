@@ -276,7 +276,7 @@ async def test_a_cancelled_receive_loses_at_most_one_message() -> None:
         await world.consumer.receive(5000)
 
     async def receives_the_rest(world: World) -> None:
-        """A message that was taken by a receive that was cancelled at its end may be missing."""
+        """The first message may be missing, if the receive had taken it before it was cancelled."""
         assert world.consumer is not None
         first = int((await world.consumer.receive(5000)).data())
         rest = [int((await world.consumer.receive(5000)).data()) for _ in range(5 - first)]
@@ -509,7 +509,7 @@ async def test_a_cancelled_get_topic_partitions_leaves_the_client_usable() -> No
 
 
 async def test_a_cancelled_send_of_a_chunked_message_sends_all_chunks_or_none() -> None:
-    """All chunks of a message are sent, or none: half a message would wait at each consumer."""
+    """Each consumer would wait for the rest of a message that was sent in part."""
     payload = bytes(LARGE_BYTES)
 
     async def before(world: World) -> None:

@@ -156,7 +156,7 @@ class Provider(ServiceInfoProvider):
 
 
 async def wait_until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - a thread makes it true
+    while not condition():  # noqa: ASYNC110 - a thread makes the condition true
         await asyncio.sleep(0.001)
 
 
@@ -204,7 +204,7 @@ async def test_messages_of_one_cluster_are_not_acknowledged_in_the_other() -> No
         await asyncio.sleep(1.5)
         await producer.send(b"0 at b")
         await producer.send(b"1 at b")
-        await consumer.acknowledge(first)  # their ids name the messages at b
+        await consumer.acknowledge(first)  # cluster B has other messages with these ids
         await consumer.acknowledge_cumulative(second)
         await asyncio.sleep(1)
         assert two.topic(TOPIC).subscriptions["s"].acks == []
@@ -242,7 +242,7 @@ async def test_sequence_ids_of_another_cluster_do_not_make_pending_messages_stor
         await asyncio.sleep(0.1)
         down.add(A)
         await asyncio.sleep(1.5)
-        assert told == [magnetar.Result.Interrupted]  # it may be stored at a
+        assert told == [magnetar.Result.Interrupted]  # cluster A may have stored the message
         await producer.send(b"1")
         assert [sequence_id for sequence_id, _ in two.sends] == [101]
 

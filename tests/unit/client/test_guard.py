@@ -77,7 +77,7 @@ async def others_go_on(client: Client, caplog: pytest.LogCaptureFixture) -> Asyn
 async def test_bug_in_the_handling_of_a_delivery_ends_its_consumer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The limit of incomplete messages gives one up, and its redelivery asks the backoff."""
+    """At its limit, the consumer gives up a partial message. Its redelivery calls the backoff."""
     async with client_among() as (client, cluster), others_go_on(client, caplog):
         consumer = await client.subscribe(
             "t",
@@ -113,7 +113,7 @@ async def test_bug_in_a_timer_ends_its_core() -> None:
 
 
 async def test_bug_in_a_task_ends_its_consumer(caplog: pytest.LogCaptureFixture) -> None:
-    """The letter is refused, and its next attempt asks the backoff."""
+    """The broker refuses the letter. The next attempt calls the backoff."""
     async with client_among() as (client, cluster), others_go_on(client, caplog):
         consumer = await client.subscribe(
             "t",

@@ -304,7 +304,7 @@ async def test_cancelled_creation_leaves_no_task(
                 task = group.create_task(create(client), name="creation")
                 await asyncio.sleep(0.5)
                 task.cancel()
-            if not task.cancelled():  # it needs no such request
+            if not task.cancelled():  # this creation sends no request of this kind
                 await task.result().close()
             await settle()
             assert not own_tasks()
@@ -327,7 +327,8 @@ async def test_consumer_gets_all_partitions_and_acknowledges_each() -> None:
             await consumer.acknowledge(message)
         for message in messages[5:]:
             stored = message.message_id().serialize()
-            await consumer.acknowledge(MessageId.deserialize(stored))  # its partition is enough
+            # A deserialized id has a partition but no topic.
+            await consumer.acknowledge(MessageId.deserialize(stored))
         await consumer.close()
         left = [cluster.topic(part(index)).subscriptions["s"].unacked for index in range(3)]
         assert left == [{}, {}, {}]

@@ -26,12 +26,12 @@ from magnetar.client.options import (
 from magnetar.client.sync import Client
 
 DIFFERENT = {
-    "batching_enabled",  # ours is on
-    "batching_max_publish_delay_ms",  # 1
-    "batch_index_ack_enabled",  # ours is on
-    "schema",  # None stands for bytes
-    "crypto_failure_action",  # a reader's None stands for fail
-    "tls_validate_hostname",  # ours is on
+    "batching_enabled",  # True in our client
+    "batching_max_publish_delay_ms",  # 1 in our client
+    "batch_index_ack_enabled",  # True in our client
+    "schema",  # in our client, None means bytes
+    "crypto_failure_action",  # in our reader, None means fail
+    "tls_validate_hostname",  # True in our client
 }
 OURS = {
     "priority_level",

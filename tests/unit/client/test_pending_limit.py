@@ -69,7 +69,7 @@ async def test_small_message_does_not_overtake_a_waiting_large_one() -> None:
             assert sizes(cluster) == [500]
             answer_first(cluster)
             await first
-            group.create_task(producer.send(b""))  # sent in the turn that releases the limit
+            group.create_task(producer.send(b""))  # in the turn of the loop that releases the limit
         assert sizes(cluster) == [500, 800, 5, 0]
 
 

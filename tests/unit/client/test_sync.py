@@ -271,7 +271,8 @@ def test_a_listener_is_called_for_each_message_in_order_on_one_thread() -> None:
         got: list[tuple[bytes, str]] = []
 
         def listen(consumer: magnetar.Consumer, message: magnetar.Message) -> None:
-            consumer.acknowledge(message)  # first: below, the consumer is closed after the last one
+            # The test closes the consumer as soon as `got` has the last message.
+            consumer.acknowledge(message)
             got.append((message.data(), threading.current_thread().name))
             if message.data() == b"2":
                 raise RuntimeError("the user's")
@@ -473,7 +474,7 @@ def test_call_in_a_forked_process_is_refused() -> None:
                     call()
                     break
                 refused += 1
-            client.shutdown()  # touches nothing of the parent's
+            client.shutdown()  # must not touch the threads of the parent process
             os._exit(refused)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(calls)
         assert consumer.receive(TIMEOUT_MS).data() == b"x"
@@ -481,7 +482,7 @@ def test_call_in_a_forked_process_is_refused() -> None:
 
 
 def test_a_bad_url_leaves_no_thread_behind() -> None:
-    before = set(threading.enumerate())  # some of earlier tests may be about to end
+    before = set(threading.enumerate())  # threads of earlier tests may end meanwhile
     with pytest.raises(magnetar.InvalidUrl):
         magnetar.Client("http://nowhere")
     assert set(threading.enumerate()) <= before

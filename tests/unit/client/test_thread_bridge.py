@@ -106,7 +106,7 @@ def test_all_items_arrive_in_order_also_at_the_end() -> None:
         sender.start()
     while len(got) < 1000:
         pass
-    thread.stop()  # in the middle of it
+    thread.stop()  # while the senders still put items
     for one in senders:
         one.join()
     for sender in range(3):

@@ -13,7 +13,7 @@ CARRIERS = ["AA", "UA", "AA", "UA", "AA"]
     ("rows", "violations"),
     [
         ([0, 1, 2, 3, 4], 0),
-        ([1, 3, 0, 2, 4], 0),  # carriers do not wait for each other
+        ([1, 3, 0, 2, 4], 0),  # the flights of two carriers have no order
         ([0, 4, 2, 1, 3], 1),  # 4 came before 2
         ([0, 2, 4, 3, 1], 1),
         ([4, 2, 0], 2),

@@ -20,7 +20,7 @@ def single(payload: bytes, **fields: object) -> bytes:
 
 
 def by_protobuf(data: bytes, count: int) -> list[tuple[bytes, int]] | None:
-    """Payload and sequence id of each message; None: it is no batch of this many messages."""
+    """Payload and sequence id of each message. None: the data is no batch of `count` messages."""
     found, at = [], 0
     for _ in range(count):
         if at + 4 > len(data):

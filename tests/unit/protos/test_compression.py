@@ -36,9 +36,9 @@ def test_compression_round_trip(codec: Compression, payload: bytes) -> None:
     assert decompress(codec, compress(codec, payload), len(payload)) == payload
 
 
-# Thirty-two times "a" as unframed blocks. LZ4 and Snappy can be followed by hand: a literal "a",
-# then a copy from one byte back (of 26, and five literals more; of 31). The recordings of Apache's
-# client are the witness for the other two.
+# Thirty-two times "a" as unframed blocks. LZ4 and Snappy can be checked by hand: both have the
+# literal "a" and a copy from one byte back. LZ4 copies 26 bytes and adds five literals. Snappy
+# copies 31 bytes. The recordings of Apache's client prove the other two.
 KNOWN = {
     Compression.LZ4: "1f 61 0100 07 50 6161616161",
     Compression.ZLIB: "789c 4b4cc40f 00 c8300c21",
@@ -109,7 +109,7 @@ def test_decompression_bomb_uses_at_most_the_stated_memory(codec: Compression) -
 
 
 def test_a_frame_of_zstandard_without_its_own_size_is_bounded_too() -> None:
-    stream = zstandard.ZstdCompressor().compressobj()  # such a frame does not say its size
+    stream = zstandard.ZstdCompressor().compressobj()  # such a frame does not contain its size
     frame = stream.compress(b"b" * 5_000) + stream.flush()
     assert zstandard.frame_content_size(frame) == -1
     assert decompress(Compression.ZSTD, frame, 5_000) == b"b" * 5_000

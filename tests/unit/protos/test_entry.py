@@ -130,14 +130,15 @@ key_fields = st.builds(
 def test_plain_view_equals_protobuf(
     name: bytes, sequence_id: int, publish_time: int, rest: bytes, stretch: int
 ) -> None:
-    """Metadata shaped as the simplest, right or wrong: the same value, or the same refusal."""
+    """Valid and invalid metadata of the simplest shape: both parsers agree on value or error."""
     metadata = (
         b"\x0a" + bytes([max(0, len(name) + stretch)]) + name
         + b"\x10" + long_varint(sequence_id) + b"\x18" + long_varint(publish_time) + rest
     )  # fmt: skip
     body = struct.pack(">I", len(metadata)) + metadata + b"payload"
     plain = struct.pack(">HI", 0x0E01, google_crc32c.value(body)) + body
-    by_hand, by_protobuf = outcome(plain), outcome(body)  # without a checksum: never by hand
+    # `parse_entry` passes an entry without a checksum to protobuf.
+    by_hand, by_protobuf = outcome(plain), outcome(body)
     if isinstance(by_hand, EntryView) and isinstance(by_protobuf, EntryView):
         assert bytes(by_hand.data) == plain
         by_protobuf.data = by_hand.data

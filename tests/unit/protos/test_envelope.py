@@ -319,7 +319,7 @@ def test_a_decoded_run_equals_its_single_answers(
     damaged = bytes(frame[: len(frame) - cut] if cut > 12 else frame)
     try:
         expected, code = run_by_steps(damaged, 7, 0)
-    except FrameDamaged:  # (what is before the damage may have been told already)
+    except FrameDamaged:  # answers before the damage may have been returned already
         expected, code = [], BookieCode.CORRUPT
     try:
         found, got = decode_run(memoryview(damaged), ledger=7, first=0)

@@ -378,7 +378,7 @@ def test_a_frame_at_the_limit_is_read_and_a_larger_one_refused() -> None:
     assert len(frame) == COMMAND_FRAME_BYTES_MAX - 4
     too_large = struct.pack(">I", COMMAND_FRAME_BYTES_MAX - 3)
     for refuse in (FrameDecoder().feed, split_frames):
-        # refused at once, before the whole frame has arrived
+        # The decoder refuses the frame before the whole frame has arrived.
         with pytest.raises(FrameTooLarge) as caught:
             refuse(too_large)
         assert caught.value.size == COMMAND_FRAME_BYTES_MAX + 1

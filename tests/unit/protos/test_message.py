@@ -1,4 +1,4 @@
-"""Messages in entries: what a producer writes, a consumer reads; what is damaged, it refuses."""
+"""Messages in entries: a consumer reads what a producer writes, and refuses damaged entries."""
 
 import struct
 from collections.abc import Iterable
@@ -335,7 +335,7 @@ def test_both_sides_of_the_limit_of_a_message() -> None:
     assert (caught.value.size, caught.value.limit) == (MESSAGE_BYTES_MAX + 1, MESSAGE_BYTES_MAX)
     with pytest.raises(EntryTooLarge):
         encode_batch([largest], HEADER)
-    # What counts is the size after compression.
+    # The limit applies to the size after compression.
     squeezed = encode_message(too_large, replace(HEADER, compression=Compression.ZSTD))
     assert decode_messages(read_entry(b"".join(squeezed)))[0].payload == too_large.payload
 

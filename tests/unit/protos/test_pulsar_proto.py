@@ -260,7 +260,7 @@ def test_fields_are_those_of_the_table(name: str) -> None:
         if kind:
             assert found_kind == kind, field_name
         if default:
-            # false and 0 are what an absent field reads as anyway
+            # an absent field without a default also reads as false or 0
             assert found_default == default or (default == "0" and not found_default), field_name
 
 
@@ -281,7 +281,7 @@ def test_enums_are_those_of_the_table(enum: Any) -> None:
 
 
 def test_repeated_numbers_are_not_packed() -> None:
-    """The default value in proto2, as Pulsar's code generators write it."""
+    """The default in proto2 is unpacked, and Pulsar's code generators write numbers so."""
     message_id = pb.MessageIdData(ledgerId=1, entryId=2, ack_set=[3, -1])
     assert message_id.SerializeToString() == bytes.fromhex("0801 1002 2803 28ffffffffffffffffff01")
 

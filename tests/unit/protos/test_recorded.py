@@ -175,10 +175,10 @@ def test_metadata_of_compressed_messages_is_that_of_apache(codec: str) -> None:
         entry = read_entry(data)
         (message,) = decode_messages(entry)
         head, payload = encode_message(outgoing(message, entry), header_of(entry))
-        if not message.payload:  # Apache's engine compresses nothing too, see encode_message
+        if not message.payload:  # Apache's client compresses even nothing: see encode_message
             assert read_entry(head + payload).compression is Compression.NONE
             continue
-        # Compressors of two versions may differ, what they compressed may not.
+        # The compressed bytes of two library versions may differ; the decompressed bytes may not.
         assert without_checksum(head) == without_checksum(data)[: len(head) - 6]
         again = read_entry(head + payload)
         assert decode_messages(again) == [message]

@@ -37,13 +37,13 @@ class Sent:
     producer_id: int = 1
     name: str = "producer"
     time_ms: int = 1_700_000_000_000
-    num_messages: int = 0  # 0: not said
+    num_messages: int = 0  # 0: the field is absent
     highest: int = 0
     key: str | None = None
-    is_base64: bool | None = None  # None: not said; Apache's Java client says so of each key
+    is_base64: bool | None = None  # None: absent; Apache's Java client sets it with each key
     batch: bool = False
-    uncompressed: int = 0  # as Apache's Java client adds it to every message
-    schema: bytes | None = None  # likewise
+    uncompressed: int = 0  # Apache's Java client adds it to every message
+    schema: bytes | None = None  # Apache's Java client adds it to every message
     unchecked: bool = False  # without a checksum
 
     def entry(self) -> bytes:
@@ -110,7 +110,7 @@ SENT = st.builds(
 
 
 def slowly(frame: bytes) -> tuple[int, int, int, bytes] | None:
-    """Producer, sequence id, highest sequence id and entry of a SEND. None: it is none."""
+    """Producer, sequence id, highest sequence id and entry of a SEND. None: another command."""
     try:
         command = framing.parse_command(memoryview(frame)[4:])
     except CommandError:
@@ -124,7 +124,7 @@ def slowly(frame: bytes) -> tuple[int, int, int, bytes] | None:
 
 
 def holds(run: SendRun, frames: list[bytes]) -> None:
-    """The run is these frames, all that was said of them, and nothing else."""
+    """Check that the run consists of these frames, with all their fields."""
     expected = [slowly(frame) for frame in frames]
     numbers = zip(run.sequence_ids, run.highest_sequence_ids, run.entries, strict=True)
     assert [(run.producer_id, *each) for each in numbers] == expected
@@ -166,8 +166,8 @@ def test_a_run_holds_all_consecutive_sends_of_a_producer(sent: list[Sent]) -> No
 
 @given(st.lists(SENT.filter(lambda each: each.plain), min_size=1, max_size=12))
 def test_a_plain_message_needs_no_view(sent: list[Sent]) -> None:
-    """This includes the form of Apache's Java client; a long schema version is not, and
-    neither is an impossible size."""
+    """The messages of Apache's Java client are plain. A message with a long schema version or an
+    impossible size is not plain."""
     run = read_sends(memoryview(b"".join(each.frame() for each in sent)), 0)
     assert run is not None
     assert set(run.views) == {
@@ -208,7 +208,7 @@ def test_a_run_continues_through_numbers_of_any_size(first: int, count: int, sai
     st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=3),
 )
 def test_damage_anywhere_is_seen(sent: list[Sent], damage: list[tuple[int, int]]) -> None:
-    """A run holds what the frames say, whatever they say; checksums are compared later."""
+    """A run holds the fields of the damaged frames. The topic compares checksums later."""
     data = bytearray(b"".join(each.frame() for each in sent))
     for place, byte in damage:
         data[place % len(data)] = byte
@@ -296,7 +296,7 @@ def test_a_field_hidden_behind_the_sequence_id_is_seen() -> None:
 
 def test_an_entry_that_cannot_be_parsed_is_in_the_run_with_its_error() -> None:
     batch = bytearray(Sent(2, batch=True).entry())
-    broken = bytes(batch[:-13])  # its payload cannot hold what the metadata says
+    broken = bytes(batch[:-13])  # the payload is too short for the batch in the metadata
     head = framing.send_header(producer_id=1, sequence_id=2, entry_size=len(broken))
     run = read_sends(memoryview(Sent(1).frame() + head + broken + Sent(3).frame()), 0)
     assert run is not None
@@ -306,7 +306,7 @@ def test_an_entry_that_cannot_be_parsed_is_in_the_run_with_its_error() -> None:
 
 
 def test_a_run_takes_entries_of_every_size() -> None:
-    """Whether one is too large is for the topic's stages."""
+    """A later stage of the topic refuses an entry that is too large."""
     entry = Sent(1).entry() + bytes(MESSAGE_BYTES_MAX)
     head = framing.send_header(producer_id=1, sequence_id=1, entry_size=len(entry))
     run = read_sends(memoryview(head + entry), 0)

@@ -1,4 +1,4 @@
-"""Settings: precedence, and that nothing is ignored."""
+"""Settings: their precedence, and the errors for unknown keys and bad values."""
 
 from __future__ import annotations
 

@@ -106,8 +106,10 @@ async def test_items_stay_whole_in_order_control_first_and_frames_are_full(
 
 
 def check_frames(frames: list[bytes], items: list[bytes]) -> None:
-    """Each frame is a run of whole items, ends with the item that fills it, and no two neighbours
-    could have been one (but where control items end, one short frame is allowed)."""
+    """Check that each frame consists of whole items and ends with the item that fills it.
+
+    No two neighbours could have been one frame. One short frame is allowed after the control items.
+    """
     assert b"".join(frames) == b"".join(items)
     rest = list(items)
     for frame in frames:
@@ -526,7 +528,7 @@ async def test_no_item_is_held_beyond_the_limit_in_any_sequence_of_events(seed: 
     never, and a peer that is behind."""
     chance, loop = random.Random(seed), asyncio.get_running_loop()
     due: dict[bytes, float] = {}
-    free_at = 0.0  # the peer was not behind any more
+    free_at = 0.0  # when the peer had caught up
 
     async def send(parts: Sequence[Buffer]) -> None:
         nonlocal free_at

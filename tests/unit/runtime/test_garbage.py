@@ -48,7 +48,7 @@ print(max(sizes[0]), max(sizes[1]), len(sizes[2]))
 
 @pytest.fixture
 def by_hand() -> Iterator[None]:
-    """Only the code under test collects garbage."""
+    """Switch automatic collections off, so that only the code under test collects garbage."""
     gc.collect()
     gc.disable()
     yield

@@ -117,7 +117,7 @@ async def test_one_connection_has_a_bounded_number_of_open_calls() -> None:
 
 
 async def test_a_server_of_trusted_clients_takes_more_calls_at_once() -> None:
-    """A broker that takes over topics asks each bookie about a hundred of them at once."""
+    """A broker that takes over topics has about a hundred calls at each bookie at the same time."""
 
     async def echo(request: bytes) -> bytes:
         await asyncio.sleep(0.001)
@@ -269,7 +269,7 @@ async def test_a_first_send_learns_that_its_channel_was_closed_before_the_call_b
             while True:
                 await stream.send([bytes(1 << 20)])
 
-    for turns in range(4):  # how far the call has come by then
+    for turns in range(4):  # turns of the loop between the call and the close
         async with serving(S=frame_stream_handler(hold)) as channel:
             stream = open_frame_stream(channel, "/t.T/S", peer="server")
             async with asyncio.TaskGroup() as group:
@@ -295,7 +295,7 @@ class CutOff:
 
 
 async def test_closing_the_channel_during_a_goodbye_is_no_cancellation() -> None:
-    """The task that closes the stream continues; nothing would notice its end by a cancellation."""
+    """The task that closes the stream must continue: nothing would notice that it was cancelled."""
 
     async def hold(stream: FrameStream) -> None:
         await stream.receive()
@@ -342,7 +342,7 @@ async def test_stream_that_is_closed_during_its_first_send_ends_at_the_client_to
     async with serving(S=frame_stream_handler(close_while_sending)) as channel:
         for _ in range(10):
             stream = open_frame_stream(channel, "/t.T/S", peer="peer")
-            with suppress(StreamClosed):  # it may have ended already
+            with suppress(StreamClosed):  # the stream may have ended already
                 await stream.send([b"hello"])
             with suppress(StreamClosed):
                 async with asyncio.timeout(5):  # else TimeoutError fails the test

@@ -234,7 +234,7 @@ async def test_a_connection_may_rest_between_whole_requests() -> None:
         server.cancel()
 
 
-@pytest.mark.parametrize("turns", range(1, 8))  # before its first turn the socket is the caller's
+@pytest.mark.parametrize("turns", range(1, 8))  # at turn 0 the caller still owns the socket
 async def test_the_server_can_be_cancelled_while_it_starts(turns: int) -> None:
     port = free_port()
     listener = bind_port("127.0.0.1", port)

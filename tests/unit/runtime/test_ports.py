@@ -1,4 +1,4 @@
-"""Free ports: not the kernel's, never twice, and an end to the search."""
+"""Free ports: outside the kernel's range, never the same port twice, and a bounded search."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ async def nested_group_that_fails(chance: random.Random) -> None:
 
 @pytest.mark.parametrize("cancel_after_turns", range(12))
 async def test_a_cancellation_is_never_lost(cancel_after_turns: int) -> None:
-    """Over many schedules. A loop of `try: await child() / except*` fails a third of them."""
+    """A loop of `try: await child() / except*` would fail a third of these schedules."""
 
     for seed in range(40):
         chance = random.Random(seed)

@@ -141,7 +141,7 @@ def _read(given: dict[str, str]) -> list[bytes]:
 
 
 async def test_every_call_of_source_and_sink_has_credentials_also_new_ones(tmp_path: Path) -> None:
-    """The token is rotated between two batches: a file is read again for each call."""
+    """The token changes between two batches. Source and sink read its file again for each call."""
     accepted, held = tmp_path / "accepted", tmp_path / "held"
     accepted.write_text("one")
     held.write_text("one")

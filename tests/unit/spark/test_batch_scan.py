@@ -64,7 +64,7 @@ def test_scanned_entries_have_the_rows_of_plain_ones(seed: int) -> None:
     first, end = chance.choice([(0, 0), (0, 0), (3, 0), (0, 400), (259, 262), (270, 290)])
     entries = [
         (7, 0, entry_of(one, len(one) - 1)),
-        (7, 1, entry_of(two[:9], len(one) + 8)),  # too few for a scan of its own
+        (7, 1, entry_of(two[:9], len(one) + 8)),  # too few messages for a scan of their own
         (7, 2, entry_of(two, len(one) + 8 + len(two))),
     ]
     together, single, unscanned = (

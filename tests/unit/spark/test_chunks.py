@@ -54,7 +54,7 @@ def joined(entries: Sequence[bytes], first: int, end: int, earlier: EarlierEntri
 
 
 def expected(entries: Sequence[bytes], first: int) -> tuple[list[int], list[int]]:
-    """The rule, without a memory: messages, and lost messages, by their last chunks."""
+    """Whole and lost messages by their last chunks: a simple model that searches all entries."""
     whole, lost = [], []
     for number in range(first, len(entries)):
         last = read_entry(entries[number]).chunk
@@ -90,7 +90,7 @@ def random_topic(draw: random.Random) -> list[bytes]:
         if draw.random() < 0.2:
             at[who] -= draw.randint(0, at[who])
         elif draw.random() < 0.05:
-            at[who] = len(left[who])  # it dies
+            at[who] = len(left[who])  # the producer dies
         if len(topic) > 60:
             break
     return topic
@@ -100,7 +100,7 @@ def random_topic(draw: random.Random) -> list[bytes]:
 def test_ranges_have_the_same_messages_however_a_topic_is_divided(seed: int) -> None:
     draw = random.Random(seed)
     entries = random_topic(draw)
-    first = draw.choice([0, 0, len(entries) // 4])  # what is before it was deleted
+    first = draw.choice([0, 0, len(entries) // 4])  # the entries before it were deleted
     whole, lost = expected(entries, first)
     for parts in (1, 2, 5, len(entries)):
         cuts = sorted(draw.randint(first, len(entries)) for _ in range(parts - 1))

@@ -1,4 +1,4 @@
-"""The plan of a stream's driver if a broker is behind, or has another topic of that name."""
+"""The plan of a stream's driver if a broker is behind, or if the topic was created again."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ spans = st.builds(
 
 @st.composite
 def topics(draw: st.DrawFn) -> list[Span]:
-    """Ledgers in order, some of a size that is not known."""
+    """Ledgers in order. The size of some of them is unknown."""
     return [
         Span(ledger, first, first + entries - 1, size)
         for ledger, (first, entries, size) in enumerate(draw(st.lists(spans, max_size=8)))

@@ -64,7 +64,7 @@ def test_an_idle_query_calls_no_broker(server: RangeServer) -> None:
 
 
 def _is_quiet(driver: StreamDriver, server: RangeServer) -> bool:
-    """Whether another look, a millisecond later, sends no request to the broker."""
+    """Return whether the driver looks again without a request to the broker."""
     before = server.plans
     time.sleep(0.002)
     latest(driver)

@@ -94,7 +94,7 @@ def test_the_ledgers_of_a_large_topic_are_asked_for_in_parts() -> None:
     with serving(RangeServer(None)) as gone:
         lost = TopicView(parse_options({"service.url": gone.url, "topic": "t"}))
         gone.before_plan = lambda call: call.abort(grpc.StatusCode.UNAVAILABLE, "away")
-        assert lost.copies({"t": [1]}) == Sealed()  # the task reads from brokers
+        assert lost.copies({"t": [1]}) == Sealed()  # so the task reads from brokers
 
 
 def test_the_ledgers_of_two_answers_are_one_plan() -> None:

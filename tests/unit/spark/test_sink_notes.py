@@ -99,7 +99,7 @@ async def test_a_checkpoint_that_is_older_than_the_topic_is_refused() -> None:
         # A backup of the checkpoint knows only batch 0 and plans another batch 1.
         with pytest.raises(CheckpointRefused, match=r"rows of batch 2 .* continues with batch 1"):
             await it.write(range(10, 37), batch=1)
-        with pytest.raises(CheckpointRefused):  # another task, whose producer is new
+        with pytest.raises(CheckpointRefused):  # a task whose producer the broker does not know
             await it.write(range(10, 37), batch=1, partition=5)
         assert await it.stored() == list(range(30))
 
@@ -127,7 +127,7 @@ async def test_a_noted_batch_that_is_repeated_writes_nothing() -> None:
         await it.write(range(20), batch=7)
         again = await it.write(range(20), batch=7)
         assert again.skipped == 20
-        # The batch is divided otherwise, so that no producer is known. Only the note names it.
+        # Another division of the batch has another producer, so only the note names the batch.
         assert (await it.write(reversed(range(20)), batch=7, partition=3)).skipped == 20
         with pytest.raises(WriteRefused, match="other rows of this batch"):
             await it.write(range(21), batch=7)

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.real_loop(60)
 TOPIC = "persistent://public/exact/t"
 PATH = "persistent/public/exact/t"
 LIMIT = f"{PATH}/maxMessageSize"
-WIDE = 130  # messages of so many bytes: about 1,000 in an entry
+WIDE = 130  # bytes of a message: an entry holds about 1,000 messages
 LARGE = 200_000
 
 
@@ -63,8 +63,10 @@ class World:
         until: asyncio.Event | None = None,
         **options: str,
     ) -> TaskWriter:
-        """Run one task. The row `large` has LARGE bytes. With `until`, it has more rows that come
-        only then."""
+        """Run one task. The row `large` has LARGE bytes.
+
+        With `until`, the task gets further rows when the event is set.
+        """
         given = {"service.url": self.broker.grpc_url, "topic": TOPIC} | options
 
         async def policies(_: str) -> Policies:
@@ -122,7 +124,7 @@ async def wait_without_producer(it: World) -> None:
 
 
 async def write_and_end(it: World, numbers: Iterable[int]) -> None:
-    """End a task when something is stored, before it can end by itself."""
+    """Cancel a task after it has stored messages and before it ends by itself."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(it.write(numbers, until=asyncio.Event()))
         await wait_stored(it)
@@ -136,7 +138,7 @@ async def test_a_task_that_is_repeated_stores_nothing_twice() -> None:
         assert (first.rows, first.skipped) == (3_500, 0)
         assert (again.rows, again.skipped) == (3_500, 3_500)
         await it.write(range(3_500, 4_000), batch=1)
-        await wait_without_producer(it)  # a task leaves none open
+        await wait_without_producer(it)  # a task closes its producer
         with pytest.raises(CheckpointRefused):
             await it.write(range(3_500))  # a zombie of the first batch
         assert await it.stored() == list(range(4_000))
@@ -217,7 +219,7 @@ async def test_deduplication_counts_as_on_when_it_is_durable() -> None:
         producer = await it.client.create_producer(name)
         deduplication = (await it.broker.broker.stored_topic(TopicName.parse(name))).deduplication
         options = parse_options({"service.url": it.broker.grpc_url, "topic": name})
-        deduplication._switching = asyncio.Lock()  # a switch makes it when it is first needed
+        deduplication._switching = asyncio.Lock()  # the first switch would create it
         async with deduplication._switching:  # as if the metadata store did not answer
             path = "persistent/public/default/late/deduplicationEnabled"
             (await it.admin.post(path, json=True)).raise_for_status()
@@ -255,7 +257,7 @@ async def test_a_repeated_task_stores_the_entry_that_was_refused_amid_others() -
 
 
 async def test_a_refusal_ends_the_client_while_the_task_waits_for_rows() -> None:
-    """Otherwise the client would reconnect, and send what comes behind the refused entry."""
+    """Otherwise the client would reconnect, and send the entries behind the refused one."""
     async with world() as it:
         await it.write([0])
         (await it.admin.post(LIMIT, json=150_000)).raise_for_status()

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from world.nodes import ClientNode
 
 FAULTS = ("dies", "is stopped", "is cut off from the brokers", "is cut off from all")
-SPREAD_ROUNDS = 12  # until all bundles are spread, after the last fault
-STEADY_ROUNDS = 12  # then no bundle moves for this time
+SPREAD_ROUNDS = 12  # the rounds after the last fault in which all bundles are spread
+STEADY_ROUNDS = 12  # the next rounds, in which no bundle moves
 
 
 @scenario("balance", "bundles are spread over brokers that join and leave, and then none moves")

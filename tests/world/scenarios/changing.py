@@ -101,7 +101,7 @@ async def slow_bookie(world: World) -> None:
 
 
 async def _write_much(writer: Writer) -> None:
-    """A hundred entries, fifty of which reach the limit."""
+    """Append a hundred entries; fifty of them reach the limit of bytes in flight."""
     for _ in range(100):
         async with asyncio.timeout(60.0):
             await writer.appender.wait_room()

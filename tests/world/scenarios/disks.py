@@ -176,7 +176,7 @@ async def _fill_slowly(world: World) -> None:
 
 
 def _listed(world: World, bookie: BookieNode, *, read_only: bool) -> bool:
-    """Whether the bookie's registration says that it accepts ordinary adds (or refuses them)."""
+    """Return whether the registration says that the bookie accepts (or refuses) ordinary adds."""
     stored = world.meta.tree.tree.get(paths.bookie_available(BookieId(bookie.name)))
     return stored is not None and decode_bookie_registration(stored.value).read_only is read_only
 

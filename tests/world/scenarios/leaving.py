@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import LedgerMetadata, Member
 
 TWO_ACKS = ("2/2/2", "3/3/2", "3/2/2", "5/3/2", "3/3/3")
-TIMEOUT_S = 60.0  # long after the last entry that can be moved was moved
+TIMEOUT_S = 60.0  # much longer than it takes to move all entries that can be moved
 
 
 @dataclass

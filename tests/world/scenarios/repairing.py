@@ -48,7 +48,7 @@ async def _write_backs_come_late(world: World) -> None:
 
     def cut_when_read(ledger: int) -> None:
         right(ledger)
-        stage.cut([recoverer], world.bookies.values())  # the requests are answered
+        stage.cut([recoverer], world.bookies.values())  # the bookies have answered the requests
 
     world.oracle.r2_reads_behind_fences = cut_when_read  # type: ignore[method-assign]
     recoverer.host.spawn(_try(stage, 1))

@@ -127,7 +127,7 @@ async def topic_rolls(world: World) -> None:
             victim.pause()
             stage.meanwhile(_go_on(stage, victim))
         elif kind == "is cut off":
-            alone = len(owners) == 1  # cut off until its ledger fails; then the broker continues
+            alone = len(owners) == 1  # the cut lasts until the ledger of the only owner fails
             others = stage.some(list(world.bookies.values()), 9 if alone else 2)
             stage.cut_off([random.choice(owners)], others)
             await stage.lull(5.0 if alone else 0.3)

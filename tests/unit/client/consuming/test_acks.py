@@ -87,7 +87,7 @@ class AckTrackerRig:
             self.tracker.on_failed(self.flying.pop(0).number, self.now)
 
     def disconnect(self, *, arrived: bool) -> None:
-        """The groups in flight may have arrived before the connection broke."""
+        """Break the connection. `arrived`: the broker has received the groups in flight."""
         for group in self.flying:
             if arrived:
                 self.durable |= self.said_by(group)
@@ -213,7 +213,7 @@ def test_without_batch_indexes_a_cumulative_ack_in_a_batch_ends_before_it() -> N
     tracker.acknowledge_cumulative((1, 7), 1, 3, 0.0)
     (group,) = tracker.take(0.0, hurry=True)
     assert group.is_cumulative
-    assert group.ids == {(1, 7): 0b111}  # all messages before the batch, and none of the batch
+    assert group.ids == {(1, 7): 0b111}  # all messages before the batch, none of its own
     tracker.acknowledge((1, 7), 2, 3, 0.0)
     (rest,) = tracker.take(0.0, hurry=True)
     assert rest.ids == {(1, 7): 0}

@@ -77,7 +77,7 @@ async def test_originals_and_consumers_without_a_schema_make_letters_without() -
         await consumer.close()
         consumer = await retrying(client, None)
         await typed.send(Bill(item="a"))
-        for message in await receive(consumer, 2):  # the copy, too
+        for message in await receive(consumer, 2):  # the original and the retry letter
             await consumer.reconsume_later(message, timedelta(0))
         assert versions(cluster, RETRY) == [None] * 3
         assert RETRY not in cluster.schemas
@@ -131,7 +131,7 @@ async def test_versions_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyP
         cluster.schemas[TOPIC] = [
             pb.Schema(name=str(n), schema_data=b"{}", type=pb.Schema.Json) for n in range(2)
         ]
-        await client.create_producer("t")  # begins the client
+        await client.create_producer("t")  # starts the client
         decoder = any_decoder()
         schemas = LetterSchemas(client.parts, decoder)
         registered: list[str] = []
@@ -151,7 +151,7 @@ async def test_versions_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyP
 
 
 async def test_an_original_whose_version_no_broker_gives_makes_a_letter_without() -> None:
-    """The broker would refuse the question, and the letter would never be sent."""
+    """The broker would refuse a request for such a version, so the client sends none."""
 
     async def never(_: pb.Schema) -> bytes:
         raise AssertionError("it has no schema to register")
@@ -178,7 +178,7 @@ def written_with(version: bytes, topic: str) -> Message:
 
 
 async def test_letters_of_a_new_topic_have_its_versions_after_their_producer_ended() -> None:
-    """The letters' topic is terminated and deleted while no letter is under way, and the next one
+    """The letters' topic is terminated and deleted while no letter is in flight. The next letter
     has a schema that the client does not know yet."""
     async with client_among() as (client, cluster):
         producer = await client.create_producer("t", schema=JsonSchema(Bill))
@@ -193,7 +193,7 @@ async def test_letters_of_a_new_topic_have_its_versions_after_their_producer_end
         )
         cluster.brokers[A].script(pb.CommandProducer, terminated)
         close_producer(cluster, RETRY)
-        await asyncio.sleep(1)  # the client attaches it again, and it ends
+        await asyncio.sleep(1)  # the client attaches the producer again, which ends it
         other = pb.Schema(name="x", schema_data=b"{}", type=pb.Schema.Json)
         cluster.schemas[RETRY] = [other]
         producer = await client.create_producer("t", schema=JsonSchema(OtherBill))

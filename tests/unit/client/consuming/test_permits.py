@@ -61,7 +61,8 @@ def test_queue_size_zero_grants_one_permit_per_waiting_receive() -> None:
     for _ in range(3):
         permits.on_taken(1, 10)
     assert permits.grant(waiting=False) == 0
-    assert permits.grant(waiting=True) == 3  # two of them pay for the rest of the batch
+    # One permit brought a batch of three messages, so the next grant has two permits more.
+    assert permits.grant(waiting=True) == 3
 
 
 def test_large_messages_are_granted_by_bytes() -> None:
@@ -119,7 +120,7 @@ def test_resized_queue_grants_by_its_new_size() -> None:
     permits.on_delivered(10, 10, 10)
     for _ in range(5):
         permits.on_taken(1, 1)
-    permits.resize(4, 1000)  # five wait: more than the new size
+    permits.resize(4, 1000)  # five messages wait: more than the new size
     assert permits.grant(waiting=False) == 0
     for _ in range(5):
         permits.on_taken(1, 1)

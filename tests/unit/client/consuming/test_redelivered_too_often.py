@@ -116,7 +116,7 @@ class Owner:
 
 @pytest.mark.parametrize(("count", "size"), [(MOVING_MAX, 0), (MOVING_BYTES_MAX >> 20, 1 << 20)])
 async def test_entries_that_wait_for_their_publication_are_bounded(count: int, size: int) -> None:
-    """An entry beyond the limit is not kept, and is redelivered later."""
+    """The client drops an entry beyond the limit, and requests its redelivery."""
     payload, opened, owner = bytes(size), asyncio.Event(), Owner()
 
     class Sender:

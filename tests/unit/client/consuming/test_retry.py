@@ -60,7 +60,7 @@ def unacknowledged(cluster: FakeBrokers, *topics: str) -> list[Any]:
 async def retrying(
     topics: Any, names: list[str], **options: Any
 ) -> AsyncIterator[tuple[Client, FakeBrokers, Consumer]]:
-    """A consumer of `topics` with one pass of its retry topic; the topics `names` exist."""
+    """A consumer of `topics` with one pass of its retry topic. The topics `names` exist before."""
     async with client_among() as (client, cluster):
         for name in names:
             cluster.topic(full(name))
@@ -81,7 +81,7 @@ async def dead_letters(client: Client, topic: str, count: int) -> list[Message]:
 @pytest.mark.parametrize(
     ("topics", "letters"),
     [
-        (["b", "a"], "a-s"),  # as Apache's Java client: the first in alphabetical order
+        (["b", "a"], "a-s"),  # the first in alphabetical order, as in Apache's Java client
         (["b", full("a")], "a-s"),
         (["b", "non-persistent://public/default/a"], "b-s"),
         (re.compile("public/default/[ab]"), "s"),

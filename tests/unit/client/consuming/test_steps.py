@@ -1,4 +1,4 @@
-"""Steps on their way to the loop grow, and lose, repeat and confuse nothing."""
+"""Steps that threads pass to the loop: no message is lost, repeated or out of order."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_every_message_is_counted_once_and_taken_before_it_is_acknowledged(
             loop.run()
     loop.run()
     assert sorted(core.told) == sorted(expected)
-    for kind in ("taken", "acked"):  # each kind keeps its order, also beside the calls
+    for kind in ("taken", "acked"):  # each kind keeps its order relative to the calls
         assert [it for it in core.told if it[0] in (kind, "call")] == [
             it for it in expected if it[0] in (kind, "call")
         ]

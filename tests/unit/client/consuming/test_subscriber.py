@@ -295,10 +295,11 @@ async def test_close_carries_acknowledgements_over_to_the_next_broker() -> None:
         messages = await receive(consumer, 2)
         cluster.brokers[A].hold_acks = True
         await consumer.acknowledge(messages[0])
-        await asyncio.sleep(0.2)  # sent, and not answered
+        await asyncio.sleep(0.2)  # the acknowledgement is sent and has no answer
         cluster.brokers[A].kill()
-        subscription(cluster).unacked = {(1, 0): 1, (1, 1): 1}  # it was not durable
-        await consumer.acknowledge(messages[1])  # not sent
+        # The acknowledgement was lost with the broker.
+        subscription(cluster).unacked = {(1, 0): 1, (1, 1): 1}
+        await consumer.acknowledge(messages[1])  # no broker is connected
         cluster.take_over(B)
         await consumer.close()
         assert subscription(cluster).unacked == {}
@@ -351,7 +352,7 @@ async def test_nacked_messages_are_redelivered_after_the_delay() -> None:
         messages = await receive(consumer, 3)
         await consumer.negative_acknowledge(messages[1])
         await consumer.negative_acknowledge(messages[0].message_id())
-        await consumer.acknowledge(messages[0])  # acknowledged after the nack
+        await consumer.acknowledge(messages[0])  # after its negative acknowledgement
         began = asyncio.get_running_loop().time()
         again = await consumer.receive()
         assert asyncio.get_running_loop().time() - began == pytest.approx(1, abs=0.06)
@@ -404,8 +405,10 @@ async def test_many_nacks_are_divided_into_commands_within_the_limit() -> None:
 async def test_reader_gets_a_message_whose_first_chunk_is_before_its_place(
     stored: int, losses: int
 ) -> None:
-    """The reader has read a message between two chunks when its session is lost. `stored`: the
-    entries that there are by then."""
+    """The reader loses its session after it has read a message that is stored between two chunks.
+
+    `stored`: the number of entries in the topic by then.
+    """
     read, late = chunks_of(b"before", "p"), chunks_of(b"0123456", "q")
     between = b"".join(encode_message(OutgoingMessage(b"x", 1), EntryHeader("r", 1)))
     entries = [read[0], late[0], read[1], between, late[1], late[2]]
@@ -731,7 +734,7 @@ async def test_redeliveries_that_are_due_at_once_are_requested_on_uvloop() -> No
             negative_ack_redelivery_delay_ms=0,
         )
         await publish(client, 3)
-        for message in await receive(consumer, 3):  # uvloop gives a handle without a time
+        for message in await receive(consumer, 3):  # due at once: uvloop's handle then has no time
             await consumer.negative_acknowledge(message)
         assert data(await receive(consumer, 3)) == [0, 1, 2]
         assert subscription(cluster).unacked
@@ -795,7 +798,7 @@ async def test_a_late_refusal_does_not_count_against_a_group_that_was_sent_again
 async def test_consumer_whose_acknowledgements_wait_requests_messages_when_they_are_confirmed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As when a broker can read a topic, and cannot write the cursor's ledger."""
+    """The broker confirms no acknowledgement: it can read the topic but not write the cursor."""
     async with client_among() as (client, cluster):
         broker = cluster.brokers[A]
         broker.hold_acks = True
@@ -807,7 +810,7 @@ async def test_consumer_whose_acknowledgements_wait_requests_messages_when_they_
             await consumer.acknowledge(MessageId(-1, 0, entry))
         await settle()
         await publish(client, 10)
-        got = data(await receive(consumer, 4))  # the messages that were requested before
+        got = data(await receive(consumer, 4))  # permits for these four were sent before
         await expect_none(consumer)
         assert [it.getMessage() for it in caplog.records if "does not confirm" in it.getMessage()]
         broker.hold_acks = False

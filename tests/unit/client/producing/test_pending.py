@@ -30,7 +30,7 @@ STEP = st.sampled_from(
 @given(st.lists(STEP, max_size=60))
 def test_each_entry_is_reported_once_and_receipts_match(steps: list[str]) -> None:
     pending = PendingEntries()
-    sent: list[int] = []  # entries that the broker has and did not answer, in order
+    sent: list[int] = []  # entries that the broker has not answered yet, in order
     reported: list[int] = []
     alive: list[int] = []  # entries that were appended and not reported
     number = 0

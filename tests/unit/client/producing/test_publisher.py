@@ -202,7 +202,7 @@ async def test_a_dead_owner_is_left_within_a_second_of_its_takeover() -> None:
         producer = await client.create_producer("t")
         cluster.brokers[A].kill()
         sending = loop.create_task(producer.send(b"x"))
-        await asyncio.sleep(3.0)  # lookups still name the dead one
+        await asyncio.sleep(3.0)  # lookups still name the dead broker
         assert not producer.is_connected()
         cluster.take_over(B)
         began = loop.time()
@@ -224,7 +224,7 @@ async def test_a_message_times_out_and_the_next_does_not() -> None:
         await asyncio.sleep(0.6)
         assert told.results == [Result.Timeout]
         topic.hold_receipts = False
-        cluster.brokers[A].kill()  # the new broker gets only what has not timed out
+        cluster.brokers[A].kill()  # the next broker gets only messages that have not timed out
         cluster.sends.clear()
         cluster.take_over(B)
         await producer.flush()

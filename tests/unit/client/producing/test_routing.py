@@ -70,7 +70,7 @@ def test_round_robin_gives_each_partition_a_batch() -> None:
     assert [first[at : at + 3] for at in (0, 3, 6, 9)] == [[first[at]] * 3 for at in (0, 3, 6, 9)]
     assert sorted(first[::3]) == [0, 1, 2, 3]
     (before,) = routed(router, 4, None, now=1.0)
-    (after,) = routed(router, 4, None, now=1.0 + 0.001)  # the batch was sent meanwhile
+    (after,) = routed(router, 4, None, now=1.0 + 0.001)  # the delay of the batch has passed
     assert after == (before + 1) % 4
 
 

@@ -1,5 +1,5 @@
-"""Schemas without a server: definitions, values, and what is refused. Apache's client is the model
-where it has the same."""
+"""Schemas without a server: definitions, values and refusals. Definitions and values equal those of
+Apache's client where that client has the schema."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @asynccontextmanager
 async def dialer_to(broker: Broker) -> AsyncIterator[tuple[Dialer, int, Relay]]:
-    """A dialer, the port of the broker on all local addresses, and what counts its connections."""
+    """A dialer, the broker's port on all local addresses, and a relay that counts connections."""
     handlers = {"magnetar.broker.Broker": {"Session": frame_stream_handler(broker.accept)}}
     relay = Relay()
     async with grpc_server(handlers, host="127.0.0.1", port=0, grace_s=0.1) as port:
@@ -94,7 +94,7 @@ async def test_each_stream_has_its_own_connection() -> None:
 
 
 async def test_connection_ends_with_its_stream() -> None:
-    """Brokers leave, and their addresses change: a client lives longer than they do."""
+    """A client outlives brokers and their addresses, so it must not keep their connections."""
     broker = Broker()
     async with dialer_to(broker) as (dialer, port, relay):
         for number in range(1, 6):

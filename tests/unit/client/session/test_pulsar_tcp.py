@@ -137,7 +137,7 @@ async def test_a_reader_that_is_slow_holds_the_sender_back() -> None:
         got = len(await stream.receive())
         loop = asyncio.get_running_loop()
         last, since = written, loop.time()
-        while loop.time() - since < 0.1:  # until nothing moves any longer
+        while loop.time() - since < 0.1:  # until the server cannot write for 0.1 s
             await asyncio.sleep(0.01)
             if written != last:
                 last, since = written, loop.time()

@@ -171,7 +171,7 @@ async def test_a_silent_owner_that_no_broker_replaced_keeps_its_connection() -> 
             assert not sent.done()
             cluster.brokers[A].reads.set()
         assert len(cluster.brokers[A].sessions) == sessions
-        # After 2, 3, 5 and 9 s.
+        # The client asks after 2, 3, 5 and 9 s.
         assert lookups(cluster, B) == 4
         assert stored(cluster) == [b"0", b"1"] or len(cluster.sends) == 2
 
@@ -199,7 +199,7 @@ async def test_with_one_address_only_the_keepalive_ends_a_silent_connection() ->
             cluster.brokers[A].reads.set()
             await sent
         await settle()
-        assert pings(cluster, A) <= 2  # of the keep-alive, one for each session
+        assert pings(cluster, A) <= 2  # the keep-alive sends one for each session
 
 
 async def test_an_idle_producer_causes_no_pings_and_a_subscribed_consumer_one_a_second() -> None:

@@ -122,7 +122,7 @@ async def test_only_a_trusted_certificate_of_the_right_host_is_accepted() -> Non
         assert await server_version(url, **unchecked) == "no certificate"
         if (
             await server_version(by_address, **unchecked) == "no certificate"
-        ):  # it listens there, too
+        ):  # the server listens on this address, too
             assert "mismatch" in await server_version(by_address, **TRUSTED)
         plain = f"pulsar://localhost:{port}"
         assert await server_version(plain, use_tls=True, **TRUSTED) == "no certificate"

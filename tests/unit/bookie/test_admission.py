@@ -1,5 +1,5 @@
-"""The decisions of admission, compared with a simple twin that keeps every entry and decides each
-add alone."""
+"""The decisions of admission, compared with a simple model. The model keeps every entry and decides
+on each add alone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def codes(admitted: Admitted) -> dict[tuple[int, int], BookieCode]:
 
 
 def admit(admission: Admission, *adds: bytes) -> list[BookieCode]:
-    """The code of each, admitted as one frame; the ids must differ."""
+    """Admit the adds as one frame, and return their codes. The ids must differ."""
     frame = b"".join(adds)
     found = codes(admission.admit(decode_adds(frame), verified=True))
     return [found[a.ledger, a.entry] for a in decode_adds(frame)]
@@ -130,7 +130,8 @@ def test_the_first_add_or_fence_sets_the_master_key() -> None:
     assert admission.fence(2, 5) is OK
     assert admit(admission, add(2, 0, master_key=6, flags=RECOVERY)) == [UNAUTHORIZED]
     assert admission.fence(1, 6) is UNAUTHORIZED
-    assert admit(admission, add(1, 1, master_key=5)) == [OK]  # that did not fence
+    # The refused request did not fence the ledger.
+    assert admit(admission, add(1, 1, master_key=5)) == [OK]
 
 
 def test_a_fence_refuses_adds_and_accepts_copies() -> None:
@@ -325,7 +326,7 @@ def test_an_unreadable_store_is_unknown() -> None:
     assert admit(admission, add(1, 0), add(2, 0), add(1, 1)) == [IO_ERROR, IO_ERROR, OK]
 
 
-def test_states_that_left_the_cache_are_read_again() -> None:
+def test_a_ledger_state_evicted_from_the_cache_is_read_again() -> None:
     storage = FaultyStorage()
     admission = make(storage, ledgers_cached_max=2)
     for ledger in range(10):
@@ -338,14 +339,14 @@ def test_states_that_left_the_cache_are_read_again() -> None:
     assert admit(admission, add(5, 4)) == [FENCED]
 
 
-def test_an_unknown_ledger_that_is_only_asked_for_is_not_kept() -> None:
+def test_a_query_of_an_unknown_ledger_stores_no_state() -> None:
     admission = make(FaultyStorage())
     assert admission.state(1).record is None
     assert not admission._states
 
 
 class Twin:
-    """Keeps all entries, and decides each add by a scan of all of them."""
+    """A simple model: keeps all entries, and scans all of them for each add."""
 
     def __init__(self) -> None:
         self.entries: dict[tuple[int, int], bytes] = {}
@@ -394,7 +395,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS, cached=st.integers(1, 3))
 @settings(max_examples=200, deadline=None)
-def test_random_adds_and_fences_are_answered_as_by_the_twin(
+def test_random_adds_and_fences_get_the_answers_of_the_simple_model(
     steps: list[tuple], cached: int
 ) -> None:
     storage, twin = FaultyStorage(), Twin()

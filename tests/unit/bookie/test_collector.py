@@ -1,4 +1,5 @@
-"""The collector with metadata that is wrong, unreachable, late, or changes during its work."""
+"""The collector with metadata that is wrong, unreachable or late, or that changes during a
+round."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ class Metadata(MemoryStore):
 
 
 class CollectorRig:
-    """The collector of a running bookie, and the metadata that it asks."""
+    """The collector of a running bookie, and the metadata that the collector reads."""
 
     def __init__(self, bookie: Bookie, *, page: int) -> None:
         self.bookie = bookie
@@ -171,7 +172,7 @@ async def test_deleted_ledgers_go_and_leave_tombstones() -> None:
 
 @pytest.mark.real_loop
 @pytest.mark.parametrize("away_at", [paths.CLUSTER, paths.LEDGERS, paths.ledger(LedgerId(2))])
-async def test_a_store_that_is_away_deletes_nothing(away_at: str) -> None:
+async def test_nothing_is_deleted_while_the_metadata_store_is_away(away_at: str) -> None:
     async with open_rig() as rig:
         await rig.begin(1, 2, 3)
         await rig.drop(2)
@@ -195,7 +196,7 @@ async def test_a_listing_that_lacks_ledgers_deletes_none_of_them(hidden: tuple[s
 
 
 @pytest.mark.real_loop
-async def test_another_clusters_metadata_deletes_nothing() -> None:
+async def test_nothing_is_deleted_with_the_metadata_of_another_cluster() -> None:
     async with open_rig() as rig:
         await rig.begin(1)
         await rig.drop(1)
@@ -207,7 +208,7 @@ async def test_another_clusters_metadata_deletes_nothing() -> None:
 
 
 @pytest.mark.real_loop
-async def test_metadata_that_has_not_handed_out_the_id_deletes_nothing() -> None:
+async def test_nothing_is_deleted_if_the_metadata_has_not_issued_the_id() -> None:
     async with open_rig() as rig:
         await rig.begin(1, 2, handed_out=2)
         await rig.drop(1, 2)
@@ -217,7 +218,7 @@ async def test_metadata_that_has_not_handed_out_the_id_deletes_nothing() -> None
 
 @pytest.mark.real_loop
 @pytest.mark.parametrize("flags", [0, COPY])
-async def test_an_entry_under_an_id_not_handed_out_aborts_the_round(
+async def test_an_entry_with_an_id_that_was_not_issued_aborts_the_round(
     flags: int,
 ) -> None:
     async with open_rig() as rig:
@@ -244,7 +245,7 @@ async def test_a_record_of_no_ledger_at_all_is_kept_and_keeps_nothing_else(
 
 
 @pytest.mark.real_loop
-async def test_metadata_without_any_trace_of_ledgers_deletes_nothing() -> None:
+async def test_nothing_is_deleted_with_metadata_that_never_had_a_ledger() -> None:
     async with open_rig() as rig:
         await rig.begin()
         writer = await rig.bookie.connect()
@@ -260,7 +261,7 @@ async def test_a_ledger_that_begins_during_the_round_stays() -> None:
         writer = await rig.bookie.connect()
 
         async def begin_another(path: str) -> None:
-            if path == paths.CLUSTER:  # the local listing is done, that of the store is not
+            if path == paths.CLUSTER:  # the stored ledgers are listed, the metadata is not
                 rig.store.on_get = None
                 await rig.keep(5)
                 await writer.add(add(5, 0))
@@ -270,7 +271,7 @@ async def test_a_ledger_that_begins_during_the_round_stays() -> None:
         assert rig.stored == [1, 5]
 
 
-async def test_left_over_copies_go_at_the_second_look_without_tombstone() -> None:
+async def test_a_left_over_copy_is_deleted_in_the_second_round_without_a_tombstone() -> None:
     async with open_rig(inline=True) as rig:
         await rig.begin(1, 2, 3, 4)
         await rig.keep(1, THERE, closed=True)
@@ -347,7 +348,7 @@ async def test_a_former_store_is_removed_when_no_ledger_names_it() -> None:
         assert rig.collector.counts.formers_removed == 1
 
 
-async def test_rounds_come_by_themselves_and_survive_trouble() -> None:
+async def test_rounds_start_by_themselves_and_continue_after_an_error() -> None:
     async with open_rig(inline=True) as rig:
         await rig.begin(1, 2)
         await rig.drop(1)
@@ -366,7 +367,7 @@ async def test_rounds_come_by_themselves_and_survive_trouble() -> None:
 
 
 @pytest.mark.real_loop
-async def test_space_is_given_back_once_also_of_what_an_earlier_run_deleted() -> None:
+async def test_space_is_reclaimed_once_also_for_ledgers_that_an_earlier_run_deleted() -> None:
     async with open_rig() as rig:
         await rig.begin(*range(10))
         asked: list[tuple[int, int]] = []
@@ -374,7 +375,7 @@ async def test_space_is_given_back_once_also_of_what_an_earlier_run_deleted() ->
         rig.bookie.service._admission.delete(3, for_good=True)
         await rig.drop(3)
         await rig.collector.maybe_round()
-        assert (asked, rig.reclaimer.dead) == ([], 1)  # a tenth: not worth it
+        assert (asked, rig.reclaimer.dead) == ([], 1)  # a tenth is dead: too little for a reclaim
         await rig.drop(5)
         await rig.collector.maybe_round()
         assert asked == [(0, 9)]
@@ -410,7 +411,7 @@ async def test_a_copy_made_again_by_a_repair_after_the_lock_was_lost_stays() -> 
         assert rig.stored == [1]
 
 
-async def test_a_bookie_that_stood_still_believes_no_longer_in_its_lock() -> None:
+async def test_a_bookie_that_stood_still_does_not_trust_its_lock() -> None:
     """The bookie's session may have ended unnoticed, and a repair may have copied its entries
     elsewhere."""
 
@@ -435,7 +436,7 @@ async def test_a_bookie_that_stood_still_believes_no_longer_in_its_lock() -> Non
         assert rig.stored == []
 
 
-async def test_a_bookie_that_stops_amid_a_deletion_stops_though_the_metadata_is_away() -> None:
+async def test_a_bookie_stops_during_a_deletion_although_the_metadata_is_away() -> None:
     async with open_rig(inline=True) as rig:
         await rig.begin(1)
         await rig.keep(1, THERE, closed=True)
@@ -466,7 +467,8 @@ async def test_ledgers_deleted_before_an_aborted_round_are_noted_as_dead() -> No
         await rig.begin(1, 2, 3)
         assert await rig.collector.maybe_round()
         await rig.drop(2)
-        rig.store.away_at = paths.ledger(LedgerId(3))  # it is looked at after 2 was deleted
+        # The collector reads this path after it deleted 2.
+        rig.store.away_at = paths.ledger(LedgerId(3))
         assert not await rig.collector.maybe_round()
         assert rig.stored == [1, 3]
         asked: list[tuple[int, int]] = []

@@ -36,7 +36,7 @@ def test_a_wildcard_host_needs_an_advertised_host(host: str) -> None:
 
 
 @pytest.mark.parametrize("bookie", ["", "a b", "ä", "-a", "a/b", "x" * 129])
-def test_an_id_that_is_no_name_is_refused(bookie: str) -> None:
+def test_an_invalid_id_is_refused(bookie: str) -> None:
     with pytest.raises(ConfigError, match="--id: 1 to 128 of"):
         load(id=bookie)
 
@@ -79,7 +79,7 @@ def test_limits_that_contradict_are_named(flags: dict[str, float], named: str) -
         load(**flags)
 
 
-def test_upkeep_is_as_configured() -> None:
+def test_upkeep_has_the_configured_values() -> None:
     upkeep = load(disk_full=0.99, collect_interval_s=5, tombstones_kept_s=60).upkeep
     assert (upkeep.disk.full, upkeep.disk.warn) == (0.99, 0.9)
     assert (upkeep.collector.interval_s, upkeep.collector.tombstones_kept_s) == (5, 60)

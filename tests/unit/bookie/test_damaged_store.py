@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real_loop
 
-DEAD = "d" * 32  # a former incarnation of which nothing can be read
+DEAD = "d" * 32  # the store of this former incarnation is unreadable
 NEVER_SEEN = "e" * 32
 
 
 def former_store() -> MemoryStorage:
-    """Ledger 1 with the entries 0, 1, 2 and 4; 5 is not intact, 6 is another one."""
+    """A store with the entries 0, 1, 2 and 4 of ledger 1. Entry 5 is damaged. The place of entry 6
+    has the bytes of another entry."""
     storage = MemoryStorage()
     torn = bytearray(envelope(1, 5))
     torn[-1] ^= 1
@@ -69,8 +70,8 @@ async def test_a_former_incarnation_returns_its_entries_and_never_answers_no() -
 
 
 async def test_a_former_incarnation_serves_a_recovery_without_a_fence() -> None:
-    """An entry that is there needs no fence to be true; without it a ledger whose other copies are
-    gone could never be closed."""
+    """A stored entry is a proof without a fence. If the former store refused the read, a ledger
+    without other copies could never be closed."""
 
     async with running_bookie(formers=FORMERS) as bookie:
         unknown = BookieCode.DAMAGED_STORE
@@ -111,7 +112,7 @@ async def test_everything_else_of_a_former_incarnation_is_unknown() -> None:
 
 
 class Spotted(FaultyStorage):
-    """Entry 3 of ledger 1 cannot be read, and neither can a run that meets it."""
+    """A storage that cannot read entry 3 of ledger 1, nor a run that contains this entry."""
 
     def run(
         self, ledger: int, first: int, last: int, *, bytes_max: int, entries_max: int
@@ -122,7 +123,7 @@ class Spotted(FaultyStorage):
         return found
 
 
-async def test_an_entry_that_cannot_be_read_is_unknown_and_takes_no_other_with_it() -> None:
+async def test_an_unreadable_entry_is_answered_as_unknown_and_the_others_are_returned() -> None:
     async with running_bookie(storage=Spotted()) as bookie:
         writer = await bookie.connect()
         await writer.add(*(add(1, entry) for entry in range(6)))

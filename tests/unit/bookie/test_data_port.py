@@ -1,4 +1,5 @@
-"""The service through its data port, which adds purposes, connections and limits."""
+"""The bookie's service through its data port: the purposes of connections, their ends and
+limits."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ async def test_entries_of_every_size_are_stored_and_read() -> None:
         await writer.stream.close()
 
 
-async def test_an_entry_too_large_is_refused_and_the_stream_continues() -> None:
+async def test_a_too_large_entry_is_refused_and_the_stream_continues() -> None:
     async with bookie_on_ports() as (_, address):
         writer = await connect(address.data, INCARNATION)
         code = await writer.add(add(1, 0, bytes(ENTRY_BYTES_MAX + 1)))
@@ -162,7 +163,7 @@ async def test_a_bug_in_the_service_ends_only_its_stream() -> None:
 # -- the peer's connections ------------------------------------------------------------------------
 
 
-async def test_a_read_that_was_completed_leaves_its_connection_to_the_next() -> None:
+async def test_a_completed_read_leaves_its_connection_for_the_next_read() -> None:
     async with peer_with_entries(3, 10) as peer:
         assert await entries(peer, 0, 2) == [0, 1, 2]
         [kept] = peer._idle_reads
@@ -244,7 +245,7 @@ async def until_closed(stream: FrameStream) -> StreamClosed:
         return closed
 
 
-async def test_a_bookie_that_is_not_there_is_a_closed_stream() -> None:
+async def test_a_connection_to_an_absent_bookie_raises_stream_closed() -> None:
     async with bookie_on_ports() as (_, address):
         peer = RemoteBookiePeer(MEMBER, address)
     with pytest.raises(StreamClosed, match="cannot connect"):
@@ -254,7 +255,7 @@ async def test_a_bookie_that_is_not_there_is_a_closed_stream() -> None:
     await peer.close()
 
 
-async def test_acks_do_not_wait_behind_a_read_that_is_not_taken() -> None:
+async def test_acks_do_not_wait_behind_a_read_whose_client_does_not_receive() -> None:
     async with peer_with_entries(20, 400_000) as peer:
         frames: list[Buffer] = []
         async with aclosing(peer.read(request_of(0, 19))) as reading:  # type: ignore[type-var]
@@ -265,7 +266,7 @@ async def test_acks_do_not_wait_behind_a_read_that_is_not_taken() -> None:
             await writer.close()
 
 
-async def test_a_broker_is_heard_until_its_last_beat() -> None:
+async def test_the_bookie_reports_the_last_beat_of_a_broker() -> None:
     async with bookie_on_ports() as (_, address):
         peer = RemoteBookiePeer(MEMBER, address)
         assert await peer.last_heard("broker", OTHER) is None
@@ -283,7 +284,7 @@ async def test_a_broker_is_heard_until_its_last_beat() -> None:
         await peer.close()
 
 
-async def test_another_incarnation_of_the_bookie_does_not_testify() -> None:
+async def test_another_incarnation_of_the_bookie_does_not_answer_about_brokers() -> None:
     async with bookie_on_ports() as (_, address):
         await RemoteBookiePeer(MEMBER, address).open_presence("broker", OTHER)
         peer = RemoteBookiePeer(Member(MEMBER.bookie, OTHER), address)
@@ -292,7 +293,7 @@ async def test_another_incarnation_of_the_bookie_does_not_testify() -> None:
         await peer.close()
 
 
-async def test_something_other_than_a_beat_ends_a_presence() -> None:
+async def test_a_frame_that_is_no_beat_ends_a_presence_stream() -> None:
     async with bookie_on_ports() as (_, address):
         stream = await RemoteBookiePeer(MEMBER, address).open_presence("broker", OTHER)
         await stream.send([b"\1\1"])

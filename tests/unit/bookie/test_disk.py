@@ -1,4 +1,4 @@
-"""A disk that fills up, with made-up numbers, and the reserve with a real file."""
+"""A disk that fills up, with invented numbers; the disk reserve, with a real file."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_full_disk_makes_the_bookie_read_only_until_space_is_free(tmp_pa
         running.cancel()
 
 
-async def test_a_disk_that_cannot_be_asked_changes_nothing(tmp_path: Path) -> None:
+async def test_a_disk_whose_free_space_is_unknown_changes_nothing(tmp_path: Path) -> None:
     def fail() -> Usage:
         raise OSError(5, "Input/output error")
 
@@ -100,7 +100,7 @@ async def test_a_disk_that_cannot_be_asked_changes_nothing(tmp_path: Path) -> No
     assert seen == []
 
 
-def test_a_reserve_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
+def test_a_failure_to_make_the_reserve_raises_no_error(tmp_path: Path) -> None:
     reserve = Reserve(tmp_path / "nowhere")
     reserve.make(10)
     assert not reserve.held
@@ -108,7 +108,7 @@ def test_a_reserve_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_loop
-async def test_a_read_only_bookie_takes_fences_and_repairs_and_tells_so() -> None:
+async def test_a_read_only_bookie_takes_fences_and_repairs_and_reports_read_only() -> None:
     async with running_bookie() as bookie:
         told: list[bool] = []
         service = bookie.service

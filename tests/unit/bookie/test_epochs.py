@@ -1,4 +1,5 @@
-"""A running bookie counts its boot epoch up, and outlives a disk that has no room for it."""
+"""A running bookie increases its boot epoch. A disk without room for the epoch does not end the
+bookie."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ async def test_a_disk_that_takes_no_identity_file_ends_no_bookie(
 
     def in_the_way() -> bool:
         try:
-            (tmp_path / IDENTITY_NEW).mkdir()  # which is no file that could be written
-        except FileExistsError:  # it is being written just now
+            (tmp_path / IDENTITY_NEW).mkdir()  # a folder in the place of the file: the write fails
+        except FileExistsError:  # the bookie is writing the file just now
             return False
         return True
 

@@ -1,4 +1,5 @@
-"""First adds: the required metadata, which adds wait, and what a fence does to them."""
+"""The check of a ledger's first add: the required metadata, the waiting adds, and the effect of a
+fence."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ THERE = Member(BookieId("b2"), "b" * 32)
 
 
 class Gate:
-    """Metadata whose answers a test gives when it wants."""
+    """Metadata that answers when the test calls `answer`."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -109,7 +110,7 @@ async def test_a_fence_during_the_first_add_check_wins() -> None:
 
 @pytest.mark.real_loop
 @pytest.mark.parametrize("code", [NO_SUCH_LEDGER, FENCED, OVERLOADED])
-async def test_a_refused_ledger_leaves_nothing_and_is_asked_for_again(code: BookieCode) -> None:
+async def test_a_refused_ledger_stores_nothing_and_is_checked_again(code: BookieCode) -> None:
     async with gated_bookie() as (bookie, gate):
         writer = await bookie.connect()
         gate.answer(1, code)
@@ -121,7 +122,7 @@ async def test_a_refused_ledger_leaves_nothing_and_is_asked_for_again(code: Book
 
 
 @pytest.mark.real_loop
-async def test_repairs_need_no_leave_and_give_none() -> None:
+async def test_repair_adds_need_no_check_and_do_not_replace_the_check() -> None:
     async with gated_bookie() as (bookie, gate):
         writer = await bookie.connect()
         assert await writer.add(add(1, 0, flags=COPY), add(2, 0, flags=RECOVERY)) == [OK, OK]
@@ -182,7 +183,7 @@ async def test_waiting_first_adds_are_bounded() -> None:
         running.cancel()
 
 
-def test_the_acks_of_all_that_waits_fit_into_a_frame() -> None:
+def test_the_acks_of_all_waiting_adds_fit_into_one_frame() -> None:
     smallest = ENVELOPE.size + ADD_OVERHEAD_BYTES
     assert WAITING_BYTES_MAX // smallest * ACK.size + FRAME_BYTES_MAX <= FRAME_LIMIT_BYTES
 
@@ -234,7 +235,7 @@ async def test_the_first_add_check_answers_by_ledger_metadata(
 
 
 class Lagging(MemoryStore):
-    """Reads show the past until `sync`."""
+    """A store whose reads return old values until `sync`."""
 
     def __init__(self, past: bytes | None, present: bytes) -> None:
         super().__init__(MemoryTree())
@@ -275,5 +276,5 @@ class Away(MemoryStore):
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_a_store_that_is_away_is_unknown(hangs: bool) -> None:
+async def test_the_check_answers_unknown_while_the_metadata_store_is_away(hangs: bool) -> None:
     assert await FirstAddCheck(Away(hangs=hangs), HERE, timeout_s=0.02)(7) is OVERLOADED

@@ -32,7 +32,7 @@ MANY = 1 << 20
 
 
 def entries(ledger: int, first: int, count: int) -> list[bytes]:
-    """Payloads of different sizes, all different."""
+    """Entries with different payloads of different sizes."""
     return [
         envelope(ledger, entry, b"x" * (7 * entry % 30)) for entry in range(first, first + count)
     ]
@@ -90,7 +90,7 @@ STEPS = st.lists(
 
 
 def expected(held: set[int], get: Get) -> list[bytes]:
-    """The run that a store with these entries would return."""
+    """Return the run that a store with these entries would return."""
     found: list[bytes] = []
     for entry in range(get.first, min(get.last, get.first + get.entries_max - 1) + 1):
         if entry not in held:
@@ -102,7 +102,7 @@ def expected(held: set[int], get: Get) -> list[bytes]:
 
 
 @given(STEPS)
-def test_a_large_cache_returns_what_a_store_would(steps: list[Put | Get | Forget]) -> None:
+def test_a_large_cache_returns_the_same_runs_as_a_store(steps: list[Put | Get | Forget]) -> None:
     cache = ReadCache(MANY)
     held: dict[int, set[int]] = {1: set(), 2: set()}
     for step in steps:
@@ -174,7 +174,7 @@ def test_the_size_includes_the_overhead_of_python() -> None:
 
 
 async def with_five_read(bookie: Bookie) -> None:
-    """Entries 0 to 4 of ledger 1 are stored and were read."""
+    """Store entries 0 to 4 of ledger 1 and read them once."""
     writer = await bookie.connect()
     await writer.add(*(add(1, entry) for entry in range(5)))
     assert await bookie.read(read_request(0, 4)) == some(0, 1, 2, 3, 4)
@@ -230,7 +230,8 @@ async def test_an_entry_read_during_a_deletion_is_not_cached() -> None:
         await writer.add(*(add(1, entry) for entry in range(5)))
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(bookie.read(read_request(0, 4)))
-            await asyncio.sleep(0)  # the store was read, inline, and the caller has no answer yet
+            # The bookie has read the store, and the caller has no answer yet.
+            await asyncio.sleep(0)
             bookie.service._admission.delete(1, for_good=False)
         assert reading.result() == some(0, 1, 2, 3, 4)
         assert bookie.service.read_cache.misses == 1

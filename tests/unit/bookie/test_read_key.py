@@ -17,11 +17,11 @@ def test_the_key_depends_on_the_master_key_and_the_ledger() -> None:
     assert len(keys) == 200
     assert keys.isdisjoint({KEY, KEY + 1})
     assert all(0 <= key < 1 << 64 for key in keys)
-    # A broker and a bookie of two versions must compute the same one.
+    # A broker and a bookie of different versions must compute the same read key.
     assert read_key(0xA11CE, 1) == 0x19D86CA405F6DFDB
 
 
-async def test_the_read_key_reads() -> None:
+async def test_a_read_with_the_read_key_returns_the_entries() -> None:
     async with running_bookie(inline=True) as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 0), add(1, 1))
@@ -30,7 +30,7 @@ async def test_the_read_key_reads() -> None:
 
 
 @pytest.mark.parametrize("key", [read_key(KEY, 2), read_key(KEY + 1, 1), KEY + 1, 0])
-async def test_another_key_does_not_read(key: int) -> None:
+async def test_a_read_with_another_key_is_refused(key: int) -> None:
     async with running_bookie(inline=True) as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 0))
@@ -50,10 +50,10 @@ async def test_the_read_key_neither_adds_nor_fences() -> None:
                 last_request(master_key=READ_KEY, fence=fence)
             )
             assert last.code is UNAUTHORIZED
-        assert await writer.add(add(1, 1)) == [BookieCode.OK]  # nothing was fenced
+        assert await writer.add(add(1, 1)) == [BookieCode.OK]  # the read key fenced nothing
 
 
-async def test_the_read_key_reads_what_a_damaged_store_still_has() -> None:
+async def test_the_read_key_reads_the_entries_of_a_damaged_store() -> None:
     async with running_bookie(inline=True) as bookie:
         writer = await bookie.connect()
         await writer.add(add(1, 0))

@@ -65,7 +65,7 @@ async def test_a_value_that_cannot_be_read_stops_compactions_until_a_scrub_is_cl
     await first.reclaim(dead, alive)
     assert (first.failures, first.dead, marker.exists()) == (1, 9, True)
     with pytest.raises(StorageFailed):
-        storage.write([(entry_key(20, 0), b"x")])  # here the process ends
+        storage.write([(entry_key(20, 0), b"x")])  # the failed store ends the process here
     with pytest.raises(StorageFailed):
         storage.close()
     del storage, first
@@ -79,15 +79,16 @@ async def test_a_value_that_cannot_be_read_stops_compactions_until_a_scrub_is_cl
     again.resume()
     await again.reclaim([], alive)
     assert (again.failures, again.dead, marker.exists()) == (0, 0, False)
-    # RocksDB removes files that nothing needs any more from a thread of its own.
+    # RocksDB removes unneeded files in its own thread.
     await wait_until(lambda: size_of(path) < 0.3 * full)
     assert len(storage.entry_ids(0, 0, entries_max=100)) == 10
     storage.close()
 
 
 async def test_space_is_freed_although_another_compaction_came_first(tmp_path: Path) -> None:
-    """The other compaction dropped the keys and the markers of deleted entries. Their values stay
-    in the file of live entries, too few for RocksDB to rewrite the file by itself."""
+    """Another compaction dropped the keys of the deleted entries and their deletion markers. The
+    values stay in a file together with live entries. They are too few for RocksDB to rewrite the
+    file by itself."""
     storage = RocksStorage(tmp_path, create=True)
     for ledger in range(10):
         storage.write([(entry_key(ledger, entry), os.urandom(50_000)) for entry in range(10)])

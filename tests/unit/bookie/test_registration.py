@@ -50,7 +50,7 @@ async def stored(store: MemoryStore) -> BookieRegistration | None:
     return decode_bookie_registration(found.value)
 
 
-async def test_a_registration_is_entered_and_goes_with_the_session() -> None:
+async def test_a_registration_is_stored_and_disappears_with_the_session() -> None:
     tree = MemoryTree()
     store, other = MemoryStore(tree), MemoryStore(tree)
     async with registered(store) as entry:
@@ -61,7 +61,7 @@ async def test_a_registration_is_entered_and_goes_with_the_session() -> None:
     assert await stored(other) is None
 
 
-async def test_a_registration_is_entered_again_after_the_session_was_lost() -> None:
+async def test_a_registration_is_stored_again_after_the_session_was_lost() -> None:
     tree = MemoryTree()
     store, other = MemoryStore(tree), MemoryStore(tree)
     async with registered(store) as entry:
@@ -87,7 +87,7 @@ async def test_a_suspended_session_does_not_count_as_lost() -> None:
 
 
 @pytest.mark.parametrize("former", [OURS.incarnation, "b" * 32])
-async def test_the_remains_of_an_earlier_start_are_replaced(former: str) -> None:
+async def test_the_registration_of_an_earlier_start_is_replaced(former: str) -> None:
     tree = MemoryTree()
     before, now = MemoryStore(tree), MemoryStore(tree)
     async with registered(before, replace(OURS, incarnation=former, boot_epoch=4)) as entry:
@@ -113,7 +113,7 @@ async def test_a_registration_of_another_process_is_awaited(other: dict[str, obj
         assert await stored(now) == OURS
 
 
-async def test_a_later_start_of_the_same_directory_ends_this_one() -> None:
+async def test_a_later_start_of_the_same_directory_ends_the_earlier_process() -> None:
     tree = MemoryTree()
     ours, theirs = MemoryStore(tree), MemoryStore(tree)
 

@@ -1,4 +1,4 @@
-"""Damage of each kind is found where it is, and nothing else is called damaged."""
+"""A scrub reports each kind of damage with its entries, and reports no undamaged entry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Rotten(MemoryStorage):
-    """Some entries cannot be read, so runs that contain one of them cannot be read either."""
+    """A storage in which some entries, and all runs with one of these entries, are unreadable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ async def test_an_unreadable_blob_on_a_disk_is_found(tmp_path: Path) -> None:
     storage.close()
     (blobs,) = (tmp_path / "store").glob("*.blob")
     with open(blobs, "r+b") as file:
-        for at in (5, 12, 20, 25):  # places among 30 values, one after the other
+        for at in (5, 12, 20, 25):  # positions among 30 values in sequence
             file.seek(at * blobs.stat().st_size // 30 + 25_000)
             file.write(b"?")
     storage = RocksStorage(tmp_path / "store", create=False)
@@ -128,8 +128,8 @@ async def test_an_unreadable_blob_on_a_disk_is_found(tmp_path: Path) -> None:
 
 
 async def test_a_table_that_hides_which_ledgers_there_are_ends_the_bookie(tmp_path: Path) -> None:
-    """The scrub would never get beyond it, nor would a collection, and no copy could be repaired
-    whose ledger's record lies there."""
+    """Neither a scrub nor a garbage collection could get past the rotten table. No copy could be
+    repaired if the table holds the record of its ledger."""
     storage = RocksStorage(tmp_path / "store", create=True)
     storage.write([(ledger_key(ledger), bytes(23)) for ledger in range(1_000)])
     storage.flush()
@@ -152,7 +152,7 @@ async def test_a_disk_that_does_not_list_the_ledgers_ends_nothing() -> None:
             raise StorageFailed("read", "IO error: Input/output error: /d/000013.sst")
 
     sound: list[bool] = []
-    await scrub(Failing(), [], sound).round()  # and on_rot fails the test
+    await scrub(Failing(), [], sound).round()  # a call of on_rot would fail the test
     assert not sound
 
 
@@ -181,7 +181,7 @@ async def test_a_round_begins_anywhere_among_all_ledgers(ledgers: list[int]) -> 
         assert walk.counts.entries == number * len(ledgers)
 
 
-async def test_each_ledger_of_many_is_the_first_some_time() -> None:
+async def test_every_ledger_is_the_first_of_a_round_at_some_time() -> None:
     ledgers = range(0, 20_000, 5)
     walk = scrub(filled({(ledger, 0) for ledger in ledgers}), [])
     begun = [await walk._begin() for _ in range(200)]

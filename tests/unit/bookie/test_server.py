@@ -1,4 +1,4 @@
-"""The service through its gRPC port: the port converts, and loses nothing."""
+"""The service through its gRPC port: the port converts requests and answers without loss."""
 
 from __future__ import annotations
 

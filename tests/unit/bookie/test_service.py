@@ -160,7 +160,7 @@ async def test_the_largest_entry_is_stored_and_read() -> None:
 
 
 def oversize(data: bytes) -> bytes:
-    """The envelope's size points past the end of the frame."""
+    """An add whose envelope size points past the end of its frame."""
     changed = bytearray(data)
     struct.pack_into(">I", changed, 1, len(data))
     return bytes(changed)
@@ -196,7 +196,7 @@ async def test_a_damaged_frame_creates_no_record_of_a_new_ledger() -> None:
         assert bookie.storage.ledger_record(1) is not None
 
 
-async def test_entries_of_a_writer_that_disconnects_stay() -> None:
+async def test_entries_of_a_writer_that_disconnects_are_kept() -> None:
     async with running_bookie() as bookie:
         writer = await bookie.connect()
         bookie.sync_thread.open = False

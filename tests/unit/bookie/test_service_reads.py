@@ -40,7 +40,7 @@ OK = BookieCode.OK
 # -- Reads -------------------------------------------------------------------------------------
 
 
-async def test_a_read_gives_the_run_that_is_there_then_names_the_gap() -> None:
+async def test_a_read_returns_the_stored_run_and_names_the_gap() -> None:
     async with running_bookie() as bookie:
         writer = await bookie.connect()
         await writer.add(*(add(1, entry) for entry in (0, 1, 2, 4)))
@@ -176,7 +176,7 @@ async def test_a_ledger_whose_last_entry_cannot_be_read_is_fenced_all_the_same()
         assert stranger is not None
         bookie.storage.write([(entry_key(1, 4), stranger)])
         last = await bookie.service.last_confirmed(last_request(fence=True))
-        assert last == LastConfirmed(code=OK)  # nothing is known to be confirmed
+        assert last == LastConfirmed(code=OK)  # the bookie knows no confirmed entry
         assert bookie.service.counts.fences == 1
         assert await writer.add(add(1, 5)) == [BookieCode.FENCED]
 
@@ -206,7 +206,7 @@ async def test_no_answer_to_a_fence_before_it_is_durable(*, stored: bool) -> Non
             assert await (await again.connect()).add(add(1, 1)) == [BookieCode.FENCED]
 
 
-async def test_a_second_fence_of_a_durable_one_costs_no_sync() -> None:
+async def test_a_second_fence_after_a_durable_fence_costs_no_sync() -> None:
     async with running_bookie() as bookie:
         await bookie.read(read_request(0, 0, fence=True))
         syncs = bookie.storage.syncs
@@ -271,7 +271,7 @@ async def test_a_fence_that_was_removed_with_its_copy_is_made_again_before_the_a
         reads.shutdown()
 
 
-async def test_an_add_that_was_let_in_before_the_fence_is_seen_by_the_read_that_fenced() -> None:
+async def test_a_fencing_read_returns_an_add_that_was_admitted_before_the_fence() -> None:
     async with running_bookie() as bookie:
         writer = await bookie.connect()
         bookie.sync_thread.open = False
@@ -290,7 +290,8 @@ async def test_an_add_that_was_let_in_before_the_fence_is_seen_by_the_read_that_
 
 
 async def test_no_interleaving_acknowledges_an_add_that_a_fence_read_did_not_see() -> None:
-    """Oracle: after any answer to a fencing read, no add is acknowledged that it did not show."""
+    """Oracle: after the answer to a fencing read, the bookie acknowledges no add of an entry that
+    the read did not return."""
 
     async with running_bookie() as bookie:
         writers = [await bookie.connect() for _ in range(3)]
@@ -318,7 +319,7 @@ async def test_no_interleaving_acknowledges_an_add_that_a_fence_read_did_not_see
             acked = {entry for _, entry, code in acks if code is OK}
             assert acked <= fencing.result(), ledger
             outcomes.add(len(acked))
-        assert len(outcomes) > 3  # the fence came before, between and after the adds
+        assert len(outcomes) > 3  # fences arrived before, between and after the adds
 
 
 async def test_wrong_key_fences_nothing() -> None:

@@ -1,4 +1,4 @@
-"""A bookie's knowledge of brokers, and the questions to which it answers "unknown"."""
+"""A bookie's knowledge of brokers, and the cases in which the bookie answers "unknown"."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ A, B = ("a", "1" * 32), ("b", "2" * 32)
 
 
 def beating(witness: Witness, *brokers: tuple[str, str], since: float, until: float) -> None:
-    """The brokers beat from `since` to `until`, both included."""
+    """Let the brokers send beats from `since` to `until`, both included."""
     for number in range(int((until - since) / BEAT_S) + 1):
         for broker in brokers:
             witness.on_beat(*broker, since + number * BEAT_S)
@@ -37,7 +37,7 @@ def test_a_broker_that_falls_silent_while_another_beats_is_silent_since_its_last
     assert witness.last_heard(*B, 13.0) == LastHeard(heard_s=0.0, listening_s=13.0)
 
 
-def test_a_bookie_that_hears_no_broker_does_not_testify() -> None:
+def test_a_bookie_that_hears_no_broker_answers_unknown() -> None:
     """The bookie itself may have stood still."""
     witness = Witness()
     beating(witness, A, B, since=0.0, until=10.0)
@@ -46,7 +46,7 @@ def test_a_bookie_that_hears_no_broker_does_not_testify() -> None:
     assert last.silent_s == 0.0
 
 
-def test_after_a_deaf_time_the_bookie_testifies_about_the_time_since_then_only() -> None:
+def test_after_a_time_without_beats_the_bookie_answers_only_about_later_silence() -> None:
     witness = Witness()
     beating(witness, A, B, since=0.0, until=10.0)
     beating(witness, B, since=30.0, until=31.0)

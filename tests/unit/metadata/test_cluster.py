@@ -1,4 +1,4 @@
-"""The cluster's id: one for all brokers, whichever comes first."""
+"""The cluster's id: all brokers use the id of the first broker that stores one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
 from magnetar.metadata.store import ABSENT
 
 
-async def test_all_who_start_together_find_the_same_id() -> None:
+async def test_processes_that_start_together_get_the_same_id() -> None:
     tree = MemoryTree()
     chance = random.Random(1)
 

@@ -1,4 +1,5 @@
-"""Records survive storage whole, with what a newer version added; the rest is a typed error."""
+"""A record survives storage, also with fields of a newer version. Invalid bytes raise a typed
+error."""
 
 from __future__ import annotations
 
@@ -138,7 +139,7 @@ def marks(draw: st.DrawFn) -> UnderReplication:
 
 
 def levels() -> st.SearchStrategy[policies.Policies]:
-    """The policies that one level may set: any choice of them."""
+    """Any choice of the policies that one level may set."""
     limits = counts | st.just(policies.UNLIMITED)
     quotas = st.builds(policies.BacklogQuota, limits, st.sampled_from(policies.BacklogAction))
     rates = st.builds(policies.Rate, counts, counts, st.integers(1, 2**63 - 1))
@@ -302,7 +303,9 @@ def test_a_decoded_record_equals_the_encoded_one(kind: str, data: st.DataObject)
 @pytest.mark.parametrize("kind", RECORDS)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_other_bytes_are_a_typed_error_or_a_valid_record(kind: str, data: st.DataObject) -> None:
+def test_arbitrary_bytes_raise_a_typed_error_or_decode_to_a_valid_record(
+    kind: str, data: st.DataObject
+) -> None:
     encode, decode, records = RECORDS[kind]
     stored = bytearray(encode(data.draw(records)))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -315,7 +318,7 @@ def test_other_bytes_are_a_typed_error_or_a_valid_record(kind: str, data: st.Dat
     assert decode(encode(decoded)) == decoded
 
 
-def test_equal_records_are_equal_bytes_whatever_the_order_of_their_maps() -> None:
+def test_equal_records_encode_to_equal_bytes_in_any_order_of_their_maps() -> None:
     one = model.TopicRecord(1, properties={"a": "1", "b": "2", "c": "3"})
     two = model.TopicRecord(1, properties={"c": "3", "a": "1", "b": "2"})
     assert codec.encode_topic(one) == codec.encode_topic(two)
@@ -529,7 +532,7 @@ def test_a_policy_with_an_unknown_enum_value_is_corrupt() -> None:
 
 
 def test_every_field_of_a_message_is_in_its_table() -> None:
-    """A field that is missing in its table would be dropped silently by a rewrite."""
+    """A rewrite would silently drop a field that is missing in its table."""
     tables = [value for value in vars(codec).values() if isinstance(value, codec._Table)]
     assert len(tables) > 20
     for table in tables:

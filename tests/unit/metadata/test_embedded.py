@@ -1,4 +1,4 @@
-"""The embedded store across restarts, kills, damage and other people's directories."""
+"""The embedded store after restarts, kills and damage, and on directories with other files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def filled(directory: Path, count: int = 50) -> None:
 
 
 async def opening(directory: Path, files: Files = os) -> MetadataError | None:
-    """The error of opening it, if any."""
+    """Open the store and return the error, if there is one."""
     try:
         store = await EmbeddedStore.open(directory, files=files)
     except MetadataError as error:
@@ -131,7 +131,7 @@ async def test_a_second_store_in_the_same_process_is_refused(tmp_path: Path) -> 
     await store.close()
 
 
-async def test_many_requests_at_once_share_syncs_and_all_hold(tmp_path: Path) -> None:
+async def test_concurrent_requests_share_syncs_and_all_are_durable(tmp_path: Path) -> None:
     store = await EmbeddedStore.open(tmp_path / "m")
     commits = 0
     commit = store._nodes.commit
@@ -209,7 +209,7 @@ async def test_a_later_format_is_refused(tmp_path: Path) -> None:
     assert "metadata 2" in str(error)
 
 
-async def test_a_file_in_the_place_of_the_directory_is_an_error_with_its_name(
+async def test_a_file_in_the_place_of_the_directory_raises_an_error_with_its_name(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "m").write_text("")
@@ -218,13 +218,13 @@ async def test_a_file_in_the_place_of_the_directory_is_an_error_with_its_name(
     assert str(tmp_path / "m") in str(error)
 
 
-async def test_a_first_start_that_was_cut_short_is_taken_up(tmp_path: Path) -> None:
+async def test_an_interrupted_first_start_is_continued(tmp_path: Path) -> None:
     (tmp_path / "format").write_text("magnetar metadata 1\n")
     assert await opening(tmp_path) is None
 
 
 class DyingDisk:
-    """`os`, whose n-th call that may fail does."""
+    """A replacement of `os`. Its n-th call that can fail raises an error."""
 
     def __init__(self, fails_at: int) -> None:
         self._left = fails_at
@@ -247,7 +247,7 @@ class DyingDisk:
         return call
 
 
-async def test_a_first_start_that_dies_anywhere_is_taken_up(
+async def test_a_first_start_that_died_at_any_step_is_continued(
     tmp_path: Path,
 ) -> None:
     for step in range(1, 100):
@@ -262,7 +262,7 @@ async def test_a_first_start_that_dies_anywhere_is_taken_up(
     assert step > 8
 
 
-async def test_the_way_to_the_directory_is_as_durable_as_what_is_in_it(
+async def test_the_parents_of_a_new_directory_are_synced(
     tmp_path: Path,
 ) -> None:
     synced: set[Path] = set()
@@ -277,7 +277,7 @@ async def test_the_way_to_the_directory_is_as_durable_as_what_is_in_it(
     assert synced >= {directory, *list(directory.parents)[:3]}
 
 
-async def test_a_store_that_vanished_is_damage_not_a_fresh_start(tmp_path: Path) -> None:
+async def test_a_vanished_store_is_reported_as_damage_and_not_created_again(tmp_path: Path) -> None:
     await filled(tmp_path / "m")
     shutil.rmtree(tmp_path / "m" / "store")
     assert isinstance(await opening(tmp_path / "m"), StoreDamaged)
@@ -313,7 +313,7 @@ def killed_with_a_log(directory: Path) -> Path:
 
 
 async def test_synced_changes_that_are_missing_are_noticed(tmp_path: Path) -> None:
-    """Damage to the length field of a log record: RocksDB opens and says nothing."""
+    """The length field of a log record is damaged. RocksDB opens the store without an error."""
     log = killed_with_a_log(tmp_path / "m")
     content = bytearray(log.read_bytes())
     # The log is a sequence of records: crc u32, length u16, kind u8, (log number u32,) payload.
@@ -334,7 +334,7 @@ async def test_a_log_cut_short_is_noticed(tmp_path: Path) -> None:
     assert "missing" in str(error)
 
 
-async def test_an_unreadable_watermark_is_damage(tmp_path: Path) -> None:
+async def test_an_unreadable_watermark_is_reported_as_damage(tmp_path: Path) -> None:
     await filled(tmp_path / "m", 3)
     (tmp_path / "m" / "watermark").write_bytes(b"\0" * 12)
     assert isinstance(await opening(tmp_path / "m"), StoreDamaged)
@@ -342,7 +342,7 @@ async def test_an_unreadable_watermark_is_damage(tmp_path: Path) -> None:
     assert isinstance(await opening(tmp_path / "m"), StoreDamaged)
 
 
-async def test_a_store_whose_disk_refused_takes_no_more_calls(tmp_path: Path) -> None:
+async def test_a_store_refuses_all_calls_after_a_disk_error(tmp_path: Path) -> None:
     store = await EmbeddedStore.open(tmp_path / "m")
     await store.put("/a", b"1", expected=ABSENT)
 
@@ -363,7 +363,8 @@ async def test_a_store_whose_disk_refused_takes_no_more_calls(tmp_path: Path) ->
         with pytest.raises(StoreFailed, match="No space left") as error:
             await request
         assert not error.value.definite
-        assert not isinstance(error.value, OutcomeUnknown)  # the caller must not simply try again
+        # OutcomeUnknown would let the caller try again.
+        assert not isinstance(error.value, OutcomeUnknown)
     store._nodes._db = healthy
     with pytest.raises(StoreFailed):
         await store.get("/a")

@@ -1,4 +1,5 @@
-"""Ledger ids are never handed out twice, whatever is lost, and respect what a topic has already."""
+"""No ledger id is issued twice when requests or replies are lost. A new id exceeds the ids that a
+topic has."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ async def test_processes_take_turns_by_blocks() -> None:
     tree = MemoryTree()
     one, two = LedgerIds(MemoryStore(tree)), LedgerIds(MemoryStore(tree))
     assert [await take(one), await take(two), await take(one)] == [0, BLOCK, 1]
-    again = LedgerIds(MemoryStore(tree))  # a restart does not take up the old block
+    again = LedgerIds(MemoryStore(tree))  # a restarted process does not continue the old block
     assert await take(again) == 2 * BLOCK
 
 
@@ -51,11 +52,11 @@ async def test_an_id_exceeds_what_the_topic_has() -> None:
     tree = MemoryTree()
     one, two = LedgerIds(MemoryStore(tree)), LedgerIds(MemoryStore(tree))
     assert await take(one) == 0
-    moved = await take(two)  # a topic got this id from the other broker, then came here
+    moved = await take(two)  # the topic got this id from another broker and then moved here
     assert await take(one, moved - 1) == 2 * BLOCK
     assert await take(one, moved) == 2 * BLOCK + 1
     assert await take(one, 2 * BLOCK + 1) == 2 * BLOCK + 2
-    assert await take(two, moved) == moved + 1  # its block is new enough
+    assert await take(two, moved) == moved + 1  # the block of `two` has greater ids
 
 
 async def test_an_id_from_a_foreign_counter_moves_the_counter_on() -> None:
@@ -93,7 +94,7 @@ async def test_concurrent_requests_for_ids_share_one_write() -> None:
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
-async def test_no_id_is_handed_out_twice_whatever_is_lost(seed: int) -> None:
+async def test_no_id_is_issued_twice_when_requests_or_replies_are_lost(seed: int) -> None:
     chance = random.Random(seed)
 
     def faults(operation: str, path: str) -> Fault | None:
@@ -108,7 +109,7 @@ async def test_no_id_is_handed_out_twice_whatever_is_lost(seed: int) -> None:
         newest = -1
         for _ in range(8):
             if chance.random() < 0.4:
-                newest = max([newest, *taken])  # the topic has been elsewhere
+                newest = max([newest, *taken])  # another process has issued this id to the topic
             if chance.random() < 0.2:
                 store.fall_behind()
             ledger = await take(ids, newest)
@@ -122,7 +123,7 @@ async def test_no_id_is_handed_out_twice_whatever_is_lost(seed: int) -> None:
     assert len(set(taken)) == len(taken) == 24
 
 
-async def test_the_deadline_is_kept() -> None:
+async def test_take_fails_at_its_deadline() -> None:
     ids = LedgerIds(MemoryStore(faults=lambda operation, path: Fault.NOT_SENT))
     with pytest.raises(Unavailable):
         await ids.next(NO_LEDGER, deadline=later(2))

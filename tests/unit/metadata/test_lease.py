@@ -1,4 +1,4 @@
-"""Leases through everything that happens to sessions, and the elections built on them."""
+"""Leases when sessions are suspended, lost or replaced, and the elections that use leases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def never(stored: bytes) -> bool:
 
 
 class Held:
-    """A lease and what its owner was told."""
+    """A lease, and a record of the notices to its owner."""
 
     def __init__(
         self,
@@ -110,9 +110,11 @@ async def test_a_deleted_node_is_created_again() -> None:
 
 
 @pytest.mark.parametrize("ephemeral", [True, False])
-async def test_a_leftover_of_an_earlier_run_is_replaced_by_a_node_of_ours(ephemeral: bool) -> None:
+async def test_the_node_of_an_earlier_run_is_replaced_by_a_node_of_this_session(
+    ephemeral: bool,
+) -> None:
     tree = MemoryTree()
-    dead = MemoryStore(tree)  # killed a moment ago: its session lives on for a while
+    dead = MemoryStore(tree)  # a killed process whose session has not expired yet
     if ephemeral:
         await dead.create_ephemeral(PATH, b"b1 epoch 4")
     else:
@@ -130,7 +132,7 @@ async def test_a_leftover_of_an_earlier_run_is_replaced_by_a_node_of_ours(epheme
         assert held.told == [True]
 
 
-async def test_an_equal_value_of_another_session_is_our_own_leftover() -> None:
+async def test_a_node_with_an_equal_value_of_another_session_is_replaced() -> None:
     tree = MemoryTree()
     dead = MemoryStore(tree)
     await dead.create_ephemeral(PATH, b"me")
@@ -143,7 +145,7 @@ async def test_an_equal_value_of_another_session_is_our_own_leftover() -> None:
         assert node.ephemeral_session == store.session_id
 
 
-async def test_the_node_of_another_process_is_waited_for() -> None:
+async def test_a_lease_waits_until_the_node_of_another_process_disappears() -> None:
     tree = MemoryTree()
     other = MemoryStore(tree)
     await other.create_ephemeral(PATH, b"them")
@@ -158,7 +160,7 @@ async def test_the_node_of_another_process_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_of_two_that_believe_to_be_the_same_the_older_ends(seed: int) -> None:
+async def test_of_two_leases_of_one_owner_the_older_ends(seed: int) -> None:
     tree = MemoryTree()
     chance = random.Random(seed)
 
@@ -177,7 +179,7 @@ async def test_of_two_that_believe_to_be_the_same_the_older_ends(seed: int) -> N
 
     async with running(run_old), running(new.lease.run):
         assert [taken.holder for taken in ended] == [b"5"]
-        # The lease may have read only the deletion, and created its node again.
+        # The old lease may have seen only the deletion, and may have created its node again.
         assert old.told[-1] is False
         assert new.told[-1] is True
         node = tree.tree.get(PATH)
@@ -185,7 +187,7 @@ async def test_of_two_that_believe_to_be_the_same_the_older_ends(seed: int) -> N
         assert node.value == b"5"
 
 
-async def test_the_value_can_be_changed_without_letting_go() -> None:
+async def test_the_value_can_be_changed_without_releasing_the_lease() -> None:
     tree = MemoryTree()
     store = MemoryStore(tree)
     held = Held(store, b"writable")
@@ -210,7 +212,7 @@ async def test_a_closed_store_holds_no_lease() -> None:
 
 @settings(max_examples=50)
 @given(seed=st.integers(0, 2**32))
-async def test_after_any_trouble_the_node_is_there_and_ours(seed: int) -> None:
+async def test_after_random_faults_the_node_exists_and_belongs_to_the_lease(seed: int) -> None:
     chance = random.Random(seed)
     trouble = True
 
@@ -299,7 +301,7 @@ async def test_a_leader_without_a_connection_does_not_act() -> None:
         assert one.told == [True, False, True]
 
 
-async def test_a_leader_deposed_by_hand_stands_in_line_again() -> None:
+async def test_a_leader_whose_node_is_replaced_becomes_a_candidate_again() -> None:
     tree = MemoryTree()
     one, two = Candidate(tree, "one"), Candidate(tree, "two")
     async with running(one.election.run):

@@ -1,4 +1,4 @@
-"""Ledger ids are streamed in order, from anywhere, while ledgers come and go."""
+"""Ledger ids are streamed in order from any start, while ledgers are created and deleted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from magnetar.metadata.memory import MemoryStore
 from magnetar.metadata.model import LedgerId
 from magnetar.metadata.store import ABSENT
 
-# Neighbours at every level's edge, and far ones.
+# Neighbouring ids at the edges of all folder levels, and ids that lie far apart.
 ids = st.one_of(
     st.integers(0, 3),
     st.integers(9_998, 10_002),
@@ -24,7 +24,7 @@ ids = st.one_of(
 
 @settings(max_examples=60)
 @given(st.sets(ids, max_size=12), st.one_of(st.just(-1), ids))
-async def test_all_ids_beyond_a_point_in_order(ledgers: set[int], after: int) -> None:
+async def test_all_ids_after_a_start_are_returned_in_order(ledgers: set[int], after: int) -> None:
     store = MemoryStore()
     for ledger in ledgers:
         await store.put(paths.ledger(LedgerId(ledger)), b"", expected=ABSENT)
@@ -43,7 +43,7 @@ async def test_folders_before_the_first_wanted_id_are_not_read() -> None:
     assert f"{paths.LEDGERS}/0000/0000/0001" not in asked
 
 
-async def test_a_folder_that_vanishes_is_empty() -> None:
+async def test_a_folder_that_vanishes_counts_as_empty() -> None:
     store = MemoryStore()
     for ledger in (1, 10_001):
         await store.put(paths.ledger(LedgerId(ledger)), b"", expected=ABSENT)

@@ -17,7 +17,7 @@ from magnetar.metadata.memory import Fault, MemoryStore, MemoryTree
 from magnetar.metadata.store import ABSENT, SessionState, Versioned
 
 
-async def test_faults_say_what_was_applied() -> None:
+async def test_each_fault_applies_or_drops_the_change_and_raises_its_error() -> None:
     tree = MemoryTree()
     fault: Fault | None = None
     store = MemoryStore(tree, faults=lambda operation, path: fault)
@@ -128,7 +128,7 @@ async def test_a_cancelled_caller_does_not_cancel_its_request() -> None:
     assert await store.get("/a") == Versioned(b"", 0)
 
 
-async def test_requests_are_served_in_order_whatever_their_delays() -> None:
+async def test_requests_with_any_delays_are_served_in_order() -> None:
     delays = iter([3.0, 1.0, 2.0])
     store = MemoryStore(delay_s=lambda: next(delays, 0.0))
     async with asyncio.TaskGroup() as group:

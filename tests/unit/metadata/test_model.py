@@ -1,4 +1,4 @@
-"""Each invariant of the records, broken one at a time."""
+"""The invariants of the records. Each invalid record breaks one invariant."""
 
 from __future__ import annotations
 
@@ -90,15 +90,15 @@ def test_a_ledger_that_no_writer_can_have_made_is_refused(
         replace(OPEN, **changes)
 
 
-def test_two_incarnations_of_a_bookie_are_still_one_bookie() -> None:
+def test_two_incarnations_of_a_bookie_count_as_one_bookie() -> None:
     twice = Segment(EntryId(0), (member("a"), member("b"), member("a", "1" * 32)))
     with pytest.raises(InvalidLedgerMetadata, match="twice"):
         replace(OPEN, segments=(twice,))
 
 
-def test_shapes_at_the_edge_that_are_right() -> None:
+def test_valid_edge_cases_of_a_ledger_are_accepted() -> None:
     replace(OPEN, ensemble_size=3, write_quorum=3, ack_quorum=3)
-    replace(CLOSED, last_entry=EntryId(9), length=50)  # nothing confirmed in the last segment
+    replace(CLOSED, last_entry=EntryId(9), length=50)  # no entry was confirmed in the last segment
     empty = replace(CLOSED, segments=OPEN.segments[:1], last_entry=EntryId(-1), length=0)
     assert empty.last_entry == -1
     with pytest.raises(InvalidLedgerMetadata, match="empty"):
@@ -143,7 +143,7 @@ def test_an_incarnation_is_32_hex_digits(incarnation: str) -> None:
         Ownership(BrokerId("b"), incarnation, 1)
 
 
-def test_names_and_counts_of_registrations() -> None:
+def test_a_registration_with_an_invalid_field_is_refused() -> None:
     good = BookieRegistration(
         BookieId("b"),
         "0" * 32,
@@ -200,7 +200,7 @@ def test_a_divided_hash_space_has_equal_bundles_and_the_last_takes_the_remainder
 
 
 def test_the_default_bundles_are_a_space_divided_by_four() -> None:
-    """Clusters from before namespaces had records are cut like this."""
+    """Clusters of versions without namespace records have these bundles."""
     assert NamespaceBundles.divided(BUNDLES_DEFAULT) == NamespaceBundles()
 
 

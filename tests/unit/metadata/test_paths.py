@@ -54,7 +54,7 @@ def test_any_name_is_encoded_as_one_component_and_decoded(name: str) -> None:
     assert paths.unquoted(component) == name
 
 
-def test_dots_are_names_too() -> None:
+def test_a_name_of_dots_is_encoded() -> None:
     for name in (".", "..", "..."):
         check_path(paths.bookie_cookie(BookieId(name)))
         assert paths.unquoted(paths.quoted(name)) == name
@@ -62,13 +62,13 @@ def test_dots_are_names_too() -> None:
 
 
 @given(st.sets(st.integers(0, LEDGER_ID_MAX), max_size=20))
-def test_each_ledger_has_its_own_place(ledgers: set[int]) -> None:
+def test_each_ledger_has_its_own_path(ledgers: set[int]) -> None:
     found = {paths.ledger(LedgerId(ledger)) for ledger in ledgers}
     assert len(found) == len(ledgers)
     assert {LedgerId(int(path.rpartition("/")[2])) for path in found} == ledgers
 
 
-def test_ten_thousand_ledgers_to_a_folder() -> None:
+def test_a_folder_holds_ten_thousand_ledgers() -> None:
     folder = paths.ledger(LedgerId(20_000)).rpartition("/")[0]
     assert paths.ledger(LedgerId(29_999)).rpartition("/")[0] == folder
     assert paths.ledger(LedgerId(30_000)).rpartition("/")[0] != folder

@@ -1,4 +1,4 @@
-"""`update` against a store that loses requests, replies and races."""
+"""`update` on a store that loses requests and replies, and with concurrent writers."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def later(seconds: float) -> float:
 
 
 def script(*faults: Fault | None, on: str = "put") -> Callable[[str, str], Fault | None]:
-    """Faults for the first requests of this kind, in order. Later requests have none."""
+    """Faults for the first requests of this kind, in order. Later requests succeed."""
     left = list(faults)
     return lambda operation, path: left.pop(0) if operation == on and left else None
 
 
 def adding(token: str) -> Callable[[bytes | None], bytes | Verdict]:
-    """Adds a word to the value once, because it recognises its own change."""
+    """A change that adds a word to the value, unless the value has the word already."""
 
     def change(stored: bytes | None) -> bytes | Verdict:
         words = (stored or b"").decode().split()
@@ -53,7 +53,7 @@ def adding(token: str) -> Callable[[bytes | None], bytes | Verdict]:
 
 @pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("operation", ["put", "get", "sync"])
-async def test_any_fault_of_any_step_is_overcome(fault: Fault, operation: str) -> None:
+async def test_update_succeeds_after_any_fault_of_any_step(fault: Fault, operation: str) -> None:
     faults = script(fault, on=operation)
     first = script(Fault.REPLY_LOST) if operation == "sync" else script()
     store = MemoryStore(faults=lambda *call: faults(*call) or first(*call))
@@ -62,7 +62,7 @@ async def test_any_fault_of_any_step_is_overcome(fault: Fault, operation: str) -
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
-async def test_each_change_takes_effect_exactly_once_whatever_is_lost(seed: int) -> None:
+async def test_each_change_takes_effect_once_when_requests_or_replies_are_lost(seed: int) -> None:
     chance = random.Random(seed)
     rate = chance.choice([0.0, 0.2, 0.6])
 
@@ -127,7 +127,7 @@ async def test_update_deletes_a_node_that_a_lagging_follower_does_not_show() -> 
     assert tree.tree.get("/a") is None
 
 
-async def test_after_a_lost_reply_a_lagging_follower_is_not_believed() -> None:
+async def test_after_a_lost_reply_an_old_value_of_a_lagging_follower_is_not_used() -> None:
     tree = MemoryTree()
     store = MemoryStore(tree, faults=script(Fault.REQUEST_LOST))
     asked: list[bytes | None] = []
@@ -138,7 +138,7 @@ async def test_after_a_lost_reply_a_lagging_follower_is_not_believed() -> None:
 
     def change_on_the_old_server(stored: bytes | None) -> bytes | Verdict:
         answer = change(stored)
-        if len(asked) == 1:  # the reply is lost with the server; the next one lags behind it
+        if len(asked) == 1:  # the reply and the server are lost; the next server lags behind
             tree.tree.put("/a", b"mine", ABSENT)
         return answer
 
@@ -165,15 +165,15 @@ async def test_the_timeout_error_says_whether_the_change_may_have_happened() -> 
         await attempt(lambda *request: lost(*request) or away(*request))
 
 
-async def test_a_change_under_way_at_the_deadline_is_unknown() -> None:
+async def test_a_change_under_way_at_the_deadline_raises_outcome_unknown() -> None:
     store = MemoryStore(delay_s=lambda: 0.4)
     with pytest.raises(OutcomeUnknown):
         await update(store, "/a", adding("x"), deadline=later(0.6))
     await asyncio.sleep(1)
-    assert await store.get("/a") == Versioned(b"x", 0)  # it did happen
+    assert await store.get("/a") == Versioned(b"x", 0)  # the change took effect
 
 
-async def test_endless_lost_races_are_contended() -> None:
+async def test_update_that_loses_every_race_raises_contended() -> None:
     tree = MemoryTree()
     store = MemoryStore(tree)
     await store.put("/a", b"", expected=ABSENT)

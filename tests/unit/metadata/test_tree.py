@@ -1,4 +1,4 @@
-"""The tree of nodes against a stupid twin: one flat dictionary that is searched for everything."""
+"""The tree of nodes, compared with a simple model that searches one flat dictionary."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ steps = st.one_of(
 
 
 class Twin:
-    """Does what the docstring of the tree says, by searching one dictionary."""
+    """A simple model of the tree's contract: every operation searches one dictionary."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Versioned] = {}
@@ -100,7 +100,7 @@ class Twin:
                 self.sequences.pop(up, None)
 
     def forget_sequences(self) -> None:
-        """The last numbers of deleted parents."""
+        """Forget the last sequence numbers of deleted parents."""
         for parent in list(self.sequences):
             if parent and parent not in self.nodes:
                 del self.sequences[parent]
@@ -130,7 +130,7 @@ def outcome(call: Any, *arguments: Any) -> Any:
 
 @settings(max_examples=150)
 @given(st.lists(steps, max_size=25))
-def test_the_tree_does_what_its_stupid_twin_does(script: list[tuple[Any, ...]]) -> None:
+def test_the_tree_gives_the_results_of_the_simple_model(script: list[tuple[Any, ...]]) -> None:
     tree, twin = Tree(MemoryNodes()), Twin()
     for step in script:
         before = dict(twin.nodes)
@@ -150,7 +150,7 @@ def test_the_tree_does_what_its_stupid_twin_does(script: list[tuple[Any, ...]]) 
         assert touched == changed | {path.rpartition("/")[0] or "/" for path in appeared}
 
 
-def test_a_sequence_steps_over_what_was_made_by_hand() -> None:
+def test_a_sequence_skips_a_name_that_exists_already() -> None:
     tree = Tree(MemoryNodes())
     tree.create("/q/n0000000000", b"", 0)
     assert tree.create_sequential("/q/n", b"", 0) == "/q/n0000000001"
@@ -158,12 +158,12 @@ def test_a_sequence_steps_over_what_was_made_by_hand() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "a", "/a/", "//a", "/a//b", "/a/./b", "/a/..", "/a\n", "/\0"])
-def test_a_malformed_path_is_a_bug(path: str) -> None:
+def test_a_malformed_path_raises_an_assertion_error(path: str) -> None:
     with pytest.raises(AssertionError):
         check_change(path, b"", ABSENT)
 
 
-def test_the_root_and_blind_deletes_are_bugs() -> None:
+def test_a_delete_of_the_root_or_without_a_version_raises_an_assertion_error() -> None:
     with pytest.raises(AssertionError):
         check_change("/", b"", 0)
     with pytest.raises(AssertionError):

@@ -37,7 +37,7 @@ copies = st.builds(
 
 
 @given(st.lists(copies, max_size=30))
-def test_joined_ranges_are_the_same_entries(ranges: list[BadCopy]) -> None:
+def test_joined_ranges_have_the_same_entries(ranges: list[BadCopy]) -> None:
     def entries(of: list[BadCopy] | tuple[BadCopy, ...]) -> set[tuple[str, int]]:
         return {
             (each.member.bookie, entry)
@@ -62,7 +62,7 @@ def test_too_many_ranges_are_joined_where_they_lie_closest() -> None:
 
 
 def test_a_great_many_ranges_are_joined_in_no_time() -> None:
-    """A member that lost a striped ledger of a million entries lacks as many stripes."""
+    """A member that lost a striped ledger of a million entries lacks one range for each stripe."""
     ranges = [bad(member, 3 * at, 3 * at) for at in range(50_000) for member in (A, B)]
     began_s = process_time()
     together = joined([*ranges, bad(A, 900_000, 900_000)])
@@ -74,7 +74,7 @@ def test_a_great_many_ranges_are_joined_in_no_time() -> None:
     }
 
 
-def test_merging_takes_nothing_away() -> None:
+def test_a_merged_record_has_all_members_and_ranges() -> None:
     first = UnderReplication(5, frozenset({A})).failed("why", 9)
     both = first.merged(UnderReplication(7, frozenset({B}), (bad(B, 1, 2),), narrow=True))
     assert both == UnderReplication(
@@ -83,7 +83,7 @@ def test_merging_takes_nothing_away() -> None:
     assert both.merged(first) == both
 
 
-def test_a_reason_is_cut() -> None:
+def test_a_long_reason_is_shortened() -> None:
     assert len(UnderReplication(5).failed("x" * 9999, 1).failure) == FAILURE_CHARS_MAX
 
 

@@ -1,4 +1,4 @@
-"""The register of callbacks: it calls them in order and independently, and none after its
+"""The register of callbacks calls them in order and independently. It calls no callback after its
 removal."""
 
 from __future__ import annotations

@@ -284,9 +284,8 @@ def test_t15_random_interleavings_of_striped_ledgers_lose_no_confirmed_entry(
         while choices := steps(case, state):
             recover = ("recover", 0)
             if state.metadata.state is LedgerState.CLOSED:
-                choices = [
-                    each for each in choices if each != recover
-                ]  # a recovery of a closed ledger does nothing
+                # A recovery of a closed ledger does nothing.
+                choices = [each for each in choices if each != recover]
             elif recover in choices and len(choices) > 1 and random.random() > early_share:
                 choices.remove(recover)
             if not choices:

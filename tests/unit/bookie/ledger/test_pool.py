@@ -169,12 +169,10 @@ async def test_a_pool_that_is_stopping_begins_no_stream() -> None:
         )
         running = group.create_task(pool.run())
         await asyncio.sleep(0)
-        held = pool.adds(
-            nodes.bookies[0].member
-        )  # the stream's task needs one turn of the loop to end
-        assert (
-            await asyncio.wait_for(held.connect(0.1), 1.0) is False
-        )  # the registry does not list the bookie
+        # The stream's task needs one turn of the loop to end.
+        held = pool.adds(nodes.bookies[0].member)
+        # The registry does not list the bookie.
+        assert await asyncio.wait_for(held.connect(0.1), 1.0) is False
         running.cancel()
         await asyncio.sleep(0)
         assert not running.done()

@@ -142,9 +142,8 @@ async def test_a_ledger_deleted_during_a_read_is_not_reported_lost() -> None:
         appender = await written(ledgers, nodes, 2)
         reader = ledgers.reader(appender.metadata)
         await ledgers.delete(appender.ledger)
-        assert (
-            len(await reader.read(0, 1, bytes_max=100)) == 2
-        )  # the bookies still have the entries
+        # The bookies still have the entries.
+        assert len(await reader.read(0, 1, bytes_max=100)) == 2
         for bookie in nodes.bookies:
             del bookie.ledgers[appender.ledger]
         with pytest.raises(EntryUnreadable, match="deleted") as caught:

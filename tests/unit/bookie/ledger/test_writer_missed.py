@@ -266,9 +266,8 @@ def test_owed_entries_are_confirmed_and_still_awaited() -> None:
     assert machine.owed == {2: [0], 3: [1], 4: [2]}
     ack(machine, [3], 1)
     fail(machine, 4)
-    assert machine.owed == {
-        2: [0]
-    }  # `missed`, not `owed`, has the entries that a failed member lacks
+    # `missed`, not `owed`, has the entries that a failed member lacks.
+    assert machine.owed == {2: [0]}
     machine.fail(BookieCode.FENCED)
     machine.seal()
     assert machine.owed == {2: [0]}

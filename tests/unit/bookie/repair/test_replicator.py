@@ -416,9 +416,8 @@ async def test_t30_a_ledgers_grace_is_remembered_beyond_the_sample() -> None:
         before, dead = await open_with_a_loss(nodes)
         records = records_of(nodes)
         await records.add_lost(before.ledger, [dead.member])
-        for number in range(
-            1000, 1015
-        ):  # the metadata of these ledgers is unreadable, so no repair is possible
+        # The metadata of these ledgers is unreadable, so no repair is possible.
+        for number in range(1000, 1015):
             path = paths.ledger(LedgerId(number))
             await nodes.store.put(path, b"what is this", expected=ABSENT)
             await records.add_narrow(LedgerId(number))

@@ -44,9 +44,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_a_log_of_rocksdb_is_whole(log: bytes) -> None:
     found = read_log(log, batches=True)
     assert found == LogFile(len(SIZES), len(log), "", 1, 2 * len(SIZES) + 1)
-    assert (
-        read_log(log + bytes(5000), batches=True) == found
-    )  # zeros: RocksDB allocates space in advance
+    # Zeros: RocksDB allocates space in advance.
+    assert read_log(log + bytes(5000), batches=True) == found
     assert read_log(log, batches=False).records == len(SIZES)
     assert read_log(b"", batches=True) == LogFile(0, 0, "", 0, 0)
 
@@ -92,12 +91,8 @@ CHAINS = [
     ({4: log_of(1, 10), 6: log_of(11, 5)}, 0, 15, ""),
     ({4: log_of(1, 10), 6: log_of(11, 5)}, 8, 12, ""),
     ({4: log_of(1, 9), 6: log_of(11, 5)}, 0, 15, "operations 1 to 10 are missing"),
-    (
-        {4: log_of(1, 9), 6: log_of(11, 5)},
-        10,
-        15,
-        "",
-    ),  # the tables contain the operations of the first log
+    # The tables contain operations 1 to 10.
+    ({4: log_of(1, 9), 6: log_of(11, 5)}, 10, 15, ""),
     ({6: log_of(11, 5)}, 9, 15, "operations 10 to 10 are missing"),
     ({6: log_of(11, 5)}, 0, 15, "operations 1 to 10 are missing"),
     ({4: log_of(1, 10), 6: log_of(11, 0)}, 0, 12, "operations 11 to 12 are missing"),

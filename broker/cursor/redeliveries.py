@@ -57,20 +57,20 @@ class Redeliveries:
         speed matters: a consumer that leaves may return 50,000 entries."""
         counts = self._counts.setdefault(ledger, {})
         unstored = self._unstored.setdefault(ledger, set())
-        new = not counts or counts.keys().isdisjoint(entries)
-        if new and self._size + len(entries) <= COUNTS_MAX:
+        room, before = COUNTS_MAX - self._size, len(counts)
+        if len(entries) > room:
+            new = [entry for entry in entries if entry not in counts]
+            entries = set(entries).difference(new[room:])
+        if counts.keys().isdisjoint(entries):
             counts.update(dict.fromkeys(entries, 1))
-            unstored.update(entries)
-            self._size += len(entries)
-            entries = ()
-        for entry in entries:
-            before = counts.get(entry, 0)
-            if before == 0:
-                if self._size >= COUNTS_MAX:
-                    continue
-                self._size += 1
-            counts[entry] = min(before + 1, COUNT_MAX)
-            unstored.add(entry)
+        else:
+            former = counts.get
+            again = {entry: former(entry, 0) + 1 for entry in entries}
+            if max(again.values()) > COUNT_MAX:
+                again = {entry: min(count, COUNT_MAX) for entry, count in again.items()}
+            counts.update(again)
+        self._size += len(counts) - before
+        unstored.update(entries)
         if not counts:
             del self._counts[ledger]
         if not unstored:
@@ -94,11 +94,18 @@ class Redeliveries:
 
     def pop_through(self, position: Position) -> None:
         """Remove the counts of all entries up to `position`, which were acknowledged. Costs
-        O(counts)."""
+        O(counts) of the last ledger."""
         for ledger in [ledger for ledger in self._counts if ledger <= position.ledger]:
-            for entry in list(self._counts[ledger]):
-                if ledger < position.ledger or entry <= position.entry:
-                    self.pop(Position(ledger, entry))
+            counts, unstored = self._counts.pop(ledger), self._unstored.pop(ledger, None)
+            self._size -= len(counts)
+            if ledger < position.ledger:
+                continue
+            left = {entry: count for entry, count in counts.items() if entry > position.entry}
+            if left:
+                self._counts[ledger] = left
+                self._size += len(left)
+            if unstored and not unstored.isdisjoint(left):
+                self._unstored[ledger] = unstored.intersection(left)
 
     def clear(self) -> None:
         self._counts, self._unstored, self._size = {}, {}, 0

@@ -14,7 +14,7 @@ from support import wait_until
 
 from magnetar.broker.cursor import format as stored
 from magnetar.broker.cursor.journal import CursorConfig
-from magnetar.broker.cursor.redeliveries import Redeliveries
+from magnetar.broker.cursor.redeliveries import COUNT_MAX, COUNTS_MAX, Redeliveries
 from magnetar.broker.log.position import EARLIEST, Position
 from magnetar.broker.topic.contract import SubscriptionType
 
@@ -46,12 +46,35 @@ def test_counts_agree_with_a_plain_dict() -> None:
                 assert not held.has_unstored
                 assert {it: stored_counts[it] for it in twin} == twin
             case _:
-                held.count_again(position.ledger, [position.entry])
-                twin[position] = twin.get(position, 0) + 1
+                entries = chance.sample(range(12), chance.randrange(1, 5))
+                held.count_again(position.ledger, entries)
+                for each in (Position(position.ledger, entry) for entry in entries):
+                    twin[each] = twin.get(each, 0) + 1
         held.check()
         assert {it: held.get(it) for it in held} == twin
         assert len(held) == len(twin)
         assert bool(held) == bool(twin)
+
+
+def test_no_more_entries_than_the_limit_have_a_count() -> None:
+    held = Redeliveries(lambda: None)
+    held.count_again(1, range(COUNTS_MAX - 2))
+    held.count_again(2, range(5))
+    assert len(held) == COUNTS_MAX
+    assert [held.get(Position(2, entry)) for entry in range(5)] == [1, 1, 0, 0, 0]
+    held.count_again(1, [0])
+    held.count_again(2, range(5))
+    assert held.get(Position(1, 0)) == 2
+    assert [held.get(Position(2, entry)) for entry in range(5)] == [2, 2, 0, 0, 0]
+    assert held.take_unstored()[2] == {0: 2, 1: 2}
+    held.check()
+
+
+def test_count_that_has_reached_its_limit_stays() -> None:
+    held = Redeliveries(lambda: None)
+    held.restore({Position(1, 0): COUNT_MAX, Position(1, 1): 7})
+    held.count_again(1, [0, 1, 2])
+    assert [held.get(Position(1, entry)) for entry in range(3)] == [COUNT_MAX, 8, 1]
 
 
 def positions_of(topic: TopicLog) -> list[Position]:

@@ -2,8 +2,9 @@
 
 The dispatcher finds the pending entries of the slots that move, and registers them as draining.
 Meanwhile nothing else runs on the broker's loop, so no step should take more than 20 ms. The
-figures are the CPU time of the dispatcher alone, with one entry for each key. Run it with
-`python -m benchmarks.key_shared_join`.
+benchmark also measures a consumer that asks for the redelivery of all its entries, and the expiry
+of all entries. The figures are the CPU time of the dispatcher alone, with one entry for each key.
+Run it with `python -m benchmarks.key_shared_join`.
 
 The benchmark also prints the cost of the tracker of draining hashes while no hash drains. A
 dispatcher with the tracker and a dispatcher without it take turns. The cost should be 2 % at most.
@@ -140,6 +141,29 @@ def measure_waiting(count: int) -> None:
     )
 
 
+def measure_redelivery(count: int) -> None:
+    """The only consumer asks for all its entries again. Then the broker expires them all."""
+    steps: list[float] = []
+    for expires in (False, True):
+        machine = dispatcher()
+        join(machine, 0)
+        fill(machine, count)
+        [consumer] = machine._consumers
+        began_s = time.thread_time()
+        if expires:
+            machine.on_acked_through(Position(1 << 40, 0), 0.0)
+            expiry_s = time.thread_time() - began_s
+        else:
+            machine.on_redeliver(consumer, None, 0.0)
+            steps = [time.thread_time() - began_s, *parts(machine)]
+            assert machine.waiting == count
+    print(
+        f"{count} pending, 1 consumer: longest of {len(steps)} steps of a redelivery of all"
+        f" {max(steps) * 1e3:.1f} ms (together {sum(steps) * 1e3:.0f} ms), expiry of all"
+        f" {expiry_s * 1e3:.1f} ms"
+    )
+
+
 def leave(machine: KeyShared) -> list[float]:
     """Remove the first consumer. Return the seconds of each step until its entries are back."""
     began_s = time.thread_time()
@@ -206,6 +230,8 @@ def main() -> None:
         for consumers in (1, 10, 100):
             measure(pending, consumers)
         measure_waiting(pending)
+    for pending in (50_000, 100_000):
+        measure_redelivery(pending)
     measure_memory()
     measure_empty_tracker()
 

@@ -26,8 +26,9 @@ class KeySharedSettings:
     # 200 bytes each, 10 MB for a subscription. The broker disconnects a consumer that exceeds the
     # limit.
     withheld_max: int = 50_000
-    # The limit of one step: pending entries of a departed consumer that the dispatcher returns, or
-    # slots that it queues. A step takes at most 5 ms, in which the event loop does nothing else.
+    # The limit of one step: pending entries of a departed consumer that the dispatcher returns,
+    # slots that it queues, or queued entries that it leaves out. A step takes at most 5 ms, in
+    # which the event loop does nothing else.
     part_entries: int = 2_000
 
     def __post_init__(self) -> None:

@@ -121,6 +121,11 @@ class ChunkRoutes:
         if message.ended and not message.out and not message.waiting:
             del self._messages[uuid]
 
+    def on_gone_through(self, position: Position) -> None:
+        """Like `on_gone`, for every entry up to this one."""
+        for gone in [it for it in self._messages_by_position if it <= position]:
+            self.on_gone(gone)
+
     def with_whole_messages(self, positions: Iterable[Position]) -> list[Position]:
         """The positions that a consumer gives back, and all other chunks of their messages that
         it has. Their messages have no owner any more."""
@@ -132,6 +137,13 @@ class ChunkRoutes:
                 found |= dict.fromkeys(sorted(message.out))
                 self._give_back(message)
         return list(found)
+
+    def on_all_returned(self, consumer: Consumer) -> None:
+        """The consumer gives back all that it has. `with_whole_messages` of these positions does
+        the same."""
+        for message in self._messages.values():
+            if message.owner is consumer and message.out:
+                self._give_back(message)
 
     def on_left(self, consumer: Consumer) -> None:
         """The consumer has left. Its chunks are delivered to other consumers."""

@@ -162,6 +162,25 @@ class DrainingHashes:
         self._cleared[consumer] = self._cleared.get(consumer, 0) + 1
         return True
 
+    def on_gone_all(self, counts: Mapping[int, int], consumer: Consumer) -> list[int]:
+        """Like `on_gone`, for the entries of many slots. Returns the slots that have drained."""
+        if not self.references:
+            return []
+        references, owners = self.references, self._owners
+        numbers = (self._numbers.get(consumer), self._numbers.get(None))
+        drained: list[int] = []
+        for slot in counts.keys() & references.keys():
+            if owners[slot] in numbers:
+                references[slot] -= counts[slot]
+                assert references[slot] >= 0, "not the pending entries"
+                if references[slot] == 0:
+                    drained.append(slot)
+        for slot in drained:
+            self._end(slot)
+        if drained:
+            self._cleared[consumer] = self._cleared.get(consumer, 0) + len(drained)
+        return drained
+
     def clear(self) -> None:
         """No slot waits any more: entries may be delivered out of order."""
         self._forget()
@@ -180,6 +199,14 @@ class DrainingHashes:
             del self._consumers[left]
         self._cleared.pop(consumer, None)
         return slots
+
+    def hand_over(self, consumer: Consumer, heir: Consumer) -> None:
+        """All pending entries of the consumer are at another one now, which had none."""
+        number = self._numbers.pop(consumer, None)
+        if number is not None:
+            self._numbers[heir], self._consumers[number] = number, heir
+            if consumer in self._counts:
+                self._counts[heir] = self._counts.pop(consumer)
 
     def check(self) -> None:
         """Assert invariant 2 of the module's docstring. The dispatcher checks invariant 1."""

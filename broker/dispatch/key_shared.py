@@ -42,8 +42,13 @@ A consumer that leaves may have 50,000 pending entries. The dispatcher returns t
 that other keys continue. The next part follows PART_PAUSE_S later, and waits for no
 acknowledgement. Until the last entry is returned, the consumer is *departed*, and its slots drain
 at it. A pinned slot does not drain. If it has pending entries at a departed consumer, it is *late*
-until they are returned, and no consumer gets an entry of it. The dispatcher also queues waiting
-slots in parts if many of them move or are unblocked at once (65,535 at most).
+until they are returned, and no consumer gets an entry of it.
+
+A consumer may also ask for the redelivery of all its entries. The dispatcher then moves the entries
+to a departed consumer, and returns them in the same way. The consumer stays, without entries.
+
+The dispatcher also queues waiting slots in parts if many of them move or are unblocked at once
+(65,535 at most). It leaves out acknowledged waiting entries in parts, too.
 
 Invariants (see `check`):
     1. An entry is in at most one of the five places, and pending at most one consumer.
@@ -73,9 +78,9 @@ from magnetar.broker.dispatch.chunks import ChunkRoutes
 from magnetar.broker.dispatch.dispatcher import Deliver, EntryDetail, Read, Replay, after
 from magnetar.broker.dispatch.draining import DrainingHashes
 from magnetar.broker.dispatch.explain import Reason, Why
-from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
+from magnetar.broker.dispatch.key_shared_policy import KeySharedMode, KeySharedPolicy
 from magnetar.broker.dispatch.keyed_replay import KeyedReplay
-from magnetar.broker.dispatch.permits import unacked_by_subscription
+from magnetar.broker.dispatch.permits import Consumer, unacked_by_subscription
 from magnetar.broker.dispatch.positions import PositionMap, ReplaySet
 from magnetar.broker.dispatch.ring import Ring
 from magnetar.broker.dispatch.sticky_hash import SLOTS, hash_of, sticky_key
@@ -86,7 +91,6 @@ if TYPE_CHECKING:
 
     from magnetar.broker.dispatch.dispatcher import Action, Environment
     from magnetar.broker.dispatch.key_shared_policy import HashRange
-    from magnetar.broker.dispatch.permits import Consumer
     from magnetar.broker.dispatch.selector import Moved, Selector
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
@@ -95,7 +99,8 @@ _UNKNOWN: Final = 0  # stands for the slot of a delayed entry before its read; n
 
 PART_PAUSE_S: Final = 0.001
 """The pause in seconds between two parts of a long work: the return of the entries of a departed
-consumer, or the queueing of slots. Meanwhile the event loop does other work."""
+consumer, the queueing of slots, or leaving out acknowledged entries. Meanwhile the event loop does
+other work."""
 
 EXPLAINED_MAX: Final = 10
 """The most draining hashes, and the most withheld hashes, that `explain` names. It counts the other
@@ -122,7 +127,8 @@ class KeyShared:
         self._per_slot: dict[int, int] = {}  # the number of pending entries; never 0
         self._replay = KeyedReplay()  # the waiting entries
         self._draining = DrainingHashes()
-        self._departed: list[Consumer] = []  # left consumers whose entries are still pending
+        # Left consumers whose entries are still pending, and those of redeliveries of all entries.
+        self._departed: list[Consumer] = []
         self._unqueued: set[int] = set()  # slots that may have to be queued, in parts
         self._part_at = 0.0  # the next part; valid while `_departed` or `_unqueued` is not empty
         self._unsettled: set[int] = set()  # pinned when the order began: maybe at several consumers
@@ -136,6 +142,7 @@ class KeyShared:
         self._due = ReplaySet()
         self._wake_s: float | None = None  # when delayed entries become due
         self._returned: set[int] = set()  # slots with entries returned during the replay
+        self._has_more = False  # `_next_replay` has not seen all that is queued
         self._turn = 0  # the consumer whose waiting entries are read first
         self._chunks = ChunkRoutes()
         self._unfinished: dict[str, int] = {}  # uuid -> slot, of messages whose last chunk is ahead
@@ -218,7 +225,10 @@ class KeyShared:
         self, consumer: Consumer, positions: Sequence[Position] | None, now: float
     ) -> list[Action]:
         if positions is None:
-            positions = list(consumer.pending)
+            self._chunks.on_all_returned(consumer)
+            self._refresh_pins()
+            self._return_all(consumer, now)
+            return self.advance(now)
         for position in self._with_chunks(consumer, positions):
             slot = self._forget(position, consumer, now)
             if slot:
@@ -250,11 +260,11 @@ class KeyShared:
         keys, and gives back the ones that its application has not seen (`returned`). Call it only
         with `ordered_nacks`, and if `takes_negative_acks` is True."""
         assert self.policy.ordered_nacks
-        assert self.takes_negative_acks(consumer, positions)
         for position in positions:
             slot = self.slots.get(position)
             if slot and consumer.pending.get(position):
                 self._withheld.add(position, slot)
+        assert len(self._withheld) <= self._settings.withheld_max, "not asked before"
         for position in self._with_chunks(consumer, returned):
             slot = self._forget(position, consumer, now)
             if slot:
@@ -306,12 +316,19 @@ class KeyShared:
         self._refresh_pins()
 
     def on_acked_through(self, position: Position, now: float) -> list[Action]:
+        slots = self.slots.pop_through(position)
         for consumer in self._holders():
-            for gone in [it for it in consumer.pending if it <= position]:
-                self._forget(gone, consumer, now)
-                self._chunks.on_gone(gone)
+            counts = Counter[int]()
+            for ledger, entries in consumer.pending.pop_through(position).items():
+                consumer.on_unacked(-sum(entries.values()))
+                if self._draining:
+                    counts.update(map(slots[ledger].__getitem__, entries))
+            self._unblock(self._draining.on_gone_all(counts, consumer), now)
+        self._take_off(Counter(chain.from_iterable(it.values() for it in slots.values())))
+        self._queue_in_parts(self._replay.drop_through(position), now)
+        self._chunks.on_gone_through(position)
         if self._withheld:
-            self._queue(self._withheld.on_acked_through(position))
+            self._queue_in_parts(self._withheld.on_acked_through(position), now)
         self._refresh_pins()
         return self.advance(now)
 
@@ -367,7 +384,9 @@ class KeyShared:
             self._reading = self._next_replay() or self._next_due(now) or self._next_read(now)
             if self._reading is not None:
                 return [self._reading]
-            if self._delays.index and self._new_room() > 0:
+            if self._has_more:
+                self._wake_s = now + PART_PAUSE_S
+            elif self._delays.index and self._new_room() > 0:
                 self._wake_s = self._delays.wake_s(now)
         return []
 
@@ -676,21 +695,26 @@ class KeyShared:
             return 0
         consumer.on_unacked(-messages)
         slot = self.slots.pop(position)
-        self._take_off(slot, 1)
+        self._take_off({slot: 1})
         draining = self._draining
-        if draining.references and draining.on_gone(slot, consumer) and slot in self._replay:
-            if not self._unblocked:
-                self._unblock_at = now + self._settings.unblocking_interval_s
-            self._unblocked.add(slot)
+        if draining.references and draining.on_gone(slot, consumer):
+            self._unblock((slot,), now)
         return slot
 
-    def _take_off(self, slot: int, count: int) -> None:
-        """`count` entries of the slot are not pending any more."""
-        left = self._per_slot[slot] - count
-        if left:
-            self._per_slot[slot] = left
-        else:
-            del self._per_slot[slot]
+    def _take_off(self, counts: Mapping[int, int]) -> None:
+        """These entries, counted by slot, are not pending any more."""
+        per_slot = self._per_slot
+        for slot, count in counts.items():
+            left = per_slot.pop(slot) - count
+            if left:
+                per_slot[slot] = left
+
+    def _unblock(self, slots: Iterable[int], now: float) -> None:
+        """These slots do not drain any more: queue those with waiting entries soon."""
+        ready = [slot for slot in slots if slot in self._replay]
+        if ready and not self._unblocked:
+            self._unblock_at = now + self._settings.unblocking_interval_s
+        self._unblocked.update(ready)
 
     # ---- departed consumers ----------------------------------------------------------------------
 
@@ -705,6 +729,26 @@ class KeyShared:
             for ledger, entries in consumer.pending.ledgers().items():
                 self._redeliveries.count_again(ledger, entries)
 
+    def _return_all(self, consumer: Consumer, now: float) -> None:
+        """Return the pending entries of a connected consumer, as if it had left and joined again.
+        The consumer gets its slots back when they have drained."""
+        if not consumer.pending:
+            return
+        former = Consumer(consumer.name, consumer.priority, consumer.writable, consumer.limits)
+        former.pending, consumer.pending = consumer.pending, former.pending
+        former.on_unacked(consumer.unacked)
+        consumer.on_unacked(-consumer.unacked)
+        self._departed.append(former)
+        self._draining.hand_over(consumer, former)
+        if not self.policy.allow_out_of_order:
+            slots = self._slots_of(former).difference(self._draining.references)
+            counts = {slot: self._per_slot[slot] for slot in slots}
+            self._draining.register(former, self._astray(counts))
+        self._find_late()
+        if len(former.pending) <= self._settings.part_entries:
+            self._return_some()  # otherwise this step has been long enough
+        self._part_at = now + PART_PAUSE_S
+
     def _return_some(self) -> None:
         """Return the next part of the entries of departed consumers."""
         left, ready = self._settings.part_entries, set[int]()
@@ -715,11 +759,10 @@ class KeyShared:
                 self._redeliveries.count_again(ledger, entries)
                 consumer.on_unacked(-sum(consumer.pending.pop_entries(ledger, entries)))
                 slots = self.slots.pop_entries(ledger, entries)
-                for slot, count in Counter(slots).items():
-                    self._take_off(slot, count)
-                    if self._draining and self._draining.on_gone(slot, consumer, count):
-                        ready.add(slot)
                 ready |= self._replay.add_all(ledger, zip(entries, slots, strict=True))
+                counts = Counter(slots)
+                self._take_off(counts)
+                self._draining.on_gone_all(counts, consumer)
                 left -= len(entries)
             if not consumer.pending:
                 drained = self._draining.on_left(consumer)
@@ -757,7 +800,14 @@ class KeyShared:
         if not self._unsettled:
             return
         for consumer in self._departed:
-            self._late |= self._unsettled.intersection(map(self.slots.get, consumer.pending))
+            self._late |= self._unsettled & self._slots_of(consumer)
+
+    def _slots_of(self, consumer: Consumer) -> set[int]:
+        """The slots of the entries that are pending at the consumer."""
+        found, slots = set[int](), self.slots.ledgers()
+        for ledger, entries in consumer.pending.ledgers().items():
+            found.update(map(slots[ledger].__getitem__, entries))
+        return found
 
     def _target(self, slot: int) -> Consumer | None:
         """The consumer that gets the entries of the slot."""
@@ -838,11 +888,13 @@ class KeyShared:
 
     def _next_replay(self) -> Replay | None:
         """The waiting entries that can be delivered now, fairly by consumer."""
+        self._has_more = False
         if not self._replay:
             return None
         limit, count = self._limits.read_entries, len(self._consumers)
         self._turn = (self._turn + 1) % count
         taken: dict[Position, int] = {}
+        dropped_max = self._settings.part_entries
         for number in range(count):
             consumer = self._consumers[(self._turn + number) % count]
             if not self._replay.has_queued(consumer) or not consumer.available:
@@ -851,7 +903,10 @@ class KeyShared:
             if room <= 0:
                 break
             gate = partial(self._passes_replay_gate, consumer=consumer)
-            taken.update(self._replay.take(consumer, room, self._acks, gate))
+            found, dropped = self._replay.take(consumer, room, self._acks, gate, dropped_max)
+            taken.update(found)
+            dropped_max -= dropped
+        self._has_more = dropped_max == 0
         if not taken:
             return None
         positions = sorted(taken)
@@ -924,7 +979,7 @@ class KeyShared:
     def _explain_waiting(self, now: float) -> list[Reason]:
         """The reasons why waiting entries are not delivered, except their consumers' permits."""
         reasons: list[Reason] = []
-        blocking = [slot for slot in self._draining if self._drains(slot) and slot in self._replay]
+        blocking = [slot for slot in self._draining if slot in self._replay and self._drains(slot)]
         reasons += [self._explain_draining(slot) for slot in sorted(blocking)[:EXPLAINED_MAX]]
         if len(blocking) > EXPLAINED_MAX:
             more = len(blocking) - EXPLAINED_MAX
@@ -941,7 +996,9 @@ class KeyShared:
                 detail = f"{len(hashes)} hashes have {what}; the broker delivers them soon"
                 facts = {"hashes": len(hashes)}
                 reasons.append(Reason(Why.UNBLOCKING, detail, "", facts, max(0.0, at - now)))
-        unassigned = [slot for slot in self._replay.slots() if self._target(slot) is None]
+        # Hot: 50,000 slots may wait. The other modes assign all slots.
+        slots = self._replay.slots() if self.policy.mode is KeySharedMode.STICKY else ()
+        unassigned = [slot for slot in slots if self._target(slot) is None]
         if unassigned:
             count = sum(map(self._replay.waiting, unassigned))
             detail = f"{count} entries wait for a consumer with their hash, such as {unassigned[0]}"
@@ -961,7 +1018,8 @@ class KeyShared:
             return []
         count = sum(len(it.pending) for it in self._departed)
         detail = (
-            f"{count} entries of consumers that have left are being returned, to be redelivered"
+            f"{count} entries of consumers that have left, or that asked for all of theirs again,"
+            " are being returned, to be redelivered"
         )
         facts = {"entries": count, "consumers": len(self._departed)}
         return [Reason(Why.RETURNING, detail, "", facts, max(0.0, self._part_at - now))]

@@ -98,6 +98,25 @@ class KeyedReplay:
         self._count += count
         return grown
 
+    def drop_through(self, position: Position) -> list[int]:
+        """Remove every position up to this one. Returns the slots of which later ones wait: these
+        must be queued."""
+        last = position[0] << _ENTRY_BITS | position[1]
+        grown, self._by_slot = self._by_slot, {}
+        shrunk: list[int] = []
+        for slot, heap in grown.items():
+            if heap[0] > last:
+                self._by_slot[slot] = heap
+            elif later := [packed for packed in heap if packed > last]:
+                heapify(later)
+                self._by_slot[slot] = later
+                shrunk.append(slot)
+        self._count = sum(map(len, self._by_slot.values()))
+        for consumer, queue in self._queues.items():
+            self._queues[consumer] = [item for item in queue if item >> _SLOT_BITS > last]
+            heapify(self._queues[consumer])
+        return shrunk
+
     def is_queued(self, slot: int, consumer: Consumer) -> bool:
         """Returns True when the slot is queued for the consumer. Costs O(queue), for checks."""
         item = self._by_slot[slot][0] << _SLOT_BITS | slot
@@ -117,31 +136,41 @@ class KeyedReplay:
         self._queues.pop(consumer, None)
 
     def take(
-        self, consumer: Consumer, count: int, acks: Acks, allowed: Callable[[int], bool]
-    ) -> list[tuple[Position, int]]:
+        self,
+        consumer: Consumer,
+        count: int,
+        acks: Acks,
+        allowed: Callable[[int], bool],
+        dropped_max: int,
+    ) -> tuple[list[tuple[Position, int]], int]:
         """Remove the lowest `count` unacknowledged positions that wait for the consumer, with their
         slots. `allowed` says whether the consumer may get entries of a slot; if not, the slot
-        leaves the queue."""
+        leaves the queue. Returns also the number of queued items that were dropped. The call ends
+        when this number is `dropped_max`."""
         queue = self._queues.get(consumer)
         taken: list[tuple[Position, int]] = []
         highest_acked = acks.highest_acked
-        while queue and len(taken) < count:
+        dropped = 0
+        while queue and len(taken) < count and dropped < dropped_max:
             item = heappop(queue)
             slot = item & _SLOT_MASK
             heap = self._by_slot.get(slot)
             if heap is None or heap[0] != item >> _SLOT_BITS or not allowed(slot):
+                dropped += 1
                 continue
             position = _position(heappop(heap))
             self._count -= 1
             if position > highest_acked or not acks.is_acked(position):
                 taken.append((position, slot))
+            else:
+                dropped += 1
             if heap:
                 heappush(queue, heap[0] << _SLOT_BITS | slot)
             else:
                 del self._by_slot[slot]
         if queue is not None and not queue:
             del self._queues[consumer]
-        return taken
+        return taken, dropped
 
     def check(self) -> None:
         """Assert the invariants of the docstring."""

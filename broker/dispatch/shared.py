@@ -56,6 +56,10 @@ PARKED_MAX: Final = 10_000
 reads nothing more. 10,000 chunks are up to 50 GB of messages that consumers have begun."""
 
 
+PART_PAUSE_S: Final = 0.001
+"""The pause before more of very many acknowledged positions are left out of the replay set."""
+
+
 class Shared:
     """A `Dispatcher`."""
 
@@ -114,17 +118,16 @@ class Shared:
     def on_redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, now: float
     ) -> list[Action]:
-        if positions is None and not self._chunks:
+        if self._chunks:  # parked positions may get another owner
+            for position in self._parked.pop(consumer, ()):
+                self._replay.add(position)
+        if positions is None:
+            self._chunks.on_all_returned(consumer)
             self._return_all(consumer)
             return self.advance(now)
-        if positions is None:
-            positions = list(consumer.pending)
         if self._chunks:
             mine = [position for position in positions if consumer.pending.get(position)]
             positions = self._chunks.with_whole_messages(mine)
-            # Parked positions may get another owner.
-            for position in self._parked.pop(consumer, ()):
-                self._replay.add(position)
         for position in positions:
             messages = consumer.pending.pop(position)
             if messages:
@@ -165,7 +168,9 @@ class Shared:
 
     def on_acked_through(self, position: Position, now: float) -> list[Action]:
         for consumer in self._consumers:
-            consumer.on_unacked(-consumer.pending.pop_through(position))
+            gone = consumer.pending.pop_through(position)
+            consumer.on_unacked(-sum(sum(entries.values()) for entries in gone.values()))
+        self._replay.drop_through(position)
         return self.advance(now)
 
     def on_entries(self, entries: list[StoredEntry], now: float) -> list[Action]:
@@ -212,6 +217,8 @@ class Shared:
         if not self._held and self._reading is None:
             actions += self._read(now)
         self._wake_s = self._delays.wake_s(now) if self._delays.index and self._waits else None
+        if self._replay and self._is_idle:  # very many were acknowledged: leave out the next ones
+            self._wake_s = now + PART_PAUSE_S
         return actions
 
     def next_timer(self) -> float | None:
@@ -405,8 +412,12 @@ class Shared:
     @property
     def _waits(self) -> bool:
         """True when the dispatcher would deliver a delayed entry if it were due."""
-        idle = not self._held and self._reading is None
-        return idle and self._entry_room() > 0 and not self._is_full()
+        return self._is_idle and not self._is_full()
+
+    @property
+    def _is_idle(self) -> bool:
+        """True when a consumer is available, and the dispatcher reads nothing for it."""
+        return not self._held and self._reading is None and self._entry_room() > 0
 
     def _read(self, now: float) -> list[Action]:
         entries_max = self._entry_room()

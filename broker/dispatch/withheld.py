@@ -22,7 +22,7 @@ Invariants (`check`):
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from magnetar.broker.log.position import Position
@@ -92,7 +92,14 @@ class Withheld:
         """Like `on_acked`, for every entry up to this one. Returns the slots."""
         last = _packed(position)
         gone = [packed for packed in self._slots if packed <= last]
-        return {self.on_acked(Position(at >> _ENTRY_BITS, at & _ENTRY_MASK)) for at in gone}
+        slots = set(map(self._slots.pop, gone))
+        left = self._slots
+        for slot in slots:
+            heap = self._by_slot.pop(slot)
+            if len(heap) > 1 and (heap := [packed for packed in heap if packed in left]):
+                heapify(heap)
+                self._by_slot[slot] = heap
+        return slots
 
     def clear(self) -> None:
         self._by_slot.clear()

@@ -146,6 +146,32 @@ class LetsADepartedConsumerBe(KeyShared):
         super()._on_moved([it for it in moved if it.source not in self._departed], now)
 
 
+class LetsWhatIsReturnedBe(KeyShared):
+    """New entries overtake those of a consumer that asked for all of its entries again."""
+
+    def _slots_of(self, consumer: Any) -> set[int]:
+        return set()
+
+
+class ForgetsTheWaitingOnExpiry(KeyShared):
+    def on_acked_through(self, position: Any, now: float) -> Any:
+        self._queue_in_parts = lambda slots, now: None  # type: ignore[method-assign]
+        try:
+            return super().on_acked_through(position, now)
+        finally:
+            del self._queue_in_parts
+
+
+class LeavesOutOnlyTheFirstPart(KeyShared):
+    """Stops when it has met many acknowledged entries."""
+
+    def advance(self, now: float) -> Any:
+        actions = super().advance(now)
+        if self._has_more and not actions:
+            self._wake_s = None
+        return actions
+
+
 class ForgetsToRegister(KeyShared):
     def _astray(self, *args: Any) -> Any:
         return {}
@@ -303,6 +329,9 @@ BUGS: Final[Mapping[Callable[[Environment], Dispatcher], Kind]] = {
     ForgetsWhatWasRelaxed: Kind.KEY_SHARED,
     ForgetsADepartedConsumer: Kind.KEY_SHARED,
     LetsADepartedConsumerBe: Kind.KEY_SHARED,
+    LetsWhatIsReturnedBe: Kind.KEY_SHARED,
+    ForgetsTheWaitingOnExpiry: Kind.KEY_SHARED,
+    LeavesOutOnlyTheFirstPart: Kind.KEY_SHARED,
     ForgetsTheWaitingOnMove: Kind.KEY_SHARED,
     QueuesOnlyTheFirstPart: Kind.KEY_SHARED,
     KeepsThePins: Kind.KEY_SHARED,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, ParamSpec
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec
 
 from magnetar.runtime.log import get_logger
 from magnetar.runtime.steps import StepMeter
@@ -100,14 +100,22 @@ class Guard:
             self._on_failure(error)
 
 
+class _Failure(NamedTuple):
+    time: float
+    reason: str
+
+
 @dataclass(slots=True)
 class _Record:
     """The failures of one topic."""
 
-    times: deque[float] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))
-    reason: str = ""
+    failures: deque[_Failure] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))
     pauses: int = 0  # the number of pauses so far
     until: float = float("-inf")  # the end of the last pause
+
+    @property
+    def last(self) -> _Failure:
+        return self.failures[-1]
 
 
 class Quarantine:
@@ -118,15 +126,15 @@ class Quarantine:
 
     def on_failure(self, topic: TopicName, reason: str, now: float) -> None:
         record = self._records.pop(topic, None)
-        if record is None or now - record.times[-1] > FORGET_S:
+        if record is None or now - record.last.time > FORGET_S:
             record = _Record()
         self._records[topic] = record
-        record.times.append(now)
-        record.reason = reason
-        if len(record.times) == FAILURES_MAX and now - record.times[0] <= WINDOW_S:
+        failures = record.failures
+        failures.append(_Failure(now, reason))
+        if len(failures) == FAILURES_MAX and now - failures[0].time <= WINDOW_S:
             record.until = now + min(PAUSE_S_FIRST * 2**record.pauses, PAUSE_S_MAX)
             record.pauses += 1
-            record.times = deque([now], maxlen=FAILURES_MAX)
+            record.failures = deque([record.last], maxlen=FAILURES_MAX)
         if len(self._records) > TOPICS_MAX:
             del self._records[next(iter(self._records))]
 
@@ -136,24 +144,26 @@ class Quarantine:
         record = self._records.get(topic)
         if record is None or record.until <= now:
             return None
-        return record.reason, record.until - now
+        return record.last.reason, record.until - now
 
     def failures_of(self, topic: TopicName, now: float) -> list[str]:
         """Describe the last failures of the topic, at most FAILURES_MAX, if one is younger than
-        FORGET_S. All have the reason of the last failure."""
+        FORGET_S. After a quarantine, the list begins with the failure that caused it."""
         record = self._records.get(topic)
-        if record is None or now - record.times[-1] > FORGET_S:
+        if record is None or now - record.last.time > FORGET_S:
             return []
-        return [f"{now - time:.0f} s ago: {record.reason}" for time in record.times]
+        return [f"{now - time:.0f} s ago: {reason}" for time, reason in record.failures]
 
     def describe(self, now: float) -> dict[str, dict[str, object]]:
         """Return the topics that are refused at present, by name."""
         return {
-            str(topic): {"reason": record.reason, "ends_in_s": round(record.until - now)}
+            str(topic): {"reason": record.last.reason, "ends_in_s": round(record.until - now)}
             for topic, record in self._records.items()
             if record.until > now
         }
 
     def check(self) -> None:
         assert len(self._records) <= TOPICS_MAX
-        assert all(record.times for record in self._records.values()), "a topic without a failure"
+        assert all(record.failures for record in self._records.values()), (
+            "a topic without a failure"
+        )

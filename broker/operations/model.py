@@ -211,7 +211,7 @@ class TopicStats(_Statistics):
     )
     recent_failures: list[str] = Field(
         default_factory=list,
-        description="last failures by unexpected exceptions, with the reason of the latest one",
+        description="last failures by unexpected exceptions, each with its age and its reason",
     )
 
 

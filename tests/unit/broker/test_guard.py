@@ -109,6 +109,24 @@ def test_the_pause_doubles_up_to_a_cap_and_an_hour_forgets() -> None:
     assert quarantine.refusal(NAME, now) == ("why", PAUSE_S_FIRST)
 
 
+def test_each_failure_is_described_with_its_own_reason() -> None:
+    quarantine = Quarantine()
+    assert quarantine.failures_of(NAME, 0.0) == []
+    for number in range(FAILURES_MAX + 1):
+        quarantine.on_failure(NAME, f"why {number}", number * WINDOW_S)
+    now = FAILURES_MAX * WINDOW_S + 5
+    assert quarantine.failures_of(NAME, now) == [
+        "125 s ago: why 1",
+        "65 s ago: why 2",
+        "5 s ago: why 3",
+    ]
+    for number in range(4, FAILURES_MAX + 3):
+        quarantine.on_failure(NAME, f"why {number}", now)
+    assert quarantine.refusal(NAME, now) == ("why 5", PAUSE_S_FIRST)
+    assert quarantine.failures_of(NAME, now) == ["0 s ago: why 5"]
+    assert quarantine.failures_of(NAME, now + FORGET_S + 1) == []
+
+
 def test_a_quarantine_remembers_a_bounded_number_of_topics() -> None:
     quarantine = Quarantine()
     for number in range(TOPICS_MAX + 5):

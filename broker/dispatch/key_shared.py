@@ -103,8 +103,8 @@ consumer, the queueing of slots, or leaving out acknowledged entries. Meanwhile 
 other work."""
 
 EXPLAINED_MAX: Final = 10
-"""The most draining hashes, and the most withheld hashes, that `explain` names. It counts the other
-draining ones."""
+"""The most draining hashes, and the most withheld hashes, that `explain` names. It counts the
+others."""
 
 
 class KeyShared:
@@ -985,12 +985,7 @@ class KeyShared:
             more = len(blocking) - EXPLAINED_MAX
             detail = f"{more} more hashes drain and have waiting entries"
             reasons.append(Reason(Why.DRAINING, detail, facts={"hashes": more}))
-        held_back = [
-            slot
-            for slot in self._withheld.slots()
-            if slot in self._replay and self._withheld.withholds(slot, self._replay.lowest(slot))
-        ]
-        reasons += [self._explain_withheld(slot) for slot in sorted(held_back)[:EXPLAINED_MAX]]
+        reasons += self._explain_held_back()
         for hashes, what, at in self._soon():
             if hashes:
                 detail = f"{len(hashes)} hashes have {what}; the broker delivers them soon"
@@ -1004,6 +999,22 @@ class KeyShared:
             detail = f"{count} entries wait for a consumer with their hash, such as {unassigned[0]}"
             facts = {"entries": count, "hash": unassigned[0]}
             reasons.append(Reason(Why.UNASSIGNED, detail, facts=facts))
+        return reasons
+
+    def _explain_held_back(self) -> list[Reason]:
+        """The hashes whose waiting entries follow a negatively acknowledged one."""
+        held_back = [
+            slot
+            for slot in self._withheld.slots()
+            if slot in self._replay and self._withheld.withholds(slot, self._replay.lowest(slot))
+        ]
+        reasons = [self._explain_withheld(slot) for slot in sorted(held_back)[:EXPLAINED_MAX]]
+        if len(held_back) > EXPLAINED_MAX:
+            more = len(held_back) - EXPLAINED_MAX
+            detail = (
+                f"{more} more hashes wait until a negatively acknowledged entry is acknowledged"
+            )
+            reasons.append(Reason(Why.WITHHELD, detail, facts={"hashes": more}))
         return reasons
 
     def _soon(self) -> tuple[tuple[set[int], str, float], ...]:

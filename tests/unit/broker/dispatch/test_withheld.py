@@ -5,13 +5,14 @@ it are in test_histories.py."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from fakes.dispatch_rig import DispatcherRig
 
 from magnetar.broker.dispatch.explain import Why
-from magnetar.broker.dispatch.key_shared import KeyShared
+from magnetar.broker.dispatch.key_shared import EXPLAINED_MAX, KeyShared
 from magnetar.broker.dispatch.key_shared_policy import KeySharedPolicy
 from magnetar.broker.dispatch.permits import Limits
 from magnetar.broker.dispatch.withheld import Withheld
@@ -53,9 +54,9 @@ def test_set_withholds_what_is_later_than_the_earliest(seed: int) -> None:
 class Rig(DispatcherRig):
     machine: KeyShared
 
-    def __init__(self, *, withheld_max: int = 100) -> None:
+    def __init__(self, *, withheld_max: int = 100, limits: Limits = LIMITS) -> None:
         settings = KeySharedSettings(ring_points=3, withheld_max=withheld_max)
-        super().__init__(KeyShared, shared=True, limits=LIMITS, key_shared=settings)
+        super().__init__(KeyShared, shared=True, limits=limits, key_shared=settings)
 
     def key(self, position: Position) -> str:
         key = next(it.view.partition_key for it in self.log if it.position == position)
@@ -86,6 +87,28 @@ def test_later_entries_wait_and_say_so_until_the_acknowledgement() -> None:
     it.settle()
     assert member.inbox[-2:] == [third, Position(third.ledger, third.entry + 1)]
     assert member.counts[-3:] == [1, 0, 0], "a returned entry is not redelivered"
+
+
+def test_an_explanation_counts_the_withheld_hashes_that_it_does_not_name() -> None:
+    it = Rig(limits=replace(LIMITS, unacked_per_consumer=99, unacked_per_subscription=99))
+    member = it.join(policy=ORDERED)
+    it.flow(member, 99)
+    keys = [f"k{number}" for number in range(EXPLAINED_MAX + 3)]
+    slots = {it.machine.slot_of_key(key.encode()) for key in keys}
+    assert len(slots) == len(keys), "each key has a hash of its own"
+    for key in keys:
+        it.append(key=key)
+    it.settle()
+    it.negative_ack(member, list(member.inbox), [])
+    for key in keys:
+        it.append(key=key)
+    it.settle()
+    assert len(member.inbox) == len(keys), "the later entries wait"
+    withheld = [one for one in it.machine.explain(it.now) if one.why is Why.WITHHELD]
+    named = [one.facts["hash"] for one in withheld[:-1]]
+    assert named == sorted(slots)[:EXPLAINED_MAX]
+    assert withheld[-1].facts == {"hashes": 3}
+    assert withheld[-1].detail.startswith("3 more hashes wait")
 
 
 def test_returned_chunk_brings_all_chunks_of_its_message_again() -> None:

@@ -768,7 +768,7 @@ class Broker:
                 await self._failing.wait()
                 self._failing.clear()
                 for name in self._failed:
-                    group.create_task(self._close(name, CloseReason.LOG_FAILED))
+                    group.create_task(self._close(name, CloseReason.TOPIC_FAILED))
                 self._failed.clear()
 
     async def _close(self, name: TopicName, reason: CloseReason) -> None:

@@ -58,7 +58,8 @@ class CloseReason(Enum):
     and reconnects, for every reason. After DELETED it finds no topic, and does not create one."""
 
     UNLOADED = "the topic is not served here any more"
-    LOG_FAILED = "an append to the log failed; send messages without a receipt again"
+    TOPIC_FAILED = "the topic failed; send messages without a receipt again"
+    ANSWERS_WAITING = "too many refused or duplicate messages wait for the outcome of earlier ones"
     SEEK = "a seek moved the subscription"
     FENCED = "another producer has exclusive access now"
     QUOTA = "the topic's backlog exceeds its quota"

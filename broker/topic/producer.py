@@ -332,7 +332,7 @@ class ProducerHandle:
         if self._order.on_decided(decided):
             self._answer(decided)
         elif self._order.waiting > ANSWERS_WAITING_MAX:
-            self.evict(CloseReason.LOG_FAILED)
+            self.evict(CloseReason.ANSWERS_WAITING)
             self._leave(self)
 
     def _answer(self, decided: Decided) -> None:

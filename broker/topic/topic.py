@@ -427,7 +427,7 @@ class PersistentTopic:
         _log.warning("topic failed", topic=str(self.name), error=str(error))
         if not closing:
             self.state = TopicState.FAILED
-        self._disconnect(CloseReason.LOG_FAILED, CloseReason.UNLOADED)
+        self._disconnect(CloseReason.TOPIC_FAILED, CloseReason.UNLOADED)
         if not closing:
             self._on_failed(self, error)
 

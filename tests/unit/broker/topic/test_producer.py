@@ -187,7 +187,7 @@ async def test_too_many_refusals_disconnect_the_producer() -> None:
     for number in range(1, ANSWERS_WAITING_MAX + 2):
         assert it.session.reason is None
         it.refuse(number)
-    assert it.session.reason is CloseReason.LOG_FAILED
+    assert it.session.reason is CloseReason.ANSWERS_WAITING
     assert it.left == [it.handle]
     it.confirm(1)
     assert it.session.answers == []
@@ -199,7 +199,7 @@ async def test_the_rest_of_a_run_gets_the_outcome_of_its_eviction() -> None:
     it.stage.refused = set(range(1, ANSWERS_WAITING_MAX + 2))
     entries = [entry_of("x")] * (ANSWERS_WAITING_MAX + 3)
     it.handle.publish(sends_of(*entries, first=1), 0.0)
-    assert it.session.reason is CloseReason.LOG_FAILED
+    assert it.session.reason is CloseReason.ANSWERS_WAITING
     assert it.log.pending == 1, "no send is accepted after the eviction"
     assert it.stage.seen[-1].known
 

@@ -182,7 +182,7 @@ async def test_after_a_takeover_no_send_is_answered_and_all_clients_are_disconne
             publish(producer, entry_of("never"), first=2)
             await wait_until(lambda: old.topic.state is TopicState.FAILED)
             assert session.receipted == [0]
-            assert session.reason is CloseReason.LOG_FAILED
+            assert session.reason is CloseReason.TOPIC_FAILED
             assert consumer.reason is CloseReason.UNLOADED
             assert len(old.failures) == 1
             assert isinstance(old.failures[0], LogFenced)

@@ -9,18 +9,30 @@ from dataclasses import dataclass, field, fields
 class ConsumerStatistics:
     """Counts since the consumer was created. `Consumer.get_stats` returns a copy."""
 
-    messages_received: int = 0  # taken by the program
-    bytes_received: int = 0  # payloads of these messages
-    acknowledged: int = 0  # calls for single messages, and cumulative calls
+    messages_received: int = 0
+    """Messages that the program took."""
+    bytes_received: int = 0
+    """Bytes of the payloads of these messages."""
+    acknowledged: int = 0
+    """Messages that the program acknowledged one by one, and calls of
+    `acknowledge_cumulative`."""
     negatively_acknowledged: int = 0
-    reconsumed_later: int = 0  # published on the retry topic
-    dead_lettered: int = 0  # published on the dead-letter topic
-    corrupt: int = 0  # entries that could not be decoded
-    undecryptable: int = 0  # entries that could not be decrypted
-    chunked_given_up: int = 0  # chunked messages that did not become complete
-    # Since the last call of get_stats that was at least a second earlier.
+    """Calls of `negative_acknowledge`."""
+    reconsumed_later: int = 0
+    """Messages that the consumer published on the retry topic."""
+    dead_lettered: int = 0
+    """Messages that the consumer published on the dead-letter topic."""
+    corrupt: int = 0
+    """Entries that could not be decoded."""
+    undecryptable: int = 0
+    """Entries that could not be decrypted."""
+    chunked_given_up: int = 0
+    """Chunked messages that did not become complete."""
     messages_per_second: float = field(default=0.0, compare=False)
+    """The rate of `messages_received` since the last computation of the rates. A call of
+    `get_stats` computes them if the last computation was at least a second ago."""
     bytes_per_second: float = field(default=0.0, compare=False)
+    """The rate of `bytes_received` in the same time."""
 
     def plus(self, other: ConsumerStatistics) -> ConsumerStatistics:
         """Return the sums."""

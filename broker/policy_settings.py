@@ -80,7 +80,7 @@ class PolicySettings(RoleConfig):
         ge=0,
         le=1_000_000,
         allow_inf_nan=False,
-        description="stored and shown only: the broker writes cursors without a rate limit",
+        description="stored for tools of Pulsar, not applied: the broker groups cursor writes",
     )
 
     # ---- features ----

@@ -249,7 +249,7 @@ class BrokerSettings(PolicySettings):
         if is_wildcard(self.host) and not self.advertised_host:
             raise ValueError(
                 f"host {self.host} is every address of this machine: set advertised_host to the "
-                "one that clients use"
+                "address that clients use"
             )
         return self
 

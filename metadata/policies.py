@@ -93,12 +93,12 @@ class BacklogQuota:
 
 @dataclass(frozen=True, slots=True)
 class Persistence:
-    """The quorums of new ledgers, and Pulsar's limit of cursor writes."""
+    """The quorums of new ledgers, and Pulsar's limit for the writes of cursors."""
 
     ensemble_size: int
     write_quorum: int
     ack_quorum: int
-    mark_delete_rate: float  # stored for Pulsar's API; the broker does not apply it
+    mark_delete_rate: float  # stored for tools of Pulsar; the broker does not apply it
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -1251,7 +1251,7 @@ class Persistence(google.protobuf.message.Message):
     write_quorum: builtins.int
     ack_quorum: builtins.int
     mark_delete_rate: builtins.float
-    """cursor writes per second; 0: no limit"""
+    """cursor writes per second; stored for tools of Pulsar, not applied"""
     def __init__(
         self,
         *,

@@ -129,14 +129,18 @@ class BacklogQuotaBody(_Body):
 
 
 class PersistenceBody(_Body):
-    """The quorums of new ledgers. The rate of cursor writes is stored and shown, but limits
-    nothing."""
+    """The quorums of new ledgers, and Pulsar's limit for the writes of cursors. The limit is stored
+    for tools of Pulsar. The broker does not apply it: it groups the writes of cursors."""
 
     bookkeeper_ensemble: _Quorum
     bookkeeper_write_quorum: _Quorum
     bookkeeper_ack_quorum: _Quorum
     managed_ledger_max_mark_delete_rate: float = Field(
-        default=1.0, ge=0, le=1_000_000, allow_inf_nan=False, description="stored and shown only"
+        default=1.0,
+        ge=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="stored for tools of Pulsar, not applied: the broker groups cursor writes",
     )
 
     @model_validator(mode="after")

@@ -155,7 +155,7 @@ POLICIES: Final = (
     ),
     PolicyCommands(
         "persistence",
-        "the ensemble and the quorums of new ledgers, and the rate of cursor writes",
+        "the ensemble and the quorums of new ledgers",
         "persistence",
         "persistence",
         (
@@ -167,7 +167,7 @@ POLICIES: Final = (
             Flag(
                 "managedLedgerMaxMarkDeleteRate",
                 ("--ml-mark-delete-max-rate", "-r"),
-                "cursor writes per second; 0: no limit",
+                "cursor writes per second; stored for tools of Pulsar, not applied",
                 float,
                 default=1.0,
             ),
@@ -359,7 +359,7 @@ POLICIES: Final = (
     ),
     PolicyCommands(
         "schema-compatibility-strategy",
-        "the rule by which a new version of a schema must be compatible with earlier versions",
+        "the compatibility rule for new versions of a schema",
         "schemaCompatibilityStrategy",
         "schemaCompatibilityStrategy",
         (
@@ -374,7 +374,7 @@ POLICIES: Final = (
     ),
     PolicyCommands(
         "is-allow-auto-update-schema",
-        "whether clients may add versions of a schema",
+        "the permission of clients to add versions of a schema",
         "isAllowAutoUpdateSchema",
         "",
         (Flag("", _ENABLE, "", bool),),

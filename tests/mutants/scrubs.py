@@ -165,7 +165,7 @@ def _never_suspended(right: Any, fired: Fired) -> Any:
 enter(
     Mutant(
         name="space is freed although a compaction has failed",
-        breaks="reclaimer.py: first a scrub must find everything sound",
+        breaks="reclaimer.py: first a scrub must find no damage in the store",
         wrong={RECLAIMER + "__init__": _never_suspended},
         caught_by=frozenset({"T11"}),
         scene=ROTTING,

@@ -280,7 +280,7 @@ def test_a_durable_subscription_continues_at_its_position(
     again.close()
 
 
-def test_latest_begins_behind_what_is_there(client: pulsar.Client, topic: str) -> None:
+def test_latest_begins_after_the_stored_messages(client: pulsar.Client, topic: str) -> None:
     numbered(client, topic, 3)
     consumer = client.subscribe(topic, "s")
     assert is_quiet(consumer)
@@ -288,7 +288,9 @@ def test_latest_begins_behind_what_is_there(client: pulsar.Client, topic: str) -
     assert values(take(consumer, 1)) == [3]
 
 
-def test_cumulative_acknowledgement_covers_all_before(client: pulsar.Client, topic: str) -> None:
+def test_cumulative_acknowledgement_covers_all_earlier_messages(
+    client: pulsar.Client, topic: str
+) -> None:
     numbered(client, topic, 10)
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     messages = take(consumer, 10)
@@ -299,7 +301,7 @@ def test_cumulative_acknowledgement_covers_all_before(client: pulsar.Client, top
     assert is_quiet(again)
 
 
-def test_redelivering_gives_all_that_is_not_acknowledged_in_order(
+def test_redelivery_returns_all_unacknowledged_messages_in_order(
     client: pulsar.Client, topic: str
 ) -> None:
     numbered(client, topic, 10)
@@ -314,7 +316,7 @@ def test_redelivering_gives_all_that_is_not_acknowledged_in_order(
     assert again == [0, 1, 3, 4, 5, 6, 7, 8, 9]
 
 
-def test_a_negative_acknowledgement_brings_the_message_again_with_its_count(
+def test_a_negatively_acknowledged_message_is_redelivered_with_its_count(
     client: pulsar.Client, topic: str
 ) -> None:
     numbered(client, topic, 5)
@@ -383,7 +385,7 @@ def test_messages_of_a_closed_shared_consumer_are_redelivered_with_a_count(
     leaving.close()
 
 
-def test_a_second_exclusive_consumer_is_refused_and_then_welcome(
+def test_a_second_consumer_is_refused_until_the_exclusive_one_closes(
     client: pulsar.Client, topic: str
 ) -> None:
     first = client.subscribe(topic, "s")
@@ -395,7 +397,7 @@ def test_a_second_exclusive_consumer_is_refused_and_then_welcome(
     client.subscribe(topic, "s", consumer_type=SHARED).close()
 
 
-def test_unsubscribing_forgets_the_subscription(client: pulsar.Client, topic: str) -> None:
+def test_unsubscribe_deletes_the_subscription(client: pulsar.Client, topic: str) -> None:
     numbered(client, topic, 3)
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     consumer.acknowledge_cumulative(take(consumer, 3)[-1])
@@ -404,7 +406,9 @@ def test_unsubscribing_forgets_the_subscription(client: pulsar.Client, topic: st
     assert values(take(again, 3)) == [0, 1, 2]
 
 
-def test_a_subscription_that_others_use_is_not_forgotten(client: pulsar.Client, topic: str) -> None:
+def test_unsubscribe_is_refused_while_another_consumer_is_connected(
+    client: pulsar.Client, topic: str
+) -> None:
     one = client.subscribe(topic, "s", consumer_type=SHARED)
     other = client.subscribe(topic, "s", consumer_type=SHARED)
     with pytest.raises(pulsar.PulsarException):
@@ -415,7 +419,9 @@ def test_a_subscription_that_others_use_is_not_forgotten(client: pulsar.Client, 
     one.unsubscribe()
 
 
-def test_parts_of_a_batch_are_acknowledged(client: pulsar.Client, topic: str) -> None:
+def test_acknowledged_messages_of_a_batch_are_not_redelivered(
+    client: pulsar.Client, topic: str
+) -> None:
     numbered(client, topic, 10, batching_enabled=True, batching_max_publish_delay_ms=10_000)
     consumer = client.subscribe(
         topic, "s", SHARED, initial_position=EARLIEST, batch_index_ack_enabled=True
@@ -435,7 +441,7 @@ def test_parts_of_a_batch_are_acknowledged(client: pulsar.Client, topic: str) ->
     assert is_quiet(last)
 
 
-def test_a_batch_is_whole_again_without_acknowledging_its_parts(
+def test_a_batch_without_batch_index_acks_is_redelivered_whole(
     client: pulsar.Client, topic: str
 ) -> None:
     numbered(client, topic, 4, batching_enabled=True, batching_max_publish_delay_ms=10_000)
@@ -447,7 +453,7 @@ def test_a_batch_is_whole_again_without_acknowledging_its_parts(
     assert values(take(again, 4)) == [0, 1, 2, 3]
 
 
-def test_a_small_queue_still_gets_everything(client: pulsar.Client, topic: str) -> None:
+def test_a_reader_with_a_small_queue_gets_all_messages(client: pulsar.Client, topic: str) -> None:
     numbered(client, topic, 200, batching_enabled=True, batching_max_messages=30)
     for size in (1, 7):
         reader = client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=size)
@@ -455,7 +461,9 @@ def test_a_small_queue_still_gets_everything(client: pulsar.Client, topic: str) 
         reader.close()
 
 
-def test_a_queue_of_none_asks_for_each_message(client: pulsar.Client, topic: str) -> None:
+def test_a_consumer_with_queue_size_zero_gets_all_messages_in_order(
+    client: pulsar.Client, topic: str
+) -> None:
     numbered(client, topic, 10)
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST, receiver_queue_size=0)
     got = []
@@ -483,7 +491,7 @@ def test_a_reader_begins_at_its_start_id(client: pulsar.Client, topic: str, batc
             reader.close()
 
 
-def test_a_reader_from_the_end_sees_what_comes_later(client: pulsar.Client, topic: str) -> None:
+def test_a_reader_at_latest_reads_later_messages(client: pulsar.Client, topic: str) -> None:
     numbered(client, topic, 5)
     reader = client.create_reader(topic, pulsar.MessageId.latest)
     assert not reader.has_message_available()
@@ -495,7 +503,9 @@ def test_a_reader_from_the_end_sees_what_comes_later(client: pulsar.Client, topi
     assert values(take(last, 1)) == [5]
 
 
-def test_a_reader_of_an_empty_topic_has_nothing(client: pulsar.Client, topic: str) -> None:
+def test_a_reader_of_an_empty_topic_has_no_message_available(
+    client: pulsar.Client, topic: str
+) -> None:
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     assert not reader.has_message_available()
     client.create_producer(topic).send(b"0")
@@ -547,7 +557,9 @@ def test_a_reader_reads_from_the_target_of_a_seek(client: pulsar.Client, topic: 
     assert values(take(reader, 10)) == list(range(10))
 
 
-def test_the_last_message_id(client: pulsar.Client, topic: str) -> None:
+def test_get_last_message_id_returns_the_id_of_the_last_message(
+    client: pulsar.Client, topic: str
+) -> None:
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     empty = consumer.get_last_message_id()
     assert (empty.ledger_id(), empty.entry_id()) == (-1, -1)
@@ -571,7 +583,9 @@ def test_a_listener_gets_each_message(client: pulsar.Client, topic: str) -> None
     consumer.close()
 
 
-def test_several_topics_by_list_and_by_pattern(client: pulsar.Client) -> None:
+def test_consumers_by_list_and_by_pattern_receive_from_all_their_topics(
+    client: pulsar.Client,
+) -> None:
     stem = unique("many")
     topics = [f"{stem}-{letter}" for letter in "abcd"]
     for topic in topics:
@@ -585,7 +599,7 @@ def test_several_topics_by_list_and_by_pattern(client: pulsar.Client) -> None:
         consumer.close()
 
 
-def test_many_producers_at_once(client: pulsar.Client, topic: str) -> None:
+def test_producers_created_at_once_have_different_names(client: pulsar.Client, topic: str) -> None:
     with ThreadPoolExecutor(50) as threads:
         made = threads.map(lambda it: client.create_producer(f"{topic}-{it % 20}"), range(200))
         producers = list(made)
@@ -657,13 +671,15 @@ def test_an_unknown_namespace_is_refused(client: pulsar.Client) -> None:
         client.subscribe(topic, "s")
 
 
-def test_names_with_unusual_letters(client: pulsar.Client) -> None:
+def test_a_topic_name_with_unusual_letters_is_accepted(client: pulsar.Client) -> None:
     topic = unique("vögel & %2F größer") + "="
     client.create_producer(topic).send(b"0")
     assert values(take(client.create_reader(topic, pulsar.MessageId.earliest), 1)) == [0]
 
 
-def test_a_topic_has_no_partitions(client: pulsar.Client, topic: str) -> None:
+def test_partitions_of_a_plain_topic_are_the_topic_itself(
+    client: pulsar.Client, topic: str
+) -> None:
     assert client.get_topic_partitions(topic) == [topic]
 
 

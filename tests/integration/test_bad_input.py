@@ -374,7 +374,7 @@ BAD_ENTRIES = {
 
 
 @pytest.mark.parametrize("what", BAD_ENTRIES)
-async def test_a_bad_entry_costs_itself_only(
+async def test_a_bad_entry_is_refused_and_its_neighbours_are_stored(
     transport: str, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     entry, code, text = BAD_ENTRIES[what]
@@ -436,7 +436,7 @@ STRANGE_IDS = {
 
 @pytest.mark.parametrize("kind", ["Individual", "Cumulative"])
 @pytest.mark.parametrize("what", STRANGE_IDS)
-async def test_acknowledging_what_is_not_there_loses_nothing(
+async def test_an_acknowledgement_of_an_unknown_id_loses_no_message(
     transport: str, what: str, kind: str
 ) -> None:
     async with worlds(transport) as (client, broker):
@@ -463,7 +463,7 @@ async def test_acknowledging_what_is_not_there_loses_nothing(
             assert (await other.message())[1] == ["after"]
 
 
-async def test_an_acknowledgement_of_nothing_is_answered(transport: str) -> None:
+async def test_an_acknowledgement_without_ids_is_answered(transport: str) -> None:
     async with worlds(transport) as (client, _):
         await client.subscribe(TOPIC)
         for kind, failed in (
@@ -495,7 +495,7 @@ async def test_a_transactional_acknowledgement_is_refused(transport: str) -> Non
 
 
 @pytest.mark.parametrize("what", STRANGE_IDS)
-async def test_seeking_anywhere_is_answered(transport: str, what: str) -> None:
+async def test_a_seek_to_a_strange_id_is_answered(transport: str, what: str) -> None:
     async with worlds(transport) as (client, _):
         await client.subscribe(TOPIC)
         await client.send(pb.CommandSeek(consumer_id=1, request_id=7, message_id=STRANGE_IDS[what]))
@@ -574,7 +574,7 @@ async def test_a_range_that_cannot_be_read_is_refused(
         ("witness", -1, 0, "RangeNotConfirmed"),
     ],
 )
-async def test_a_range_that_is_not_there_is_refused(
+async def test_a_range_that_does_not_exist_is_refused(
     transport: str, topic: str, ledger: int, last: int, text: str
 ) -> None:
     async with worlds(transport) as (_, broker):

@@ -201,7 +201,9 @@ async def test_another_key_shared_policy_is_refused_until_the_others_have_left(
 
 
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
-async def test_ack_of_what_another_consumer_has_counts_there(transport: str, kind: Any) -> None:
+async def test_ack_of_another_consumers_message_counts_at_that_consumer(
+    transport: str, kind: Any
+) -> None:
     async with world(transport) as it:
         await it.one.subscribe(TOPIC, subType=kind)
         await it.one.flow(10)

@@ -203,7 +203,7 @@ def get(bookie: BookieProcess, path: str) -> str:
         return str(response.read().decode())
 
 
-async def test_health_metrics_and_info(bookie: BookieProcess) -> None:
+async def test_info_health_and_metrics_describe_a_running_bookie(bookie: BookieProcess) -> None:
     bookie.start()
 
     channel = channel_to(bookie)
@@ -248,7 +248,7 @@ def test_a_port_in_use_is_refused_by_number(tmp_path: Path, key: str) -> None:
 
 
 @pytest.mark.real_loop(deadline_s=240)
-async def test_a_log_that_lost_its_end_after_a_kill_becomes_a_former_incarnations(
+async def test_a_bookie_whose_log_lost_its_end_starts_as_a_new_incarnation(
     bookie: BookieProcess,
 ) -> None:
     """The process starts as a new incarnation. It serves the remaining entries of the former
@@ -319,7 +319,7 @@ def test_an_unreachable_zookeeper_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.zookeeper
 @pytest.mark.real_loop(deadline_s=240)
-async def test_the_program_on_a_real_zookeeper(tmp_path: Path) -> None:
+async def test_a_killed_bookie_registers_again_at_a_real_zookeeper(tmp_path: Path) -> None:
     """The bookie is killed, and registers again before its former session has expired."""
     skip_without_zookeeper()
     ensemble = ZooKeeperEnsemble(tmp_path / "zookeeper", force_sync=False)
@@ -439,7 +439,7 @@ def start_in_child(path: Path, user: str) -> str:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become a user without permission")
-def test_a_directory_without_permission() -> None:
+def test_a_directory_without_permission_is_refused() -> None:
     with tempfile.TemporaryDirectory() as path:
         Path(path).chmod(0o755)
         said = start_in_child(Path(path), "no peer")
@@ -449,7 +449,7 @@ def test_a_directory_without_permission() -> None:
 
 
 @pytest.mark.parametrize("option", ["ro", *(f"size={size}k" for size in (4, 16, 32, 48, 64, 96))])
-def test_a_full_or_read_only_disk(tmp_path: Path, option: str) -> None:
+def test_a_start_on_a_full_or_read_only_disk_is_refused(tmp_path: Path, option: str) -> None:
     with small_disk(tmp_path / "disk", option) as disk:
         said = start_in_child(disk, "root")
     if option == "size=96k" and not said:

@@ -100,7 +100,9 @@ def test_apaches_producer_and_ours_agree_on_the_partition_of_a_key(
     other.close()
 
 
-def test_partitions_of_both_faces(server: StandaloneProcess, topic: str) -> None:
+def test_asyncio_client_produces_to_and_consumes_all_partitions(
+    server: StandaloneProcess, topic: str
+) -> None:
     set_partitions(server, topic, 3)
 
     async def run() -> None:
@@ -126,7 +128,7 @@ def test_partitions_of_both_faces(server: StandaloneProcess, topic: str) -> None
     asyncio.run(run())
 
 
-def test_sync_listener_batches_and_cumulative(
+def test_listener_and_batch_receive_get_all_messages_of_partitions(
     server: StandaloneProcess, client: magnetar.Client, topic: str
 ) -> None:
     set_partitions(server, topic, 2)
@@ -188,7 +190,7 @@ def test_a_consumer_of_a_list_receives_from_all_topics(
         again.receive(500)
 
 
-def test_reader_and_table_view_over_partitions(
+def test_reader_and_table_view_read_all_partitions(
     server: StandaloneProcess, client: magnetar.Client, topic: str
 ) -> None:
     set_partitions(server, topic, 3)

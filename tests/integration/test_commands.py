@@ -84,7 +84,7 @@ def test_consumed_messages_are_not_redelivered(magnetar) -> None:
     assert contents(rest) == ["b", "c", "d"]
 
 
-def test_the_separator_and_repeating(magnetar) -> None:
+def test_produce_splits_at_the_separator_and_repeats_messages(magnetar) -> None:
     magnetar("produce", "repeated", "-m", "a,b|c", "-s", "|", "-n", "2", "--disable-batching")
     said = magnetar("consume", "repeated", "-s", "me", "-n", "4", "-p", "earliest")
     assert contents(said) == ["a,b", "c", "a,b", "c"]
@@ -95,7 +95,7 @@ def test_a_comma_in_a_message_does_not_split_it(magnetar) -> None:
     assert contents(magnetar("consume", "commas", "-s", "me", "-p", "earliest")) == ["a,b"]
 
 
-def test_lines_of_a_file_and_of_standard_input(
+def test_produce_sends_each_line_of_a_file_and_of_standard_input(
     magnetar, environment: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "lines").write_text("first\nsecond\r\n\nlast")
@@ -128,7 +128,7 @@ def test_a_line_of_standard_input_is_sent_before_the_next_one_arrives(
         assert process.returncode == 130
 
 
-def test_consumed_messages_as_json(magnetar) -> None:
+def test_consume_prints_messages_as_json(magnetar) -> None:
     magnetar("produce", "described", "-m", "text", "-k", "k1", "-p", "a=b")
     said = magnetar("consume", "described", "-s", "me", "-p", "earliest", "--json")
     [line] = said.splitlines()

@@ -120,7 +120,9 @@ async def test_a_damaged_store_is_kept_for_a_former_incarnation(
     assert content(used / FORMER) == kept
 
 
-async def test_formers_gather_up_to_their_limit(cluster: DirectoryCluster, used: Path) -> None:
+async def test_a_start_is_refused_at_the_limit_of_former_stores(
+    cluster: DirectoryCluster, used: Path
+) -> None:
     incarnations = []
     for turn in range(FORMERS_MAX):
         incarnations.append(identity_of(used).incarnation)
@@ -316,7 +318,7 @@ def changed(data: bytes, at: int, *, cut: bool, bit: int) -> bytes:
 
 
 @pytest.mark.parametrize("pattern", PLACES)
-def test_every_field_of_every_file(
+def test_damage_of_any_field_never_gives_a_false_no(
     base: tuple[DirectoryCluster, Path, Path], tmp_path: Path, pattern: str
 ) -> None:
     cluster, killed, closed = base

@@ -76,13 +76,15 @@ def test_messages_arrive_in_the_order_of_their_times_and_never_early(
 
 
 @pytest.mark.parametrize("kind", ["Exclusive", "Failover"])
-def test_other_types_deliver_at_once(api: Api, topic: str, kind: str) -> None:
+def test_exclusive_and_failover_deliver_delayed_messages_at_once(
+    api: Api, topic: str, kind: str
+) -> None:
     consumer = api.subscribe(topic, kind)
     api.client.create_producer(topic).send(b"later", deliver_after=timedelta(seconds=600))
     assert consumer.receive(TIMEOUT_MS).data() == b"later"
 
 
-def test_times_in_the_past_are_due(api: Api, topic: str) -> None:
+def test_messages_with_a_time_in_the_past_are_delivered_at_once(api: Api, topic: str) -> None:
     consumer = api.subscribe(topic, "Shared")
     producer = api.client.create_producer(topic)
     producer.send(b"a", deliver_at=1)

@@ -260,7 +260,7 @@ async def test_a_closing_broker_tells_its_clients_the_next_owner(transport: str)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_lookup_is_answered_alike_by_both(transport: str) -> None:
+async def test_both_brokers_give_the_same_answer_to_a_lookup(transport: str) -> None:
     kinds = pb.CommandLookupTopicResponse
     async with (
         pair() as (first, second),

@@ -71,7 +71,9 @@ def is_quiet(consumer: magnetar.Consumer) -> bool:
     return False
 
 
-def test_parts_of_a_batch_stay_acknowledged(client: magnetar.Client, topic: str) -> None:
+def test_acknowledged_messages_of_a_batch_are_not_redelivered(
+    client: magnetar.Client, topic: str
+) -> None:
     publish(client, topic, 10)
     consumer = client.subscribe(topic, "s", SHARED, initial_position=EARLIEST)
     messages = take(consumer, 10)
@@ -98,7 +100,9 @@ def test_messages_have_the_index_that_the_broker_gave(client: magnetar.Client, t
     ]
 
 
-def test_cumulative_within_a_batch(client: magnetar.Client, topic: str) -> None:
+def test_cumulative_acknowledgement_within_a_batch_keeps_later_messages(
+    client: magnetar.Client, topic: str
+) -> None:
     publish(client, topic, 10)
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     consumer.acknowledge_cumulative(take(consumer, 10)[6])
@@ -111,7 +115,9 @@ def test_cumulative_within_a_batch(client: magnetar.Client, topic: str) -> None:
     assert is_quiet(client.subscribe(topic, "s"))
 
 
-def test_a_negative_acknowledgement_counts(client: magnetar.Client, topic: str) -> None:
+def test_a_negatively_acknowledged_message_is_redelivered_with_its_count(
+    client: magnetar.Client, topic: str
+) -> None:
     publish(client, topic, 3)
     consumer = client.subscribe(
         topic, "s", SHARED, initial_position=EARLIEST, negative_ack_redelivery_delay_ms=100
@@ -162,7 +168,7 @@ def test_a_busy_subscription_or_producer_name_is_refused(
     client.subscribe(topic, "s").close()
 
 
-def test_unsubscribing_forgets_the_subscription(client: magnetar.Client, topic: str) -> None:
+def test_unsubscribe_deletes_the_subscription(client: magnetar.Client, topic: str) -> None:
     publish(client, topic, 3)
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     consumer.acknowledge_cumulative(take(consumer, 3)[-1])
@@ -170,7 +176,9 @@ def test_unsubscribing_forgets_the_subscription(client: magnetar.Client, topic: 
     assert values(take(client.subscribe(topic, "s", initial_position=EARLIEST), 3)) == [0, 1, 2]
 
 
-def test_the_last_message_id(client: magnetar.Client, topic: str) -> None:
+def test_get_last_message_id_returns_the_id_of_the_last_message(
+    client: magnetar.Client, topic: str
+) -> None:
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     empty = consumer.get_last_message_id()
     assert (empty.ledger_id(), empty.entry_id()) == (-1, -1)

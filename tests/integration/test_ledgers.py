@@ -210,7 +210,9 @@ async def test_a_kill_9_of_a_bookie_delays_no_append_and_loses_no_entry(
 
 
 @pytest.mark.real_loop(deadline_s=240)
-async def test_recovery_while_the_first_still_appends(bookies: list[BookieProcess]) -> None:
+async def test_recovery_under_a_writer_loses_no_confirmed_entry_and_fences_it(
+    bookies: list[BookieProcess],
+) -> None:
     """One bookie is dead. The recovery loses no confirmed entry, and the first writer learns that
     it is fenced."""
 
@@ -240,7 +242,9 @@ async def test_recovery_while_the_first_still_appends(bookies: list[BookieProces
 
 
 @pytest.mark.real_loop(deadline_s=240)
-async def test_a_bookie_that_restarts_is_taken_back(bookies: list[BookieProcess]) -> None:
+async def test_a_restarted_bookie_ends_the_degraded_state_of_a_ledger(
+    bookies: list[BookieProcess],
+) -> None:
     three = bookies[:3]
     async with cluster(three) as (tree, store), broker(tree, 1) as ledgers:
         appender = await ledgers.create(newer_than=LedgerId(-1), custom={})

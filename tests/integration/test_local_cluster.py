@@ -154,7 +154,7 @@ def test_local_cluster_prints_its_servers_and_sigterm_stops_them_all(launcher: L
         assert '"stopping"' in text
 
 
-def test_everything_dies_with_the_launcher(launcher: Launcher) -> None:
+def test_all_processes_end_when_the_launcher_is_killed(launcher: Launcher) -> None:
     launcher.start("--zookeepers", "1", "--bookies", "1", "--brokers", "1")
     launcher.process.kill()
     launcher.process.communicate()
@@ -355,7 +355,7 @@ async def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
             pass
 
 
-async def test_another_number_of_zookeepers(tmp_path: Path) -> None:
+async def test_another_number_of_zookeepers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "local-cluster").write_text("magnetar local-cluster 1\n")
     (tmp_path / "zookeeper-1").mkdir()
 
@@ -365,7 +365,7 @@ async def test_another_number_of_zookeepers(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_loop(deadline_s=240)
-async def test_a_server_that_does_not_start_ends_all_of_it(tmp_path: Path) -> None:
+async def test_a_server_that_does_not_start_ends_the_cluster(tmp_path: Path) -> None:
     (tmp_path / "local-cluster").write_text("magnetar local-cluster 1\n")
     data = tmp_path / "bookie-1" / "data"
     data.mkdir(parents=True)
@@ -389,7 +389,7 @@ def test_local_cluster_without_java_says_what_to_install(
     assert "Traceback" not in launcher.log
 
 
-def test_stopped_before_it_is_ready(launcher: Launcher) -> None:
+def test_a_stop_before_the_cluster_is_ready_leaves_no_process(launcher: Launcher) -> None:
     process = launcher.launch("--zookeepers", "3")
     wait_for(lambda: (launcher.directory / "zookeeper-1" / "zookeeper.log").exists())
     process.send_signal(signal.SIGTERM)

@@ -125,7 +125,9 @@ def test_acknowledged_ledgers_go_and_the_rest_stays(apache, topic, admin, server
     consumer.close()
 
 
-def test_truncate_with_a_consumer_of_each_client(apache, ours, topic, command, admin) -> None:
+def test_truncate_empties_the_topic_and_consumers_continue(
+    apache, ours, topic, command, admin
+) -> None:
     theirs = apache.subscribe(topic, "theirs", initial_position=EARLIEST)
     mine = ours.subscribe(topic, "mine", initial_position=magnetar.InitialPosition.Earliest)
     publish(apache, topic, 25)
@@ -145,7 +147,7 @@ def test_truncate_with_a_consumer_of_each_client(apache, ours, topic, command, a
     mine.close()
 
 
-def test_terminate_with_apaches_client(apache, topic, admin) -> None:
+def test_apaches_consumer_reads_a_terminated_topic_to_its_end(apache, topic, admin) -> None:
     consumer = apache.subscribe(topic, "s", initial_position=EARLIEST)
     producer = apache.create_producer(topic, batching_enabled=False)
     for number in range(3):
@@ -170,7 +172,7 @@ def test_terminate_with_apaches_client(apache, topic, admin) -> None:
     consumer.close()
 
 
-def test_terminate_with_our_client(ours, topic, command, admin) -> None:
+def test_terminate_refuses_later_sends_of_our_client(ours, topic, command, admin) -> None:
     consumer = ours.subscribe(topic, "s", initial_position=magnetar.InitialPosition.Earliest)
     producer = ours.create_producer(topic, batching_enabled=False)
     producer.send(b"0")

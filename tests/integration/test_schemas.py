@@ -252,7 +252,9 @@ def test_dataclasses_and_models_are_schemas(
         assert consumer.receive(TIMEOUT_MS).value() == value
 
 
-def test_a_definition_in_place_of_a_class(client: magnetar.Client, topic: str) -> None:
+def test_a_schema_is_made_of_a_definition_instead_of_a_class(
+    client: magnetar.Client, topic: str
+) -> None:
     definition = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
     schema = ours.AvroSchema(None, schema_definition=definition)
     reader = client.create_reader(topic, magnetar.MessageId.earliest, schema=schema)

@@ -244,7 +244,7 @@ def test_spark_shows_no_token_in_its_plans_and_errors(
         ({"service.url": "grpc://localhost:1", "readTimeoutMs": "200"}, None, "no data for"),
     ],
 )
-def test_a_mistake_is_named(
+def test_a_wrong_option_or_column_of_a_read_is_named(
     spark: SparkSession, service: Service, options: dict[str, str], schema: str | None, named: str
 ) -> None:
     given = reader(spark, service.grpc_url, "t").options(**options)
@@ -253,7 +253,7 @@ def test_a_mistake_is_named(
         given.load().collect()
 
 
-def test_a_read_survives_its_broker(spark: SparkSession) -> None:
+def test_a_read_continues_at_the_next_owner(spark: SparkSession) -> None:
     """The owner dies in the middle of each task's range. Another broker then serves the topic."""
     topic = Topic()
     for number in range(40):

@@ -171,7 +171,7 @@ def test_columns_become_a_json_object(spark: SparkSession, url: str, topic: str)
         ("double('NaN') as number", {}, "row 0 of partition 0.*not JSON"),
     ],
 )
-def test_a_mistake_in_what_is_written_is_named(
+def test_a_wrong_option_or_row_of_a_write_is_named(
     spark: SparkSession, url: str, topic: str, row: str, options: dict[str, str], named: str
 ) -> None:
     with pytest.raises(Exception, match=f"(?s){named}"):

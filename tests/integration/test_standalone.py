@@ -35,7 +35,7 @@ def receive(consumer: magnetar.Consumer, count: int) -> list[magnetar.Message]:
     return [consumer.receive(timeout_millis=30_000) for _ in range(count)]
 
 
-def test_the_first_program_and_a_crash(server: StandaloneProcess) -> None:
+def test_kill_9_loses_no_message_and_no_acknowledgement(server: StandaloneProcess) -> None:
     """After kill -9, the server redelivers the unacknowledged messages only, and has all messages
     that were sent."""
     server.start()
@@ -171,7 +171,7 @@ def refused(server: StandaloneProcess) -> str:
     return str(line["error"])
 
 
-def test_a_directory_in_use(server: StandaloneProcess, tmp_path: Path) -> None:
+def test_a_directory_in_use_is_refused(server: StandaloneProcess, tmp_path: Path) -> None:
     server.start()
     (tmp_path / "second").mkdir()
     second = StandaloneProcess(tmp_path / "second")
@@ -219,7 +219,9 @@ def disk(path: Path, options: str) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("options", "reason"), [("ro", "Read-only file system"), ("size=4k", "No space left on device")]
 )
-def test_a_read_only_or_full_disk(server: StandaloneProcess, options: str, reason: str) -> None:
+def test_a_start_on_a_read_only_or_full_disk_is_refused(
+    server: StandaloneProcess, options: str, reason: str
+) -> None:
     with disk(server.data_dir, options):
         assert reason in refused(server)
 
@@ -273,7 +275,7 @@ def test_two_equal_ports_are_refused(server: StandaloneProcess) -> None:
     server.start()
 
 
-def test_interrupted_by_ctrl_c(server: StandaloneProcess) -> None:
+def test_ctrl_c_stops_the_server_with_status_0(server: StandaloneProcess) -> None:
     server.start()
     os.kill(server.pid, signal.SIGINT)
     assert server.wait() == 0

@@ -90,7 +90,7 @@ def test_messages_expire_by_request_and_by_policy(api: Api, topic: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Exclusive", "Shared"])
-def test_seek_by_id_and_by_time(api: Api, topic: str, kind: str) -> None:
+def test_seek_delivers_from_the_given_id_or_time(api: Api, topic: str, kind: str) -> None:
     ids = api.publish(topic, range(10))
     time.sleep(0.02)
     later_ms = time.time_ns() // 1_000_000

@@ -204,7 +204,9 @@ def test_names_of_partitions_are_reserved(client: pulsar.Client, admin: Any, top
         client.create_producer(f"{topic}-partition-2")
 
 
-def test_subscriptions_of_all_partitions(client: pulsar.Client, admin: Any, topic: str) -> None:
+def test_requests_for_a_subscription_reach_all_partitions(
+    client: pulsar.Client, admin: Any, topic: str
+) -> None:
     admin("PUT", f"{path(topic)}/partitions", 3)
     assert admin("PUT", f"{path(topic)}/subscription/made") == (204, None)
     assert admin("PUT", f"{path(topic)}/subscription/made")[0] == 409
@@ -414,7 +416,9 @@ def test_non_persistent_messages_without_a_consumer_are_dropped_and_counted(
     assert admin("GET", f"{url}/stats")[0] == 404
 
 
-def test_partitioned_non_persistent_topics(client: pulsar.Client, admin: Any, topic: str) -> None:
+def test_partitioned_non_persistent_topic_delivers_from_all_partitions(
+    client: pulsar.Client, admin: Any, topic: str
+) -> None:
     name = NON_PERSISTENT + topic
     url = f"non-persistent/public/default/{topic}"
     assert admin("PUT", f"{url}/partitions", 3)[0] == 204

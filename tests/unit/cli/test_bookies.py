@@ -47,6 +47,6 @@ def test_an_unreachable_metadata_store_is_reported_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["-1", "x", str(1 << 63)])
-def test_a_ledger_has_a_number(wrong: str) -> None:
+def test_an_invalid_ledger_id_is_refused(wrong: str) -> None:
     code, _ = invoke("bookies", "ledger", "--metadata-url", "zk://127.0.0.1:1", "--", wrong)
     assert code == 2

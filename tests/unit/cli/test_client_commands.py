@@ -51,7 +51,7 @@ def test_properties_come_in_one_option_or_in_many(labels: dict[str, str]) -> Non
 
 
 @pytest.mark.parametrize("bad", ["", "a", "=b", "a=b,,c=d"])
-def test_properties_that_are_none(bad: str) -> None:
+def test_a_property_that_is_not_name_value_is_refused(bad: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not name=value"):
         parse_properties([bad])
 
@@ -110,7 +110,7 @@ def test_a_line_beyond_the_maximum_message_size_is_not_gathered(tmp_path: Path) 
         ("spark", "archive", "--topic", "greetings", "--path", "not-made"),
     ],
 )
-def test_no_server_is_said_at_once(
+def test_a_command_without_a_server_fails_with_advice(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     java = tmp_path / "bin" / "java"  # the command looks for it first, and does not start it
@@ -155,14 +155,14 @@ def test_timeout_without_receipt_names_topics_stats(
         ("grpc://localhost:port", "is not host:port"),
     ],
 )
-def test_a_service_url_that_is_none(url: str, reason: str) -> None:
+def test_an_invalid_service_url_is_refused(url: str, reason: str) -> None:
     code, said = invoke("produce", "greetings", "-m", "x", "--service-url", url)
     assert code == 1
     [line] = said.splitlines()
     assert reason in line
 
 
-def test_statistics_without_a_server() -> None:
+def test_stats_without_a_server_fails_with_advice() -> None:
     code, said = invoke("topics", "stats", "greetings", "--admin-url", "http://127.0.0.1:1")
     assert code == 1
     [line] = said.splitlines()
@@ -182,7 +182,7 @@ def test_stats_of_an_invalid_target_is_a_usage_error(arguments: list[str], reaso
     assert reason in said
 
 
-def test_statistics_from_a_port_that_speaks_something_else() -> None:
+def test_stats_from_a_port_without_http_is_refused() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
 
         def answer() -> None:
@@ -200,7 +200,7 @@ def test_statistics_from_a_port_that_speaks_something_else() -> None:
     assert "did not answer like the HTTP port of a broker" in said
 
 
-def test_more_than_may_be_on_its_way_is_sent_all_the_same(tmp_path: Path) -> None:
+def test_produce_sends_more_bytes_than_may_be_pending(tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(bytes(5_000_000))
     with brokers_in_thread(1) as service:

@@ -50,7 +50,7 @@ def run(clean_up: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_loop_asleep_is_woken_and_the_work_cleans_up() -> None:
+def test_ctrl_c_wakes_a_sleeping_loop_and_the_work_cleans_up() -> None:
     said = run("await asyncio.sleep(0)")
     assert said == ["cleaning up", "clean", "interrupted"]
 
@@ -60,7 +60,7 @@ def test_a_second_interrupt_ends_the_clean_up() -> None:
     assert run(again) == ["cleaning up", "interrupted"]
 
 
-def test_before_anything_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_the_work_begins_closes_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work learns that it will not begin. A RuntimeWarning would fail this test."""
     monkeypatch.setattr(asyncio, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -72,7 +72,7 @@ def interrupted(main: Coroutine[Any, Any, None]) -> None:
     raise KeyboardInterrupt
 
 
-def test_afterwards_it_is_as_before() -> None:
+def test_the_signal_handler_is_restored_after_the_work() -> None:
     before = signal.getsignal(signal.SIGINT)
     ran: list[object] = []
 

@@ -89,7 +89,7 @@ def test_every_key_is_a_flag_of_its_type(invoke: Invoke) -> None:
     assert config == OvenConfig(data_dir=Path("/d"), grpc_port=1, heat=2.5, light=True, name="n")
 
 
-def test_flags_before_environment_before_file(
+def test_flags_override_the_environment_which_overrides_the_file(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "oven.toml"
@@ -121,20 +121,22 @@ def test_settings_that_cannot_be_used_name_the_key(
     assert reason in error_of(said)
 
 
-def test_a_file_that_is_not_there(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_missing_config_file_is_refused(invoke: Invoke, tmp_path: Path) -> None:
     code, _, said = invoke("--config", str(tmp_path / "nope.toml"))
     assert code == 2
     assert "No such file" in error_of(said)
 
 
-def test_an_unknown_environment_variable(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_environment_variable_is_refused_with_a_suggestion(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MAGNETAR_OVEN_GRPC_PROT", "1")
     code, _, said = invoke("--data-dir", "/d")
     assert code == 2
     assert "MAGNETAR_OVEN_GRPC_PROT: did you mean MAGNETAR_OVEN_GRPC_PORT" in error_of(said)
 
 
-def test_a_flag_that_is_no_number(invoke: Invoke) -> None:
+def test_a_flag_that_is_no_number_is_refused(invoke: Invoke) -> None:
     code, _, said = invoke("--data-dir", "/d", "--grpc-port", "many")
     assert code == 2
     assert "--grpc-port" in said

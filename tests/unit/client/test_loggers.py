@@ -48,7 +48,9 @@ def test_a_console_logger_writes_to_standard_output(capsys: pytest.CaptureFixtur
     assert "session ended" in capsys.readouterr().out
 
 
-def test_the_newest_logger_stands(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_without_a_logger_keeps_the_newest_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     install(FileLogger(LoggerLevel.Info, str(tmp_path / "log")))
     mine = logging.getLogger("mine")
     mine.setLevel(logging.INFO)

@@ -21,7 +21,9 @@ SMALL = st.integers(-1, 3)
 
 
 @given(st.integers(-1, 2**31 - 1), NUMBER, NUMBER, st.integers(-1, 999))
-def test_the_bytes_are_apaches(partition: int, ledger: int, entry: int, batch_index: int) -> None:
+def test_the_bytes_of_an_id_equal_those_of_apaches_client(
+    partition: int, ledger: int, entry: int, batch_index: int
+) -> None:
     ours = MessageId(partition, ledger, entry, batch_index)
     theirs = pulsar.MessageId(partition, ledger, entry, batch_index)
     assert ours.serialize() == theirs.serialize()
@@ -30,7 +32,9 @@ def test_the_bytes_are_apaches(partition: int, ledger: int, entry: int, batch_in
 
 
 @given(*[st.tuples(st.just(-1), SMALL, SMALL, SMALL)] * 2)
-def test_the_order_is_apaches(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+def test_the_order_of_ids_equals_that_of_apaches_client(
+    a: tuple[int, ...], b: tuple[int, ...]
+) -> None:
     ours = MessageId(*a), MessageId(*b)
     theirs = pulsar.MessageId(*a), pulsar.MessageId(*b)
     assert (ours[0] < ours[1]) == (theirs[0] < theirs[1])

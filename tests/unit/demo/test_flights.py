@@ -36,7 +36,7 @@ def raw_rows() -> list[dict[str, str]]:
         return list(csv.DictReader(io.StringIO(archive.read(name).decode())))
 
 
-def test_all_flights_are_there(table: pa.Table) -> None:
+def test_all_flights_are_loaded(table: pa.Table) -> None:
     assert (table.num_rows, table.num_columns) == (336_776, 19)
     assert len(table["carrier"].unique()) == 16
     assert table["dep_delay"].null_count == 8_255
@@ -48,7 +48,7 @@ def test_a_slice_is_spread_over_the_year() -> None:
     assert sorted(part["month"].unique().to_pylist()) == list(range(1, 13))
 
 
-def test_a_flight_as_a_message(table: pa.Table) -> None:
+def test_a_flight_becomes_a_message(table: pa.Table) -> None:
     first = next(messages(table))
     assert (first.row, first.carrier) == (0, "UA")
     scheduled = datetime.fromtimestamp(first.scheduled_ms / 1_000, UTC)
@@ -56,7 +56,7 @@ def test_a_flight_as_a_message(table: pa.Table) -> None:
     assert json.loads(first.value)["tailnum"] == "N14228"
 
 
-def test_rows_count_up_and_what_is_missing_is_null(table: pa.Table) -> None:
+def test_rows_are_numbered_and_missing_values_are_null(table: pa.Table) -> None:
     missing = 0
     for row, message in enumerate(itertools.islice(messages(table), 20_000)):
         assert message.row == row
@@ -65,7 +65,7 @@ def test_rows_count_up_and_what_is_missing_is_null(table: pa.Table) -> None:
     assert missing == table["dep_delay"][:20_000].null_count > 0
 
 
-def test_the_means_are_those_of_the_file(table: pa.Table) -> None:
+def test_delays_equal_those_counted_in_the_file(table: pa.Table) -> None:
     delays = defaultdict(list)
     flights: dict[str, int] = defaultdict(int)
     for row in raw_rows():

@@ -85,7 +85,9 @@ def test_bytes_after_the_block_are_refused(codec: Compression, extra: bytes) -> 
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_both_sides_of_the_limit(codec: Compression) -> None:
+def test_a_payload_at_the_limit_is_decompressed_and_a_larger_one_refused(
+    codec: Compression,
+) -> None:
     payload = bytes(1_000)
     compressed = compress(codec, payload)
     assert decompress(codec, compressed, 1_000, bytes_max=1_000) == payload

@@ -180,7 +180,9 @@ def test_golden_bytes_of_an_entry() -> None:
         (3, 5, {"compression": pb.ZSTD, "uncompressed_size": 18}),
     ],
 )
-def test_a_batch_that_fits(count: int, payload_bytes: int, fields: dict[str, Any]) -> None:
+def test_a_batch_size_that_fits_the_payload_is_accepted(
+    count: int, payload_bytes: int, fields: dict[str, Any]
+) -> None:
     view = parse_entry(entry_of(bytes(payload_bytes), num_messages_in_batch=count, **fields))
     assert (view.is_batch, view.num_messages) == (True, count)
 
@@ -244,7 +246,7 @@ def test_an_entry_truncated_in_its_metadata_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("beyond", [1, 2, 2**31])
-def test_a_metadata_size_beyond_the_end(beyond: int) -> None:
+def test_a_metadata_size_beyond_the_end_is_refused(beyond: int) -> None:
     metadata = GOLDEN[10:-7]
     with pytest.raises(MalformedEntry, match="is truncated"):
         parse_entry(struct.pack(">I", len(metadata) + beyond) + metadata)
@@ -284,7 +286,7 @@ def test_metadata_without_a_required_field_is_refused(missing: str) -> None:
 
 
 @pytest.mark.parametrize("tag", [b"\x0a", b"\x32"], ids=["producer_name", "partition_key"])
-def test_text_that_is_not_utf8(tag: bytes) -> None:
+def test_text_that_is_not_utf8_is_refused(tag: bytes) -> None:
     good = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2).SerializeToString()
     with pytest.raises(MalformedEntry, match="not UTF-8"):
         parse_entry(sealed(good + tag + b"\x02\xff\xfe", b""))
@@ -300,14 +302,14 @@ def test_unknown_codec_is_refused() -> None:
 # Limits
 
 
-def test_both_sides_of_the_limit_of_a_payload() -> None:
+def test_a_payload_at_the_limit_is_accepted_and_a_larger_one_refused() -> None:
     assert MESSAGE_BYTES_MAX == 5_242_880
     assert parse_entry(entry_of(bytes(MESSAGE_BYTES_MAX))).payload_bytes == MESSAGE_BYTES_MAX
     with pytest.raises(EntryTooLarge, match="payload of 5242881 bytes"):
         parse_entry(entry_of(bytes(MESSAGE_BYTES_MAX + 1)))
 
 
-def test_both_sides_of_the_limit_of_an_entry() -> None:
+def test_an_entry_at_the_limit_is_accepted_and_a_larger_one_refused() -> None:
     assert ENTRY_BYTES_MAX == 5_253_120
     front = len(entry_of(b"", replicated_from="x" * 9_000))
     largest = entry_of(bytes(MESSAGE_BYTES_MAX), replicated_from="x" * 9_000)
@@ -352,7 +354,7 @@ def test_a_producer_may_not_write_the_prefix() -> None:
         parse_entry(stored)
 
 
-def test_a_truncated_or_incomplete_prefix() -> None:
+def test_a_truncated_or_incomplete_prefix_is_refused() -> None:
     prefix = broker_metadata_prefix(broker_timestamp_ms=2**63, index=2**63)
     for end in range(2, len(prefix)):
         with pytest.raises(MalformedEntry):

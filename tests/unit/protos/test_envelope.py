@@ -350,7 +350,7 @@ def test_an_unknown_code_is_damage_and_never_taken_for_an_answer(code: int) -> N
         list(decode_acks(ACK.pack(1, 2, 1, code)))
 
 
-def test_definiteness_goes_by_range() -> None:
+def test_codes_from_1_to_99_are_definite() -> None:
     definite = {code for code in BookieCode if code.definite}
     assert definite == {code for code in BookieCode if 1 <= code <= 99}
     assert BookieCode.NO_SUCH_ENTRY in definite
@@ -382,7 +382,7 @@ def test_hello_replies_survive_the_wire() -> None:
         + b"n" * (CLIENT_NAME_BYTES_MAX + 1),
     ],
 )
-def test_a_hello_that_is_none(frame: bytes) -> None:
+def test_an_invalid_hello_is_damaged(frame: bytes) -> None:
     with pytest.raises(FrameDamaged):
         decode_hello(frame)
 
@@ -397,7 +397,7 @@ def test_a_hello_that_is_none(frame: bytes) -> None:
         HELLO_REPLY.pack(1, 0, INCARNATION.encode(), 1),
     ],
 )
-def test_a_hello_reply_that_is_none(frame: bytes) -> None:
+def test_an_invalid_hello_reply_is_damaged(frame: bytes) -> None:
     with pytest.raises(FrameDamaged):
         decode_hello_reply(frame)
 

@@ -236,12 +236,12 @@ PLAIN = single(b"one", sequence_id=1) + single(b"two", sequence_id=2, partition_
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
-def test_a_batch_of_another_count(count: int) -> None:
+def test_a_batch_of_another_count_is_refused(count: int) -> None:
     with pytest.raises(BatchDeserializeError):
         decode_messages(read_entry(batch_of(PLAIN, count)))
 
 
-def test_a_batch_truncated_anywhere() -> None:
+def test_a_batch_truncated_anywhere_is_refused() -> None:
     assert len(decode_messages(read_entry(batch_of(PLAIN, 2)))) == 2
     for end in range(12, len(PLAIN)):
         entry = read_entry(batch_of(PLAIN[:end], 2))
@@ -258,7 +258,7 @@ def test_a_batch_truncated_anywhere() -> None:
         pb.SingleMessageMetadata(payload_size=2**31 - 1),
     ],
 )
-def test_impossible_sizes_within_a_batch(metadata: pb.SingleMessageMetadata) -> None:
+def test_impossible_sizes_within_a_batch_are_refused(metadata: pb.SingleMessageMetadata) -> None:
     encoded = metadata.SerializePartialToString()
     payload = struct.pack(">I", len(encoded)) + encoded + bytes(20)
     with pytest.raises(BatchDeserializeError, match="message 0 does not fit"):
@@ -290,14 +290,14 @@ def test_every_flipped_bit_is_noticed() -> None:
             read_entry(damaged)
 
 
-def test_text_that_is_not_utf8() -> None:
+def test_text_that_is_not_utf8_is_refused() -> None:
     bad = b"\x0a\x09\x0a\x01a\x12\x04\xff\xfe\xfd\xfc" + b"\x18\x01"
     payload = struct.pack(">I", len(bad)) + bad + b"x"
     with pytest.raises(MalformedEntry, match="not UTF-8"):
         decode_messages(read_entry(batch_of(payload, 1)))
 
 
-def test_a_property_without_value() -> None:
+def test_a_property_without_value_is_refused() -> None:
     payload = single(b"x", properties=[pb.KeyValue(key="a")])
     with pytest.raises(MalformedEntry, match="lacks its key or value"):
         decode_messages(read_entry(batch_of(payload, 1)))
@@ -325,7 +325,7 @@ def test_the_stated_size_is_checked_before_anything_is_decompressed(codec: Compr
 # Limits and misuse
 
 
-def test_both_sides_of_the_limit_of_a_message() -> None:
+def test_a_message_at_the_limit_is_encoded_and_a_larger_one_refused() -> None:
     largest = OutgoingMessage(bytes(MESSAGE_BYTES_MAX), 1)
     data = b"".join(encode_message(largest, HEADER))
     assert parse_entry(data).payload_bytes == MESSAGE_BYTES_MAX
@@ -340,7 +340,7 @@ def test_both_sides_of_the_limit_of_a_message() -> None:
     assert decode_messages(read_entry(b"".join(squeezed)))[0].payload == too_large.payload
 
 
-def test_both_sides_of_the_limit_of_an_entry() -> None:
+def test_an_entry_at_the_limit_is_encoded_and_a_larger_one_refused() -> None:
     def entry_with(property_bytes: int) -> bytes:
         message = OutgoingMessage(bytes(MESSAGE_BYTES_MAX), 1, {"a": "x" * property_bytes})
         return b"".join(encode_message(message, HEADER))

@@ -68,7 +68,7 @@ def test_a_partition_knows_its_number_and_its_topic(name: TopicName, index: int)
         ("persistent://a-=:._1/b/größe und %2F?", "persistent://a-=:._1/b/größe und %2F?"),
     ],
 )
-def test_short_and_full_names(text: str, full: str) -> None:
+def test_short_names_are_completed_and_full_names_are_kept(text: str, full: str) -> None:
     assert str(TopicName.parse(text)) == full
 
 
@@ -102,7 +102,7 @@ def test_invalid_name_is_refused_with_its_reason(text: str, reason: str) -> None
     assert caught.value.name == text
 
 
-def test_both_sides_of_the_limit_of_a_name() -> None:
+def test_a_name_at_the_limit_is_accepted_and_a_longer_one_refused() -> None:
     room = TOPIC_NAME_BYTES_MAX - len("persistent://public/default/")
     assert TopicName.parse("x" * room).topic == "x" * room
     with pytest.raises(InvalidTopicName, match=r"the full name has 1025 bytes, the limit is 1024"):

@@ -178,7 +178,7 @@ def test_a_plain_message_needs_no_view(sent: list[Sent]) -> None:
 
 
 @given(st.lists(SENT.map(lambda s: s), min_size=2, max_size=8), st.data())
-def test_a_part_is_what_its_frames_are(sent: list[Sent], data: st.DataObject) -> None:
+def test_a_part_of_a_run_holds_its_frames(sent: list[Sent], data: st.DataObject) -> None:
     frames = [each.frame() for each in sent]
     run = read_sends(memoryview(b"".join(frames)), 0)
     assert run is not None

@@ -181,7 +181,7 @@ def test_a_malformed_frame_is_named(message: bytes) -> None:
         decode_frame(message)
 
 
-def test_frames_at_and_over_the_limit() -> None:
+def test_a_frame_at_the_limit_is_encoded_and_a_larger_one_is_a_bug() -> None:
     encode_frame([bytes(FRAME_LIMIT_BYTES)])
     with pytest.raises(AssertionError):
         encode_frame([bytes(FRAME_LIMIT_BYTES), b"x"])

@@ -28,7 +28,7 @@ async def test_a_port_is_taken_before_a_server_serves_on_it() -> None:
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "nonsense.invalid"])  # RFC 5737, RFC 2606
-async def test_a_host_that_is_not_this_machines(host: str) -> None:
+async def test_a_host_of_another_machine_is_refused(host: str) -> None:
     with pytest.raises(AddressUnusable, match=f"cannot listen on host {host}") as refused:
         bind_port(host, 0)
     assert (refused.value.host, refused.value.definite) == (host, True)
@@ -49,7 +49,7 @@ async def serve_grpc(host: str, port: int) -> int:
         return bound
 
 
-def test_how_an_address_is_written() -> None:
+def test_an_ipv6_address_is_written_in_brackets() -> None:
     assert authority("127.0.0.1", 6650) == "127.0.0.1:6650"
     assert authority("broker-1", 6650) == "broker-1:6650"
     assert authority("::1", 6650) == "[::1]:6650"

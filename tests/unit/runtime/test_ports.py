@@ -13,12 +13,12 @@ from magnetar.runtime.listener import bind_port
 from magnetar.runtime.ports import free_ports
 
 
-def test_none_is_given_twice() -> None:
+def test_no_port_is_given_twice() -> None:
     found = free_ports(20) + free_ports(20)
     assert len(set(found)) == 40
 
 
-def test_the_kernel_gives_none_of_them_to_a_connection() -> None:
+def test_free_ports_are_below_the_range_of_the_kernel() -> None:
     first, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     assert max(free_ports(20)) < int(first)
 

@@ -575,7 +575,7 @@ async def test_cancelling_a_close_resets_the_connection() -> None:
     assert cast("TcpFrameStream", stream).ended
 
 
-async def test_a_reason_longer_than_a_frame_of_it_is_cut() -> None:
+async def test_a_reason_that_is_too_long_is_cut() -> None:
     async def fail(stream: FrameStream) -> None:
         await stream.receive()
         raise Refused("x" * 5000)

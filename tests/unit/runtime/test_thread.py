@@ -28,7 +28,7 @@ class Gate:
         return "done"
 
 
-async def test_work_is_done_in_turn_and_elsewhere() -> None:
+async def test_work_is_done_in_order_on_the_worker_thread() -> None:
     thread = WorkerThread("disk")
     seen: list[tuple[int, str]] = []
     jobs = [

@@ -119,7 +119,7 @@ def entries(draw: st.DrawFn) -> bytes:
 
 @settings(deadline=None)
 @given(st.lists(entries(), max_size=5))
-def test_every_column_of_every_message(topic: list[bytes]) -> None:
+def test_every_column_equals_that_of_the_plain_decoder(topic: list[bytes]) -> None:
     rows = Rows(ARROW, TOPIC, EarlierEntries())
     expected = []
     for entry, data in enumerate(topic):
@@ -145,7 +145,7 @@ def test_the_schema_has_the_columns_that_can_be_decoded() -> None:
     assert [*SCHEMA.names, SCHEMA_VERSION] == list(COLUMNS)
 
 
-def test_a_topic_that_is_no_partition() -> None:
+def test_rows_of_a_plain_topic_have_partition_minus_1() -> None:
     data = stored(encode_message(OutgoingMessage(b"x", 1), HEADER))
     [row] = decoded(data, "__topic", "__partition", "__messageId", topic=PLAIN_TOPIC).to_pylist()
     assert row["__topic"] == "persistent://public/default/flights"

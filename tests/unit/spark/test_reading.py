@@ -210,7 +210,7 @@ def test_only_deleted_entries_are_lost_data(servers: ExitStack, fails: bool) -> 
         list(entries_of(reader, Span(9, 0, 3, 1, TOPIC), fails=fails))
 
 
-def test_a_topic_that_is_not_there(servers: ExitStack) -> None:
+def test_a_missing_topic_raises_topic_not_found(servers: ExitStack) -> None:
     server = servers.enter_context(serving(RangeServer(None)))
     with pytest.raises(TopicNotFound, match="persistent://public/default/t"):
         TopicReader(options(server.url), TOPIC).plan()
@@ -275,7 +275,7 @@ def test_read_closed_early_ends_the_call(servers: ExitStack) -> None:
     assert "magnetar-read-ahead" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_records_know_where_they_end() -> None:
+def test_records_are_split_and_a_cut_one_raises_broker_lost() -> None:
     frame = RECORD.pack(1, 2, 3) + b"abc" + RECORD.pack(1, 3, 0)
     assert [(r.ledger, r.entry, bytes(r.data)) for r in records_of(memoryview(frame))] == [
         (1, 2, b"abc"),

@@ -24,7 +24,7 @@ def encoded(rows: list[dict[str, Any]], schema: pa.Schema | None = None) -> list
     return list(encoder.messages(pa.RecordBatch.from_pylist(rows, schema=schema)))
 
 
-def test_the_parts_of_a_message() -> None:
+def test_a_row_becomes_a_message_with_all_its_parts() -> None:
     schema = pa.schema(
         {
             "value": pa.binary(),

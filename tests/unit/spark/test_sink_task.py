@@ -272,13 +272,13 @@ async def test_a_refusal_ends_the_client_while_the_task_waits_for_rows() -> None
                 end.set()
 
 
-async def test_no_broker_is_named() -> None:
+async def test_an_unreachable_broker_is_named() -> None:
     async with world() as it:
         with pytest.raises(SparkError, match=r"127\.0\.0\.1:1"):
             await it.write([1], **{"service.url": "grpc://127.0.0.1:1", "sendTimeoutMs": "300"})
 
 
-async def test_messages_within_the_limit_of_pending_bytes() -> None:
+async def test_a_low_limit_of_pending_bytes_loses_no_message() -> None:
     async with world() as it:
         task = await it.write(range(20_000), dedup=False, pendingBytes=str(1 << 20))
         assert task.rows == 20_000

@@ -67,7 +67,7 @@ async def test_a_letter_has_the_version_of_its_schema_on_its_own_topic() -> None
         await consumer.close()
 
 
-async def test_originals_and_consumers_without_a_schema_make_letters_without() -> None:
+async def test_originals_and_consumers_without_a_schema_make_letters_without_one() -> None:
     async with client_among() as (client, cluster):
         raw = await client.create_producer("t")
         typed = await client.create_producer("t", schema=JsonSchema(Bill))
@@ -84,7 +84,7 @@ async def test_originals_and_consumers_without_a_schema_make_letters_without() -
         await consumer.close()
 
 
-async def test_a_version_that_the_broker_does_not_have_makes_a_letter_without() -> None:
+async def test_a_version_that_the_broker_does_not_have_makes_a_letter_without_schema() -> None:
     async with client_among() as (client, cluster):
         producer = await client.create_producer("t", schema=JsonSchema(Bill))
         consumer = await retrying(client, JsonSchema(Bill))
@@ -150,7 +150,7 @@ async def test_versions_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyP
         assert registered == ["0", "1", "0", "0"]
 
 
-async def test_an_original_whose_version_no_broker_gives_makes_a_letter_without() -> None:
+async def test_an_original_whose_version_no_broker_gives_makes_a_letter_without_schema() -> None:
     """The broker would refuse a request for such a version, so the client sends none."""
 
     async def never(_: pb.Schema) -> bytes:

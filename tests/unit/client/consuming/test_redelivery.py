@@ -14,7 +14,7 @@ STEP = st.tuples(st.sampled_from(["add", "discard", "through", "due"]), st.integ
 
 
 @given(st.lists(STEP, max_size=80))
-def test_against_a_table_of_times(steps: list[tuple[str, int]]) -> None:
+def test_due_entries_equal_those_of_a_table_of_times(steps: list[tuple[str, int]]) -> None:
     machine = Redeliveries(delay_s=5.0)
     table: dict[tuple[int, int], float] = {}
     for now, (step, number) in enumerate(steps):

@@ -144,7 +144,7 @@ async def test_sequence_ids_of_key_based_batches_do_not_interleave() -> None:
 
 
 @pytest.mark.parametrize("compression", list(CompressionType))
-async def test_every_part_arrives(compression: CompressionType) -> None:
+async def test_every_part_of_a_message_arrives(compression: CompressionType) -> None:
     async with client_among() as (client, cluster):
         producer = await client.create_producer(
             "t", compression_type=compression, producer_name="me", properties={"role": "x"}
@@ -343,7 +343,7 @@ async def test_persistence_error_attaches_again_and_resends() -> None:
         assert len(broker.commands(pb.CommandCloseProducer)) == 1
 
 
-async def test_a_fenced_producer_is_finished() -> None:
+async def test_a_fenced_producer_refuses_further_sends() -> None:
     async with client_among() as (client, cluster):
         cluster.topic(TOPIC).send_errors.append(pb.ProducerFenced)
         producer = await client.create_producer("t")
@@ -386,7 +386,7 @@ async def test_a_full_queue_refuses_or_waits() -> None:
         assert sum(map(len, contents(cluster.topic(TOPIC.replace("/t", "/u"))))) == 7
 
 
-async def test_both_sides_of_the_largest_message() -> None:
+async def test_the_largest_message_is_sent_and_a_larger_one_refused() -> None:
     async with client_among() as (client, cluster):
         producer = await client.create_producer("t")
         await producer.send(bytes(5_242_880))
@@ -428,7 +428,7 @@ async def test_close_raises_timeout_after_the_operations_time() -> None:
         assert not Interrupted.definite
 
 
-async def test_a_broker_that_hands_over_names_the_next() -> None:
+async def test_a_producer_attaches_to_the_broker_that_its_owner_names() -> None:
     async with client_among() as (client, cluster):
         producer = await client.create_producer("t")
         (created,) = cluster.brokers[A].commands(pb.CommandProducer)

@@ -92,9 +92,7 @@ def test_primitive_values_are_those_of_the_java_client(
         (SchemaType.LOCAL_DATE_TIME, bytes(8)),
     ],
 )
-def test_payloads_that_are_no_such_value_raise_value_error(
-    kind: SchemaType, payload: bytes
-) -> None:
+def test_invalid_payloads_raise_value_error(kind: SchemaType, payload: bytes) -> None:
     with pytest.raises(ValueError, match=f"the payload is no {kind.name}"):
         decoded(SchemaInfo(kind, kind.name, ""), payload)
 

@@ -54,7 +54,7 @@ def shapes(module: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["Plain", "Sorted", "Nested"])
-def test_the_definition_is_apaches(name: str) -> None:
+def test_the_definition_of_a_record_equals_that_of_apaches_client(name: str) -> None:
     mine, their = shapes(ours)[name], shapes(theirs)[name]
     assert mine.schema() == their.schema()
     mine_text = ours.AvroSchema(mine).schema_info().schema()
@@ -74,7 +74,7 @@ VALUES: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), VALUES)
-def test_a_field_takes_what_apaches_takes(name: str, value: Any) -> None:
+def test_a_field_accepts_and_refuses_values_as_apaches_client_does(name: str, value: Any) -> None:
     outcomes = []
     for module in (ours, theirs):
         made = shapes(module)["Plain"](a="t", b=1)
@@ -359,7 +359,7 @@ def test_honest_payloads_of_such_schemas_are_decoded() -> None:
             mixed.decode(payload[:end])
 
 
-def test_plain_schemas_need_no_check() -> None:
+def test_plain_schemas_have_no_payload_check() -> None:
     for cls in (Outer, OuterModel, *shapes(ours).values()):
         assert payload_check(ours.AvroSchema(cls)._parsed) is None
 

@@ -53,7 +53,7 @@ def test_a_ping_comes_first_and_questions_follow_with_growing_pauses() -> None:
     assert run(Silence(0.0), 40.0) == times
 
 
-def test_without_anything_awaited_there_is_no_step() -> None:
+def test_without_a_pending_answer_there_is_no_step() -> None:
     assert run(Silence(0.0), 100.0, awaits=lambda _: False) == []
 
 

@@ -284,8 +284,8 @@ async def test_an_impossible_topic_is_refused_wherever_it_is_named(
 async def test_an_unknown_listener_is_refused_at_once_and_costs_nothing_else(
     transport: str,
 ) -> None:
-    """With Pulsar's ServiceNotReady Apache's client closes the connection, again and again until
-    its operation times out."""
+    """With Pulsar's error ServiceNotReady, Apache's client would close the connection repeatedly
+    until its operation times out."""
 
     async with worlds(transport) as (client, _):
         await client.produce(TOPIC)

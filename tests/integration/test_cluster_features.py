@@ -204,8 +204,8 @@ asyncio.run(main())
 
 
 def replace_a_leader_that_stands_still(api: Api, program: str, topic: str) -> None:
-    """Its process is stopped, so the broker hears nothing of it, and continued after another
-    producer has taken its place."""
+    """Stop the leader's process, so that the broker hears nothing of it. Continue the process after
+    another producer has taken its place."""
     kept = api.subscribe(topic)
     old = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -211,7 +211,7 @@ def test_standby_takes_over_at_the_first_unacknowledged_message(library: Api, to
     first.close()
     assert texts(receive(second, 4)) == list("efgh")
     assert library.stats(topic)["activeConsumerName"] == "y"
-    second.close()  # it has acknowledged nothing
+    second.close()  # this consumer has acknowledged nothing
     assert texts(receive(third, 4)) == list("efgh")
     assert library.stats(topic)["activeConsumerName"] == "x"
     third.close()

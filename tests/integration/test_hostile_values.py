@@ -234,7 +234,7 @@ async def test_maximum_message_size_is_announced_and_enforced(transport: str) ->
         error = await send(client, entry_with(bytes(limit + 1)))
         assert error.error == pb.NotAllowedError
         assert "payload of 1048577 bytes exceeds the limit of 1048576" in error.message
-        await client.wire.send((limit + 300_000).to_bytes(4) + bytes(100))  # no frame can have that
+        await client.wire.send((limit + 300_000).to_bytes(4) + bytes(100))  # above every limit
         assert await client.ended() == []
 
 

@@ -244,8 +244,8 @@ def test_the_publish_rate_is_kept_and_can_be_lifted(
 
 
 def test_a_message_above_the_topics_size_is_refused(service: Service, topic: str) -> None:
-    """Apache's C++ client answers the refusal by a reconnect, and sends the message again until its
-    own time limit."""
+    """After the refusal, Apache's C++ client reconnects, and resends the message until its send
+    timeout."""
     with connected(service, magnetar) as client:
         producer = client.create_producer(topic, batching_enabled=False)
         set_policies(service, topic, max_message_bytes=1_000)
@@ -265,7 +265,7 @@ def test_a_message_above_the_topics_size_is_refused(service: Service, topic: str
         (BacklogAction.REFUSE_PRODUCERS, "ProducerBlockedQuotaExceededException"),
     ],
 )
-def test_a_backlog_over_its_quota_keeps_producers_away(
+def test_producers_are_refused_while_the_backlog_exceeds_its_quota(
     service: Service,
     client: Any,
     library: Library,
@@ -309,7 +309,7 @@ def test_an_evicted_backlog_is_skipped(
     producer.close()
 
 
-# ---- what a producer is told and counts ----------------------------------------------------------
+# ---- statistics and counts -----------------------------------------------------------------------
 
 
 def test_publisher_statistics_have_pulsars_fields(

@@ -77,7 +77,7 @@ def test_messages_expire_by_request_and_by_policy(api: Api, topic: str) -> None:
     time.sleep(2)
     began = time.monotonic()
     api.publish(topic, range(5, 8))
-    # Older than the last three by at least a second, however long their publishing took.
+    # The age exceeds that of the last three messages by at least a second.
     age_s = int(time.monotonic() - began) + 2
     api.call(topic, f"all_subscription/expireMessages/{age_s}", method="POST")
     found = api.stats(topic)

@@ -268,5 +268,5 @@ def test_trims_survive_the_owners_death(
     slow = client.subscribe(full(topic), "slow")
     while b"40" not in found:
         found.append(slow.receive(timeout_millis=TIMEOUT_MS).data())
-    # The last acknowledgement may not have been sent when the consumer was closed.
+    # The consumer may have closed before it sent its last acknowledgement.
     assert list(dict.fromkeys(found))[-21:] == [b"%d" % number for number in range(20, 41)]

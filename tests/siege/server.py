@@ -134,7 +134,7 @@ async def serve(directory: Path, measured: Measured) -> None:
     )
 
     def on_ready(registration: BrokerRegistration) -> None:
-        settle_gc()  # as in production
+        settle_gc()  # a server in production does the same
         measured.reset()
         urls = {
             "pulsar": registration.pulsar_url,

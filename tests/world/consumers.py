@@ -362,7 +362,7 @@ class Consumer:
     def _finish(self, session: ConsumerSession, entry: _Held) -> None:
         draw = 0.0 if self.willing else self._random.random()
         if entry.position not in self._held:
-            return  # it was returned together with another entry
+            return  # the consumer has returned this entry together with another one
         if draw < 0.6:
             self._acknowledge(session, entry, entry.indexes)
         elif draw < 0.8 and len(entry.indexes) > 1:

@@ -83,7 +83,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.extend(frozen)  # callbacks of hosts that are still paused are kept again
 
     def _run_once(self) -> None:
-        """One turn. Replaces asyncio's selector, which would ask the kernel for events."""
+        """Run one turn. Replaces asyncio's selector, which would ask the kernel for events."""
         self.turns += 1
         self._sweep_timers()
         if not self._ready and not self._held:
@@ -155,8 +155,8 @@ def _task_number(handle: Any) -> int:
 
 
 class SimThread:
-    """A `Worker`. A job takes `takes_s()`. Its effect happens at some moment within; a crash before
-    that moment leaves no effect."""
+    """A `Worker`. A job takes `takes_s()`. Its effect happens at some moment within this time. A
+    crash before that moment leaves no effect."""
 
     def __init__(self, loop: SimLoop, takes_s: Callable[[], float]) -> None:
         self._loop = loop
@@ -174,7 +174,7 @@ class SimThread:
         return result
 
     def kill(self) -> None:
-        """End with the process: jobs without an effect yet are dropped."""
+        """End with the process, and drop the jobs that have had no effect yet."""
         self._killed = True
         self._jobs.clear()
 

@@ -284,7 +284,7 @@ class Nemesis:
             await self._replace(bookie)
             return
         await self._pass(3.0)
-        # its disk gets large again
+        # The operator may then give the bookie an empty disk.
         if self.random.random() < 0.3 and self.world.may_destroy(bookie):
             await self._replace(bookie)
 

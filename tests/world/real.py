@@ -261,7 +261,7 @@ class RealBookie(BookieNode):
                 )
             except (MetadataError, DirectoryRolledBack, WrongIncarnation) as error:
                 self.world.trace.note(self.name, "cannot start yet", type(error).__name__)
-                await asyncio.sleep(RETRY_S)  # its supervisor starts it again
+                await asyncio.sleep(RETRY_S)  # the pause of the bookie's supervisor
             else:
                 self.disk.use(directory)
                 return directory.identity

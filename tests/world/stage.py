@@ -41,7 +41,7 @@ class Stage:
 
     @classmethod
     async def set(cls, world: World, *, spares: int = 1, clients: int = 2) -> Stage:
-        """As many bookies as a ledger needs, and some more."""
+        """Start as many bookies as a ledger needs, and some more."""
         for number in range(world.quorum.ensemble_size + spares):
             world.add_bookie(zone=f"z{number % 3}" if world.random.random() < 0.3 else "")
         await world.wait_registered()

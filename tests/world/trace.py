@@ -16,7 +16,7 @@ class Trace:
     """`note` takes plain values whose text is the same in every run: no ids, no sets."""
 
     def __init__(self, now_s: Callable[[], float], *, tell: bool = False) -> None:
-        self.bitten: Counter[str] = Counter()  # how often each kind of fault had an effect
+        self.bitten: Counter[str] = Counter()  # effective faults by kind
         self.events = 0
         self._now_s = now_s
         self._hash = 0

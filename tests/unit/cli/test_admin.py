@@ -139,7 +139,7 @@ def test_expiry_without_an_age_is_refused_before_a_request_is_sent() -> None:
 
 def test_a_change_without_an_answer_is_not_repeated_at_the_next_broker() -> None:
     with broker() as first, broker() as second:
-        first.answers = {}  # its handler fails, and the connection ends without an answer
+        first.answers = {}  # the first broker ends the connection without an answer
         first.answer(f"{PREFIX}/u", status=204)
         second.answer(f"{PREFIX}/t", status=204)
         with pytest.MonkeyPatch.context() as patch:

@@ -92,7 +92,7 @@ def test_a_changed_payload_is_not_opened() -> None:
             opener.open(replace(sealed, body=payload, payload_at=0))
 
 
-def test_lies_in_the_metadata_are_refused() -> None:
+def test_false_metadata_of_an_entry_is_refused() -> None:
     opener = PayloadOpener(Reader())
     sealed = entry(sealer())
     sealed.metadata.encryption_param = b"short"
@@ -105,7 +105,7 @@ def test_lies_in_the_metadata_are_refused() -> None:
             opener.open(sealed)
 
 
-def test_only_so_many_keys_of_an_entry_are_tried() -> None:
+def test_the_number_of_tried_keys_of_an_entry_is_bounded() -> None:
     reader = Reader()
     sealed = entry(sealer())
     right = sealed.metadata.encryption_keys.pop()

@@ -35,7 +35,7 @@ BUG = "internal error: ZeroDivisionError"
 
 
 class Backoff:
-    """A backoff of the program. It raises at its calls from number `breaks_at`, from 1."""
+    """A backoff of the program that raises from its call number `breaks_at` (from 1) on."""
 
     def __init__(self, breaks_at: int = 1) -> None:
         self._left = breaks_at - 1
@@ -169,7 +169,7 @@ async def client_with(clock: Clock) -> AsyncIterator[Client]:
 async def test_bug_while_an_entry_is_encoded_ends_its_producer(
     caplog: pytest.LogCaptureFixture, size: int, *, batched: bool
 ) -> None:
-    """Each message gets an outcome, and its place among the pending ones is free."""
+    """Each message gets an outcome and frees its place among the pending messages."""
     clock = Clock()
     async with client_with(clock) as client, others_go_on(client, caplog):
         producer = await client.create_producer(
@@ -222,7 +222,7 @@ def sync_client() -> Iterator[tuple[SyncClient, FakeBrokers]]:
 def test_bug_in_a_call_of_the_synchronous_client_ends_its_consumer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The calls that other threads passed to the loop in the same burst are carried out."""
+    """The loop still carries out the calls that other threads passed to it in the same burst."""
     with sync_client() as (client, _):
         bad = client.subscribe("t", "s", SHARED, negative_ack_redelivery_backoff=Backoff())
         good = client.subscribe("t", "other", SHARED)
@@ -249,6 +249,6 @@ def test_listener_that_raises_gets_the_next_message(caplog: pytest.LogCaptureFix
             for value in (b"1", b"2"):
                 producer.send(value)
         wait_for(lambda: len(got) == 2)
-        client.close()  # a listener finishes its message
+        client.close()  # waits until the listener has finished its message
     assert list(got) == [b"1", b"2"]
     assert caplog.text.count("a callback failed") == 2

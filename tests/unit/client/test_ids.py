@@ -12,7 +12,7 @@ def test_bits_survive_the_conversion_to_words(places: set[int]) -> None:
     bits = sum(1 << place for place in places)
     words = words_of(bits)
     assert bits_of(words) == bits
-    for place in range(301):  # as Java's BitSet.toLongArray: 64 bits a word, the lowest first
+    for place in range(301):  # Java's BitSet.toLongArray: 64 bits a word, the lowest first
         word = words[place // 64] if place // 64 < len(words) else 0
         assert bool(word >> place % 64 & 1) == (place in places)
     assert not words or words[-1] != 0

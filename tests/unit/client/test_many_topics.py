@@ -763,7 +763,7 @@ async def test_table_view_opens_although_the_last_entry_of_the_topic_holds_no_me
         if end == "corrupt":
             cluster.damage = lambda entry: entry[:-1] + b"?" if b"broken" in entry else entry
             await put(client, a=b"broken")
-        else:  # its producer died before the last chunk
+        else:  # the producer of the last entry died before its last chunk
             message = OutgoingMessage(b"12345678", 1)
             first, _ = encode_chunks(message, EntryHeader("p", 1), uuid="u", chunk_bytes_max=4)
             cluster.topic(TOPIC).append(b"".join(first))

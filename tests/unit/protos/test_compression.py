@@ -1,4 +1,4 @@
-"""Codecs: round trips, the stated size as a bound, what corrupt payloads do."""
+"""Codecs: round trips, the stated size as a bound, and corrupt payloads."""
 
 import tracemalloc
 import zlib
@@ -111,7 +111,7 @@ def test_decompression_bomb_uses_at_most_the_stated_memory(codec: Compression) -
 
 
 def test_a_frame_of_zstandard_without_its_own_size_is_bounded_too() -> None:
-    stream = zstandard.ZstdCompressor().compressobj()  # such a frame does not contain its size
+    stream = zstandard.ZstdCompressor().compressobj()  # writes no size into the frame
     frame = stream.compress(b"b" * 5_000) + stream.flush()
     assert zstandard.frame_content_size(frame) == -1
     assert decompress(Compression.ZSTD, frame, 5_000) == b"b" * 5_000

@@ -99,7 +99,7 @@ def test_every_message_reads_as_it_was_given(name: str) -> None:
         (m.payload, dict(m.properties), m.partition_key, m.ordering_key, m.event_time_ms)
         for _, m in received(name)
     ]
-    if name == "key-based-batch":  # one batch for each key, so not in the order of sending
+    if name == "key-based-batch":  # batches by key are not in the order of sending
         given.sort(key=lambda message: message[0])
         got.sort(key=lambda message: message[0])
     assert got == given

@@ -497,7 +497,7 @@ async def test_a_connection_that_is_not_accepted_ends_with_its_deadline() -> Non
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         address = full.getsockname()
-        # these connections fill the backlog; the kernel drops the next one
+        # These connections fill the backlog. The kernel drops the next connection.
         for other in (first, second):
             other.setblocking(False)
             other.connect_ex(address)

@@ -220,7 +220,8 @@ async def test_deduplication_counts_as_on_when_it_is_durable() -> None:
         deduplication = (await it.broker.broker.stored_topic(TopicName.parse(name))).deduplication
         options = parse_options({"service.url": it.broker.grpc_url, "topic": name})
         deduplication._switching = asyncio.Lock()  # the first switch would create it
-        async with deduplication._switching:  # as if the metadata store did not answer
+        # The lock holds the switch up, like a metadata store that does not answer.
+        async with deduplication._switching:
             path = "persistent/public/default/late/deduplicationEnabled"
             (await it.admin.post(path, json=True)).raise_for_status()
             asked = group.create_task(asyncio.to_thread(policies_of, options, name))
@@ -257,7 +258,7 @@ async def test_a_repeated_task_stores_the_entry_that_was_refused_amid_others() -
 
 
 async def test_a_refusal_ends_the_client_while_the_task_waits_for_rows() -> None:
-    """Otherwise the client would reconnect, and send the entries behind the refused one."""
+    """Without this end, the client would reconnect and send the entries behind the refused one."""
     async with world() as it:
         await it.write([0])
         (await it.admin.post(LIMIT, json=150_000)).raise_for_status()

@@ -52,7 +52,7 @@ async def late_ack(world: World) -> None:
     stage = await Stage.set(world)
     await stage.write(world.random.randint(0, 2))
     slow = world.random.choice(stage.seated())
-    stage.cut([slow], [stage.writer_client])  # its acks wait
+    stage.cut([slow], [stage.writer_client])  # the acks of this bookie wait
     stage.append(world.random.randint(1, 4))
     world.network.weather.notice_s = 30.0  # no process notices
     await stage.lull(1.5)

@@ -43,7 +43,7 @@ async def ranges(world: World) -> None:
     await stage.write(1)
     away = random.choice(stage.seated())
     if world.quorum.ack_quorum < world.quorum.write_quorum:
-        # it lacks entries that were confirmed without it
+        # This bookie then lacks entries that the other bookies confirm.
         stage.cut_off([stage.writer_client], [away])
     for _ in range(random.randint(3, 12)):
         stage.writer.append(random.choice(SIZES))

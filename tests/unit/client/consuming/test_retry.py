@@ -164,7 +164,7 @@ async def test_retry_topic_with_partitions_is_read_whole() -> None:
 
 
 async def test_pattern_leaves_the_letter_topics_of_its_subscription_out() -> None:
-    """Otherwise a consumer would get its dead letters, and move them again without end."""
+    """A consumer of its own dead letters would move them again without end."""
     names = ["a", "s-RETRY", "s-DLQ", "a-s-DLQ", "a-s-RETRY", "a-other-DLQ"]
     async with retrying(re.compile("public/default/.*"), names) as (client, cluster, consumer):
         for name in names:

@@ -47,8 +47,8 @@ async def test_a_failed_decryption_is_raised_and_redelivered_after_the_ack_timeo
 
 
 async def test_a_failed_decryption_is_raised_although_later_messages_wait() -> None:
-    """Otherwise a slow program would acknowledge the later messages cumulatively, and with them the
-    entry that it never saw."""
+    """Without the error, a slow program would acknowledge the later messages cumulatively, and with
+    them the entry that it never saw."""
     async with client_among() as (client, cluster):
         cluster.topic(TOPIC).append(ALONE)
         await publish(client, 3)

@@ -129,7 +129,7 @@ async def test_key_based_batches_hold_one_key_each() -> None:
 
 
 async def test_sequence_ids_of_key_based_batches_do_not_interleave() -> None:
-    """Otherwise deduplication would treat the second batch as stored."""
+    """If they interleaved, deduplication would treat the second batch as stored."""
     async with client_among() as (client, cluster):
         producer = await client.create_producer("t", batching_type=BatchingType.KeyBased)
         for number, key in enumerate("abab"):

@@ -165,7 +165,7 @@ async def test_credentials_are_sent_and_sent_again_on_request() -> None:
 
 
 class Counted(AuthenticationBasic):
-    """Credentials that count how often a broker refused them or asked for others."""
+    """Credentials that count the brokers' refusals and the requests for other credentials."""
 
     def __init__(self) -> None:
         super().__init__("u", "p")

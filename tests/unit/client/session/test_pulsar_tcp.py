@@ -174,7 +174,7 @@ async def test_close_ends_an_attempt_to_connect() -> None:
 
     async with stream_to(never) as stream, asyncio.TaskGroup() as group:
         receiving = group.create_task(received(stream))
-        await asyncio.sleep(0)  # it has begun to connect
+        await asyncio.sleep(0)  # until the stream begins to connect
         await stream.close()
     assert receiving.done()
 

@@ -148,7 +148,7 @@ async def test_a_client_that_ends_inside_a_frame_causes_no_error(
         async with worlds(transport) as (client, _):
             await client.wire.send(struct.pack(">I", 1_000) + b"\0" * 500)
             await client.wire.break_off()
-            # The broker notices the end later. If it stopped earlier, the error would be hidden.
+            # The broker notices the end later. An earlier stop of the broker would hide the error.
             await wait_until(
                 lambda: "connection lost" in caplog.text or "closing a connection" in caplog.text,
                 what="the broker's log line about the lost connection",
@@ -299,7 +299,7 @@ async def test_an_unknown_listener_is_refused_at_once_and_costs_nothing_else(
         assert answer.response == pb.CommandLookupTopicResponse.Connect
 
 
-async def test_a_subscription_needs_a_name(transport: str) -> None:
+async def test_a_subscription_without_a_name_is_refused(transport: str) -> None:
     async with worlds(transport) as (client, _):
         answer = await client.subscribe(TOPIC, "")
         assert isinstance(answer, pb.CommandError), answer

@@ -138,7 +138,7 @@ def test_largest_message_passes_and_a_larger_one_is_refused(api: Api, topic: str
     producer = api.client.create_producer(topic, batching_enabled=False)
     with pytest.raises(api.module.MessageTooBig):
         producer.send(bytes(LIMIT + 1))
-    producer.send(bytes(LIMIT - 1024))  # Apache's client counts its metadata, too
+    producer.send(bytes(LIMIT - 1024))  # Apache's limit includes metadata
     assert [len(data) for data in take(consumer, 1)] == [LIMIT - 1024]
 
 
@@ -236,8 +236,8 @@ def replace_a_leader_that_stands_still(api: Api, program: str, topic: str) -> No
 def test_exclusive_producer_that_stands_still_is_replaced_and_learns_it_at_its_next_send(
     request: pytest.FixtureRequest, cluster: ClusterProcess
 ) -> None:
-    """The broker pings it when another producer comes, and waits five seconds for the answer. All
-    clients at the same time."""
+    """The broker pings the old producer when another one comes, and waits five seconds for the
+    answer. All clients run at the same time."""
     kinds = {
         "apache": ("pulsar", "pulsar.Client", cluster.pulsar_url),
         "over_tcp": ("magnetar", "magnetar.Client", cluster.pulsar_url),

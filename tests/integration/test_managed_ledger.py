@@ -99,7 +99,7 @@ def publish(client: Any, topic: str, count: int) -> None:
     producer.close()
 
 
-def test_acknowledged_ledgers_go_and_the_rest_stays(apache, topic, admin, server) -> None:
+def test_acknowledged_ledgers_are_trimmed_and_later_ones_kept(apache, topic, admin, server) -> None:
     consumer = apache.subscribe(topic, "s", initial_position=EARLIEST)
     publish(apache, topic, 35)
     assert len(admin("GET", topic, "internalStats")["ledgers"]) == 4
@@ -135,7 +135,7 @@ def test_truncate_empties_the_topic_and_consumers_continue(
     stats = admin("GET", topic, "internalStats")
     assert stats["ledgers"] == []
     assert {each["numberOfEntriesInBacklog"] for each in stats["cursors"].values()} == {0}
-    while True:  # receives the messages that had been delivered before
+    while True:  # receive the messages that were delivered before the truncation
         try:
             theirs.acknowledge(theirs.receive(500))
         except pulsar.Timeout:

@@ -63,7 +63,7 @@ def topic() -> str:
 def test_apache_client_keeps_to_the_announced_size(apache: pulsar.Client, topic: str) -> None:
     consumer = apache.subscribe(topic, "s", initial_position=EARLIEST)
     producer = apache.create_producer(topic, batching_enabled=False)
-    near = bytes(LIMIT - 1024)  # the limit counts metadata, too
+    near = bytes(LIMIT - 1024)  # the limit includes metadata
     producer.send(near)
     with pytest.raises(pulsar.MessageTooBig):
         producer.send(bytes(LIMIT + 1))
@@ -82,7 +82,7 @@ def test_our_client_keeps_to_the_announced_size(
     )
     producer.send(bytes(LIMIT))
     told: list[Any] = []
-    for _ in range(9):  # batches are made smaller than the option says
+    for _ in range(9):  # the client makes smaller batches than the option allows
         producer.send_async(bytes(300_000), lambda *outcome: told.append(outcome))
     producer.flush()
     assert [str(result) for result, *_ in told] == [str(magnetar.Result.Ok)] * 9
@@ -97,7 +97,7 @@ def test_our_client_keeps_to_the_announced_size(
 def test_messages_may_be_larger_before_compression(
     apache: pulsar.Client, topic: str, codec: str, batching: bool
 ) -> None:
-    """Apache's client compares the size of a message with the announced maximum."""
+    """In a batch, Apache's client compares each uncompressed message with the announced maximum."""
     consumer = apache.subscribe(topic, "s", initial_position=EARLIEST)
     producer = apache.create_producer(
         topic,

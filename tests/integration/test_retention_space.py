@@ -1,4 +1,4 @@
-"""Retention gives space back: from a message's acknowledgement to the bookie's disk."""
+"""Retention frees space: from a message's acknowledgement to the bookie's disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.cluster
 
 MESSAGES, MESSAGE_BYTES = 64, 1 << 20
 FREED_SHARE = 0.8
-FREED_S = 90.0  # five minutes with the collector's own interval
+FREED_S = 90.0  # with the collector's default interval: five minutes
 ADDRESS = BookieAddress(data="in-process:1", grpc="in-process:1")
 
 

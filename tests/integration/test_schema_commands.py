@@ -197,7 +197,7 @@ async def test_the_schema_is_deleted_with_its_topic(transport: str) -> None:
         assert made_anew.schema_version == version(0)
 
 
-async def test_the_policies_of_the_namespace_decide(transport: str) -> None:
+async def test_policies_of_the_namespace_change_what_producers_may_register(transport: str) -> None:
     async with world(transport) as (client, broker):
         await client.produce(TOPIC, 1, schema=avro())
         policies = Policies(

@@ -1,4 +1,4 @@
-"""An owner that is stopped by SIGSTOP, with and without load. Real processes, three bookies.
+"""An owner that is stopped by SIGSTOP, with and without load, in a cluster of real processes.
 
 Another broker takes over the owner's topics, and our client continues there. Later the stopped
 broker continues with its old state.
@@ -41,7 +41,7 @@ REPLACED_S = 6.0
 stays takes 60 s."""
 
 ROUNDS = 3
-WINDOW = 50  # messages under way
+WINDOW = 50  # messages in flight
 PACE_S = 0.002
 
 
@@ -106,7 +106,7 @@ class Load:
             await consumer.acknowledge(message)
 
     async def more(self, count: int = 2 * WINDOW) -> None:
-        """Wait for `count` further receipts and deliveries: more than were under way."""
+        """Wait for `count` further receipts and deliveries: more than were in flight."""
         receipts, deliveries = len(self.receipts) + count, len(self.deliveries) + count
         await wait_until(
             lambda: len(self.receipts) >= receipts and len(self.deliveries) >= deliveries
@@ -141,7 +141,7 @@ async def test_a_stopped_owner_is_replaced_under_load_again_and_again(tmp_path: 
                 assert load.receipts == sorted(load.receipts)
                 first = list(dict.fromkeys(load.deliveries))
                 assert first == sorted(first)
-                # Messages under way are resent, and unacknowledged ones are redelivered.
+                # Messages in flight are resent, and unacknowledged messages are redelivered.
                 repeated = len(load.deliveries) - len(first)
                 assert repeated <= ROUNDS * 2 * WINDOW
 

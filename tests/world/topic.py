@@ -243,7 +243,7 @@ class Publisher:
 
 
 async def open_log(client: ClientNode, ledgers: LedgerStore) -> Log:
-    """Raises LogError."""
+    """Open the log as a broker does when it takes the topic over. Raises LogError."""
     assert client.store is not None
     return await Log.open(
         TOPIC,

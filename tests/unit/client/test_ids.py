@@ -18,7 +18,7 @@ def test_bits_survive_the_conversion_to_words(places: set[int]) -> None:
     assert not words or words[-1] != 0
 
 
-def test_ids_are_signed_in_meaning() -> None:
+def test_unsigned_ids_of_the_protocol_are_read_as_signed() -> None:
     assert key_of(id_data((-1, -1))) == (-1, -1)
     assert id_data((-1, 3)).ledgerId == 2**64 - 1
     data = id_data((4, 5), 0b101)

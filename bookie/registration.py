@@ -45,8 +45,8 @@ class Registration:
         await self._held.wait()
 
     async def run(self) -> None:
-        """Stay registered, until cancelled. Raises LeaseTaken: another process runs as the same
-        incarnation, so this process must end."""
+        """Stay registered, until cancelled. Raises LeaseTaken if another process of the same bookie
+        has replaced the node. This process must then end."""
         await self._lease.run()
 
     def set_read_only(self, read_only: bool) -> None:
@@ -55,11 +55,11 @@ class Registration:
         self._lease.set_value(encode_bookie_registration(self._registration))
 
     def _is_leftover(self, value: bytes) -> bool:
-        """Return whether an earlier start of this bookie left the node, and its session has not
-        expired yet.
+        """Return whether an earlier start of this bookie created the node. The node exists until
+        the metadata session of that start expires.
 
-        The node may belong to a former incarnation. Boot epochs continue across incarnations, and
-        the bookie with the later epoch owns the cookie."""
+        The earlier start may belong to a former incarnation, because a new incarnation continues
+        the count of boot epochs. The start with the latest boot epoch owns the cookie."""
         try:
             stored = decode_bookie_registration(value)
         except InvalidRecord:

@@ -4,8 +4,9 @@ A client holds two sessions with a broker, one for producers and one for consume
 session, small answers would wait tens of milliseconds behind bulk deliveries. Lookups use the
 producers' session.
 
-The task that reads the stream calls producers and consumers directly, one command at a time. At the
-end of a frame it calls `on_frame_end`, where they do the work that is needed once for a burst.
+The task that reads the stream calls producers and consumers directly, in the order of the commands.
+At the end of a frame, the task calls `on_frame_end` of each producer and consumer that got
+receipts, send errors or messages. That method does the work that is needed only once for a frame.
 """
 
 from __future__ import annotations
@@ -62,12 +63,13 @@ SILENT_INTERVALS_MAX: Final = 2
 """The client ends a session if the broker sends nothing for this many keep-alive intervals."""
 
 OUTBOX_BYTES_MAX: Final = 64 << 20
-"""The limit of the outbox in bytes. The client does not wait at this limit. The limits of the
-producers bound the outbox: the pending bytes, and `Publisher._bound_emptied`."""
+"""The limit of the outbox in bytes. The client does not enforce this limit. Two limits of each
+producer bound the outbox instead: `pending_bytes_max` for the entries that wait for a receipt, and
+`Publisher._bound_emptied` for the entries that timed out."""
 
 TAKEN_BYTES_MAX: Final = 32 << 20
-"""The largest message that a client accepts from a broker of Apache Pulsar, even if the broker's
-own limit is higher: `maxMessageSize` is 5 MiB unless an operator has raised it."""
+"""The largest message in bytes that a client accepts from a broker, even if the broker's own limit
+is higher. The broker's limit in Apache Pulsar is `maxMessageSize`, by default 5 MiB."""
 
 CLOSE_S: Final = 1.0
 """The time in seconds that a close waits until the outbox is sent."""
@@ -83,8 +85,11 @@ Answer = TypeVar("Answer", bound="Body")
 class ProducerSession(Guarded, Protocol):
     """The calls that a connection makes to a producer.
 
-    The connection makes no call after the producer was removed, or after `on_closed_by_broker` or
-    `on_disconnected`. An unexpected exception of a call ends the producer, not the connection.
+    After the producer was removed, or after `on_closed_by_broker` or `on_disconnected`, the
+    connection calls at most `on_frame_end`, at the end of the current frame.
+
+    An unexpected exception of `on_receipts`, `on_send_error`, `on_disconnected` or `on_frame_end`
+    ends only the producer. An exception of another call ends the session.
     """
 
     @property
@@ -96,11 +101,14 @@ class ProducerSession(Guarded, Protocol):
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
     def on_disconnected(self, error: PulsarException) -> None: ...
     def on_frame_end(self) -> None:
-        """Called at the end of a frame with receipts."""
+        """Called at the end of a frame with receipts or send errors."""
 
 
 class ConsumerSession(Guarded, Protocol):
-    """The calls that a connection makes to a consumer, under the rules of ProducerSession."""
+    """The calls that a connection makes to a consumer, under the rules of ProducerSession.
+
+    An unexpected exception of `on_message` also ends only the consumer.
+    """
 
     def on_message(self, command: pb.CommandMessage, entry: memoryview) -> None: ...
     def on_active_changed(self, *, active: bool) -> None: ...
@@ -124,7 +132,7 @@ class OtherBrokers(Protocol):
         """Return whether the service URL names another address than `broker`."""
 
     async def owner_besides(self, topic: str, broker: str) -> str | None:
-        """Ask the other brokers, without `broker`, which broker serves the topic. Return its URL.
+        """Ask the brokers other than `broker` which broker serves the topic. Return its URL.
 
         None: no other broker answers. Takes a bounded time.
         """
@@ -156,8 +164,8 @@ class Connection:
         # The limit of a message, batch or chunk that is received, after decompression.
         self.uncompressed_bytes_max = UNCOMPRESSED_BYTES_MAX
         self._frame_bytes_max = COMMAND_FRAME_BYTES_MAX
-        self.drains_consumers = False  # the broker knows DRAIN_CONSUMER: it is Magnetar's
-        self.orders_negative_acks = False  # the broker knows NEGATIVE_ACK
+        self.drains_consumers = False  # the broker knows DRAIN_CONSUMER, Magnetar's extension
+        self.orders_negative_acks = False  # the broker knows NEGATIVE_ACK, Magnetar's extension
         self.error: PulsarException | None = None  # why the session ended; None: it has not
         self.server_version = ""  # the broker's own name; "": no answer yet
         # The lower version of both sides; 0: the broker has not answered yet.
@@ -279,7 +287,8 @@ class Connection:
         """Send a request and wait for its answer. The caller sets the deadline.
 
         The method calls `on_queued` if the broker queues the request to answer it later. Raises
-        the broker's error, and ConnectError (indefinite) if the connection breaks first.
+        the broker's error. Raises ConnectError or AlreadyClosed if the session ends before the
+        answer arrives; the broker may have executed the request.
         """
         self.check_alive()
         answered: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
@@ -415,7 +424,7 @@ class Connection:
 
     def _on_auth_challenge(self, _: pb.CommandAuthChallenge) -> None:
         task = self._challenge
-        if task is None or task.done():  # otherwise the answer under way also answers this request
+        if task is None or task.done():  # otherwise the running task answers this challenge, too
             self._challenge = self._group.create_task(self._authenticate_again())
             self._tasks = [task for task in self._tasks if not task.done()] + [self._challenge]
 
@@ -503,7 +512,8 @@ class Connection:
         else:
             self._answer(body.request_id, body)
 
-    def _on_answer(self, body: pb.CommandSuccess) -> None:  # or another body with a request_id
+    def _on_answer(self, body: pb.CommandSuccess) -> None:
+        # `body` may have another type that has a `request_id`: see _HANDLERS.
         self._answer(body.request_id, body)
 
     def _on_producer_success(self, body: pb.CommandProducerSuccess) -> None:

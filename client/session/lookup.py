@@ -124,7 +124,7 @@ class Lookup:
         return any(it != broker for it in self._brokers)
 
     async def owner_besides(self, topic: str, broker: str) -> str | None:
-        """Ask the other brokers, without `broker`, which broker serves `topic`. Return its URL.
+        """Ask the brokers other than `broker` which broker serves `topic`. Return its URL.
 
         None: no other broker answers within OPINION_S.
 

@@ -191,7 +191,10 @@ def consumer_hooks(interceptors: Sequence[ConsumerInterceptor]) -> ConsumerHooks
 
 
 def _returned(result: T, kind: type[T]) -> T:
-    """Return the result of a hook. Raises TypeError if it is no `kind`, for example None."""
+    """Return the result of a hook. Raises TypeError if the result is not a `kind`.
+
+    For example, a hook without a `return` statement has the result None.
+    """
     if not isinstance(result, kind):
         raise TypeError(f"expected {kind.__name__}, not {type(result).__name__}")
     return result

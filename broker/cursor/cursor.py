@@ -292,8 +292,8 @@ class Cursor:
         return stored.snapshot(self.number, self._state, self.redeliveries.all_counts())
 
     def on_stored(self, mark: Position) -> bool:
-        """`mark` is durable. Returns whether the cursor no longer needs a ledger that it needed
-        before."""
+        """`mark` is durable. Returns True if the cursor no longer needs one of the topic's ledgers
+        that it needed before."""
         chain, before = self._log.chain, self.durable_mark
         self.durable_mark = mark
         at_end = mark.entry + 1 >= chain.counts.get(mark.ledger, 0) and chain.is_closed(mark.ledger)

@@ -34,8 +34,8 @@ class Journaled(Protocol):
     def mark_delete(self) -> Position: ...
 
     def on_stored(self, mark: Position) -> bool:
-        """`mark` is durable. Returns whether the cursor no longer needs a ledger that it needed
-        before."""
+        """`mark` is durable. Returns True if the cursor may no longer need one of the topic's
+        ledgers: the topic then checks which ledgers it can trim."""
 
     def take_delta(self) -> list[bytes]:
         """Records of the changes since the last delta or snapshot."""
@@ -92,8 +92,8 @@ class CursorLedger:
         return next(iter(self._snapshots))
 
     def begin(self, number: int) -> None:
-        """Add a subscription whose snapshot is in the topic's record. The snapshot counts like one
-        at this place of the ledger."""
+        """Add a subscription whose snapshot is in the topic's record. A recovery needs this ledger
+        for the subscription only from here on."""
         self._snapshots[number] = _Snapshot(self.appender.appended + 1, self.bytes, 0)
 
     def forget(self, number: int) -> None:
@@ -109,8 +109,8 @@ class CursorLedger:
             self._append(group, self.replay_from)
 
     def put_snapshot(self, cursor: Journaled) -> None:
-        """Append a snapshot. It replaces the earlier records of the cursor only with its last
-        entry, because the ledger may end after any entry."""
+        """Append a snapshot. A recovery needs the earlier records of the cursor until the last
+        entry of the snapshot is stored, because the ledger may end after any entry."""
         records = cursor.snapshot()
         taken = _Snapshot(self.appender.appended + 1, self.bytes, sum(map(len, records)))
         *first, last = stored.entries_of(records)

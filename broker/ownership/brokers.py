@@ -32,7 +32,10 @@ class BrokerDirectory:
         return self._live
 
     async def run(self) -> None:
-        """Follow the registrations until cancelled. Supervised: a failed read is repeated."""
+        """Follow the registrations until cancelled.
+
+        Raises MetadataError after a failed read; the caller (`supervise`) then calls `run` again.
+        """
         unwatch = self._store.watch(paths.BROKERS_AVAILABLE, self._changed.set)
         try:
             self._changed.set()

@@ -131,7 +131,7 @@ def skip(
     ] = False,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:
-    """Acknowledge the first entries of the backlog for all consumers."""
+    """Acknowledge the first entries of a subscription's backlog."""
     if everything == (count is not None):
         raise typer.BadParameter("give either --count or --all", param_hint="--count")
     if everything:

@@ -1,8 +1,9 @@
 """Listening sockets. A server makes them before it opens anything else, so that a port in use makes
 the start fail early.
 
-A socket listens at once: another process could take a port that is only bound, and the server would
-notice this only when it begins to serve. A client that connects early waits for the server.
+`bind_port` returns a socket that already listens. If the socket were only bound, another process
+could take its port, and the server would notice this only when it begins to serve. A client that
+connects early waits for the server.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _BACKLOG: Final = 128
 
 
 def bind_port(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket, for `serve_http` or a server's `sock`. Port 0: any free port.
+    """Return a listening TCP socket. Port 0: any free port.
+
+    The socket is for `serve_http` or for the `sock` of asyncio's `create_server`.
 
     Raises PortInUse, AddressUnusable.
     """

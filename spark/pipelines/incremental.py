@@ -4,10 +4,11 @@
     <path>/_checkpoint     the archived position of each topic
     <path>/_spark_metadata the list of the archive's files
 
-A run reads the topics as a stream up to their ends at its start, and stops. Spark's file sink lists
-the files of a batch before the batch counts as done. So a run that was killed can leave files that
-the list does not name, and the next run repeats the batch. Read the archive with Spark, which reads
-only listed files. One run at a time writes to an archive (flock).
+A run notes the end of each topic when the run starts. It reads each topic up to this end as a
+stream, then stops. Spark writes the files of a batch, adds them to the list, then records the batch
+as done. A run that is killed before it adds the files to the list leaves unlisted files, and the
+next run repeats the batch. Read the archive with Spark, which reads only listed files. One run at a
+time writes to an archive (flock).
 """
 
 from __future__ import annotations

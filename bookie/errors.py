@@ -13,7 +13,7 @@ class BookieError(Exception):
 
 
 class StorageFailed(BookieError):
-    """The store failed at `operation`. The failure never proves that something is absent.
+    """The store failed at `operation`. The failure never proves that an entry is absent.
 
     After a failed write or sync the process ends, because the state of the disk is unknown.
     """
@@ -90,7 +90,8 @@ class WrongCluster(StartRefused):
 
 
 class WrongIncarnation(StartRefused):
-    """The cluster's record of this bookie names another incarnation: another disk has its name."""
+    """The cluster's record of this bookie names another incarnation: another directory was
+    started under the id of this bookie."""
 
 
 class CookieMissing(StartRefused):

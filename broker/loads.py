@@ -40,8 +40,11 @@ class TopicLoads:
 
     @asynccontextmanager
     async def slot(self, topic: str) -> AsyncIterator[None]:
-        """Wait for a place, and hold it while the load runs, for at most `timeout_s`. Raises
-        TooManyRequests, TimeoutError."""
+        """Wait for a place, then hold it while the load runs.
+
+        The wait has no time limit. Raises TooManyRequests if too many loads wait, and TimeoutError
+        if the load runs for `timeout_s`.
+        """
         if self._running < self._loads_max:
             self._running += 1
         else:

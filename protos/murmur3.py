@@ -8,7 +8,8 @@ _MASK: Final = 0xFFFFFFFF
 
 
 def murmur3_32(data: bytes) -> int:
-    """Return the unsigned hash. Pulsar clears the sign bit of the hash: `& 0x7fffffff`."""
+    """Return the unsigned hash of 32 bits. Pulsar uses only the lower 31 bits of a hash: a caller
+    that needs Pulsar's value must clear the highest bit (`& 0x7fffffff`)."""
     result = 0
     whole = len(data) & ~3
     for start in range(0, whole, 4):

@@ -2,12 +2,12 @@
 
 The decoder works per entry where the format allows it: decompression, checksum, publish time,
 index, message ids and constants do not need single messages. A scan finds many messages of batches
-at once (batch_scan.py). If the scan gives up, and for properties, the decoder reads the messages in
-turn, because each message says where the next one begins. If no column needs single messages, the
+at once (batch_scan.py). The decoder reads the messages one after the other (`_walk`) if they are
+few, if the scan gives up, or if a column needs properties. If no column needs single messages, the
 decoder does not open the payload.
 
-On one core, the scan decodes three times as many rows in a second as the plain walk. This was
-measured with the column `value` alone, and messages of 100 bytes in batches of 100 or 1,000.
+On one core, the scan decodes three times as many rows in a second as `_walk`. This was measured
+with the column `value` alone, and messages of 100 bytes in batches of 100 or 1,000.
 
 Pure.
 """
@@ -185,7 +185,8 @@ class Rows:
         for opened in every:
             for column in self._columns:
                 if not column.of_message:
-                    column.check(opened)  # again: a column may keep what it found for `add`
+                    # `add` may use what the last `check` found: check this entry again before it.
+                    column.check(opened)
                     column.add(opened)
             self._count(opened)
         return True
@@ -220,8 +221,8 @@ class Rows:
     def _open(self, ledger: int, entry: int, stored: bytes | memoryview) -> Opened | None:
         """Open a stored entry. Returns None if the entry adds no row.
 
-        Entries that add no row are markers, which hold no message of a user, chunks that do not
-        complete their message, and entries outside of `publish_ms`.
+        Three kinds of entries add no row: markers, chunks that do not complete their message, and
+        entries outside of `publish_ms`. A marker holds no message of a user.
         """
         received = read_entry(stored)
         if received.metadata.HasField("marker_type"):
@@ -270,14 +271,14 @@ class Opened:
     ledger: int
     entry: int
     received: ReceivedEntry
-    count: int
+    count: int  # messages that add rows
     size: int  # bytes of the entry, with its payload uncompressed if it was opened
     metadata: Sequence[Metadata]
     values: Sequence[bytes]
     plain: bytes | memoryview = b""  # the uncompressed payload
     scan: Scan | None = None  # replaces metadata and values if the scan found the messages
-    skipped: int = 0  # messages of the entry before the first of `count`
-    whole: int = 0  # messages of the entry; 0: `count`
+    skipped: int = 0  # messages before the first one that adds a row
+    whole: int = 0  # all messages of the entry; 0: every message adds a row
     first_chunk: tuple[int, int] | None = None  # ledger, entry; None: it was not sent in chunks
 
     @property
@@ -294,7 +295,11 @@ class Opened:
 
 
 def _merged(every: Sequence[Opened]) -> Opened | None:
-    """The messages of several batches, as one batch. None: the scan did not find the messages."""
+    """Return the messages of several batches as one batch.
+
+    Returns None if the messages are too few for a scan, if the scan gives up, or if a batch does
+    not have as many messages as it says.
+    """
     counts = np.cumsum([opened.count for opened in every])
     count = int(counts[-1])
     if count < MESSAGES_MIN:
@@ -333,7 +338,7 @@ def _plain(received: ReceivedEntry) -> bytes | memoryview:
     if received.compression is Compression.NONE:
         return memoryview(received.body)[received.payload_at :]  # a copy costs as much as the scan
     sent = received.payload
-    # The limit of a chunked message.
+    # A payload that was joined from chunks may be larger than an entry: the limit grows with it.
     limit = max(UNCOMPRESSED_BYTES_MAX, UNCOMPRESSED_FACTOR * len(sent))
     return decompress(received.compression, sent, received.uncompressed_size, bytes_max=limit)
 
@@ -342,8 +347,8 @@ def _walk(payload: bytes, count: int) -> tuple[list[pb.SingleMessageMetadata], l
     """Return metadata and value of each message of a batch. Raises BatchDeserializeError.
 
     The function is like `decode_messages` of magnetar.protos.message, but creates no objects for
-    columns that may not be requested. It detects a size that is too large at the next message, or
-    at the end.
+    columns that nothing requests. If a message gives a size that is too large, the function
+    detects this only when it reads the next message, or after the last one.
     """
     metadata: list[pb.SingleMessageMetadata] = []
     values: list[bytes] = []
@@ -378,7 +383,8 @@ class Column(Protocol):
     def check(self, opened: Opened) -> None:
         """Raise ProtocolError if a value of the entry cannot be represented.
 
-        A column may keep what it found for `add`, which follows at once.
+        A column may keep what it found until `add` is called. So `add` is called for the entry of
+        the last `check`.
         """
 
     def add(self, opened: Opened) -> None:
@@ -497,7 +503,7 @@ class _EventTime:
     def check(self, opened: Opened) -> None:
         if opened.scan is not None:
             times = opened.scan.event_time
-            latest = times.view(np.uint64).max()  # the times as protobuf has them
+            latest = times.view(np.uint64).max()  # Pulsar's event time is unsigned
         else:
             given = [metadata.event_time for metadata in opened.metadata]
             latest = max(given)
@@ -680,7 +686,7 @@ def _partition_column(topic: TopicName) -> Column:
     return _Constant(pa.scalar(-1 if topic.partition is None else topic.partition, pa.int32()))
 
 
-# A column only for decoding; a DataFrame does not have it.
+# The version with which value_stage.py decodes `value` and `key`. A DataFrame has no such column.
 SCHEMA_VERSION: Final = "__schemaVersion"
 
 COLUMNS: Final[dict[str, Callable[[TopicName], Column]]] = {

@@ -77,7 +77,8 @@ async def serve_autorecovery(
     on_ready: Callable[[int], None],
 ) -> None:
     """Repair like `run_autorecovery`, with an open metadata store. Calls `on_ready` with the HTTP
-    port once the bookies are known. The caller closes the store, which ends the election."""
+    port once the bookies are known. The auditor keeps its leadership until the caller closes
+    the store."""
     registry = CollectorRegistry()
     name = f"{config.id} {random.getrandbits(128):032x}"
     async with AsyncExitStack() as stack:
@@ -109,7 +110,7 @@ async def serve_autorecovery(
             tasks += [
                 group.create_task(serve_http(app, listener)),
                 group.create_task(measure_process(registry)),
-                # 0: young collections free the cycles of this process
+                # 0: Python's collections of young objects already free the garbage of this process
                 group.create_task(collect_when_due(lambda: 0)),
                 group.create_task(supervise("auditor", auditor.run, backoff=backoff)),
                 group.create_task(supervise("replicator", replicator.run, backoff=backoff)),
@@ -208,7 +209,7 @@ def _export(registry: CollectorRegistry, auditor: Auditor, replicator: Replicato
         ("leads", "1 while this process audits.", lambda: auditor.is_leader),
         (
             "held",
-            "1 while too many bookies are missing at once to declare one lost.",
+            "1 while the auditor declares no bookie lost because too many are missing at once.",
             lambda: auditor.held,
         ),
         ("paused", "1 while an operator has paused repair.", lambda: auditor.paused),

@@ -16,12 +16,14 @@ epoch as *intents*, and accepts any of them in the cookie. The next epoch drops 
 writes compare with the same cookie, so after one arrived, the others fail.
 
 A copy of the directory is still recognised. The copy knows the tokens that were drawn before it was
-made. It does not know a token that the original drew later, so it is refused. An earlier token is
-accepted in both directories, but only the first to enter the next epoch continues: the other is
-then behind. A bookie serves only after its own token is in the cookie. So a process that ended
-before that stored no entries under a token that both directories have. One case is not noticed: a
-copy that is made between the drawing of a token and the end of the epoch in which the bookie serves
-under it. The NOTE describes this case; it exists without intents, too.
+made. If the cookie has a token that the original drew later, the copy is refused. If the cookie has
+an earlier token, both directories are accepted. Then the directory that enters the next epoch first
+continues, and the other directory is behind. A bookie serves only after its own token is in the
+cookie. So a process that ended before its token was in the cookie has stored no entries, and it
+does no harm that both directories know this token. One case is not noticed: the bookie draws a
+token, the copy is made, and the bookie then stores entries under this token. If the copy is started
+in the same epoch, it knows the token but lacks the entries. The NOTE below is about this case,
+which intents do not cause.
 
 NOTE: these rules do not notice a disk image that is taken and restored within one boot epoch. The
 watermark does not help, because it lies in the same image. Never restore the disk image of a
@@ -34,9 +36,10 @@ If the cookie is ahead of the directory, the formatting was completed elsewhere.
 then an older image, and is replaced like any other.
 
 An incarnation with a damaged store is *replaced*. First the identity of a new incarnation is
-written in the state *replacing*, which names the former one. Then come the cookie, the move of the
-former store, and the steps from *formatting* on. After the first of these steps the change is never
-undone, even if the former store would open at another attempt.
+written in the state *replacing*; this identity names the former incarnation. Then come the cookie,
+the move of the former store, the identity in the state *formatting*, the new store, and the
+identity in the state *ready*. After the first of these steps the change is never undone, even if
+the former store would open at another attempt.
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ class Found:
     """The content of a directory."""
 
     identity: Identity | FormatDamaged | None  # None: no such file
-    others: tuple[str, ...]  # names of all other files that matter
+    others: tuple[str, ...]  # names of the other files, except those that layout.py ignores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,7 @@ class Wanted:
     cluster: str
     fresh_incarnation: str  # the incarnation of a store that is made now
     fresh_start: str
-    new_incarnation: bool  # the operator states that the data of an empty directory is lost
+    new_incarnation: bool  # the operator states that the bookie's earlier data is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +138,8 @@ def replace_incarnation(identity: Identity, cookie: BookieCookie, wanted: Wanted
         boot_epoch=cookie.boot_epoch + 1,
         start=wanted.fresh_start,
         state=DirectoryState.REPLACING,
-        # The intents belong to the former incarnation. If the write of one arrives, the cookie
-        # names the former incarnation again.
+        # The intents belong to the former incarnation. If the cookie write of an intent arrives
+        # late, the cookie still names the former incarnation. The next start then continues.
         intents=(),
     )
 
@@ -198,7 +201,8 @@ def _plan_to_go_on(
     if identity.boot_epoch < cookie.boot_epoch:
         behind = _behind(directory, identity, cookie)
         if identity.state is DirectoryState.REPLACING:
-            # The store here belongs to `identity.former`, not to `identity`.
+            # Another replacement is not possible. It would name `identity` as the owner of this
+            # store, but the store belongs to `identity.former`.
             raise behind
         # The formatting was completed elsewhere and the bookie has served since, so entries are
         # missing here.
@@ -268,7 +272,7 @@ def _check_start(directory: Path, identity: Identity, cookie: BookieCookie) -> N
 def _cookie_missing(directory: Path, identity: Identity) -> CookieMissing:
     return CookieMissing(
         directory,
-        found=f"bookie {identity.bookie}, in use since incarnation {identity.incarnation}",
+        found=f"the data of bookie {identity.bookie}, incarnation {identity.incarnation}",
         expected="a cookie of this bookie in the cluster's metadata; there is none",
         remedy="Check the metadata address and its root path. If the bookie was removed "
         "from the cluster, start it on an empty directory.",

@@ -37,7 +37,7 @@ _Hash = Annotated[
 _Key = Annotated[str, Query(max_length=KEY_BYTES_MAX, description="partition or ordering key")]
 _Base64 = Annotated[bool, Query(description="true: the key is bytes, encoded as base64")]
 _After = Annotated[str | None, Query(description="begin after this message: ledger:entry")]
-_Limit = Annotated[int, Query(ge=1, le=PAGE_ENTRIES_MAX, description="entries of the page")]
+_Limit = Annotated[int, Query(ge=1, le=PAGE_ENTRIES_MAX, description="maximum entries per page")]
 
 
 def delivery_router(broker: "Broker") -> APIRouter:
@@ -102,6 +102,6 @@ def _position(text: str | None) -> Position:
 def _key(text: str, base64: bool) -> bytes:
     try:
         return b64decode(text, validate=True) if base64 else text.encode()
-    except ValueError:  # includes UnicodeEncodeError, and base64 with a character that is not ASCII
+    except ValueError:  # UnicodeEncodeError and binascii.Error are ValueErrors
         expected = "base64" if base64 else "text of Unicode characters"
         raise InvalidArgument("key", text, expected) from None

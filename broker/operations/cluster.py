@@ -31,7 +31,7 @@ class LookupData(BaseModel):
     broker_url_tls: str = ""
     http_url: str = Field(description="for administrators")
     http_url_tls: str = ""
-    native_url: str = Field(description="as brokerUrl")
+    native_url: str = Field(description="the same address as brokerUrl")
     grpc_url: str = Field(description="for Magnetar's clients")
 
     @classmethod
@@ -67,8 +67,11 @@ async def list_brokers(broker: Broker) -> list[str]:
 
 
 async def look_up(broker: Broker, name: TopicName) -> LookupData:
-    """Return the addresses of the broker that serves the topic. Raises ServedElsewhere if the
-    broker that is to own the topic must answer."""
+    """Return the addresses of the broker that serves the topic.
+
+    If the topic's bundle has no owner, this broker chooses one. Raises ServedElsewhere if it
+    chooses another broker. The caller must ask that broker.
+    """
     located = await broker.locate(name, authoritative=False)
     if not located.serves:
         raise ServedElsewhere(str(name), located.broker)
@@ -123,7 +126,7 @@ async def unload_namespace(
     broker: Broker, name: NamespaceName
 ) -> list[tuple[str, BrokerRegistration]]:
     """Hand over the namespace's bundles that this broker owns. Returns the other bundles with their
-    owners, which the caller must ask. Raises NamespaceNotFound."""
+    owners. The caller must ask each owner to hand its bundle over. Raises NamespaceNotFound."""
     left = []
     for part in (await namespace_record(broker, name)).bundles.names:
         owner = await broker.unload_bundle(Bundle(name.tenant, name.namespace, part))
@@ -133,6 +136,6 @@ async def unload_namespace(
 
 
 def require_cluster(broker: Broker, cluster: str) -> None:
-    """Raise ClusterNotFound if this is another cluster."""
+    """Raise ClusterNotFound if `cluster` is not the cluster of this broker."""
     if cluster != broker.cluster:
         raise ClusterNotFound(cluster, broker.cluster)

@@ -115,8 +115,8 @@ def _decoder_of(writer: SchemaInfo) -> Decode:
             case SchemaType.PROTOBUF_NATIVE:
                 return _protobuf(writer)
     except (RecursionError, KeyError, TypeError, AvroLibraryMissing) as error:
-        raise ValueError(f"no valid {kind.name} schema: {error}") from error
-    raise ValueError(f"a schema of type {kind.name} cannot be decoded without its class")
+        raise ValueError(f"the {kind.name} schema cannot be used: {error}") from error
+    raise ValueError(f"AutoConsumeSchema does not support schemas of type {kind.name}")
 
 
 def _checked(decode: Decode, kind: SchemaType) -> Decode:
@@ -175,7 +175,8 @@ def _protobuf(writer: SchemaInfo) -> Decode:
 
 
 def _fields(message: Any) -> dict[str, Any]:
-    """Return the fields of a message. A field with presence that is not set is None."""
+    """Return the fields of a message. An unset field is None if Protobuf tracks its
+    presence; otherwise it has its default value."""
     return {
         field.name: None
         if field.has_presence and not message.HasField(field.name)

@@ -1,4 +1,4 @@
-"""When bundles move to brokers that own fewer, and when they stay."""
+"""The conditions under which bundles move to brokers that own fewer bundles."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ async def test_no_bundle_moves_while_brokers_join_and_leave() -> None:
 
 
 async def test_a_bundle_moves_once_within_the_grace_period() -> None:
-    """The other broker ends each time that it has got its share."""
+    """The other broker ends each time after it has received its share."""
     async with cluster() as it:
         first = await it.join()
         await first.take(2)

@@ -1,4 +1,4 @@
-"""A broker decides nothing for a topic whose policies or bundles are unknown."""
+"""A broker neither locates nor opens a topic whose policies or bundles are unknown."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_without_metadata_a_lookup_of_an_unknown_namespace_gets_a_code_to_
 
 
 async def test_a_topic_is_unloaded_with_the_bundle_under_which_it_was_opened() -> None:
-    """The topic's namespace was divided again meanwhile."""
+    """The namespace of the open topic has new bundles."""
     async with place() as here:
         broker, other = here.broker, other_of(here)
         await create_namespaces(other, "acme/orders")

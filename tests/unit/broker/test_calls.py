@@ -17,7 +17,7 @@ async def test_answers_are_in_the_order_of_the_items_and_few_calls_run_at_once()
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(10 - item)  # the last one ends first
+        await asyncio.sleep(10 - item)  # the last call ends first
         running -= 1
         return item * item
 

@@ -1,4 +1,4 @@
-"""How bundles are counted, and what moves they call for."""
+"""The counts of bundles for each broker, and the moves that the counts require."""
 
 from __future__ import annotations
 

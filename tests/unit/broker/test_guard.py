@@ -150,7 +150,7 @@ def topic_of(here: Place) -> Any:
 
 
 def break_callback(here: Place) -> None:
-    """A watcher of the log, as a subscription is, which the log calls from a bookie's answer."""
+    """Add a broken watcher to the log. The log calls its watchers when a bookie answers."""
     topic = topic_of(here)
     topic.log.watch(broken, read_position=lambda: topic.log.confirmed)
 
@@ -188,7 +188,7 @@ async def test_a_topic_that_fails_three_times_is_refused_for_a_while() -> None:
         now = asyncio.get_running_loop().time()
         assert list(here.broker.quarantine.describe(now)) == [TOPIC]
         await check_served(here)
-        asked = client.wire  # it stays connected meanwhile
+        asked = client.wire  # the client stays connected
         del asked
         here.broker.quarantine = type(here.broker.quarantine)()  # as after the pause
         assert isinstance(await client.produce(TOPIC, producer_id=10), pb.CommandProducerSuccess)

@@ -1,4 +1,4 @@
-"""The rule for silent brokers, and which lookup asks for the others."""
+"""The rule for silent brokers, and the one lookup that asks for all concurrent lookups."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Bookies(FakeWitnesses):
 
 
 def liveness_of(bookies: FakeWitnesses, *ports: Port, silence_s: float = SILENCE_S) -> Liveness:
-    """The answers of the owner's port, one after the other; then it is silent."""
+    """A liveness check. The owner's port gives these answers in order and is then silent."""
     left = list(ports)
 
     async def look(_: BrokerRegistration) -> tuple[Port, float]:

@@ -1,4 +1,4 @@
-"""The broker's process: what its health check says about its registration."""
+"""The broker's process: the answer of its health check about its registration."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ async def test_health_says_unregistered_while_the_session_is_suspended_or_lost()
             assert await health() == (503, "unregistered")
             store.reconnect()
             while await health() != (200, "serving"):
-                pass  # it registers again by itself
+                pass  # the broker registers again by itself
         stop.set()

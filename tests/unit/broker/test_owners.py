@@ -1,5 +1,4 @@
-"""Bundle ownership: which broker takes which bundle, which one releases it, and which one keeps
-it."""
+"""Bundle ownership: the conditions under which a broker takes, releases or keeps a bundle."""
 
 from __future__ import annotations
 
@@ -309,7 +308,7 @@ async def test_no_bundle_is_taken_while_the_session_is_suspended() -> None:
 
 
 async def test_a_bundle_whose_log_failed_is_not_served_blindly() -> None:
-    """Suspended and fenced: most likely cut off, and replaced."""
+    """A suspended session and a fenced log: most likely another broker has replaced this broker."""
 
     async with brokers(1) as peers:
         owners, name = peers[0].owners, TopicName.parse("t")
@@ -377,7 +376,7 @@ async def test_a_dead_broker_is_not_the_next_owner() -> None:
         await peers[0].owners.locate(bundle_of(name), authoritative=False)
         order = Census().order(bundle, {peer.me.broker: peer.me for peer in peers[1:]})
         first, second = (next(it for it in peers if it.me.broker == id_) for id_ in order)
-        first.close_port()  # it is registered until its session expires
+        first.close_port()  # registered until its session expires
         seen: list[object] = []
 
         async def unload(unloading: Bundle) -> None:
@@ -409,7 +408,7 @@ async def test_a_stopping_broker_does_not_serve_bundles_handed_to_it() -> None:
 
 
 class SlowStore(MemoryStore):
-    """Changes take effect, and their replies wait until the test lets them go."""
+    """A store. Changes take effect, but their replies wait until the test releases them."""
 
     def __init__(self, tree: MemoryTree) -> None:
         super().__init__(tree)
@@ -423,7 +422,8 @@ class SlowStore(MemoryStore):
 
 
 async def test_a_bundle_taken_while_the_stop_begins_is_not_served() -> None:
-    """No code would release it any more: its topics would be opened, and the stop never end."""
+    """No code would release the bundle any more. Its topics would be opened, and the stop would
+    never end."""
 
     async def _refusal(owners: Owners, name: TopicName) -> BundleUnavailable | None:
         try:
@@ -485,7 +485,7 @@ async def test_a_record_that_is_lost_is_noticed() -> None:
 
 
 class StoreWithRival(MemoryStore):
-    """Another broker writes a record just before it is watched here."""
+    """A store. Another broker writes a record just before this broker watches the record."""
 
     def __init__(self, tree: MemoryTree, rival: Ownership) -> None:
         super().__init__(tree)

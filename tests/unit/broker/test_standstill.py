@@ -1,4 +1,4 @@
-"""A broker that stood still says nothing before it knows what it owns."""
+"""After a standstill, a broker sends no answer before it has verified its bundles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """The loop's clock, which a test lets jump: the process was stopped meanwhile."""
+    """The clock of the loop. A test lets the clock jump, as if the process had been stopped."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._loop = asyncio.get_running_loop()
@@ -37,7 +37,7 @@ class Records:
         self.asked = 0
         self.readable = asyncio.Event()
         self.readable.set()
-        self.failures = 0  # the number of next reads that fail
+        self.failures = 0  # the number of coming reads that fail
 
     async def verify(self) -> None:
         self.asked += 1

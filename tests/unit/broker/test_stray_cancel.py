@@ -1,4 +1,4 @@
-"""Other code cancels what a topic's work waits for, and not the work: it must not just be gone."""
+"""Other code cancels a future that a topic's task awaits. The task must not end silently."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ async def test_the_topic_fails_and_all_clients_reconnect(work: str) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_a_read_is_made_again(again: bool) -> None:
+async def test_a_cancelled_read_is_repeated(again: bool) -> None:
     world = ClusterState()
     async with opened_topic(world, cache_bytes=0) as it:
         await it.publish("a", "b")
         consumer, session = await it.subscribe(kind=SubscriptionType.SHARED)
-        if again:  # what was delivered is read again
+        if again:  # the delivered entries are read again
             await wait_until(lambda: session.texts == ["a", "b"])
         world.ledgers.strays.add("read")
         if again:

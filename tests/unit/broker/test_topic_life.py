@@ -1,4 +1,4 @@
-"""Topics are loaded, unloaded and deleted, and their clients notice as little as possible."""
+"""Topics are loaded, unloaded and deleted. Clients notice as little as possible."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_clients_that_reconnect_do_not_create_a_deleted_topic_again() -> N
         assert not await here.broker.exists(NAME)
 
 
-async def test_over_another_connection_they_do_not_either() -> None:
+async def test_clients_that_reconnect_anew_do_not_create_a_deleted_topic() -> None:
     async with place() as here:
         client = await here.client()
         await client.produce(TOPIC, producer_name="p")
@@ -328,7 +328,7 @@ async def test_loads_beyond_the_limit_wait_in_fifo_order() -> None:
     assert (loads.running, loads.waiting) == (0, 0)
 
 
-async def test_beyond_the_queue_a_load_is_refused() -> None:
+async def test_a_load_above_the_limit_of_the_queue_is_refused() -> None:
     loads = TopicLoads(loads_max=1, timeout_s=60.0, waiting_max=1)
 
     async def load() -> None:

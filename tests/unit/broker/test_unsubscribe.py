@@ -1,5 +1,5 @@
-"""A subscription is deleted while its topic closes: the client gets the outcome, not the advice to
-reconnect. It would create the subscription again, at the next owner or here."""
+"""A subscription is deleted while its topic closes. The client gets the outcome and no request to
+reconnect: a client that reconnects would create the subscription again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Asking = asyncio.Task[LogError | None]
 
 
 class Slow(MemoryStore):
-    """A change waits, before it is made or before it is answered."""
+    """A store. A change waits before it takes effect, or before its answer."""
 
     before: asyncio.Event | None = None
     after: asyncio.Event | None = None
@@ -48,7 +48,7 @@ class Slow(MemoryStore):
 
 
 async def outcome(handle: ConsumerHandle) -> LogError | None:
-    """None: it is deleted."""
+    """Unsubscribe, and return the error. None: the subscription is deleted."""
     try:
         await handle.unsubscribe()
     except LogError as error:
@@ -66,8 +66,9 @@ async def subscriptions(world: ClusterState) -> set[str]:
 async def unsubscribing(
     world: ClusterState, *, applied: bool
 ) -> AsyncIterator[tuple[TopicRig, FakeConsumerSession, Asking, asyncio.Event]]:
-    """A topic whose subscription "s" its only consumer is about to delete. The metadata's answer
-    waits for the event, and with it the change unless it is `applied`."""
+    """Open a topic. The only consumer of its subscription "s" unsubscribes. The metadata store
+    answers after the event is set. The change takes effect at once if `applied`, else after the
+    event."""
     store, go_on = Slow(world.tree), asyncio.Event()
     async with opened_topic(world, store=store, close=False) as it, asyncio.TaskGroup() as tasks:
         await it.publish("a")
@@ -83,7 +84,9 @@ async def unsubscribing(
 
 
 @pytest.mark.parametrize("applied", [False, True])
-async def test_when_its_bundle_moves(applied: bool) -> None:
+async def test_unsubscribe_while_the_bundle_moves_succeeds_without_a_reconnect(
+    applied: bool,
+) -> None:
     world = ClusterState()
     async with (
         unsubscribing(world, applied=applied) as (it, session, asking, go_on),
@@ -101,7 +104,9 @@ async def test_when_its_bundle_moves(applied: bool) -> None:
 
 
 @pytest.mark.parametrize("applied", [False, True])
-async def test_when_another_broker_takes_the_topic(applied: bool) -> None:
+async def test_unsubscribe_during_a_takeover_succeeds_only_if_the_change_was_applied(
+    applied: bool,
+) -> None:
     world = ClusterState()
     async with (
         unsubscribing(world, applied=applied) as (it, session, asking, go_on),

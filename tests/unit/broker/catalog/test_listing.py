@@ -40,13 +40,13 @@ def test_system_and_heartbeat_names_are_recognised(topic: str) -> None:
     assert is_heartbeat(name(topic)) == topic.endswith("/heartbeat")
 
 
-async def test_lists_hide_them_and_a_pattern_sees_the_topic_of_a_partition() -> None:
+async def test_lists_hide_system_topics_and_a_pattern_matches_the_topic_of_a_partition() -> None:
     mine = [name(topic) for topic in ("a-partition-0", "a-partition-1", "ab")]
     assert visible([*mine, *map(name, SYSTEM)]) == mine
     assert await matching(TopicPattern("public/default/a"), mine, Turns()) == mine[:2]
 
 
-async def test_a_pattern_with_many_states_leaves_the_loop_its_turns() -> None:
+async def test_a_pattern_with_many_states_is_matched_in_short_steps() -> None:
     names = [name(f"{number}" + "a1b2" * 50) for number in range(20)]
     meter, turns = StepMeter(), Turns()
     began = meter.begin()

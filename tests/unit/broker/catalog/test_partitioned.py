@@ -1,4 +1,5 @@
-"""Partitioned topics in the metadata: creation, growth, deletion, and what a crash leaves."""
+"""Partitioned topics in the metadata: creation, growth, deletion, and continuation after a
+crash."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ async def test_create_with_an_impossible_number_is_refused(count: int) -> None:
         await world.topics.create(NAME, count)
 
 
-async def test_the_configured_limit_counts() -> None:
+async def test_create_above_the_configured_limit_is_refused() -> None:
     world = World()
     topics = PartitionedTopics(world.store, SystemClock(), partitions_max=2)
     with pytest.raises(InvalidPartitionCount, match="expected 1 to 2"):
@@ -104,7 +105,7 @@ async def test_growth_gives_new_partitions_all_subscriptions_at_their_beginning(
 
 
 async def test_growth_with_an_old_view_writes_all_subscriptions_before_the_number() -> None:
-    """A client that knows the number may publish to the partition at once."""
+    """A client that reads the new number may publish to the new partitions at once."""
     cluster = ClusterState()
     other = World(cluster.store())
     subscriptions: list[list[str]] = []
@@ -125,7 +126,7 @@ async def test_growth_with_an_old_view_writes_all_subscriptions_before_the_numbe
     assert subscriptions == [["s"]]
 
 
-async def test_growth_completes_what_a_crash_left() -> None:
+async def test_growth_continues_after_a_crash() -> None:
     world = World()
     await world.topics.create(NAME, 1)
     subscription = SubscriptionRecord({}, b"state")
@@ -145,10 +146,10 @@ async def test_the_number_never_shrinks(count: int) -> None:
         await world.topics.grow(NAME, count)
 
 
-async def test_deletion_is_marked_and_can_be_finished() -> None:
+async def test_a_marked_deletion_can_be_finished_later() -> None:
     world = World()
     await world.topics.create(NAME, 2)
-    await world.put(NAME.with_partition(7), TopicRecord(0))  # of a growth that crashed
+    await world.put(NAME.with_partition(7), TopicRecord(0))  # left by a growth that crashed
     await world.put(TopicName.parse("tt-partition-0"), TopicRecord(0))
     left = await world.topics.begin_deletion(NAME)
     assert left == [NAME.with_partition(index) for index in (0, 1, 7)]

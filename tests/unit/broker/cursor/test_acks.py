@@ -43,7 +43,8 @@ def entries_of(chain: Chain) -> list[Position]:
 
 
 class AgainstASet(RuleBasedStateMachine):
-    """The twin is a set of (position, message) pairs, without marks, bitmaps or ledger ends."""
+    """Compare with a simple model: a set of (position, message) pairs, without marks, bitmaps or
+    ledger ends."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Durable cursors on ledgers in memory: after a crash exactly the stored acknowledgements exist,
-among them every one with a receipt."""
+"""Durable cursors on ledgers in memory. After a crash, the cursor has exactly the stored
+acknowledgements. Every acknowledgement with a receipt is stored."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def left(cursor: Cursor, topic: TopicLog) -> list[Position]:
     return found
 
 
-async def test_a_subscription_that_is_deleted_while_another_request_creates_it_is_made_again(
+async def test_a_subscription_deleted_during_a_concurrent_creation_is_created_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One write creates it for several requests. The last of them learns of it some turns of the
-    loop later, when the first may have deleted it again."""
+    """One write creates the subscription for several requests. The last request gets the result
+    some turns of the loop later. By then the first request may have deleted the subscription."""
     right, turns = OwnedRecord.change, 0
 
     async def late(self: OwnedRecord, make: Callable[[TopicRecord], TopicRecord]) -> None:
@@ -166,7 +166,7 @@ async def test_partly_acked_batches_survive_a_crash() -> None:
         assert cursor.batch_ack_set(second) is None
         other = await cursors.ensure("other", EARLIEST)
         other.acknowledge([first])
-        await other.flush()  # so that what follows is written as deltas
+        await other.flush()  # later changes are written as deltas
         assert not cursor.acknowledge_batch(second, [0b101])
         assert not cursor.acknowledge_batch(second, [0b110])
         assert cursor.batch_ack_set(second) == (0b100,)
@@ -450,7 +450,7 @@ async def test_subscription_created_during_ledger_creation_is_kept() -> None:
 
 
 @pytest.mark.parametrize("crash", [True, False])
-async def test_reset_takes_acknowledgements_back_durably(crash: bool) -> None:
+async def test_reset_durably_removes_acknowledgements(crash: bool) -> None:
     world = ClusterState()
     receipts = Receipts()
     async with (
@@ -651,7 +651,7 @@ async def test_backlog_counts_entries_and_messages() -> None:
 
 
 async def test_an_idle_degraded_cursor_ledger_moves_without_a_change() -> None:
-    """A bookie that is decommissioned would wait for the next acknowledgement without end."""
+    """Otherwise the decommission of a bookie would wait until the next acknowledgement."""
     world = ClusterState()
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         await topic.append_and_wait("a", "b", "c")

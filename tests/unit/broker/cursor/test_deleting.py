@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class CutOff(MemoryStore):
-    """While `cut`, changes take effect and their replies are lost. While `early`, no change is
-    sent."""
+    """A store. While `cut` is set, changes take effect and their replies are lost. While `early` is
+    set, no change is sent."""
 
     cut = early = False
 
@@ -102,14 +102,14 @@ async def test_pending_reset_does_not_reach_a_recreated_subscription() -> None:
     async with subscribed(world, store) as (topic, cursors, cursor):
         store.early = True
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.025):  # the journal continues, every 0.05 s
+            async with asyncio.timeout(1.025):  # the journal tries again every 0.05 s
                 await cursor.reset(LATEST)
         store.early = False
         await cursors.delete("s")
         again = await cursors.ensure("s", EARLIEST)
         await again.flush()
         other = await cursors.ensure("other", EARLIEST)
-        await other.reset(LATEST)  # comes after the one before
+        await other.reset(LATEST)  # this reset waits for the earlier reset
         assert again.backlog_entries == 3
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         restored = cursors.get("s")

@@ -63,7 +63,7 @@ async def test_oldest_snapshot_sets_replay_from() -> None:
     ledger.put_snapshot(Subscription(1, 10))
     ledger.put_snapshot(Subscription(2, 20))
     assert ledger.live_bytes == 30
-    ledger.begin(3)  # its snapshot is in the topic's record
+    ledger.begin(3)  # the snapshot of subscription 3 is in the topic's record
     ledger.put([bytes(100)])
     tail = ledger.tail_bytes
     assert ledger.stalest == 1

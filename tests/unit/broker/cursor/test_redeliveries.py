@@ -1,4 +1,4 @@
-"""Redelivery counts: with their acknowledgements in memory, and after failovers."""
+"""Redelivery counts in memory, together with acknowledgements, and after failovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replay of a cursor's records restores its state, wherever the records are cut."""
+"""The replay of a cursor's records restores its state from any valid start of the replay."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def test_ranges_beyond_the_end_of_the_log_are_cut() -> None:
 
 
 async def test_mark_in_an_empty_first_ledger_acknowledges_nothing() -> None:
-    """The ledger of these records is dropped and forgotten. A later one may have a smaller number:
-    brokers have blocks of them."""
+    """The ledger of these records was dropped and forgotten. A later ledger may have a smaller id,
+    because each broker takes ids from its own block."""
 
     world = ClusterState()
     world.ledgers.next_id(1_000)

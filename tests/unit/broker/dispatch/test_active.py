@@ -45,7 +45,7 @@ def test_nine_partitions_are_spread_over_three_consumers() -> None:
     assert assigned("BCA", 9) == "ABCABCABC"
 
 
-def test_three_partitions_of_fifteen_consumers_have_one_active_one_each() -> None:
+def test_three_partitions_with_fifteen_consumers_have_three_active_consumers() -> None:
     assert assigned("ABCDEFGHIJKLMNO", 3) == "ABC"
 
 

@@ -86,7 +86,7 @@ def test_chunks_wait_for_their_consumer_and_other_messages_are_delivered() -> No
     assert got(it, first) == chunk_ids("a", 3)
 
 
-def test_leaving_consumer_hands_on_whole_messages_from_the_first_chunk() -> None:
+def test_whole_messages_of_a_leaving_consumer_are_redelivered_from_the_first_chunk() -> None:
     it = world()
     first = it.join()
     it.flow(first, 100)
@@ -105,7 +105,7 @@ def test_leaving_consumer_hands_on_whole_messages_from_the_first_chunk() -> None
     assert [each for each in got(it, owner) if each[0]] == chunk_ids("a", 5)
 
 
-def test_parked_chunks_follow_when_their_consumer_leaves() -> None:
+def test_parked_chunks_move_with_their_message_when_the_consumer_leaves() -> None:
     it = world()
     first, second = it.join(), it.join()
     it.flow(first, 1)
@@ -128,7 +128,7 @@ def test_redelivery_of_one_chunk_redelivers_the_whole_message() -> None:
         append(it, "a", index, 3)
     it.append()
     it.settle()
-    it.redeliver(first, [Position(0, 2)])  # clients that nack only the last chunk
+    it.redeliver(first, [Position(0, 2)])  # some clients return only the last chunk
     it.settle()
     assert got(it, first)[4:] == chunk_ids("a", 3)
 
@@ -199,7 +199,7 @@ class Clients:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_random_histories_break_no_message(block: int) -> None:
+def test_random_histories_keep_the_chunks_of_messages_together(block: int) -> None:
     kinds = ["chunk"] * 6 + ["flow", "read"] * 3
     kinds += ["single", "roll", "join", "leave", "short", "fail", "ack", "redeliver", "some"]
     kinds += ["full", "room"]

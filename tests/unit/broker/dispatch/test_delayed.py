@@ -101,7 +101,7 @@ def test_time_in_the_far_future_is_explained() -> None:
     assert it.machine.next_timer() == pytest.approx(it.now + CLOCK_LOOK_S, abs=1)
 
 
-def test_delays_that_are_off_deliver_at_once() -> None:
+def test_entries_are_delivered_at_once_while_delays_are_disabled() -> None:
     it = world(enabled=False)
     it.append(delay_ms=60_000)
     member = it.join()
@@ -112,7 +112,7 @@ def test_delays_that_are_off_deliver_at_once() -> None:
     it.append(delay_ms=60_000)
     it.settle()
     assert len(member.inbox) == 1
-    it.delay.enabled = False  # the policy changes: what is delayed is due
+    it.delay.enabled = False  # the policy changes: all delayed entries are due
     it.flow(member, 1)
     it.settle()
     assert len(member.inbox) == 2
@@ -151,8 +151,8 @@ def test_index_stays_when_the_last_consumer_leaves() -> None:
     assert second.counts == [1, 0]
 
 
-def test_new_dispatcher_reads_around_what_is_delayed() -> None:
-    """After a seek, or a change of the type."""
+def test_new_dispatcher_skips_delayed_entries_in_its_reads() -> None:
+    """A seek or a change of the subscription type makes a new dispatcher."""
     it = world()
     member = it.join()
     it.flow(member, 1_000)
@@ -174,11 +174,11 @@ def test_new_dispatcher_reads_around_what_is_delayed() -> None:
 
 
 @pytest.mark.parametrize("make", [Shared, KeyShared])
-def test_new_dispatcher_delivers_once_what_became_due_before_it_read_so_far(
+def test_new_dispatcher_delivers_once_an_entry_that_became_due_before_its_read(
     make: type[Shared | KeyShared],
 ) -> None:
-    """After a failover, a seek, or a change of the type: the index names entries that the
-    dispatcher has still to read."""
+    """After a failover, a seek or a change of the type, the index names entries that the new
+    dispatcher has not read yet."""
     it = world(make=make)
     for number in range(10):
         it.append(key=str(number), delay_ms=5_000 if number in (4, 6) else None)
@@ -274,7 +274,7 @@ class Stored:
         return self.made.setdefault(subscription, DelayedIndex())
 
 
-def test_index_of_a_former_owner_is_not_taken_for_fixed_delays() -> None:
+def test_the_index_of_a_former_owner_does_not_count_as_fixed_delays() -> None:
     stored = Stored()
     for number in range(8):
         stored.index_of("s").add(Position(0, number), 50_000)
@@ -299,7 +299,7 @@ def test_stored_index_is_made_for_the_first_delayed_entry() -> None:
     assert not other.index, "the subscriptions do not share entries"
 
 
-def test_permits_bound_what_becomes_due() -> None:
+def test_due_entries_are_delivered_only_within_permits() -> None:
     it = world()
     member = it.join()
     it.flow(member, 3)
@@ -313,7 +313,7 @@ def test_permits_bound_what_becomes_due() -> None:
     assert entries(member.inbox) == [0, 1, 2, 3, 4, 5]
 
 
-def test_limit_of_unacked_messages_holds_back_what_is_due() -> None:
+def test_due_entries_wait_at_the_limit_of_unacked_messages() -> None:
     limits = Limits(unacked_per_consumer=100, unacked_per_subscription=4, read_entries=4)
     it = world(limits=limits)
     member = it.join()
@@ -345,7 +345,7 @@ def test_failed_read_of_due_entries_is_repeated(make: type[Shared | KeyShared]) 
     assert entries(member.inbox) == [0]
 
 
-def test_timer_looks_at_a_wall_clock_that_jumps() -> None:
+def test_timer_delivers_due_entries_after_a_jump_of_the_wall_clock() -> None:
     jumped_ms = 0
     delays = Delays(DelayPolicy(), lambda now: int(now * 1_000) + jumped_ms)
     delays.index = DelayedIndex()

@@ -1,4 +1,4 @@
-"""The index of delayed entries against a plain dict."""
+"""The index of delayed entries, compared with a plain dict."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_an_entry_takes_less_than_forty_bytes(order: str) -> None:
 
 def test_expired_entries_with_late_times_do_not_gather_behind_an_early_one() -> None:
     index = DelayedIndex(64)
-    for entry in range(64):  # a run that stays, and is due first
+    for entry in range(64):  # this run stays and is due first
         index.add(Position(9, entry), 1)
     tracemalloc.start()
     try:
@@ -140,7 +140,7 @@ def test_only_the_removal_of_a_single_entry_searches_the_runs(
             assert not index.discard(position)
     again = DelayedIndex(32)
     monkeypatch.setattr(again, "_find", None)
-    for items in (*copies, *copies):  # a move that was interrupted has stored both
+    for items in (*copies, *copies):  # an interrupted move has stored both copies
         again.restore(items)
     assert dict(again) == {at: due_ms for items in copies for at, due_ms in items}
     again.check()

@@ -16,7 +16,7 @@ def consumer(name: str) -> Consumer:
 def test_slot_drains_until_its_last_entry_is_acknowledged() -> None:
     it, one, two = DrainingHashes(), consumer("one"), consumer("two")
     it.register(one, {7: 2, 9: 1})
-    it.register(two, {7: 2, 8: 1})  # 7 drains at `one` already
+    it.register(two, {7: 2, 8: 1})  # slot 7 drains at `one` already
     assert {slot: it.of(one)[slot].references for slot in it.of(one)} == {7: 2, 9: 1}
     assert set(it.of(two)) == {8}
     it.check()
@@ -31,7 +31,7 @@ def test_slot_drains_until_its_last_entry_is_acknowledged() -> None:
     it.check()
 
 
-def test_all_hashes_take_less_than_5_mb_and_none_take_nothing() -> None:
+def test_all_hashes_take_less_than_5_mb_and_an_empty_table_takes_nothing() -> None:
     counts = dict.fromkeys(range(1, SLOTS), 1)
     it, one = DrainingHashes(), consumer("one")
     tracemalloc.start()

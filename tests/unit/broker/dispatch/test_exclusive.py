@@ -158,13 +158,12 @@ KINDS = ["append", "flow", "read"] * 2 + (
 
 
 class Twin:
-    """Checks the deliveries since the last rewind: they ascend, and every skipped entry is
-    acked."""
+    """A simple model. Since the last rewind, deliveries ascend and every skipped entry is acked."""
 
     def __init__(self, it: DispatcherRig) -> None:
         self.it = it
         self.seen = 0  # checked deliveries of the inbox
-        self.next = Position(-1, -1)  # every entry before it was delivered or is acked
+        self.next = Position(-1, -1)  # every earlier entry was delivered or is acked
 
     def rewind(self, member: Member | None) -> None:
         self.seen = len(member.inbox) if member else 0

@@ -1,6 +1,6 @@
-"""Every cause of a stopped delivery that a dispatcher knows, alone and in pairs: `explain` names
-it, with the numbers that a count over the rig gives. test_explanation.py has the causes of the
-shell."""
+"""The causes of a stopped delivery that a dispatcher knows, alone and in pairs. `explain` names
+each cause. The numbers in the text equal a count over the rig. test_explanation.py tests the causes
+of the shell."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_causes_are_explained_alone_and_in_pairs(causes: tuple[Why, ...]) -> Non
         CHECKS[why](it)
     expected = {*causes, Why.NOTHING_TO_READ}
     if Why.LOOK_AHEAD in causes:
-        expected.add(Why.DRAINING)  # the entries that fill it wait for a hash that drains
+        expected.add(Why.DRAINING)  # the filling entries wait for a draining hash
     assert {reason.why for reason in it.machine.explain(it.now)} <= expected
 
 

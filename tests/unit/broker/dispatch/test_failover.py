@@ -70,7 +70,7 @@ def test_standby_gets_nothing_until_the_active_consumer_leaves() -> None:
 
 
 def test_next_active_consumer_starts_where_the_former_one_acknowledged() -> None:
-    """The two examples of Pulsar's documentation."""
+    """The two examples of Pulsar's documentation for Failover."""
     it = world(8)
     first, second = it.join(), it.join()
     it.leave(first)  # without reading anything
@@ -157,7 +157,7 @@ def test_switch_after_the_delay_rewinds_and_late_acks_count() -> None:
     it.sleep(0.2)
     it.settle()
     assert entries(high) == [1, 2]
-    it.ack(low, Position(0, 1), Position(0, 3))  # late
+    it.ack(low, Position(0, 1), Position(0, 3))  # late acknowledgements
     take(it, high)
     assert entries(high) == [1, 2]
     it.redeliver(high)
@@ -190,13 +190,13 @@ def test_drain_ends_when_the_draining_consumer_leaves_or_returns_its_entries() -
         assert it.machine.next_timer() is None
 
 
-def test_leaving_consumer_is_replaced_when_it_has_acknowledged_what_it_has() -> None:
+def test_leaving_consumer_is_replaced_after_it_acknowledged_its_entries() -> None:
     it = world()
     for _ in range(4):
         it.append(2, batch=True)
     first, second = it.join(), it.join()
     it.flow(first, 2)
-    it.answer_read()  # one is delivered, the rest is held
+    it.answer_read()  # one entry is delivered, the others are held
     it.announce_leave(first)
     it.flow(first, 10)
     take(it, second)
@@ -207,13 +207,13 @@ def test_leaving_consumer_is_replaced_when_it_has_acknowledged_what_it_has() -> 
     it.settle()
     assert entries(second) == [1, 2, 3]
     it.leave(first)
-    it.announce_leave(second)  # the last one: no consumer can take over
+    it.announce_leave(second)  # the last consumer: none can take over
     it.append()
     assert second.active == [False, True]
     assert entries(second) == [1, 2, 3]
 
 
-def test_drain_is_called_off_when_the_better_consumer_leaves() -> None:
+def test_drain_is_cancelled_when_the_better_consumer_leaves() -> None:
     it = world(6)
     low = it.join(priority=1)
     take(it, low, 3)
@@ -232,7 +232,7 @@ def test_drain_with_held_entries_and_a_read_under_way_loses_none() -> None:
         it.append(2, batch=True)
     low = it.join(priority=1)
     it.flow(low, 4)
-    it.answer_read()  # two are delivered, the rest is held
+    it.answer_read()  # two entries are delivered, the others are held
     it.flow(low, 6)
     high = it.join()
     if it.outstanding:
@@ -279,11 +279,11 @@ KINDS = ["append", "flow", "read", "ack"] * 2 + (
 
 
 class Twin:
-    """The slow, obvious model: which consumer is active, and where its deliveries continue.
+    """A slow, simple model of the active consumer and the position of its next delivery.
 
-    It checks that exactly one consumer was told that it is active, that no other consumer gets
-    entries, and that the active one gets them in order from the first unacknowledged one on.
-    """
+    The model checks that exactly one consumer got the notice that it is active, and that no other
+    consumer gets entries. The active consumer must get the entries in order, from the first
+    unacknowledged entry."""
 
     def __init__(self, it: DispatcherRig, partition: int | None) -> None:
         self.it = it
@@ -315,7 +315,7 @@ class Twin:
         drains = self.active is not None and self.active is not self.wanted()
         drained, self.draining = self.draining, self.active if drains else None
         if drained is not self.draining:
-            drained = None  # it ended during the event
+            drained = None  # the drain ended during the event
         for member in it.members:
             fresh = member.inbox[self.sizes.get(member, 0) :]
             assert not fresh or member is self.active, "a standby got entries"
@@ -361,7 +361,7 @@ def step(it: DispatcherRig, twin: Twin, kind: str, a: int, b: int) -> None:
                 it.flow(member, 1 + b)
             case "full" | "room":
                 it.set_writable(member, kind == "room")
-            case "ack" if member.inbox:  # also late ones
+            case "ack" if member.inbox:  # also late acknowledgements
                 it.ack(member, *member.inbox[-1 - b :])
             case "late" if it.log:
                 it.ack(member, it.log[(a * 10 + b) % len(it.log)].position)

@@ -1,6 +1,6 @@
-"""Random histories of all subscription types against the obvious model (tests/histories), and the
-planted bugs that they must find: a test that finds nothing proves nothing. `make histories` plays
-more."""
+"""Random histories of all subscription types, compared with the simple model in tests/histories.
+The histories must also find planted bugs: a test that finds no bug proves nothing. `make histories`
+plays more histories."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ consumer still had entries of it."""
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_random_histories_keep_what_the_type_promises(kind: Kind) -> None:
+def test_random_histories_keep_the_rules_of_the_type(kind: Kind) -> None:
     met: Counter[str] = Counter()
     for seed in range(HISTORIES):
         met.update(Player(kind, seed).play().met)
@@ -52,7 +52,7 @@ def test_random_histories_keep_what_the_type_promises(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize(("kind", "seed"), KEPT)
-def test_history_that_failed_once_is_clean(kind: Kind, seed: int) -> None:
+def test_a_history_that_failed_once_passes(kind: Kind, seed: int) -> None:
     Player(kind, seed).play()
 
 

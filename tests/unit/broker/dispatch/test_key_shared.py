@@ -44,7 +44,7 @@ class World(DispatcherRig):
         return {reason.why for reason in self.machine.explain(self.now)}
 
     def key_for(self, member: Member) -> str:
-        """A key whose entries the consumer gets now."""
+        """Return a key whose entries the consumer gets now."""
         for number in range(10_000):
             slot = self.machine.slot_of_key(f"key-{number}".encode())
             if self.machine.holder(slot)[0] is member.machine:
@@ -52,7 +52,7 @@ class World(DispatcherRig):
         raise AssertionError("no key")
 
     def moving_keys(self, source: Member, target_name: str, count: int) -> list[str]:
-        """Keys of `source` that a consumer of this name takes when it joins."""
+        """Return keys of `source` that move to a consumer of this name when it joins."""
         ring = Ring()
         for member in self.members:
             ring.add(member.machine)
@@ -67,8 +67,8 @@ class World(DispatcherRig):
     def handover(
         self, first: KeySharedPolicy | None = None, second: KeySharedPolicy | None = None
     ) -> tuple[Member, Member, str]:
-        """The consumers `first` and `second`, with these policies, and a key. The first consumer
-        has an entry of the key. The key moved to the second consumer, which joined later."""
+        """Return the consumers `first` and `second`, with these policies, and a key. The first
+        consumer has an entry of the key. The second consumer joined later and took over the key."""
         old = self.join(name="first", policy=first)
         self.flow(old, 100)
         [key] = self.moving_keys(old, "second", 1)
@@ -192,7 +192,7 @@ def test_entry_returned_during_the_replay_goes_first() -> None:
     assert first.inbox[-2:] == [Position(0, 0), Position(0, 1)]
 
 
-def test_dispatcher_reads_on_past_what_waits_up_to_the_limit() -> None:
+def test_dispatcher_reads_past_waiting_entries_up_to_the_limit() -> None:
     settings = KeySharedSettings(look_ahead_per_consumer=5, look_ahead_per_subscription=8)
     it = world(settings=settings)
     slow, quick = it.join(name="slow"), it.join(name="quick")
@@ -253,7 +253,7 @@ def test_out_of_order_delivery_does_not_drain() -> None:
     assert second.inbox == [Position(0, 1)]
 
 
-def test_order_is_kept_while_one_consumer_wants_it() -> None:
+def test_order_is_kept_while_one_consumer_requires_order() -> None:
     it = world()
     first, second, key = it.handover(second=RELAXED)
     assert it.machine.policy.allow_out_of_order is False
@@ -565,7 +565,7 @@ def test_returned_chunk_brings_its_whole_message_back() -> None:
     assert first.inbox == [Position(0, n) for n in (0, 1, 2, 0, 1, 2)]
 
 
-def test_failed_read_is_asked_again() -> None:
+def test_failed_read_is_requested_again() -> None:
     it = world()
     first = it.join()
     it.flow(first, 1)

@@ -26,7 +26,8 @@ def whys(it: DispatcherRig) -> set[Why]:
 
 
 def test_reference_sequence_of_priorities_and_permits() -> None:
-    # permits C1:2, C2:1, C3:1 at priority 0 and C4:2, C5:1 at priority 1, one message at a time
+    # Permits: C1 has 2, C2 and C3 have 1 (priority 0); C4 has 2, C5 has 1 (priority 1). Each entry
+    # has one message.
     it = world()
     members = [
         it.join(priority=priority, name=name)
@@ -257,7 +258,7 @@ def test_turn_ends_before_a_batch_that_does_not_fit() -> None:
     assert [position.entry for position in second.inbox] == [1, 2]
 
 
-def test_held_entries_go_to_replay_with_the_last_consumer() -> None:
+def test_held_entries_are_replayed_after_the_last_consumer_leaves() -> None:
     it = world()
     for _ in range(3):
         it.append(10, batch=True)
@@ -395,8 +396,7 @@ def finish(it: DispatcherRig) -> None:
 
 @pytest.mark.parametrize("chunk", [None, Chunk("u", 0, 3, 30)])
 def test_all_entries_of_a_consumer_are_returned_together(chunk: Chunk | None) -> None:
-    """A step with 50,000 entries took 98 ms when it handled them one by one; in one call it takes 8
-    ms."""
+    """The return of 50,000 entries took 98 ms one by one. In one call it takes 8 ms."""
     it, counted = world(), []
     member = it.join()
     it.flow(member, 300)

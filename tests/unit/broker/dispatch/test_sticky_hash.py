@@ -60,11 +60,11 @@ def test_partition_key_with_a_wrong_base64_flag_is_used_as_it_is() -> None:
     assert key_of(partition_key="not base64!", partition_key_b64=True) == b"not base64!"
 
 
-def test_entries_without_a_key_are_spread_or_share_one() -> None:
+def test_entries_without_a_key_are_spread_or_share_one_slot() -> None:
     assert key_of(producer_name="p", sequence_id=7) == b"p-7"
     assert key_of(spread_keyless=False) == b"NONE_KEY"
 
 
-def test_chunks_without_a_key_share_one() -> None:
+def test_chunks_without_a_key_share_one_slot() -> None:
     chunks = [Chunk("u-1", index, 3, 30) for index in range(3)]
     assert {key_of(chunk=it, sequence_id=it.index) for it in chunks} == {b"u-1"}

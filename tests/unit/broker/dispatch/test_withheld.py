@@ -1,6 +1,6 @@
-"""Key-ordered negative acknowledgements: the set against plain sets, and the dispatcher, which
-delivers no entry while an earlier entry of its key is negatively acknowledged. Random histories of
-it are in test_histories.py."""
+"""Negative acknowledgements in key order. The set of withheld entries is compared with plain sets.
+The dispatcher delivers no entry while an earlier entry of its key is negatively acknowledged.
+test_histories.py plays random histories of this dispatcher."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMITS = Limits(unacked_per_consumer=9, unacked_per_subscription=16, read_entrie
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_set_withholds_what_is_later_than_the_earliest(seed: int) -> None:
+def test_set_withholds_entries_after_the_earliest_returned_entry(seed: int) -> None:
     rng, it, plain = random.Random(seed), Withheld(), {}
     for _ in range(200):
         at = Position(rng.randrange(3), rng.randrange(20))
@@ -64,7 +64,7 @@ class Rig(DispatcherRig):
         return key
 
 
-def test_later_entries_wait_and_say_so_until_the_acknowledgement() -> None:
+def test_later_entries_wait_and_are_explained_until_the_acknowledgement() -> None:
     it = Rig()
     member = it.join(policy=ORDERED)
     it.flow(member, 9)
@@ -112,8 +112,8 @@ def test_an_explanation_counts_the_withheld_hashes_that_it_does_not_name() -> No
 
 
 def test_returned_chunk_brings_all_chunks_of_its_message_again() -> None:
-    """Found by `make histories` (ordered 18409): the broker still took the other chunks for the
-    consumer's, so the returned one could not go to another consumer."""
+    """Found by `make histories` (ordered 18409): the broker still counted the other chunks as held
+    by the consumer, so the returned chunk could not go to another consumer."""
     it = Rig()
     member = it.join(policy=ORDERED)
     it.flow(member, 9)
@@ -130,8 +130,7 @@ def test_returned_chunk_brings_all_chunks_of_its_message_again() -> None:
 
 
 def test_skipping_a_lost_entry_releases_the_later_entries_of_its_hash() -> None:
-    """The broker acknowledges what is lost permanently, without an acknowledgement by a
-    consumer."""
+    """The broker itself acknowledges entries that are lost permanently."""
     it = Rig()
     member = it.join(policy=ORDERED)
     it.flow(member, 9)
@@ -171,7 +170,7 @@ def test_negative_acknowledgement_of_a_skipped_entry_withholds_nothing() -> None
     assert member.machine.unacked == 1
 
 
-def test_negative_acks_beyond_the_limit_are_not_taken() -> None:
+def test_negative_acks_beyond_the_limit_are_refused() -> None:
     it = Rig(withheld_max=2)
     member = it.join(policy=ORDERED)
     it.flow(member, 9)

@@ -1,4 +1,5 @@
-"""The budget of all bytes that a broker holds for producers: turns in FIFO order, below half."""
+"""The budget of all bytes that a broker holds for producers. Waiting connections continue in FIFO
+order once less than half of the budget is used."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ async def test_turns_stop_when_the_budget_is_exhausted_again() -> None:
     assert [turn.done() for turn in turns] == [True] * 8 + [False] * 2
 
 
-async def test_a_newcomer_does_not_overtake() -> None:
+async def test_a_new_connection_does_not_overtake_waiting_connections() -> None:
     budget = PublishBudget(100)
     budget.change(100)
     first = budget.turn()
@@ -70,7 +71,7 @@ async def test_a_connection_that_left_takes_no_turn() -> None:
     budget.check()
 
 
-async def test_bytes_kept_for_a_slow_bookie_count_and_are_looked_at() -> None:
+async def test_bytes_kept_for_a_slow_bookie_count_and_are_polled() -> None:
     kept = 100
     budget = PublishBudget(100, kept=lambda accepted: accepted + kept)
     turn = budget.turn()

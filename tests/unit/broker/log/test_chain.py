@@ -81,7 +81,7 @@ def test_ranks_and_entries_are_one_to_one(chain: Chain) -> None:
     assert [chain.rank(position) for position in entries] == list(range(1, len(entries) + 1))
 
 
-def test_a_log_without_ledgers() -> None:
+def test_a_log_without_ledgers_has_no_entries() -> None:
     chain = Chain(next_index=5)
     assert chain.confirmed == EARLIEST
     assert chain.first == chain.end == Position(-1, 0)

@@ -1,4 +1,4 @@
-"""Changes of a topic's record that are asked for at once are made by few writes, in their order."""
+"""Concurrent changes of a topic's record are made by few writes, in the order of the requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def keys_of(world: ClusterState) -> list[str]:
 async def held_back(
     store: GatedStore, owned: OwnedRecord, *changes: Callable[[TopicRecord], TopicRecord]
 ) -> list[asyncio.Task[None]]:
-    """The first change is being written, and the others wait for it."""
+    """Start these changes. The first change is being written, and the others wait."""
     store.gates[PUT] = asyncio.Event()
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(owned.change(each)) for each in changes]
@@ -86,7 +86,7 @@ async def test_a_thousand_subscriptions_at_once_take_few_writes() -> None:
         assert topic.log.owned_record.record.subscriptions == {}
 
 
-async def test_a_change_that_refuses_does_not_keep_the_others() -> None:
+async def test_a_change_that_raises_does_not_block_the_others() -> None:
     world = ClusterState()
     store = GatedStore(world.tree)
     async with opened(world, store=store) as topic:
@@ -114,7 +114,7 @@ async def test_only_the_change_that_does_not_fit_is_refused() -> None:
         assert cursors.names == (*names[:2], "large")
 
 
-async def test_record_beyond_the_store_limit_refuses_only_what_makes_it_so() -> None:
+async def test_only_the_change_that_exceeds_the_store_limit_is_refused() -> None:
     world = ClusterState()
     store = GatedStore(world.tree)
     async with opened(world, store=store) as topic:
@@ -128,7 +128,7 @@ async def test_record_beyond_the_store_limit_refuses_only_what_makes_it_so() -> 
         assert await keys_of(world) == ["a", "b"]
 
 
-async def test_a_caller_that_leaves_takes_its_change_along() -> None:
+async def test_the_change_of_a_cancelled_caller_is_dropped() -> None:
     world = ClusterState()
     store = GatedStore(world.tree)
     async with opened(world, store=store) as topic:
@@ -164,7 +164,7 @@ async def test_changes_behind_a_deletion_are_fenced() -> None:
         assert [type(it) for it in found] == [type(None), type(None), LogFenced]
 
 
-async def test_without_the_store_all_that_wait_fail_together() -> None:
+async def test_without_the_store_all_waiting_changes_fail_together() -> None:
     world = ClusterState()
     store = GatedStore(world.tree)
     async with opened(world, store=store, close=False) as topic:

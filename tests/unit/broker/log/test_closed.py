@@ -1,4 +1,4 @@
-"""The content of a topic that is read without opening it, and the cases that must open it."""
+"""The content of a topic is read without opening the topic. Some cases must open the topic."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def facts(chain: Chain | None) -> tuple[object, ...] | None:
 
 
 async def unloaded(broker: RunningBroker) -> Chain:
-    """The chain as the topic had it when it was open, which it is not any more."""
+    """Unload the topic. Return the chain that the open topic had."""
     chain = (await broker.broker.stored_topic(NAME)).log.chain
     await broker.broker.unload_topic(NAME)
     return chain
@@ -55,7 +55,7 @@ async def test_a_closed_topic_is_read_as_its_owner_would_open_it() -> None:
         assert kept.next_index == 9
         assert not it.broker.is_open(NAME)
         topic = await it.broker.stored_topic(NAME, create=False)
-        assert await it.broker.closed_chain(NAME) is None  # it is open here
+        assert await it.broker.closed_chain(NAME) is None  # the topic is open at this broker
         await topic.truncate()
         kept = await unloaded(it)
         found = await it.broker.closed_chain(NAME)
@@ -83,7 +83,7 @@ async def test_a_topic_that_its_owner_left_open_or_that_does_not_exist_must_be_o
 
 
 @pytest.mark.parametrize("damage", ["deleted", "longer", "no ledger"])
-async def test_a_record_that_does_not_fit_its_ledgers_is_left_to_the_opening(damage: str) -> None:
+async def test_a_topic_whose_record_contradicts_its_ledgers_must_be_opened(damage: str) -> None:
     cluster = ClusterState()
     async with running_broker(cluster) as it, Client(it.grpc_url) as client:
         await publish(client, 2)

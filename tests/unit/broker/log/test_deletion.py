@@ -1,4 +1,4 @@
-"""Dropping the head of a log: what is listed, deleted and forgotten, and what stays."""
+"""The head of a log is dropped: its ledgers are listed as dropped, deleted, and then forgotten."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ async def record_of(world: ClusterState) -> TopicRecord:
 
 
 class Unwilling(FakeLedgers):
-    """Fails this number of deletions, and every deletion of the ledgers in `refused`."""
+    """Ledgers that fail this number of deletions, and every deletion of the ledgers in
+    `refused`."""
 
     def __init__(self, world: SharedLedgers, failures: int = 0) -> None:
         super().__init__(world)
@@ -74,7 +75,7 @@ async def test_closed_ledgers_of_the_head_are_deleted_and_forgotten() -> None:
 
 
 async def test_indexes_and_positions_continue_after_everything_was_dropped() -> None:
-    """The next owner may get smaller ledger ids. It then requests others."""
+    """The next owner may get smaller ledger ids. The next owner then requests other ids."""
     world = ClusterState()
     world.ledgers.next_id(1_000)
     async with opened(world) as topic:
@@ -133,7 +134,7 @@ async def test_a_crash_at_any_call_leaves_each_ledger_listed_or_deleted(after: b
 
 
 async def dies_while_dropping(steps: Steps) -> bool:
-    """Returns whether the steps were as many as that."""
+    """Return True if the run reached this step."""
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES)
@@ -185,7 +186,7 @@ async def test_deletions_that_fail_for_long_are_tried_again_with_growing_delays(
         assert world.ledgers.deleted == [first]
 
 
-async def test_a_ledger_that_cannot_be_deleted_does_not_hold_up_the_others() -> None:
+async def test_a_ledger_that_cannot_be_deleted_does_not_delay_the_others() -> None:
     world = ClusterState()
     ledgers = Unwilling(world.ledgers)
     async with opened(world, ledgers=ledgers, config=CALM) as topic:
@@ -199,14 +200,14 @@ async def test_a_ledger_that_cannot_be_deleted_does_not_hold_up_the_others() -> 
     assert (await record_of(world)).deleting == (first,)
 
 
-async def test_a_long_list_does_not_hold_up_the_close() -> None:
+async def test_a_long_list_of_deletions_does_not_delay_the_close() -> None:
     world = ClusterState()
     async with opened(world, config=TINY) as topic:
         await topic.append_and_wait(*[f"m{number}" for number in range(LEDGERS_PER_PASS + 20)])
     ledgers = Unwilling(world.ledgers, failures=1)
     async with opened(world, ledgers=ledgers, close=False) as topic:
         topic.log.drop_through(LATEST)
-        await wait_until(lambda: ledgers.asked == 1)  # the next attempt is a second away
+        await wait_until(lambda: ledgers.asked == 1)  # the next attempt comes after a second
         await topic.log.close()
         assert len(world.ledgers.deleted) == LEDGERS_AT_CLOSE
         assert len((await record_of(world)).deleting) == LEDGERS_PER_PASS + 20 - LEDGERS_AT_CLOSE

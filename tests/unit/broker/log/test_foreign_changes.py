@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class RacingStore(MemoryStore):
-    """Another process is faster than the next write of the topic's record."""
+    """A store. Another process changes the topic's record just before the owner's next write."""
 
     foreign: Change | None = None
 

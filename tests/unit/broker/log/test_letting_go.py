@@ -1,4 +1,5 @@
-"""A ledger that was created and did not become the topic's is let go, whatever ends its making."""
+"""A created ledger that is not recorded in the topic is released when its creation ends for any
+reason."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from magnetar.metadata.memory import MemoryStore
 
 
 class Silent(MemoryStore):
-    """From some moment on it takes changes and says nothing."""
+    """While `silent` is set, changes take effect and the store sends no reply."""
 
     silent = False
 
@@ -25,7 +26,7 @@ class Silent(MemoryStore):
         return version
 
 
-async def test_a_log_that_ends_while_its_ledger_is_recorded() -> None:
+async def test_a_log_that_ends_while_its_ledger_is_recorded_releases_the_ledger() -> None:
     world = ClusterState()
     store = Silent(world.tree)
     async with opened(world, store=store, close=False) as topic:
@@ -40,7 +41,9 @@ async def test_a_log_that_ends_while_its_ledger_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("where", ["bookies", "metadata"])
-async def test_cursors_that_end_while_their_ledger_is_begun(where: str) -> None:
+async def test_cursors_that_end_while_their_ledger_is_created_release_the_ledger(
+    where: str,
+) -> None:
     world = ClusterState()
     store = Silent(world.tree)
     async with opened(world, store=store, close=False) as topic:

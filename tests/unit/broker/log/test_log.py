@@ -1,4 +1,4 @@
-"""The log on ledgers in memory: appending, rolling, failing, being taken over."""
+"""The log on ledgers in memory: appends, ledger rolls, failures and takeovers."""
 
 from __future__ import annotations
 
@@ -168,7 +168,8 @@ async def test_a_failed_ledger_loses_nothing_and_repeats_nothing(stored: int) ->
 
 
 async def test_entries_that_recovery_finds_in_a_failed_ledger_count_as_appended() -> None:
-    """When the ledger cannot be closed where the writer stood, recovering it decides its end."""
+    """The writer cannot close the failed ledger at its last confirmed entry. The recovery then
+    decides where the ledger ends."""
 
     async def world_closes_nothing() -> None:
         raise QuorumTimeout(1, 1, 1.0)
@@ -211,7 +212,7 @@ async def test_appends_wait_in_order_while_there_are_no_bookies() -> None:
         assert await topic.contents() == ["a", "b", "c"]
 
 
-async def test_a_ledger_that_refuses_what_we_send_fails_the_log() -> None:
+async def test_a_ledger_that_refuses_an_entry_fails_the_log() -> None:
     world = ClusterState()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait("a")
@@ -298,7 +299,7 @@ async def test_a_new_owner_fences_the_old_one_and_keeps_the_appended_entries() -
 async def test_an_owner_that_lost_the_race_deletes_the_ledger_it_could_not_record() -> None:
     world = ClusterState()
     async with opened(world, close=False) as old, opened(world) as new:
-        old.append("late")  # no ledger yet: the record is what stops it
+        old.append("late")  # no ledger yet: only the record stops this owner
         await wait_until(lambda: old.error is not None)
         assert isinstance(old.error, LogFenced)
         assert old.failed == ["late"]
@@ -309,7 +310,8 @@ async def test_an_owner_that_lost_the_race_deletes_the_ledger_it_could_not_recor
 
 
 async def test_a_ledger_that_may_be_in_the_new_owners_list_is_not_deleted() -> None:
-    """The reply to our last change is lost; it was made, and the topic is taken over right then."""
+    """Our last change took effect, but its reply is lost. Another owner takes the topic over at
+    once."""
 
     world = ClusterState()
     puts = 0
@@ -324,7 +326,7 @@ async def test_a_ledger_that_may_be_in_the_new_owners_list_is_not_deleted() -> N
         old.append("a")
         await wait_until(lambda: puts == 2)
         world.ledgers.bookies = False
-        with pytest.raises(LogUnavailable):  # it has our ledger in its list now
+        with pytest.raises(LogUnavailable):  # the new owner lists our ledger now
             await open_log(world)
         await wait_until(lambda: old.error is not None)
         assert isinstance(old.error, LogFenced)
@@ -373,7 +375,7 @@ async def test_an_empty_ledger_is_dropped_and_ids_still_grow() -> None:
         world.ledgers.hold()
         for name in ("b", "c", "d", "e", "f"):
             old.append(name)
-    # The first ledger is left as it was; nothing of the others was stored.
+    # The first ledger is unchanged; the other ledgers have no entries.
     world.ledgers.release()
     async with opened(world, close=False) as second:
         world.ledgers.hold()
@@ -389,7 +391,7 @@ async def test_an_empty_ledger_is_dropped_and_ids_still_grow() -> None:
         assert (await record_of(world)).deleting == ()
 
 
-async def test_a_missing_ledger_is_named_and_nothing_is_skipped() -> None:
+async def test_open_with_a_missing_ledger_raises_log_damaged_with_its_id() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a")
@@ -409,7 +411,7 @@ async def test_a_record_that_cannot_be_read_is_refused() -> None:
             pass
 
 
-async def test_opening_without_bookies_is_a_matter_of_trying_again() -> None:
+async def test_open_without_bookies_raises_log_unavailable() -> None:
     world = ClusterState()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait("a")
@@ -478,7 +480,7 @@ async def test_a_deleted_topic_fences_its_log() -> None:
 # ---- closing -------------------------------------------------------------------------------------
 
 
-async def test_close_waits_for_what_is_outstanding() -> None:
+async def test_close_waits_for_outstanding_appends() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         topic.append(*NAMES)
@@ -493,7 +495,7 @@ async def test_close_waits_for_what_is_outstanding() -> None:
     assert sum(part.entries for part in record.ledgers) == len(NAMES)
 
 
-async def test_an_untouched_log_closes_without_a_trace() -> None:
+async def test_an_unused_log_closes_without_a_ledger() -> None:
     world = ClusterState()
     async with opened(world):
         pass
@@ -501,7 +503,7 @@ async def test_an_untouched_log_closes_without_a_trace() -> None:
     assert (await record_of(world)).ledgers == ()
 
 
-async def test_cancelling_run_reports_what_is_outstanding() -> None:
+async def test_cancelling_run_reports_outstanding_appends_as_failed() -> None:
     world = ClusterState()
     async with opened(world, close=False) as topic:
         await topic.append_and_wait("a")

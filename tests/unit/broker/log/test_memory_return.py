@@ -1,4 +1,4 @@
-"""When the memory of a burst goes back to the system."""
+"""The broker returns the memory of a burst to the operating system."""
 
 from __future__ import annotations
 

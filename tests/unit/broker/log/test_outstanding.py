@@ -1,4 +1,5 @@
-"""Accepted, unconfirmed entries: order, indexes and bytes, also when ledgers fail or change."""
+"""Accepted, unconfirmed entries keep their order, indexes and byte count when ledgers fail or
+change."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def test_entries_are_sent_in_the_order_of_their_arrival(
             waiting, flying = flying + waiting, []
         assert (outstanding.queued, outstanding.in_flight) == (len(waiting), len(flying))
         if waiting:
-            # The index of its last message; the first message comes right after these.
+            # The index of the last message of the entry. Its first message follows the earlier
+            # entries.
             expected = waiting[0][2]
             assert expected - 4 < outstanding.first_queued_index <= expected
         outstanding.check(confirmed_index=confirmed_index)

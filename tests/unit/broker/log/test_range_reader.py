@@ -1,4 +1,4 @@
-"""Reading a log: bounds, ranges, the cache, failures, searching."""
+"""Reads of a log: limits, ranges, the cache, failures and searches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_reads_are_bounded_by_entries_and_bytes_but_return_one(cached: boo
         assert (world.ledgers.reads == []) == cached
 
 
-async def test_catching_up_reads_ranges_not_entries() -> None:
+async def test_a_reader_that_catches_up_reads_ranges_from_bookies() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES)
@@ -154,6 +154,6 @@ async def test_a_search_during_which_ledgers_are_trimmed_finds_the_entry(dropped
             calls += 1
             if calls == 2:
                 topic.log.chain.drop_head(dropped)
-            return int(texts_of(entry.data)[0][1:]) >= 15  # ledgers have five
+            return int(texts_of(entry.data)[0][1:]) >= 15  # ledgers have five entries
 
         assert await topic.log.search(is_past) == Position(4, 0)

@@ -1,5 +1,5 @@
-"""A topic's record has a size limit: a change that exceeds it is refused by name, and other work
-continues."""
+"""A topic's record has a size limit. A change that exceeds the limit is refused with the reason,
+and other work continues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 async def change(world: ClusterState, change: Callable[[TopicRecord], TopicRecord]) -> None:
-    """Fill the record, as an administrator or years of use would."""
+    """Fill the record, as many properties or years of use would."""
     store = world.store()
     found = await store.get(topic_path(TOPIC))
     assert found is not None
@@ -62,7 +62,7 @@ async def with_many_ledgers(world: ClusterState, count: int) -> None:
     await change(world, lambda record: replace(record, ledgers=(*before, last)))
 
 
-async def test_a_record_that_outgrows_its_limit_ends_the_log_with_its_name() -> None:
+async def test_a_record_above_its_limit_ends_the_log_with_an_error_that_names_the_record() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a")
@@ -112,7 +112,7 @@ async def test_ledgers_grow_with_their_number() -> None:
     async with opened(world) as topic:
         await topic.append_and_wait(*names)
         counts = [part.entries for part in topic.log.chain.records[LEDGERS_PER_STEP - 1 :]]
-        assert counts == [10, 10, 0]  # the open one is not counted in its record
+        assert counts == [10, 10, 0]  # the record has no entry count of the open ledger
         confirmed = topic.log.confirmed
     assert confirmed.entry == 4
 
@@ -149,7 +149,7 @@ def test_with_all_parts_at_their_limits_necessary_changes_still_fit() -> None:
 
 
 class WithBadMetadata(FakeLedgers):
-    """One ledger's metadata cannot be parsed."""
+    """Ledgers of which one has metadata that cannot be parsed."""
 
     bad: LedgerId
 

@@ -91,7 +91,7 @@ def test_a_ledger_is_judged_by_its_record_and_its_age(
         {key: value for key, value in CUSTOM.items() if key != "epoch"},
     ],
 )
-def test_a_ledger_that_does_not_tell_its_origin_is_kept(custom: dict[str, bytes]) -> None:
+def test_a_ledger_without_a_recorded_origin_is_kept(custom: dict[str, bytes]) -> None:
     origin = origin_of(custom)
     assert origin is None
     verdict = judge(ledger_of(custom), origin, None, now_ms=1 << 40, grace_ms=1)
@@ -125,8 +125,8 @@ def listed(record: TopicRecord) -> set[int]:
 
 @pytest.mark.parametrize("after", [False, True])
 async def test_a_ledger_of_a_crash_at_any_call_is_swept(after: bool) -> None:
-    """Rolls, cursors, drops and their deletions. The sweep deletes nothing that is listed, and
-    after the next owner no ledger is left that is not."""
+    """The script rolls ledgers, writes cursors, and drops and deletes ledgers. The sweep deletes no
+    listed ledger. After the next owner closed the topic, the sweep leaves no unlisted ledger."""
     number = 0
     while await dies_at(Steps(number, after=after)):
         number += 1
@@ -216,8 +216,8 @@ async def test_the_ledgers_of_a_vanished_topic_are_deleted() -> None:
     assert world.ledgers.ledgers == {}
 
 
-async def test_a_record_that_lists_the_ledger_meanwhile_saves_it() -> None:
-    """The sweep read the topic's record before; it reads it again before it calls an orphan."""
+async def test_a_ledger_that_the_record_lists_meanwhile_is_kept() -> None:
+    """The sweep reads the topic's record a second time before it judges a ledger as orphaned."""
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES)
@@ -234,7 +234,7 @@ async def test_a_record_that_lists_the_ledger_meanwhile_saves_it() -> None:
 
     async def ids(after: int) -> AsyncIterator[LedgerId]:
         async for ledger in pages(after):
-            if ledger == last.ledger:  # the former ones were judged by the shorter record
+            if ledger == last.ledger:  # earlier ledgers were judged by the first read
                 await store.put(topic_path(TOPIC), encode_topic(record), expected=version)
             yield ledger
 
@@ -242,7 +242,7 @@ async def test_a_record_that_lists_the_ledger_meanwhile_saves_it() -> None:
     assert (await sweep.page(-1, delete=True)).deleted == 0
 
 
-async def test_drop_everything_and_nothing_is_left() -> None:
+async def test_after_all_messages_are_dropped_no_ledger_is_left() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*NAMES)

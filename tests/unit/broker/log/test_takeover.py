@@ -1,4 +1,5 @@
-"""The owner of a topic dies, or is overtaken, at each of its calls to the outside.
+"""The owner of a topic dies, or another broker takes the topic over, at each call of the owner to
+ledgers and metadata.
 
 A script appends over several ledgers, acknowledges, resets, deletes, creates and closes. The first
 run counts its calls. Then the script runs three times for each call: the owner is killed before the
@@ -55,8 +56,8 @@ class Expected:
     """The expected state of one subscription."""
 
     exists: bool | None = None  # None: either is possible
-    must: set[Position] = field(default_factory=set)  # answered
-    may: set[Position] = field(default_factory=set)  # asked for
+    must: set[Position] = field(default_factory=set)  # acknowledgements with an answer
+    may: set[Position] = field(default_factory=set)  # requested acknowledgements
 
 
 @dataclass(slots=True)
@@ -176,13 +177,13 @@ class Script:
 
 
 async def live_and_die(world: ClusterState, steps: Steps, told: Told) -> None:
-    """Run the script: the first broker disappears without a close, the second takes over and
-    closes. The run ends at its end, at the broker's death, or when the broker is fenced."""
+    """Run the script. The first broker disappears without a close. The second broker takes over
+    and closes. The run ends earlier if the broker dies or is fenced."""
     try:
         async with life(world, steps, told, close=False) as script:
             await script.live()
         async with life(world, steps, told, close=True) as script:
-            # Changes whose outcome the first broker never learnt are settled by now.
+            # The outcome of the first broker's unanswered changes is fixed by now.
             script.told.attempted = await script.contents()
             await script.live_again()
         told.finished = True
@@ -355,7 +356,7 @@ def test_a_broker_is_overtaken_at_any_call() -> None:
 
             async def take_over() -> None:
                 await overtake.wait()
-                with contextlib.suppress(LogError):  # the script's second life may overtake it
+                with contextlib.suppress(LogError):  # the second broker of the script may take over
                     async with (
                         opened(world, config=CONFIG, close=False) as topic,
                         opened_cursors(topic.log, config=CURSORS, close=False),

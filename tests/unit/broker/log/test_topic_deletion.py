@@ -1,4 +1,4 @@
-"""A deleted topic, what is left of it, and the owners that do not know."""
+"""A deleted topic, its tombstone, and stale owners that do not know about the deletion."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def deletions_of(world: ClusterState, store: MetadataStore | None = None) -> Top
 
 
 async def delete(world: ClusterState, *, clients: frozenset[str] = frozenset()) -> None:
-    """By another broker, which takes the topic over first."""
+    """Delete the topic by another broker, which first takes the topic over."""
     owned = await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
     await deletions_of(world).delete(owned, brokers={"b1": "1" * 32}, clients=clients)
 
@@ -76,9 +76,10 @@ ACTS = (drop_head, publish, change_property)
 @pytest.mark.parametrize("acts", list(itertools.permutations(ACTS, 2)))
 @pytest.mark.parametrize("when", list(itertools.combinations_with_replacement(range(3), 2)))
 def test_a_stale_owner_deletes_no_ledger_of_the_new_topic(acts: tuple, when: tuple) -> None:
-    """The stale owner acts before the deletion, between it and the new creation, or after both. The
-    new topic begins at the same epoch; only its record's version is above the deleted one's, as the
-    tombstone asks: the stale owner writes without a read when it believes to know the record."""
+    """The stale owner acts before the deletion, between the deletion and the new creation, or after
+    both. The new topic begins at the same epoch. The stale owner may write without a read, so only
+    the version of the record can refuse the write. The tombstone keeps the version of the new
+    record above the version of the deleted record."""
 
     async def main() -> None:
         world = ClusterState()
@@ -159,7 +160,7 @@ async def test_an_absent_topic_is_only_created_on_demand() -> None:
 # ---- deleting ------------------------------------------------------------------------------------
 
 
-async def test_a_deleted_topic_leaves_nothing_but_a_tombstone() -> None:
+async def test_a_deleted_topic_leaves_only_a_tombstone() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait(*"abcdefghijkl")
@@ -188,7 +189,7 @@ async def test_a_topic_that_is_being_deleted_is_not_taken_over() -> None:
 
 
 class PausedLedgers(FakeLedgers):
-    """Stops before its first deletion."""
+    """Ledgers that stop before their first deletion."""
 
     def __init__(self, world: ClusterState) -> None:
         super().__init__(world.ledgers)
@@ -207,7 +208,8 @@ SCHEMA = paths.schema(TOPIC.tenant, TOPIC.namespace, TOPIC.topic)
 
 @pytest.mark.parametrize("path", [POLICIES, SCHEMA])
 async def test_a_late_broker_deletes_nothing_of_the_next_topic(path: str) -> None:
-    """Two brokers finish one deletion, and the topic is created again before the second is done."""
+    """Two brokers finish one deletion. The topic is created again before the second broker is
+    done."""
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a")
@@ -283,13 +285,13 @@ def test_a_deletion_that_dies_at_any_call_is_finished_by_the_sweeper(after: bool
 
 
 async def _taken_by(owned: OwnedRecord, store: MetadataStore) -> OwnedRecord:
-    """The same ownership over another session."""
+    """Take the same ownership over another session."""
     taken = await owned._store.get(topic_path(TOPIC))
     assert taken is not None
     return OwnedRecord(TOPIC, store, taken, decode_topic(taken.value))
 
 
-async def test_a_tombstone_stays_while_a_broker_of_its_time_runs() -> None:
+async def test_a_tombstone_stays_while_a_broker_runs_that_ran_at_the_deletion() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a")
@@ -298,11 +300,11 @@ async def test_a_tombstone_stays_while_a_broker_of_its_time_runs() -> None:
     sweeper = deletions_of(world)
     await sweeper.sweep({"b1": "1" * 32})
     assert await world.store().get(TOMBSTONE) is not None
-    await sweeper.sweep({"b1": "2" * 32})  # it was restarted
+    await sweeper.sweep({"b1": "2" * 32})  # b1 was restarted
     assert await world.store().get(TOMBSTONE) is None
 
 
-async def test_a_tombstone_does_not_outlast_a_day() -> None:
+async def test_a_tombstone_is_removed_after_a_day() -> None:
     world = ClusterState()
     async with opened(world) as topic:
         await topic.append_and_wait("a")
@@ -333,7 +335,7 @@ class PausedStore(MemoryStore):
 async def test_a_write_that_began_before_the_deletion_does_not_reach_the_new_topic(
     changes: int,
 ) -> None:
-    """The new record has been changed so often that its version may be the one that was read."""
+    """The new record was changed so often that its version may equal the version that was read."""
     world = ClusterState()
     paused = PausedStore(world.tree)
     stale = await OwnedRecord.take(TOPIC, paused, incarnation=drawn_incarnation())

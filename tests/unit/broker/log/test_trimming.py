@@ -40,10 +40,11 @@ def through(
 @pytest.mark.parametrize(
     ("slowest", "expected"),
     [
-        (None, Position(8, 1)),  # no durable cursor holds anything
+        (None, Position(8, 1)),  # no durable cursor holds a ledger
         (Position(-1, -1), None),
         (Position(3, 3), None),
-        (Position(3, 4), Position(3, 4)),  # a cursor at the end of a ledger does not hold it
+        # A cursor at the end of a ledger does not hold the ledger.
+        (Position(3, 4), Position(3, 4)),
         (Position(5, -1), Position(3, 4)),
         (Position(4, 7), Position(3, 4)),  # a cursor in a deleted ledger
         (Position(8, 0), Position(5, 4)),

@@ -18,7 +18,7 @@ NAMESPACE = "admin/v2/namespaces/public/default"
 LOOKUP = "lookup/v2/topic/persistent/public/default/t"
 
 
-async def test_the_cluster_and_its_brokers() -> None:
+async def test_the_cluster_and_its_brokers_are_listed() -> None:
     async with running_broker(ClusterState()) as broker, admin_of(broker, "/admin/v2") as admin:
         assert (await admin.get("clusters")).json() == ["magnetar"]
         data = (await admin.get("clusters/magnetar")).json()

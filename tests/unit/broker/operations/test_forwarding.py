@@ -1,4 +1,5 @@
-"""Requests for lists to other brokers: a bounded number runs at once, with one deadline."""
+"""Requests for lists to other brokers. A bounded number of requests runs at once, and all share one
+deadline."""
 
 from __future__ import annotations
 

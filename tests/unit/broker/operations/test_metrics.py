@@ -190,7 +190,7 @@ class Measured:
 
 @asynccontextmanager
 async def measured(served: Callable[[ServedTopic], list[ServedTopic]]) -> AsyncIterator[Measured]:
-    """Read the metrics that `served` gives for the topic `t`, and measure each step of the loop."""
+    """Read the metrics of the topic `t` from `served`, and measure each step of the loop."""
     async with scene() as it:
         topic = await it.broker.broker.topic(TopicName.parse("t"))
         latency = it.broker.broker.publish_latency

@@ -1,4 +1,4 @@
-"""Requests to all partitions of a topic: sums of statistics, and failures half-way."""
+"""Requests to all partitions of a topic: merged statistics, and failures after some partitions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_draining_hashes_of_a_consumer_are_merged_by_hash() -> None:
         ("waitingFor", (["permits"], ["permits"]), ["permits"]),
     ],
 )
-def test_statistics_of_partitions_are_merged_by_what_they_mean(
+def test_statistics_of_partitions_are_merged_field_by_field(
     name: str, values: tuple[Any, ...], expected: Any
 ) -> None:
     assert merged([{name: value} for value in values]) == {name: expected}
@@ -175,7 +175,8 @@ async def test_a_request_about_all_partitions_says_that_the_metadata_store_is_aw
 
 @pytest.mark.real_loop
 async def test_expire_up_to_a_message_is_for_one_partition() -> None:
-    """Ledger ids are the cluster's: in another partition the same id is behind other messages."""
+    """Ledger ids are unique in the cluster. In another partition, the same id follows other
+    messages."""
     async with (
         running_broker(ClusterState()) as broker,
         wire_to(broker, "pulsar") as client,
@@ -226,7 +227,7 @@ async def test_a_wrong_method_is_refused_also_if_no_partition_is_open() -> None:
 
 
 class _Brokers:
-    """Partitions of which each has a producer, asked through a broker with an old view."""
+    """Partitions with a producer each. A broker with an old view sends the requests."""
 
     def __init__(self) -> None:
         cluster = ClusterState()
@@ -292,7 +293,7 @@ async def test_terminate_with_an_old_view_terminates_partitions_that_were_added(
 
 @pytest.mark.real_loop
 async def test_a_broker_that_hangs_does_not_occupy_the_threads_of_others() -> None:
-    """Schemas of clients and the metrics are made in threads, too."""
+    """Schemas of clients and the metrics use the same threads."""
     with socket.create_server(("127.0.0.1", 0)) as hangs:
         location = f"http://127.0.0.1:{hangs.getsockname()[1]}/"
 

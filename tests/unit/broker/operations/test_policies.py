@@ -254,7 +254,7 @@ async def test_partitions_share_the_policies_of_their_topic() -> None:
             assert (await admin.get(f"{path}/maxProducers")).json() == 3
 
 
-async def test_policies_of_what_does_not_exist_are_not_found() -> None:
+async def test_policies_of_a_missing_topic_or_namespace_are_not_found() -> None:
     async with (
         running_broker(ClusterState()) as broker,
         admin_of(broker, "/admin/v2") as admin,
@@ -274,7 +274,7 @@ async def test_policies_of_what_does_not_exist_are_not_found() -> None:
 
 
 async def test_writers_of_different_policies_do_not_undo_each_other() -> None:
-    """The version counts each change; a change that changes nothing is no change."""
+    """The version counts each change. A write of equal policies does not count."""
     async with (
         running_broker(ClusterState()) as broker,
         admin_of(broker, "/admin/v2") as admin,
@@ -299,7 +299,7 @@ async def test_writers_of_different_policies_do_not_undo_each_other() -> None:
             )
 
 
-async def test_policies_that_come_too_late_leave_those_of_the_next_topic() -> None:
+async def test_policies_stored_too_late_do_not_replace_those_of_the_next_topic() -> None:
     """The topic is deleted while its policies are stored, and then created again."""
     name = TopicName.parse("t")
     path = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
@@ -320,7 +320,7 @@ async def test_policies_that_come_too_late_leave_those_of_the_next_topic() -> No
         other = cluster.store()
         found = await other.get(path)
         assert found is not None
-        await other.put(path, next_ones, expected=found.version)  # of a topic created since
+        await other.put(path, next_ones, expected=found.version)  # policies of a newer topic
         read.set()
         await setting
         found = await other.get(path)

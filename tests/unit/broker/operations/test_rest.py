@@ -1,4 +1,4 @@
-"""The admin API: paths, verbs, statuses, and requests that are wrong."""
+"""The admin API: paths, verbs, statuses, and invalid requests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ async def test_the_statistics_of_a_topic_count_messages_and_clients() -> None:
     ("path", "status", "text"),
     [("public/default/unknown", 404, "unknown"), ("public/%20/t", 412, "name")],
 )
-async def test_a_topic_that_is_not_there(path: str, status: int, text: str) -> None:
+async def test_a_request_for_a_missing_topic_is_refused_and_creates_no_topic(
+    path: str, status: int, text: str
+) -> None:
     async with running_broker(ClusterState()) as broker:
         found = await get(broker, path)
         assert found.status_code == status
@@ -54,7 +56,7 @@ async def test_a_topic_that_is_not_there(path: str, status: int, text: str) -> N
 
 
 @pytest.mark.parametrize(("topic", "quoted"), [("t", "t"), ("a?b#50% ü", "a%3Fb%2350%25%20%C3%BC")])
-async def test_another_brokers_topic_is_a_redirect(topic: str, quoted: str) -> None:
+async def test_a_request_for_another_brokers_topic_is_redirected(topic: str, quoted: str) -> None:
     cluster = ClusterState()
     async with (
         running_broker(cluster, 0) as first,
@@ -149,7 +151,7 @@ S = f"{T}/subscription/s"
         ("GET", "nowhere", None, 404, "/docs"),
     ],
 )
-async def test_a_wrong_request_is_refused_with_what_was_expected(
+async def test_an_invalid_request_is_refused_with_the_expected_form(
     method: str, path: str, body: bytes | None, status: int, reason: str
 ) -> None:
     async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:

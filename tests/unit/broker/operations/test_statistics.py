@@ -86,7 +86,8 @@ async def test_many_clients_are_described_in_slices() -> None:
 
 
 def calls_of_pydantic(work: Callable[[], object]) -> Counter[str]:
-    """The calls of each function in Rust, which holds the interpreter's lock to its end."""
+    """Count the calls of each function in Rust. Such a call holds the interpreter's lock to its
+    end."""
     found: Counter[str] = Counter()
 
     def note(_: object, event: str, function: Any) -> None:

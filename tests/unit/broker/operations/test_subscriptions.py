@@ -1,4 +1,4 @@
-"""Operations on subscriptions: where they begin, where they are moved, what is peeked."""
+"""Operations on subscriptions: initial position, reset, skip, expiry and peek."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_a_subscription_begins_at_the_requested_position() -> None:
             await subscriptions.create_subscription(it.broker, TOPIC, "s", LATEST)
 
 
-async def test_peek_skips_what_is_acknowledged_and_changes_nothing() -> None:
+async def test_peek_skips_acknowledged_messages_and_changes_nothing() -> None:
     async with scene() as it:
         _, second, _ = await it.publish(plain("a"), plain("b"), plain("c"))
         it.subscription.cursor.acknowledge([second])

@@ -1,6 +1,6 @@
-"""The cache of policies: what it loads, how it follows changes, and what it does without the store.
+"""The cache of policies: loads, changes by other processes, and answers without the metadata store.
 
-`other` is always another process with a session of its own.
+`other` is always another process with its own session.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(*, left: bool = False) -> AsyncIterator[Cluster]:
-    """`left`: the namespaces have no records, and topics of an earlier version."""
+    """`left`: the namespaces have no records but have topics of an earlier version."""
     async with asyncio.TaskGroup() as tasks:
         here = Cluster(tasks)
         for namespace in ("orders", "other", *(f"n{number}" for number in range(2 * READERS))):
@@ -283,7 +283,7 @@ async def test_many_subscribers_are_called_in_steps_that_let_the_loop_run() -> N
 # ---- without the store ---------------------------------------------------------------------------
 
 
-async def test_during_a_cut_known_answers_stand_and_are_stale() -> None:
+async def test_during_a_cut_known_answers_stay_and_are_stale() -> None:
     async with cluster() as here:
         cache, store = here.cache()
         await cache.follow(T)
@@ -304,7 +304,7 @@ async def test_during_a_cut_known_answers_stand_and_are_stale() -> None:
         assert calls == [9]
 
 
-async def test_during_a_cut_the_unknown_is_refused_at_once() -> None:
+async def test_during_a_cut_an_unknown_namespace_is_refused_at_once() -> None:
     async with cluster() as here:
         cache, store = here.cache()
         await cache.ready(N)

@@ -1,4 +1,4 @@
-"""A namespace's view answers from what was read, or not at all."""
+"""A namespace's view answers only from records that were read."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_view_does_not_answer_before_its_records_are_read() -> None:
     view.on_record(NamespaceRecord())
     view.bundle_of(T)
     with pytest.raises(PoliciesUnavailable):
-        view.policies_of(T)  # it may set policies of its own
+        view.policies_of(T)  # the topic may have its own policies
 
 
 def test_a_topic_that_sets_policies_is_unknown_until_they_were_read() -> None:
@@ -143,7 +143,7 @@ levels = st.builds(
 
 @given(st.data())
 def test_answers_equal_those_of_a_view_that_computes_everything_again(data: st.DataObject) -> None:
-    """Against a plain dictionary; and each change of an answer was announced."""
+    """Compare with a plain dictionary. The view must announce each change of an answer."""
     record, stored = Policies(), dict[TopicName, Policies]()
     view, followed, changed = known(), set[TopicName](), set[TopicName]()
 

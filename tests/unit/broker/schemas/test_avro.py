@@ -1,4 +1,4 @@
-"""Avro schemas: what is one, which are equal, and what reads what."""
+"""Avro schemas: validity, equality, and which schema can read the data of another."""
 
 from __future__ import annotations
 
@@ -151,8 +151,8 @@ def test_a_definition_that_is_not_json_in_utf_8_is_refused(text: bytes) -> None:
         avro.parse(text)
 
 
-def test_whether_a_schema_is_valid_does_not_depend_on_the_stack() -> None:
-    """A step with a short stack stores it; a step with a long one must be able to read it."""
+def test_the_validity_of_a_schema_does_not_depend_on_the_stack_depth() -> None:
+    """A schema that was stored from a short stack must be readable from a long stack."""
 
     def outcome(text: bytes, frames: int) -> type:
         if frames:

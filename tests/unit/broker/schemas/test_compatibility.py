@@ -226,7 +226,7 @@ def test_protobuf_messages_in_two_cycles_are_not_compared_pair_by_pair() -> None
 
 
 def test_long_names_of_protobuf_messages_are_refused() -> None:
-    """Each of 2,000 messages within one has the name of that one, too."""
+    """The full name of each of 2,000 nested messages contains the name of the outer message."""
     for file in (
         descriptor_pb2.FileDescriptorProto(
             package="p" * 600, message_type=[descriptor_pb2.DescriptorProto(name="M")]
@@ -246,7 +246,7 @@ def test_protobuf_names_that_are_no_text_are_refused() -> None:
         parse(SchemaType.PROTOBUF_NATIVE, definition(files, "M"), "", {})
 
 
-def test_a_stored_definition_that_is_not_valid_refuses_and_fails_nothing_else() -> None:
+def test_an_invalid_stored_definition_refuses_a_schema_and_fails_nothing_else() -> None:
     stored = Schema(SchemaType.AVRO, b'{"type": "enum", "name": "E"}', "", {}, b"")
     with pytest.raises(IncompatibleSchema, match="the earlier schema is not valid"):
         require_compatible(ONE, stored, Strategy.FULL)

@@ -197,7 +197,7 @@ async def test_with_always_compatible_a_topic_of_bytes_admits_consumers_with_a_s
 
 
 async def test_a_stale_view_of_the_store_does_not_refuse_a_schema() -> None:
-    """Apache's clients give up on it."""
+    """Apache's clients would treat the refusal as permanent."""
     cluster = ClusterState()
     here, there = registry_in(cluster), registry_in(cluster)
     fixed = SchemaRules(Strategy.FULL, auto_update=False, validation=False)
@@ -215,7 +215,7 @@ async def test_a_stale_view_of_the_store_does_not_refuse_a_schema() -> None:
 
 @contextmanager
 def stale(registry: SchemaRegistry, record: SchemaRecord) -> Iterator[None]:
-    """Until the store is synchronised, reads give an older record."""
+    """Until a sync, reads of the store return an older record."""
     store, value = registry._store, codec.encode_schema(record)
     get, sync = store.get, store.sync
     fresh = False
@@ -244,7 +244,7 @@ async def test_forced_deletion_removes_what_an_earlier_deletion_has_left() -> No
         await registry.delete(TOPIC, force=True)
 
 
-async def test_a_forced_deletion_whose_answer_is_lost_spares_what_was_made_after_it() -> None:
+async def test_a_forced_deletion_whose_answer_is_lost_keeps_later_schemas() -> None:
     registry = registry_in(ClusterState())
     await registry.put(TOPIC, schema("a"), Strategy.FULL)
     store, delete = registry._store, registry._store.delete

@@ -1,4 +1,4 @@
-"""Lists of topics: equal requests share one answer, which is bounded and never truncated."""
+"""Lists of topics: equal requests share one answer. An answer is bounded and never truncated."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def listed(client: WireClient) -> Any:
     return await client.ask(request())
 
 
-async def test_a_list_has_what_was_created_before_the_request() -> None:
+async def test_a_list_has_the_topics_created_before_the_request() -> None:
     async with place() as here:
         client = await here.client()
         for number in range(5):
@@ -115,7 +115,7 @@ async def test_an_answer_that_is_too_large_is_an_error_and_not_truncated() -> No
         assert answer.error == pb.NotAllowedError
 
 
-async def test_a_client_that_leaves_gives_its_answers_back() -> None:
+async def test_answers_of_a_client_that_leaves_are_released() -> None:
     async with place() as here:
         await create(here, 2_000)
         client = await here.client()

@@ -1,4 +1,4 @@
-"""Calls beside sessions are authenticated by the machine of sessions, and need permissions."""
+"""gRPC calls outside of sessions use the authentication of sessions and need permissions."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ async def test_every_command_without_a_row_is_refused_by_name(
 
 
 class Lacking:
-    """Grants everything but one permission, and notes what it was asked."""
+    """Grants all permissions except one, and records the requested permissions."""
 
     def __init__(self, lacking: Permission) -> None:
         self.asked: list[tuple[Permission, Resource]] = []
@@ -165,7 +165,7 @@ async def test_a_producer_needs_the_right_to_consume_for_its_initial_subscriptio
         assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
 
 
-async def test_commands_of_what_is_open_need_no_permission_of_their_own() -> None:
+async def test_commands_of_an_open_producer_or_consumer_need_no_further_permission() -> None:
     grants = Lacking(Permission.LOOKUP)
     async with place() as here:
         here.endpoint.make_authenticator = lambda: grants
@@ -182,7 +182,7 @@ async def test_commands_of_what_is_open_need_no_permission_of_their_own() -> Non
 # ---- answers -------------------------------------------------------------------------------------
 
 
-async def test_consumer_stats_say_what_the_broker_knows() -> None:
+async def test_consumer_stats_have_the_numbers_of_the_broker() -> None:
     async with place() as here:
         client = await here.client()
         await client.produce(TOPIC)
@@ -219,7 +219,7 @@ async def test_consumer_stats_of_an_unknown_consumer_are_a_named_error() -> None
 
 @pytest.mark.parametrize("named", [True, False])
 async def test_a_producer_id_that_is_open_gets_the_same_answer_again(named: bool) -> None:
-    """Go asks again until it is told of success."""
+    """The Go client repeats its request until the broker answers with success."""
     fields = {"producer_name": "me"} if named else {}
     async with place() as here:
         client = await here.client()

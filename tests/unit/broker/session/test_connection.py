@@ -40,7 +40,7 @@ TOPIC = "persistent://public/default/t"
 
 
 async def answer_pings(client: WireClient, for_s: float) -> None:
-    """Sends nothing except PONG."""
+    """Answer PINGs, and send nothing else."""
     asyncio.get_running_loop().call_later(for_s, asyncio.current_task().cancel)
     try:
         await client.ended()
@@ -55,7 +55,9 @@ def passed_s(since: float = 0.0) -> float:
 # ---- signs of life ----------------------------------------------------------------------------
 
 
-async def test_a_silent_client_is_asked_and_then_left(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_silent_client_is_pinged_and_then_disconnected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
         async with place() as here:
             client = await here.client()
@@ -66,7 +68,9 @@ async def test_a_silent_client_is_asked_and_then_left(caplog: pytest.LogCaptureF
     assert "nothing heard for 60 s" in caplog.text
 
 
-async def test_a_client_that_answers_stays(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_answers_pings_stays_connected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with place() as here:
         client = await here.client()
         await client.produce(TOPIC)
@@ -83,7 +87,7 @@ async def test_the_connection_of_a_silent_client_is_closed() -> None:
         assert await client.wire.receive() == b""
 
 
-async def test_a_dead_holder_of_a_name_or_subscription_is_put_out() -> None:
+async def test_a_dead_holder_of_a_name_or_subscription_is_evicted() -> None:
     async with place() as here:
         dead = await here.client()
         await dead.produce(TOPIC, producer_name="me")
@@ -135,8 +139,8 @@ async def test_a_stall_of_the_broker_is_not_the_silence_of_its_clients(before_s:
 
 
 async def test_a_producer_of_a_full_topic_waits_and_counts_as_alive() -> None:
-    """The broker does not read from the producer while the bookies are away. It must not take that
-    for silence of the producer."""
+    """The broker does not read from the producer while the bookies are away. The broker must not
+    count this as silence of the producer."""
 
     async with place() as here:
         client, other = await here.client(), await here.client()
@@ -204,8 +208,8 @@ async def ask_for_topics(client: WireClient, count: int) -> None:
         )
 
 
-async def test_a_client_on_a_slow_link_is_alive_while_it_takes_what_it_asked_for() -> None:
-    """The broker reads no command of the client meanwhile."""
+async def test_a_client_on_a_slow_link_stays_while_it_reads_its_answers() -> None:
+    """In the meantime, the broker reads no command of the client."""
 
     async def ask(client: WireClient) -> None:
         with suppress(StreamClosed):
@@ -356,7 +360,7 @@ async def half_a_command(here: Place, client: WireClient) -> None:
     ids=lambda stage: stage.__name__,
 )
 @pytest.mark.parametrize("healed", [True, False], ids=["healed", "away"])
-async def test_a_client_that_vanishes_leaves_nothing(
+async def test_a_client_that_vanishes_leaves_no_task_and_no_state(
     stage: Callable[[Place, WireClient], Awaitable[None]], healed: bool
 ) -> None:
     def names(tasks: set[asyncio.Task[Any]]) -> list[str]:
@@ -481,8 +485,8 @@ async def test_a_consumer_whose_close_failed_can_be_opened_again() -> None:
         here.ledgers.release()
 
 
-async def test_a_topic_whose_bundle_goes_while_it_is_looked_for_is_not_taken() -> None:
-    """The new owner of the topic would be fenced."""
+async def test_a_topic_whose_bundle_moves_during_the_open_is_not_opened() -> None:
+    """If the broker opened the topic, it would fence the new owner."""
 
     async def refused(here: Place, name: TopicName) -> None:
         with pytest.raises(NotOwner):
@@ -509,7 +513,7 @@ async def test_a_topic_whose_bundle_goes_while_it_is_looked_for_is_not_taken() -
 
 @pytest.mark.parametrize("opening", [False, True])
 async def test_a_consumer_that_reuses_the_id_of_an_unsubscribed_one_stays(opening: bool) -> None:
-    """The deletion takes long: meanwhile its consumer is closed and the consumer's id is reused."""
+    """While the deletion waits, the client closes the consumer and reuses the consumer's id."""
     other = TOPIC[:-1] + "u"
 
     async with place() as here:

@@ -1,5 +1,5 @@
-"""Commands with any values, and damaged frames: at most their own connection ends, with an error
-that names the fault, and never by an unexpected exception."""
+"""Commands with any values, and damaged frames. At most their own connection ends. The error names
+the fault. No unexpected exception is raised."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def commands(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def handled(draw: st.DrawFn) -> bytes:
-    """A command that the broker has a handler for, mostly about what is open."""
+    """A command with a handler in the broker, mostly for an open producer or consumer."""
     kinds = sorted(set(COMMANDS) - {pb.BaseCommand.CONNECT, pb.BaseCommand.AUTH_RESPONSE})
     body = draw(st.sampled_from(kinds).flatmap(lambda it: bodies(BODIES[it].DESCRIPTOR)))
     for name in ("consumer_id", "producer_id"):

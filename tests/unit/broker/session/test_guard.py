@@ -27,7 +27,8 @@ BUGS = pytest.mark.parametrize("bug", [ZeroDivisionError("a bug"), AssertionErro
 
 
 class Broken:
-    """Has a bug where it looks at credentials, or only where it looks at permissions."""
+    """Authentication with a bug: in the check of credentials, or only in the check of
+    permissions."""
 
     def __init__(self, bug: Exception, *, grants_only: bool) -> None:
         self._bug = bug

@@ -1,4 +1,4 @@
-"""PlanTopics: which clients get the places of the copies of sealed ledgers."""
+"""PlanTopics: the clients that get the addresses of the bookies of sealed ledgers."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def found(member: Member) -> BookieRegistration:
 
 
 class Asking:
-    """A topic of two ledgers, of which the first is sealed; and PlanTopics over gRPC, as a driver
-    calls it."""
+    """A topic of two ledgers, of which the first is sealed. `plan` calls PlanTopics over gRPC, like
+    a Spark driver."""
 
     def __init__(self, it: RunningBroker) -> None:
         self._it = it
@@ -55,7 +55,7 @@ class Asking:
             self._ledgers = [record.ledger for record in log.chain.records]
 
     async def plan(self) -> pb.PlanTopicsReply:
-        """Ask where both ledgers are, and one that does not exist."""
+        """Request the places of both ledgers and of a ledger that does not exist."""
         request = pb.PlanTopicsRequest()
         request.topics.add(topic=TOPIC, copies_of=[*self._ledgers, self._ledgers[-1] + 1])
         channel = open_channel(self._it.grpc_url.removeprefix("grpc://"))
@@ -94,7 +94,7 @@ async def test_bookies_without_ports_are_not_named() -> None:
 
 
 class Tokens(AllowAll):
-    """Everything for clients of sessions; no client may consume by other calls."""
+    """Permits all actions in sessions, and no consuming by other calls."""
 
     def __init__(self) -> None:
         self.consumes = True

@@ -1,4 +1,4 @@
-"""WatchPositions: which changes are pushed, when, and in which amounts."""
+"""WatchPositions: the pushed changes, their times, and the sizes of updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Many topics whose bookies are away: their producers share one budget, and hinder no others."""
+"""The producers of topics whose bookies are away share one budget and do not block other
+clients."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ async def test_the_publish_rate_of_the_broker_counts_for_all_topics_together() -
         assert 4.0 < loop.time() - began < 6.5  # 60 messages, of which 10 are there at once
 
 
-async def test_a_client_that_vanishes_while_it_waits_gives_its_place_up() -> None:
+async def test_a_client_that_vanishes_while_it_waits_leaves_the_queue() -> None:
     budget = PublishBudget(1_000)
     async with place(publish_budget=budget) as here:
         client = await here.client()
@@ -83,7 +84,7 @@ async def test_a_client_that_vanishes_while_it_waits_gives_its_place_up() -> Non
         assert budget.waiting == 0
 
 
-async def test_a_client_that_vanishes_while_it_waits_for_the_publish_rate_gives_its_place_up() -> (
+async def test_a_client_that_vanishes_while_it_waits_for_the_publish_rate_leaves_the_queue() -> (
     None
 ):
     async with place(publish_rate=Rate(0, 100, 1)) as here:

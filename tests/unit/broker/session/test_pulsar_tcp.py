@@ -1,4 +1,4 @@
-"""Pulsar's TCP transport: frames from pieces of any size, and ends without help of the peer."""
+"""Pulsar's TCP transport: frames from pieces of any size, and closes that do not need the peer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_frames_are_whole_whatever_the_pieces() -> None:
 
 
 class FakeTransport(asyncio.Transport):
-    """Knows whether its protocol reads."""
+    """A transport that records if its protocol has paused the reads."""
 
     reading = True
 
@@ -132,7 +132,7 @@ async def test_a_frame_does_not_change_while_the_next_ones_arrive() -> None:
     ],
     ids=["clean", "inside", "too large"],
 )
-async def test_how_a_stream_ended_is_known(last: bytes, clean: bool, reason: str) -> None:
+async def test_the_error_says_how_a_stream_ended(last: bytes, clean: bool, reason: str) -> None:
     ends: list[StreamClosed] = []
 
     async def read(stream: FrameStream) -> None:

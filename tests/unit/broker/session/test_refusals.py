@@ -12,7 +12,7 @@ def delays(refusals: Refusals, count: int, code: int = pb.NotAllowedError) -> li
     return [refusals.on_refused(PRODUCER, code)[0] for _ in range(count)]
 
 
-def test_delay_grows_to_its_limit_after_the_free_ones() -> None:
+def test_delay_grows_to_its_limit_after_the_free_refusals() -> None:
     found = delays(Refusals(), FREE + 200)
     assert found[:FREE] == [0.0] * FREE
     assert found[FREE] == DELAY_S_FIRST
@@ -29,7 +29,7 @@ def test_success_of_the_same_command_ends_the_delay() -> None:
     assert delays(refusals, FREE) == [0.0] * FREE
 
 
-def test_refusals_that_pass_by_themselves_are_not_delayed() -> None:
+def test_retryable_refusals_are_not_delayed() -> None:
     refusals = Refusals()
     assert delays(refusals, 1_000, pb.ServiceNotReady) == [0.0] * 1_000
     assert delays(refusals, 1) == [0.0]

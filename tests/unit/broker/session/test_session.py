@@ -1,4 +1,4 @@
-"""The session machine: which commands a client may send in which state, and their answers."""
+"""The session machine: the commands that a client may send in each state, and their answers."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_subscribing_again_with_an_open_id_is_idempotent() -> None:
 
 
 def test_subscribing_again_while_the_id_is_closing_is_not_confirmed() -> None:
-    """The client would wait for messages, and the consumer would be closed."""
+    """Otherwise the client would wait for messages of a consumer that is being closed."""
     session = connected()
     session.on_command(subscribe(), 1.0)
     session.on_consumer_opened(1)
@@ -369,7 +369,7 @@ def test_no_order_of_events_breaks_the_invariants(events: list[tuple[str, int]])
 
 
 def started(session: Session, asked: framing.Command) -> list[framing.Command]:
-    """The request, if the shell is to carry it out."""
+    """The request that the shell must execute, if there is one."""
     return [asked] if _starts(session.on_command(asked, 1.0)) else []
 
 

@@ -1,4 +1,4 @@
-"""WatchTopics: which topics are pushed, when, and how many in a message."""
+"""WatchTopics: the pushed topics, their times, and the number of topics in a message."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Watch:
         return update
 
     async def knows(self, *topics: str) -> None:
-        """Wait until the client knows exactly these."""
+        """Wait until the client knows exactly these topics."""
         while self.topics != set(topics):
             await self.next()
 
@@ -176,7 +176,7 @@ async def test_many_topics_come_in_several_messages(monkeypatch: pytest.MonkeyPa
         (pb.FindTopicsRequest(topics=[f"t{number}" for number in range(21)]), RequestRefused),
     ],
 )
-async def test_a_request_that_is_refused_leaves_nothing_behind(
+async def test_a_refused_request_leaves_no_watch(
     asked: pb.FindTopicsRequest, error: type[Exception]
 ) -> None:
     async with running_broker(ClusterState()) as it:

@@ -1,5 +1,5 @@
-"""Access modes of producers: which ones are fenced, which wait and in which order, and how many are
-allowed."""
+"""Access modes of producers: fenced producers, the FIFO order of waiting producers, and the limit
+of producers."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ async def test_a_producer_above_max_producers_per_topic_is_refused() -> None:
         await it.produce("four")
 
 
-async def test_a_made_name_is_none_that_a_client_has_brought() -> None:
+async def test_a_generated_name_differs_from_the_names_of_clients() -> None:
     async with opened_topic(ClusterState()) as it:
         made, _ = await it.produce()
         prefix, number = made.name.rsplit("-", 1)
@@ -169,7 +169,7 @@ async def test_a_made_name_is_none_that_a_client_has_brought() -> None:
         assert len({made.name, brought.name, following.name}) == 3
 
 
-async def test_a_made_name_is_none_that_waits_for_exclusive_access() -> None:
+async def test_a_generated_name_differs_from_the_names_of_waiting_producers() -> None:
     async with opened_topic(ClusterState()) as it:
         made, _ = await it.produce(mode=EXCLUSIVE)
         prefix, number = made.name.rsplit("-", 1)
@@ -178,8 +178,9 @@ async def test_a_made_name_is_none_that_waits_for_exclusive_access() -> None:
         assert list(it.topic.admission.waiting.values()) == [waits, following]
 
 
-async def test_a_made_name_has_no_stored_sequence_ids() -> None:
-    """A client would begin above them, or its messages would count as duplicates."""
+async def test_a_generated_name_has_no_stored_sequence_ids() -> None:
+    """With a reused name, a client would begin above the stored ids, or its messages would count as
+    duplicates."""
     policies = SettablePolicies(deduplication=True)
     async with opened_topic(ClusterState(), policies=policies) as it:
         made, _ = await it.produce()

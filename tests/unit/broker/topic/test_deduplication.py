@@ -1,4 +1,5 @@
-"""Deduplication over fake ledgers: what is dropped, what waits, what a takeover knows."""
+"""Deduplication over fake ledgers: dropped duplicates, waiting duplicates, and sequence ids after a
+takeover."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ async def test_a_duplicate_in_flight_waits_for_the_outcome_of_the_first_send() -
         await one.numbers(0)
         world.ledgers.hold()
         one.send(numbered("p", 1, 2))
-        one.handle.close_nowait()  # its connection broke
+        one.handle.close_nowait()  # the connection of the producer broke
         again = await sender(it)
         assert again.handle.last_sequence_id == 0
         again.send(numbered("p", 1, 2, 3))
@@ -181,7 +182,7 @@ async def test_an_entry_in_the_name_of_another_producer_is_refused() -> None:
 
 @pytest.mark.parametrize("config", [RARE, OFTEN], ids=["no snapshot", "snapshots"])
 @pytest.mark.parametrize("close", [True, False], ids=["closed", "died"])
-async def test_the_next_owner_knows_what_is_stored(
+async def test_the_next_owner_drops_duplicates_of_stored_messages(
     config: DeduplicationConfig, close: bool
 ) -> None:
     world = ClusterState()

@@ -30,7 +30,7 @@ SHARED, EXCLUSIVE = SubscriptionType.SHARED, SubscriptionType.EXCLUSIVE
 
 
 async def pass_time(clock: ManualClock, seconds: float) -> None:
-    """On both clocks."""
+    """Let time pass on the clock of the loop and on the wall clock."""
     for _ in range(int(seconds * 10)):
         clock.advance_ms(100)
         await asyncio.sleep(0.1)
@@ -65,7 +65,7 @@ async def test_timer_delivers_in_the_order_of_the_times() -> None:
         assert session.texts == ["a", "b", "c"]
 
 
-async def test_next_broker_finds_what_is_delayed() -> None:
+async def test_the_next_broker_delivers_delayed_entries_in_time() -> None:
     world = ClusterState()
     async with opened_topic(world, close=False) as it:
         _, first = await it.subscribe(kind=SHARED)
@@ -80,7 +80,7 @@ async def test_next_broker_finds_what_is_delayed() -> None:
         assert session.texts == ["now", "later"]
 
 
-async def test_next_broker_does_not_read_what_is_stored_as_delayed() -> None:
+async def test_the_next_broker_does_not_read_entries_of_the_stored_index() -> None:
     world, count = ClusterState(), RUN_ENTRIES + 10
     config = replace(SMALL, ledger_entries_max=50_000)
     async with opened_topic(world, config=config, close=False) as it:
@@ -111,7 +111,7 @@ async def test_next_broker_does_not_read_what_is_stored_as_delayed() -> None:
 
 
 async def test_topic_closes_its_ledger_although_the_index_cannot_be_stored() -> None:
-    """The index saves reads; a ledger that is not closed costs the next owner a recovery."""
+    """A lost index only costs reads. An open ledger would cost the next owner a recovery."""
     world, count = ClusterState(), DelayedStoreConfig().close_entries_min
     async with opened_topic(world) as it:
         await it.subscribe(kind=SHARED)
@@ -135,7 +135,7 @@ async def test_topic_closes_its_ledger_although_the_index_cannot_be_stored() -> 
         await wait_until(lambda: len(session.positions) == count, what="the messages")
 
 
-async def test_policy_that_switches_delays_off_delivers_what_waits() -> None:
+async def test_a_policy_that_disables_delays_delivers_all_delayed_entries() -> None:
     async with opened_topic(ClusterState()) as it:
         _, session = await it.subscribe(kind=SHARED)
         await send(it, "later", delay_ms=1_000_000)

@@ -44,7 +44,8 @@ def due_of(position: Position) -> int:
 
 @dataclass
 class Life:
-    """The life of one broker. `stored` is what it knew to be stored when it ended."""
+    """The life of one broker. `stored` has the entries that the broker knew as stored at its
+    end."""
 
     topic: TopicLog
     cursors: Cursors
@@ -136,7 +137,7 @@ async def test_a_few_delayed_messages_cost_no_ledger() -> None:
         assert it.listed == ()
 
 
-async def test_sealed_entries_are_there_again_after_a_crash_without_a_read_of_the_log() -> None:
+async def test_sealed_entries_are_restored_after_a_crash_without_a_read_of_the_log() -> None:
     world = ClusterState()
     async with life(world, close=False) as it:
         positions = await it.delay(3 * RUN + 2)
@@ -200,7 +201,7 @@ async def test_delivered_entries_are_redelivered_at_once_after_a_crash() -> None
         assert contents(it) == {at: due_of(at) for at in positions}
 
 
-async def test_a_seek_back_finds_the_times_again() -> None:
+async def test_a_seek_back_restores_the_delivery_times() -> None:
     world = ClusterState()
     async with life(world, close=False) as it:
         positions = await it.delay(2 * RUN)
@@ -211,7 +212,7 @@ async def test_a_seek_back_finds_the_times_again() -> None:
         assert contents(it) == {at: due_of(at) for at in positions}
 
 
-async def test_dead_segments_are_left_behind() -> None:
+async def test_compaction_drops_dead_segments() -> None:
     world = ClusterState()
     async with life(world, THRIFTY, close=False) as it:
         kept = await it.delay(RUN)
@@ -227,7 +228,7 @@ async def test_dead_segments_are_left_behind() -> None:
         assert contents(it) == {at: due_of(at) for at in kept}
 
 
-async def test_ledgers_of_many_owners_become_one() -> None:
+async def test_ledgers_of_many_owners_are_merged_into_one() -> None:
     world = ClusterState()
     positions: list[Position] = []
     for _ in range(LEDGERS_MAX + 2):
@@ -287,7 +288,7 @@ async def test_garbage_in_a_ledger_is_ignored() -> None:
 
 
 async def fail_next_ledger(world: ClusterState, error: LedgerError) -> None:
-    """The next ledger that segments are sent to fails before any of them is stored."""
+    """Make the next ledger for segments fail before a segment is stored."""
 
     def writing() -> FakeAppender | None:
         for appender in world.ledgers.appenders:
@@ -331,7 +332,7 @@ async def test_a_refused_segment_ends_the_store_and_not_the_topic() -> None:
 
 
 async def test_stored_entries_that_the_log_does_not_have_are_ignored() -> None:
-    """An entry number is not believed before it sizes the memory."""
+    """The store checks an entry number before the number decides the size of the memory."""
     world = ClusterState()
     async with life(world, close=False) as it:
         positions = await it.delay(RUN)
@@ -369,7 +370,7 @@ async def act(it: Life, chance: random.Random, waiting: list[Position]) -> None:
 
 
 async def live(world: ClusterState, steps: Steps, chance: random.Random) -> Life | None:
-    """A broker's life, which may end at a step. Returns what is known of it."""
+    """Run a broker, which may die at a step. Return the facts that are certain afterwards."""
     it: Life | None = None
     try:
         async with life(world, THRIFTY, steps=steps, close=chance.random() < 0.3) as it:
@@ -383,7 +384,7 @@ async def live(world: ClusterState, steps: Steps, chance: random.Random) -> Life
     except* (BrokerDied, LogError, TimeoutError, asyncio.CancelledError):
         pass
     except* AssertionError as group:
-        # A dead broker answers nothing: the test has waited for it.
+        # A dead broker gives no answer: the test has waited for its answer.
         rest = group.split(lambda error: "was not true within" in str(error))[1]
         if rest is not None or not steps.dead:
             raise

@@ -42,7 +42,7 @@ REQUEST = SubscribeRequest(1, "s", EXCLUSIVE, CLIENT, consumer_name="c", durable
 
 
 class Scripted:
-    """A dispatcher that records its events, and does and asks what the test says."""
+    """A dispatcher that records its events and returns the actions and times that the test sets."""
 
     cumulative_acks = True
 
@@ -124,7 +124,7 @@ class Scripted:
 
 
 class Order(FakeConsumerSession):
-    """Records what the client is told, in order."""
+    """Records the deliveries and notices to the client, in order."""
 
     def __init__(self, *, alive: bool = True) -> None:
         super().__init__(alive=alive)
@@ -202,7 +202,7 @@ async def test_actions_are_executed_in_the_order_of_the_list() -> None:
 
 
 async def test_another_key_shared_mode_begins_with_new_slots() -> None:
-    """The entries that waited under the former mode follow the ranges of the new one."""
+    """Entries that waited under the earlier mode follow the ranges of the new mode."""
     async with opened_topic(ClusterState()) as rig:
         producer, receipts = await rig.produce("p")
         view = parse_entry(
@@ -435,7 +435,7 @@ async def test_a_seek_closes_only_the_active_consumer_of_a_single_active_type() 
         it.machine.actions = [Activate(one, True), Activate(two, False)]
         waiting.flow(5)
         it.subscription._begin_seek()
-        waiting.flow(7)  # not lost: the client does not grant these permits again
+        waiting.flow(7)  # kept: the client does not grant these permits again
         it.subscription._end_seek()
         assert active.reason is CloseReason.SEEK
         assert standby.reason is None

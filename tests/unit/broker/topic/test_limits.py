@@ -99,7 +99,7 @@ async def test_without_auto_creation_an_unknown_subscription_is_not_found() -> N
             await it.subscribe("s")
         assert code_of(missing.value) == pb.SubscriptionNotFound
         await it.subscribe("reader", durable=False)
-        await it.topic.ensure_subscription("s", EARLIEST)  # as an administrator does
+        await it.topic.ensure_subscription("s", EARLIEST)  # like an administrator
         await it.subscribe("s")
 
 

@@ -108,7 +108,7 @@ async def test_receipts_come_without_a_consumer() -> None:
     assert world.topic.published.messages == 1
 
 
-async def test_a_made_name_is_none_that_a_client_has_brought() -> None:
+async def test_a_generated_name_differs_from_the_names_of_clients() -> None:
     world = World()
     brought, _ = await world.produce("made-0")
     made, session = await world.produce()
@@ -171,7 +171,7 @@ async def test_an_exclusive_subscription_has_one_consumer() -> None:
         await world.consume(kind=SHARED)
 
 
-async def test_a_dead_consumer_makes_way() -> None:
+async def test_a_dead_consumer_is_replaced() -> None:
     world = World()
     await world.consume(kind=EXCLUSIVE, alive=False)
     _, session = await world.consume(kind=EXCLUSIVE)

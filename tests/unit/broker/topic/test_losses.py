@@ -1,5 +1,5 @@
-"""Reads of entries that no bookie has any more. The broker skips them if a setting says so, and
-only if the loss is certain."""
+"""Reads of entries that no bookie has any more. The broker skips these entries only if a setting
+allows this and the loss is certain."""
 
 from __future__ import annotations
 

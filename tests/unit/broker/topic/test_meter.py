@@ -3,7 +3,7 @@ from __future__ import annotations
 from magnetar.broker.topic.meter import RATE_WINDOW_S, Meter
 
 
-def test_a_steady_flow_reads_as_what_it_is() -> None:
+def test_a_steady_flow_shows_its_true_rate() -> None:
     meter = Meter(100.0)
     for tenth in range(1, 1_001):
         meter.count(5, 500, 100.0 + tenth / 10)

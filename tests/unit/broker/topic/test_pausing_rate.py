@@ -1,4 +1,4 @@
-"""A rate that is kept by not reading."""
+"""A rate limit that pauses the reads of a connection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_no_rate_lets_everything_through() -> None:
 def test_the_excess_over_the_rate_is_waited_for_afterwards() -> None:
     rate = PausingRate()
     rate.set_rate(Rate(5, 0, 1), 0.0)
-    rate.take(SENDS, 0.0)  # five too many
+    rate.take(SENDS, 0.0)  # five messages above the rate
     assert 1.0 < rate.wait_s(0.0) <= 1.2
     assert rate.wait_s(1.3) == 0.0
 

@@ -1,4 +1,4 @@
-"""Pages of pending entries; what they show is tested with the requests that give them."""
+"""Pages of pending entries. The tests of the admin requests test the content of the pages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def entries_in_memory() -> int:
 
 
 async def test_a_page_keeps_no_entry_after_it_was_shown() -> None:
-    """A hundred entries of 5 MB are 500 MB."""
+    """A page of a hundred entries of 5 MB would hold 500 MB."""
     async with opened_topic(ClusterState(), cache_bytes=1) as it:
         _, session = await it.subscribe(kind=SubscriptionType.SHARED)
         positions = await it.publish(*"abcdef")

@@ -1,4 +1,4 @@
-"""The stages before the log: which entries get where, and in which order they are answered."""
+"""The stages before the log: the fate of each entry, and the order of the answers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NUMBERS = 1_000_000  # sequence ids in all: what is stored has the highest
 
 @dataclass
 class Scripted:
-    """A stage that has an answer for each entry, and waits before some of them."""
+    """A stage with a fixed answer for each entry. The stage waits before some of the answers."""
 
     plan: Mapping[tuple[str, int], str]
     seen: list[tuple[str, int]] = field(default_factory=list)
@@ -94,7 +94,8 @@ def _answer(what: str) -> Answer:
 
 
 class World:
-    """Producers, the topic's part of their work, and a log that confirms when it is told to."""
+    """Producers, the topic's part of their work, and a log that confirms when the test calls
+    `confirm`."""
 
     def __init__(self, names: Sequence[str], stages: Sequence[Scripted]) -> None:
         self.outstanding = Outstanding(next_index=0)

@@ -40,7 +40,7 @@ class RefusesSome:
 
 
 class PlainLog:
-    """Keeps appended entries until the test calls them durable."""
+    """A log that keeps appended entries until the test confirms them."""
 
     def __init__(self) -> None:
         self.outstanding = Outstanding(next_index=0)
@@ -69,7 +69,7 @@ class PlainLog:
         await self.room.wait()
 
     def confirm(self, count: int) -> list[Appended]:
-        """Call the first `count` entries durable; returns the report of the log."""
+        """Confirm the first `count` entries, and return the report of the log."""
         count = min(count, self.pending)
         parts = self.outstanding.confirm(count, ledger=0, first_entry=self.entry)
         self.entry += count
@@ -136,7 +136,7 @@ async def test_a_refusal_waits_for_the_earlier_sends() -> None:
     assert [number for number, _ in it.session.answers] == [0, 1, 2, 3, 4, 5]
 
 
-async def test_answers_are_in_send_order_whatever_happens() -> None:
+async def test_answers_are_in_send_order_in_random_histories() -> None:
     it = Setup()
     for seed in range(200):
         it = Setup()

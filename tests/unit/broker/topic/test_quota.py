@@ -1,4 +1,5 @@
-"""Backlog quotas of a topic over fake ledgers: by size, by age, the three actions, the release."""
+"""Backlog quotas of a topic over fake ledgers: limits of size and age, the three actions, and the
+release of producers."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ async def test_only_durable_subscriptions_count() -> None:
 
 
 async def test_a_long_delay_holds_the_backlog_and_trips_the_quota() -> None:
-    """The messages behind a delayed one are acknowledged, but only a prefix of the log counts as
+    """The messages after a delayed message are acknowledged, but only a prefix of the log counts as
     consumed."""
     world = ClusterState()
     policies = SettablePolicies(backlog_quota_bytes=BacklogQuota(500, HOLD))
@@ -72,7 +73,7 @@ async def test_a_long_delay_holds_the_backlog_and_trips_the_quota() -> None:
         await it.topic.quotas.check()
         with pytest.raises(BacklogQuotaHeld, match="500 bytes"):
             await it.produce("p")
-        await it.topic.subscriptions["s"].skip_all()  # as TTL does: it wins over the delay
+        await it.topic.subscriptions["s"].skip_all()  # like a TTL, which ignores the delay
         await it.produce("p")
 
 

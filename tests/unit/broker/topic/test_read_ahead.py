@@ -1,4 +1,4 @@
-"""Reading ahead of dispatch answers what plain reads answer, within the budget."""
+"""Read-ahead returns the same entries as plain reads, within the budget."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def texts(entries: list[StoredEntry]) -> list[str]:
     return [text for entry in entries for text in texts_of(entry.data)]
 
 
-async def test_successive_reads_are_answered_from_what_was_read_ahead() -> None:
+async def test_successive_reads_are_answered_from_the_read_ahead_entries() -> None:
     async with world() as it:
         first, found = EARLIEST, []
         while entries := await it.read(first, 4):
@@ -89,7 +89,7 @@ async def test_a_smaller_read_leaves_the_rest_for_the_next_one() -> None:
         assert spawned == 1
 
 
-async def test_a_read_elsewhere_drops_what_was_read_ahead() -> None:
+async def test_a_read_at_another_position_drops_the_read_ahead_entries() -> None:
     async with world() as it:
         await it.read(EARLIEST, 4)
         await settle()
@@ -137,7 +137,7 @@ async def test_read_ahead_stays_within_its_share_of_the_budget() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_any_reads_agree_with_plain_ones(seed: int) -> None:
+async def test_random_reads_return_the_same_entries_as_plain_reads(seed: int) -> None:
     chance = random.Random(seed)
     async with world() as it:
         first = EARLIEST

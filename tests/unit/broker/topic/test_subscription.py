@@ -1,4 +1,5 @@
-"""Subscriptions over fake ledgers and real cursors: delivering, acknowledging, seeking, leaving."""
+"""Subscriptions over fake ledgers and real cursors: deliveries, acknowledgements, seeks and
+closes."""
 
 from __future__ import annotations
 
@@ -323,7 +324,7 @@ async def test_ack_sets_of_unknown_batches_are_bounded_together() -> None:
         handle.acknowledge([], [(at, words) for at in positions[:accepted]])
         with pytest.raises(InvalidAck, match="not delivered yet have 262144 words"):
             handle.acknowledge([], [(positions[accepted], words)])
-        handle.acknowledge([], [(positions[0], words)])  # again
+        handle.acknowledge([], [(positions[0], words)])  # a repeated request
         handle.acknowledge(positions[:1])
         handle.acknowledge([], [(positions[accepted], words)])
         handle.flow(1_000)
@@ -593,7 +594,8 @@ async def test_seek_by_publish_time_finds_the_first_entry_at_or_after_it() -> No
 
 
 async def test_failed_seek_by_time_loses_no_entry() -> None:
-    """Otherwise the consumer waits without entries, and the entry is never redelivered."""
+    """Without this, the consumer would wait without entries, and the entry would never be
+    redelivered."""
 
     async def failing(handle: ConsumerHandle) -> None:
         with pytest.raises(ReadFailed):
@@ -730,7 +732,7 @@ class Member:
     def __init__(self, handle: ConsumerHandle, session: FakeConsumerSession) -> None:
         self.handle = handle
         self.session = session
-        self.taken = 0  # of the deliveries
+        self.taken = 0  # the number of acknowledged deliveries
 
     def take(self, count: int) -> list[str]:
         entries = self.session.entries[self.taken : self.taken + count]

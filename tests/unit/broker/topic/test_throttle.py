@@ -1,4 +1,5 @@
-"""The publish rate as a machine, and over a topic: which producers are held, and for how long."""
+"""The publish rate as a machine and over a topic: the producers that wait, and the waiting
+times."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ async def test_the_average_rate_is_kept_and_producers_take_turns() -> None:
         assert one_session.receipted == two_session.receipted == list(range(30))
 
 
-async def test_a_held_producer_reads_on_until_it_holds_too_much() -> None:
+async def test_a_held_producer_reads_until_it_holds_too_many_bytes() -> None:
     policies = SettablePolicies(publish_rate=Rate(0, 100_000, 1))
     async with opened_topic(ClusterState(), policies=policies, config=ROOMY) as it:
         now = asyncio.get_running_loop().time()
@@ -81,7 +82,7 @@ async def test_a_held_producer_reads_on_until_it_holds_too_much() -> None:
 
 
 class Looked(list[bytes]):
-    """Counts how often all entries are looked at."""
+    """Counts the scans of all entries."""
 
     times = 0
 
@@ -90,8 +91,8 @@ class Looked(list[bytes]):
         return super().__iter__()
 
 
-async def test_a_closed_gate_costs_nothing_however_much_is_held() -> None:
-    """Each confirmed append asks every producer that is held."""
+async def test_a_closed_gate_scans_no_held_publishes() -> None:
+    """Each confirmed append checks every waiting producer."""
     policies = SettablePolicies(publish_rate=Rate(1, 0, 100))
     async with opened_topic(ClusterState(), policies=policies, config=ROOMY) as it:
         now = asyncio.get_running_loop().time()
@@ -118,7 +119,7 @@ async def has_room(handle: ProducerHandle) -> bool:
     return True
 
 
-async def test_a_held_producer_gathers_nothing_while_all_of_them_hold_much() -> None:
+async def test_a_held_producer_does_not_read_while_all_producers_hold_too_much() -> None:
     policies = SettablePolicies(publish_rate=Rate(1, 0, 100))
     async with opened_topic(ClusterState(), policies=policies, config=ROOMY) as it:
         now, budget = asyncio.get_running_loop().time(), it.topic.log.budget
@@ -133,7 +134,7 @@ async def test_a_held_producer_gathers_nothing_while_all_of_them_hold_much() -> 
         assert await has_room(handle)
 
 
-async def test_publishes_over_the_rate_take_no_memory_while_too_much_is_held() -> None:
+async def test_publishes_over_the_rate_are_not_held_while_too_much_is_held() -> None:
     """The publishes pass, and their connections wait afterwards: the average is the same."""
     policies = SettablePolicies(publish_rate=Rate(10, 0, 1))
     async with opened_topic(ClusterState(), policies=policies, config=ROOMY) as it:

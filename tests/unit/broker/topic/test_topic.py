@@ -127,7 +127,7 @@ async def test_an_exclusive_producer_that_missed_another_one_stays_fenced() -> N
         again.close_nowait()
         second, _ = await it.produce("second", mode=exclusive)
         assert second.topic_epoch == 1
-    async with opened_topic(world) as it:  # also by the next owner of the topic
+    async with opened_topic(world) as it:  # the next owner of the topic fences this producer, too
         with pytest.raises(ProducerFenced):
             await it.produce("first", mode=exclusive, topic_epoch=0)
         assert it.topic.producers == {}
@@ -244,7 +244,7 @@ async def test_close_waits_for_the_receipts_of_appended_entries() -> None:
 
 
 async def test_close_does_not_wait_for_producers_that_keep_publishing() -> None:
-    """Publishes that arrive while the topic closes are all dropped; the clients resend them to the
+    """The topic drops all publishes that arrive while it closes. The clients resend them to the
     next owner."""
 
     world = ClusterState()
@@ -299,7 +299,7 @@ async def test_subscriptions_are_found_again_and_deleted() -> None:
 
 @pytest.mark.parametrize("name", ["", " ", "\t\u2003"])
 async def test_a_subscription_without_a_name_is_refused(name: str) -> None:
-    """An administrator could not delete it."""
+    """An administrator could not delete such a subscription."""
     async with opened_topic(ClusterState()) as it:
         with pytest.raises(NotAllowed, match="a subscription"):
             await it.subscribe(name)
@@ -363,7 +363,7 @@ async def test_a_producer_waits_while_the_log_has_no_room() -> None:
             world.ledgers.release()
 
 
-async def test_sessions_are_not_called_after_they_left() -> None:
+async def test_sessions_are_not_called_after_they_closed() -> None:
     async with opened_topic(ClusterState()) as it:
         producer, producer_session = await it.produce(session=FakeProducerSession())
         consumer, consumer_session = await it.subscribe(session=FakeConsumerSession())

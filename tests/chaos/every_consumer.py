@@ -49,7 +49,7 @@ SERVED_S: Final = 30.0  # if no broker serves the topic by then, the run fails
 SETTLED_S: Final = 3.0  # by then consumers are attached again and have dropped their old messages
 DRAIN_S: Final = 60.0
 POLL_S: Final = 0.02
-WINDOW_MESSAGES: Final = 500  # under way at most; below the client's own limit of 1,000
+WINDOW_MESSAGES: Final = 500  # the limit of messages under way; the client's own limit is 1,000
 QUIET_MS: Final = 200  # a waiting consumer checks for the end this often
 
 

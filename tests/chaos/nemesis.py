@@ -38,7 +38,7 @@ class Kill:
 
     quiet_s: float
     bookie_before_s: float | None  # a bookie is killed this long before; None: no bookie
-    restart_at_once: bool  # at once, not only when a broker serves the topic again
+    restart_at_once: bool  # at once; False: when a broker serves the topic again
     pick: int  # the index of a member of the ensemble, counted around
 
 

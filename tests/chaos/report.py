@@ -54,7 +54,7 @@ def text(title: str, history: History, found: Sequence[Anomaly], trouble: Sequen
 
 
 def _outages(history: History) -> list[str]:
-    """For each kind of fault: how long it took until a broker served the topic again."""
+    """For each kind of fault: the time until a broker served the topic again."""
     kinds: dict[str, list[float]] = {}
     for fault in history.faults:
         if fault.outage_s is not None:

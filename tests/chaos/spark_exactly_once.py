@@ -105,7 +105,7 @@ class Driver:
 
     @property
     def has_queries(self) -> bool:
-        """Whether its queries run."""
+        """True while the queries of the driver run."""
         return self._finish.with_suffix(f".{self._process.pid}").exists()
 
     @property
@@ -118,7 +118,7 @@ class Driver:
         self._process.wait()
 
     def kill_worker(self, draw: random.Random) -> bool:
-        """Kill a Python process that runs tasks. Returns whether there was one."""
+        """Kill a Python process that runs tasks. Returns False if no such process exists."""
         workers = [
             worker
             for daemon in _descendants(self._process.pid)

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from magnetar.asyncio import Client, Consumer
 
 TURN_S: Final = 0.005  # the pause between bursts of the producer
-WINDOW_MESSAGES: Final = 900  # under way at most; below the client's own limit of 1,000
+WINDOW_MESSAGES: Final = 900  # the limit of messages under way; the client's own limit is 1,000
 MESSAGE_BYTES: Final = 100
-# after this number a consumer closes and another one begins
+# after this number of messages a consumer closes and another consumer begins
 SESSION_MESSAGES: Final = (1_000, 6_000)
 IDLE_S: Final = 2.0  # a drained subscription must deliver nothing this long
 QUIET_MS: Final = 200  # a waiting consumer checks for the end this often
 RETRY_S: Final = 0.2  # pause after a subscribe that failed
-CLOSE_S: Final = 60.0  # a producer's last receipts
-READ_S: Final = 60.0  # one message of a read
-REFUSALS: Final = (  # definitely not stored
+CLOSE_S: Final = 60.0  # the limit of the wait for a producer's last receipts
+READ_S: Final = 60.0  # the limit of the wait for one message of a read
+REFUSALS: Final = (  # errors after which the message is definitely not stored
     Result.ProducerQueueIsFull,
     Result.MemoryBufferIsFull,
     Result.MessageTooBig,

@@ -93,7 +93,7 @@ def _forks(reads: Sequence[Sequence[Read]]) -> list[object]:
     found: list[object] = []
     for read in reads[1:]:
         other = {record.place: record.number for record in read}
-        # A later read may only differ by more messages after the end of the first read.
+        # A later read may only have further messages after the end of the first read.
         end = max(first, default=Place(-1, -1))
         found += [
             f"{place}: {first.get(place)} and {other.get(place)}"

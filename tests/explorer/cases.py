@@ -53,7 +53,7 @@ class Planted:
     invariant: str  # the invariant that must be violated
 
     def caught_by(self, result: Result) -> bool:
-        """Whether the result shows the violation. With the reductions, an entry that would be
+        """True if the result shows the violation. With the reductions, an entry that would be
         acknowledged after the close is acknowledged before it."""
         earlier = result.reduced and self.invariant == _BEYOND
         invariant = "acked entries are readable" if earlier else self.invariant

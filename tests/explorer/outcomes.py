@@ -44,11 +44,12 @@ class Recording(Protocol):
 
 
 class RecordingReduced(Recording, Reduced):
-    """The same in the reduced search."""
+    """Notes each close in the reduced search."""
 
 
 class RecordingForgetting(Recording, Forgetting):
-    """The same in the search that also forgets, which keeps only the facts of the ledger."""
+    """Notes each close in the search that also forgets. The notes have only the facts of the
+    ledger."""
 
 
 @dataclass(frozen=True)

@@ -392,7 +392,7 @@ def walk(case: Case, random: Random) -> tuple[list[Step], int | None]:
 
 
 def _usual(state: State, step: Step) -> bool:
-    """Whether the machines can do this step: they look for spares only while entries are
+    """True if the machines can do this step: they look for spares only while entries are
     pending."""
     match step:
         case ("change", _, _, int(first)):

@@ -78,7 +78,7 @@ class BookieProcess:
         self.ready = json.loads((self.directory / READY).read_text())
 
     def start(self) -> None:
-        """Returns when it serves."""
+        """Start the process. Returns when the bookie serves."""
         self.launch()
         self.wait_ready()
 
@@ -109,11 +109,11 @@ class BookieProcess:
         return self.wait()
 
     def wait(self) -> int:
-        """Its exit status."""
+        """Wait for the end of the process. Returns its exit status."""
         return self._process.wait()
 
     def end(self) -> None:
-        """Kill it if it runs."""
+        """Kill the process if it runs."""
         self._process.kill()
 
     def _command(self, program: Path) -> list[str]:

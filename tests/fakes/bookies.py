@@ -112,7 +112,7 @@ def add(
 
 
 class FaultyStorage(MemoryStorage):
-    """In memory; any operation can be made to fail."""
+    """A storage in memory. A test can make any operation fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ class Writer:
         return acks
 
     async def add(self, *adds: bytes) -> list[BookieCode]:
-        """Send as one frame; the codes in the order of the adds' ids."""
+        """Send the adds as one frame. Returns the codes in the order of the adds' ids."""
         await self.send(*adds)
         return [code for _, _, code in sorted(await self.acks(len(adds)))]
 

@@ -73,7 +73,7 @@ class Api:
                 return found
 
     def is_quiet(self, consumer: Any) -> bool:
-        """Whether the consumer gets no message for a while."""
+        """True if the consumer gets no message for a while."""
         try:
             consumer.receive(timeout_millis=QUIET_MS)
         except self.module.Timeout:

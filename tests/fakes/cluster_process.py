@@ -90,7 +90,8 @@ class ClusterProcess:
         os.kill(self.brokers[broker]["pid"], signal.SIGKILL)
 
     def wait_back(self, pids: list[int]) -> None:
-        """All brokers run and answer; none has a pid that was killed."""
+        """Wait until all brokers run and answer. No broker still has the pid of a killed
+        process."""
 
         def is_back() -> bool:
             if any(each["pid"] in pids for each in self.brokers):

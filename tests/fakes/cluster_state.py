@@ -17,5 +17,5 @@ class ClusterState:
         self.clock = ManualClock()
 
     def store(self) -> MemoryStore:
-        """A session of its own."""
+        """Open another session with the metadata store."""
         return MemoryStore(self.tree)

@@ -43,5 +43,5 @@ def sends_of(*views: EntryView, first: int = 0, producer_id: int = 1) -> SendRun
 
 
 def texts_of(data: bytes | memoryview) -> list[str]:
-    """The inverse."""
+    """Return the texts that `entry_of` encoded."""
     return [message.payload.decode() for message in decode_messages(read_entry(data))]

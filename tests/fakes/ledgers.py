@@ -72,7 +72,8 @@ class Steps:
         self.dead = False
 
     def before(self, what: str) -> bool:
-        """Raises if the call fails without effect. Returns whether to `bite` after the call."""
+        """Raise if the call fails without effect. Return True if the caller must `bite` after the
+        call."""
         if self.dead:
             raise BrokerDied(what)
         self.on_step(len(self.taken))
@@ -129,7 +130,7 @@ class SharedLedgers:
         self.held = False
         # "create", "close", "read": the next call of this kind is cancelled without an owner
         self.strays: set[str] = set()
-        self.reading = asyncio.Event()  # a reader has asked for entries
+        self.reading = asyncio.Event()  # set when a reader has requested entries
         self.may_read = asyncio.Event()  # cleared: reads wait
         self.may_read.set()
         self._next = 0

@@ -25,7 +25,7 @@ class SteppedLoop(asyncio.SelectorEventLoop):
     run."""
 
     now_s = 0.0
-    _real_s: float | None = None  # when the clock began to run; None: it does not
+    _real_s: float | None = None  # the start of the clock; None: the clock stands still
 
     def time(self) -> float:
         return self.now_s if self._real_s is None else self.now_s + super().time() - self._real_s

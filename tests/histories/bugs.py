@@ -49,7 +49,7 @@ class _Permissive(DrainingHashes):
 
 
 class _Blind(KeyedReplay):
-    """Shares the state of another table, and finds no slot."""
+    """A table that shares the state of another table but finds no slot."""
 
     def __init__(self, real: KeyedReplay) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class ForgetsWhatWasRelaxed(KeyShared):
 
 
 class ForgetsADepartedConsumer(KeyShared):
-    """Returns only the first part of its entries."""
+    """Returns only the first part of the entries of a departed consumer."""
 
     def _return_some(self) -> None:
         super()._return_some()

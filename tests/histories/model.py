@@ -1,4 +1,4 @@
-"""A dispatcher compared with a slow, obvious model of it.
+"""A dispatcher compared with a slow, simple model of the dispatcher.
 
 The rig asserts the rules of every dispatcher (fakes/dispatch_rig.py). The model adds the rules of
 each type. It receives the events and the actions, never the dispatcher's state:
@@ -83,8 +83,9 @@ class Model(DispatcherRig):
         # the active consumer, and the last news that it got
         self.told: tuple[Member, int] | None = None
         self.delivered: set[Position] = set()
-        self.loose: set[Position] = set()  # delivered while the order was not kept
-        self.astray: set[Position] = set()  # those of them that were not redelivered in order
+        # Entries that were delivered while order was not required.
+        self.loose: set[Position] = set()
+        self.astray: set[Position] = set()  # loose entries that were not redelivered in order
         self.nacked: set[Position] = set()  # in order, and not acknowledged
         self.of_partition = rng.choice((None, 0, 1, 5)) if kind is Kind.FAILOVER else None
         # The share of the consumers that allow delivery out of order.
@@ -120,7 +121,7 @@ class Model(DispatcherRig):
 
     @property
     def relaxed(self) -> bool:
-        """Whether entries may be delivered out of order."""
+        """True if entries may be delivered out of order."""
         policies = [member.machine.key_shared for member in self.members]
         return all(policy is not None and policy.allow_out_of_order for policy in policies)
 
@@ -251,7 +252,7 @@ class Model(DispatcherRig):
         self.delivered.add(position)
 
     def _is_chunked(self, key: str | None) -> bool:
-        """Whether the key has an unacknowledged chunked message. Its chunks go to one consumer,
+        """True if the key has an unacknowledged chunked message. Its chunks go to one consumer,
         even if other consumers hold messages of the key from the time without order."""
         return any(
             it.view.partition_key == key and it.view.chunk and it.position not in self.acks.acked

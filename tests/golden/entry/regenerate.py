@@ -27,7 +27,7 @@ TEXT = "".join(f"{n} kites over {n * n} roofs; " for n in range(30))
 
 @dataclass
 class Given:
-    """A message as handed to Apache's client; empty is what it was not given."""
+    """A message as handed to Apache's client. Parts that the client did not get are empty."""
 
     text: str
     properties: dict[str, str] = field(default_factory=dict)
@@ -82,7 +82,8 @@ def scenarios() -> dict[str, tuple[dict[str, Any], list[Given]]]:
 
 
 class Recorder(asyncio.Protocol):
-    """One connection of the client; answers what a producer asks and keeps what it sends."""
+    """One connection of the client. It answers the producer's requests and keeps its SEND
+    frames."""
 
     def __init__(self, port: int, sent: list[bytes]) -> None:
         self._url = f"pulsar://127.0.0.1:{port}"

@@ -69,7 +69,7 @@ def parse_avro_schema(text: str, *, logical: bool = True) -> AvroType:
 
 
 def avro_decoder(avro: AvroType, kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    """A decoder for `decode_values`. A null payload is null."""
+    """A decoder for `values.decode_values`. It decodes a null payload to null."""
 
     def decode(values: pa.Array) -> pa.Array:
         decoded = [None if it is None else _whole(avro, it) for it in values.to_pylist()]

@@ -61,7 +61,7 @@ PRIMITIVES: Final = {
 
 
 def primitive_decoder(name: str, kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    """A decoder for `decode_values`. A null payload is null."""
+    """A decoder for `values.decode_values`. It decodes a null payload to null."""
     primitive = PRIMITIVES[name]
     size = np.dtype(primitive.stored).itemsize
 

@@ -1,4 +1,4 @@
-"""The files of a bookie's data directory, and how its small files are replaced (FORMAT.md)."""
+"""The files of a bookie's data directory, its lock, and its identity file (FORMAT.md)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def unusable(path: Path, error: OSError) -> DirectoryUnusable:
 
 
 def environment_error(reason: str) -> OSError | None:
-    """Return the system error that RocksDB's message names, if the store is not its cause."""
+    """Return the error of the process or the disk that RocksDB's message names. None: the message
+    names no such error, so the store itself may be damaged."""
     for number in _ENVIRONMENT:
         if os.strerror(number) in reason:
             return OSError(number, reason)

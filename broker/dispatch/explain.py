@@ -1,7 +1,7 @@
 """The reasons why a subscription delivers nothing now, for operators.
 
 The dispatcher derives the reasons from its state, on request. The dispatching code does not record
-them. A subscription that delivers nothing without a reason is a bug; the tests check this after
+them. A subscription that delivers nothing must have at least one reason; the tests check this after
 every event.
 """
 

@@ -3,14 +3,14 @@
 A broker that stood still does not know whether it was replaced: other brokers take the bundles of a
 broker that is silent for 2 s (liveness.py). When the process continues, its sockets hold old
 commands, and its consumers have old permits. Bookies refuse its writes, so no receipt and no
-acknowledgement is wrong. But the broker would deliver messages from memory that consumers have
-acknowledged at the next owner.
+acknowledgement is wrong. But the broker still has messages in memory, and would deliver them after
+consumers have acknowledged them at the new owner.
 
 So after a standstill of STILL_S the broker first reads the records of all its bundles again and
-closes the topics of lost bundles. Only then does it read from clients and send to them, so the
-clients of a closed topic get the close first. If the metadata store does not answer, the broker
-continues after VERIFY_S: a short outage of the store must not stop a cluster, and messages are
-delivered at least once.
+closes the topics of lost bundles. Until then it neither reads from clients nor sends to them, so a
+lost topic is closed before it delivers messages again. If the metadata store does not answer, the
+broker continues after VERIFY_S: a short outage of the store must not stop a cluster, and messages
+are delivered at least once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 TICK_S: Final = 0.25
 
 STILL_S: Final = 1.0
-"""A standstill this long makes the broker verify its ownership. STILL_S is less than the silence
-after which a broker is replaced, minus the time between two of its beats."""
+"""A standstill this long makes the broker verify its ownership. Other brokers replace it 2.0 s
+(SILENCE_S) after its last beat, and that beat may be 0.5 s old (BEAT_S) when the standstill begins.
+So STILL_S must be less than 1.5 s."""
 
 VERIFY_S: Final = 5.0
 RETRY_S: Final = 0.1
@@ -75,7 +76,8 @@ class Standstill:
 
     def _tick(self) -> None:
         """Detect a standstill. This is a callback of the loop, not a task: when the process
-        continues, it runs before the tasks that handle the old commands in the sockets."""
+        continues, the loop calls `_tick` before the tasks that handle the old commands in the
+        sockets."""
         loop = asyncio.get_running_loop()
         if self._timer is not None and loop.time() - self._timer.when() > STILL_S:
             self._still_s = loop.time() - self._timer.when() + TICK_S

@@ -45,15 +45,15 @@ LOST_RACES_MAX: Final = 20
 in the meantime."""
 
 INLINE_BYTES_MAX: Final = 4 << 10
-"""Larger definitions are parsed and compared in a thread. 4 KiB take 1 ms, hostile ones 6 ms;
-128 KiB take 40 ms, hostile ones up to 200 ms."""
+"""Larger definitions are parsed and compared in a thread. A definition of 4 KiB takes 1 ms, or 6 ms
+if an attacker made it slow to parse. A definition of 128 KiB takes 40 ms, or up to 200 ms."""
 
 METADATA_TIMEOUT_S: Final = 10.0
 """Time limit of one change while the metadata store does not answer."""
 
 RECORDS_MAX: Final = 16
-"""The maximum number of records that are read or written at the same time; further calls wait. A
-record has up to 1,000 KiB, and a request for it only 60 bytes."""
+"""The maximum number of records that are read or written at the same time; further calls wait. The
+limit bounds the memory: a request of only 60 bytes loads a record of up to 1,000 KiB."""
 
 T = TypeVar("T")
 
@@ -162,10 +162,11 @@ class SchemaRegistry:
             await self._require_compatible(versions, schema, for_consumer(compatibility))
 
     async def delete(self, topic: TopicName, *, force: bool = False) -> int:
-        """Delete the schema, which adds a mark to the record. Returns the number of the mark.
+        """Delete the schema, which adds a mark to the record. Returns the version number of the
+        mark. Raises NoSchema if there is no version since the last deletion.
 
         `force`: delete the record with all versions and marks, permanently. Returns the number of
-        the newest one. Raises NoSchema.
+        the record's last version or mark. Raises NoSchema if there is no record.
         """
         await self._store.sync(_path(topic))
         seen = (await self._record(topic)).versions
@@ -173,8 +174,9 @@ class SchemaRegistry:
             raise NoSchema(str(topic.base))
         newest = seen[-1].version
         if force:
-            # Keep a record that does not begin with these versions. It was made after this
-            # deletion, whose reply was lost, and producers use its versions.
+            # `update` repeats this change after a lost reply. If the first attempt deleted the
+            # record, producers may have made a new record since. The new record must stay, so
+            # delete only a record that begins with the versions that were seen.
             await self._update(
                 topic,
                 lambda value: DELETE if _decoded(value).versions[: len(seen)] == seen else KEEP,
@@ -246,8 +248,9 @@ class SchemaRegistry:
 
     async def _in_turn(self, size: int, work: Callable[[], T]) -> T:
         """Run `work`, which parses or compares definitions of at most `size` bytes. Calls run one
-        at a time, in FIFO order, and at most one in each iteration of the event loop. So many
-        requests at once neither block the loop nor compete with it in many threads."""
+        at a time, in FIFO order, and at most one in each iteration of the event loop. A burst
+        of requests therefore neither blocks the loop nor starts many threads that compete with it.
+        """
         async with self._turn:
             if size > INLINE_BYTES_MAX:
                 return await asyncio.to_thread(work)
@@ -289,7 +292,7 @@ async def admit_consumer(
 ) -> None:
     """Check that a consumer with this schema can read the topic. If the topic has no schema and is
     not `in_use`, the schema becomes its first version, as in Pulsar. `in_use`: the topic has
-    messages of bytes, or clients that use bytes.
+    messages, a producer, or a consumer that does not use AUTO_CONSUME.
 
     Raises IncompatibleSchema, TooManySchemas, MetadataError.
     """

@@ -45,7 +45,7 @@ class Subscription:
     key_shared: ConsumerKeySharedPolicy | None = None  # None: the broker's default
     creates_topic: bool = True  # whether the broker may create the topic
     nack_backoff: RedeliveryBackoff | None = None  # None: `nack_delay_s`
-    unacked_backoff: RedeliveryBackoff | None = None  # None: only `unacked_timeout_s`
+    unacked_backoff: RedeliveryBackoff | None = None  # added to `unacked_timeout_s`; None: 0 s
     unacked_tick_s: float = 1.0
     chunked_max: int = 10  # incomplete chunked messages; 0: no limit
     chunked_expire_s: float = 60.0  # 0: incomplete chunked messages do not expire
@@ -87,7 +87,8 @@ class Subscription:
 def subscribe_command(
     topic: str, subscription: Subscription, protocol_version: int
 ) -> pb.CommandSubscribe:
-    """Return the SUBSCRIBE command for one attachment; the caller adds consumer id and epoch.
+    """Return the SUBSCRIBE command for one attachment. The caller adds the consumer id, the epoch,
+    and the start message id of a subscription that is not durable.
 
     `protocol_version`: the version that the session has negotiated.
     """

@@ -91,7 +91,12 @@ def unload(
     namespace: Namespace,
     bundle: Annotated[
         str | None,
-        typer.Option("--bundle", "-b", help="only this bundle, written as `bundles` prints it"),
+        typer.Option(
+            "--bundle",
+            "-b",
+            help="only this bundle: its two boundaries (see `bundles`), for example"
+            " 0x00000000_0x40000000",
+        ),
     ] = None,
     admin_url: AdminUrl = DEFAULT_ADMIN_URL,
 ) -> None:

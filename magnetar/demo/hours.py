@@ -34,7 +34,8 @@ YEAR_DAYS: Final = 365
 ADMIN_S: Final = 30.0
 
 Hours = dict[tuple[str, int], Delays]
-"""Delays by carrier and by the beginning of the hour (seconds since 1970)."""
+"""Delays by carrier and hour. The hour is given by its beginning, in seconds since 1970. Only
+`by_hour_of_day` returns the hour of the day instead, 0 to 23."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ def stream_delays(
     ).select("__eventTime", "row", "flight.*")
     grouped = (
         flights.withWatermark("__eventTime", f"{watermark_days} days")
-        .dropDuplicatesWithinWatermark(["row"])  # sent again after the kill
+        # The demo kills the server; then the producer sends some flights again.
+        .dropDuplicatesWithinWatermark(["row"])
         .groupBy(F.window("__eventTime", "1 hour"), "carrier")
         .agg(F.count("*"), F.count("dep_delay"), F.coalesce(F.sum("dep_delay"), F.lit(0)))
         .toDF("window", "carrier", "flights", "departed", "minutes")

@@ -61,7 +61,9 @@ def load_config(
     """Return the settings of a role. A flag overrides MAGNETAR_<ROLE>_<KEY>, which overrides the
     TOML `file`, which overrides the default. A flag that is None was not given.
 
-    Raises ConfigError, which names every wrong key, its place and the most similar known key.
+    Raises ConfigError. If one of the three places has unknown keys, the error names those keys and
+    the most similar known keys. If all keys are known, it names the invalid values and the place of
+    each.
     """
     from_file = _renamed(config_class, _read_toml(file), str(file)) if file is not None else {}
     from_environment = _read_environment(config_class)

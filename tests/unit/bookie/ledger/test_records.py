@@ -120,7 +120,7 @@ async def test_t44_every_step_survives_faults_of_every_request(step: str) -> Non
     await once([Fault.REPLY_LOST] * 3)
 
 
-async def test_a_ledger_of_another_creator_under_the_same_id_is_a_bug() -> None:
+async def test_create_under_an_id_of_another_creator_raises_an_assertion_error() -> None:
     rig = RecordsRig()
     await rig.records.create(replace(NEW, creator_token=99))
     with pytest.raises(AssertionError, match="twice"):

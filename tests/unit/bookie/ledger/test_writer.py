@@ -78,7 +78,7 @@ def test_an_entry_goes_to_its_write_set_and_is_confirmed_at_the_ack_quorum() -> 
     assert machine.append(10, (b"", b""), 0.0) == (1, 2, 3)
     assert machine.append(10, (b"", b""), 0.0) == (0, 2, 3)
     assert ack(machine, 2, 0, 1, 2) == []
-    assert ack(machine, 0, 0, 2) == [Confirm(0)]  # 1 holds up 2
+    assert ack(machine, 0, 0, 2) == [Confirm(0)]  # entry 1 delays entry 2
     assert ack(machine, 1, 1) == [Confirm(2)]
     assert machine.confirmed_length == 30
 
@@ -329,7 +329,7 @@ def test_t14_without_a_spare_the_ledger_continues_at_the_ack_quorum() -> None:
     assert machine.append(10, (b"", b""), 1.0) == (0, 1)
     ack(machine, 0, 1)
     assert ack(machine, 1, 1) == [Confirm(1)]
-    assert machine.parts(1) is None  # no seat is awaited
+    assert machine.parts(1) is None  # the entry awaits no seat
     assert not machine.stuck
 
 

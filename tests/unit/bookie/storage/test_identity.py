@@ -57,7 +57,7 @@ STARTS = [
         COOKIE,
         replace(STARTED, intents=(BEFORE,)),
     ),
-    # The same for several starts; then the write of one of them arrived.
+    # Several starts wrote their intents; then the cookie write of one start arrived.
     (
         Found(replace(LOCAL, boot_epoch=6, start=BEFORE, intents=(LATE,)), ("store",)),
         COOKIE,
@@ -65,7 +65,7 @@ STARTS = [
     ),
     (Found(replace(LOCAL, start=BEFORE, intents=(LATE, START)), ("store",)), COOKIE, STARTED),
     (Found(replace(LOCAL, intents=(LATE, BEFORE)), ("store",)), COOKIE, STARTED),
-    # Neither the first identity files nor the first cookies told of a start.
+    # The first identity files and the first cookies had no record of a start.
     (Found(replace(LOCAL, start=""), ("store",)), replace(COOKIE, start=""), STARTED),
     # Formatting was interrupted: before the cookie, or after it.
     (Found(BEGUN, ()), None, BEGUN),
@@ -102,7 +102,7 @@ REFUSALS = [
     (Found(RENEWED, ("store",)), replace(COOKIE, incarnation=FRESH), errors.WrongIncarnation),
     (Found(RENEWED, ("store",)), replace(COOKIE, boot_epoch=6), errors.DirectoryRolledBack),
     (Found(LOCAL, ("store",)), replace(COOKIE, boot_epoch=3), errors.MetadataRolledBack),
-    # The other one of two copies of a directory was started.
+    # The other of two copies of a directory was started.
     (Found(LOCAL, ("store",)), replace(COOKIE, start=BEFORE), errors.DirectoryCloned),
     (Found(LOCAL, ("store",)), replace(COOKIE, start=""), errors.DirectoryCloned),
     (
@@ -134,7 +134,7 @@ def test_each_wrong_directory_is_refused_with_a_remedy(
     assert refused.value.definite
 
 
-def test_an_empty_directory_of_a_known_bookie_needs_the_operators_word() -> None:
+def test_an_empty_directory_of_a_known_bookie_needs_the_option_of_the_operator() -> None:
     wanted = replace(WANTED, new_incarnation=True)
     expected = replace(FORMAT, former=OURS, boot_epoch=6)
     assert plan_start(Path("/d"), Found(None, ()), COOKIE, wanted) == Start(expected)
@@ -164,7 +164,7 @@ def test_the_start_decision_for_every_pair_of_cookie_and_local_epoch() -> None:
                 continue
             start = plan_start(Path("/d"), found, cookie, WANTED)
             assert start.identity.boot_epoch == stored + 1
-            if local < stored:  # an older image: it continues as a new incarnation
+            if local < stored:  # an older image continues as a new incarnation
                 assert start.rolled_back is not None
                 assert start.identity.state is REPLACING
                 assert (start.identity.incarnation, start.identity.former) == (FRESH, OURS)

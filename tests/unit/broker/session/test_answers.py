@@ -36,7 +36,7 @@ def request(number: int = 0) -> pb.CommandGetTopicsOfNamespace:
 
 
 def count_reads(here: Place) -> list[str]:
-    """The paths whose children were read."""
+    """Record the paths whose children are read."""
     reads: list[str] = []
     children = here.store.children
 
@@ -79,7 +79,7 @@ async def test_a_list_has_the_topics_created_before_the_request() -> None:
         for number in range(5):
             await client.produce(f"persistent://public/default/t{number}", producer_id=number)
             assert len((await listed(client)).topics) == number + 1
-        await create(here, 1)  # by another broker: the watch reports it
+        await create(here, 1)  # another broker creates the topic: the watch reports the topic
         await settle()
         assert len((await listed(client)).topics) == 6
 

@@ -1,10 +1,11 @@
 """Answers for a former incarnation of a bookie whose store was found damaged.
 
-The bookie returns a stored entry whose checksum is right: it is the entry that was acknowledged. To
-every other request the bookie answers DAMAGED_STORE, which means "unknown". A missing entry or
-ledger may have existed. A fence would not hold. Adds belong to the present incarnation. For a
-former incarnation with an unreadable store the bookie answers as for an incarnation that never
-existed: WRONG_INCARNATION, which also means "unknown".
+The bookie returns a stored entry if its checksum is right: the checksum covers the entry and its
+ids, so this is the entry that the bookie stored. To every other request the bookie answers
+DAMAGED_STORE, which means "unknown". A missing entry or ledger may have existed. The bookie cannot
+store a fence, because the store of a former incarnation is read-only. Adds belong to the present
+incarnation. For a former incarnation with an unreadable store the bookie answers as for an
+incarnation that never existed: WRONG_INCARNATION, which also means "unknown".
 """
 
 from __future__ import annotations

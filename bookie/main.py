@@ -51,7 +51,8 @@ class Ready:
 
 
 async def run_bookie(config: BookieConfig, stop: asyncio.Event) -> None:
-    """Run a bookie of a cluster, until `stop` is set and the requests under way are done.
+    """Run a bookie of a cluster until `stop` is set. The bookie then syncs and acknowledges the
+    written entries, for at most `stop_grace_s`.
 
     Raises StartRefused, PortInUse, AddressUnusable, LeaseTaken, or what the metadata store raises.
     """
@@ -126,7 +127,7 @@ async def serve_bookie(
                 group.create_task(data_server(service).run(data_socket)),
                 group.create_task(serve_http(app, http_socket)),
                 group.create_task(measure_process(registry)),
-                # 0: young collections free the cycles of a bookie
+                # 0: Python's collections of young objects already free the garbage of a bookie
                 group.create_task(collect_when_due(lambda: 0)),
                 group.create_task(entry.run()),
                 group.create_task(announce()),
@@ -160,9 +161,9 @@ def _say_ready(config: BookieConfig, ready: Ready) -> None:
 
 
 def _health(service: BookieService, entry: Registration, store: MetadataStore) -> Health:
-    """Return the health. The bookie is ready only while its lease is held, because brokers find it
-    by the lease. Without a connection to the metadata store it does not know whether the lease is
-    held."""
+    """Return the health. The bookie is ready only while it is registered, because brokers find
+    bookies by their registrations. Without a connection to the metadata store, the bookie does not
+    know whether it is registered."""
     identity = service.identity
     registered = entry.held and store.session_state is SessionState.CONNECTED
     return Health(

@@ -1,13 +1,15 @@
 """Drains bookies, and removes them permanently.
 
-A drained bookie continues to serve but gets no new ledgers. Writers of open ledgers, also of idle
-topics, begin new ledgers at their next check if enough other bookies are available. The ledgers of
-a decommissioned bookie also get under-replication records, so that replicators move them. The
-bookie is the best source for the copies, so it stays up until it holds no ledger. For a ledger that
-is being written, the decommission waits for the writer. The writer leaves the bookie when it begins
-a new ledger, or at once when the bookie is stopped. At the end the bookie's cookie is removed. The
-cluster then has no bookie of that name, and its directory cannot return by mistake. Each step can
-be interrupted and repeated.
+A drained bookie continues to serve but gets no new ledgers. Brokers regularly check their open
+ledgers, also those of idle topics. If enough other bookies are available, a broker replaces an open
+ledger on the bookie by a new ledger. The ledgers of a decommissioned bookie also get
+under-replication records, so that replicators move them. The bookie is the best source for the
+copies, so it stays up until it holds no ledger. For a ledger that is being written, the
+decommission waits for the writer. The writer leaves the bookie when the writer begins a new ledger.
+If the bookie stops, the writer replaces it in the ensemble once an entry is in flight. At the end
+the decommission removes the bookie's cookie. The cluster then has no bookie of that name, and the
+bookie refuses to start on its old directory (CookieMissing). Each step can be interrupted and
+repeated.
 """
 
 from __future__ import annotations
@@ -95,8 +97,9 @@ async def decommission(
 ) -> None:
     """Move all ledgers away from the bookie and remove it from the cluster.
 
-    `on_progress` is called after each change. Raises StillNeeded after `timeout_s`; the bookie is
-    still being emptied then. Raises the errors of `drain` before the work begins.
+    `on_progress` is called after each change. Raises StillNeeded after `timeout_s`; replicators
+    continue to move the bookie's ledgers afterwards. Raises the errors of `drain` before the work
+    begins.
     """
     await drain(store, clock, bookie, decommission=True)
     leaving = _Leaving(store, UnderReplicationRecords(store, clock), bookie, on_progress)
@@ -140,8 +143,8 @@ class _Leaving:
         if await self._serves():
             self._tell(Stage.SERVING)
             return False
-        # The bookie is down and held nothing. A ledger may have got it just before its writer saw
-        # the drain record, so check all ledgers a second time.
+        # The bookie is down and held nothing. A writer may have placed a ledger on it just before
+        # the writer saw the drain record, so check all ledgers a second time.
         await self._move_all()
         if not await self._remove_cookie(cookie):
             return False
@@ -157,8 +160,8 @@ class _Leaving:
         return None if stored is None else stored.value
 
     async def _remove_cookie(self, seen: bytes | None) -> bool:
-        """Remove the cookie if its value is still `seen`. False: the bookie was started since then:
-        each start writes to the cookie first."""
+        """Remove the cookie if its value is still `seen`. Each start of the bookie changes the
+        cookie first. False: the bookie was started after `seen` was read."""
         path = paths.bookie_cookie(self._bookie)
 
         def change(value: bytes | None) -> Verdict:
@@ -203,7 +206,7 @@ class _Leaving:
         )
         if any(member.bookie == self._bookie for member in metadata.last_segment.members):
             if metadata.state is LedgerState.OPEN:
-                return "it is being written; its writer leaves with its next ledger"
+                return "it is being written until the writer begins a new ledger on other bookies"
             if metadata.state is LedgerState.IN_RECOVERY:
                 return "its recovery is not finished"
         if await self._under_replication.locked(ledger):

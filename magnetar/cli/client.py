@@ -44,7 +44,7 @@ def run_client(service_url: str, work: Coroutine[Any, Any, None]) -> None:
         if isinstance(first, magnetar.Timeout) and first.broker is not None:
             fail(f"{first}. `magnetar topics stats {first.topic}` shows the topic's state")
         if isinstance(first, magnetar.ConnectError):
-            fail(f"{first}. Does the port match the URL (grpc: 6660, pulsar: 6650)?")
+            fail(f"{first}. Does the port match the URL's scheme (grpc: 6660, pulsar: 6650)?")
         if isinstance(first, magnetar.PulsarException):
             fail(str(first))
         if isinstance(first, OSError):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from magnetar.metadata.model import BrokerRegistration
 
-# The addresses that the other commands use by default.
+# The URLs of a server with the default ports. The other commands connect to it by default.
 LOCAL_SERVICE_URL: Final = "grpc://127.0.0.1:6660"
 LOCAL_ADMIN_URL: Final = "http://127.0.0.1:8080"
 

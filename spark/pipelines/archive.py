@@ -1,8 +1,9 @@
 """Writes a topic to partitioned Parquet files, and verifies that they hold every message.
 
 The job writes the archive to a staging directory and compares it with the topic. If both are equal
-and the files are synced, the job moves the archive to `path`. Thus `path` holds either a whole,
-verified archive or its earlier content (target.py).
+and the files are synced, the job moves the archive to `path`. So a new archive appears at `path`
+only whole and verified. A job that is killed during this move may leave nothing at `path`; the next
+run restores the earlier content (target.py).
 
 The archive ends with the last message that existed at the start, so producers may keep publishing.
 The comparison reads the topic and the files again. For each partition of the archive it compares
@@ -66,7 +67,8 @@ def archive(
     spark = _in_utc(spark)
     with staged(path) as new:
         check_target(path, overwrite=overwrite)
-        # Later messages are left out: Spark may plan a DataFrame several times.
+        # Spark may plan a DataFrame several times. Each plan must leave out the messages that were
+        # published after the start.
         stored = extents(spark, connection, [topic])
         rows = within(messages(spark, connection, [topic]), stored)
         columns = _partition_columns(partition_by)
@@ -130,7 +132,8 @@ def _digests(frame: DataFrame, columns: list[str]) -> list[tuple[str, int, objec
     """Return the name, the number of messages and two digests of each partition."""
     row = F.xxhash64(
         *(
-            # Spark cannot hash a map, but can hash the list of its entries, which has their order.
+            # Spark cannot hash a map, but can hash the list of the map's entries. The list has the
+            # order of the map.
             F.map_entries(name) if name == "__messageProperties" else F.col(name)
             for name in frame.columns
         )

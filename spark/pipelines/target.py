@@ -1,12 +1,13 @@
-"""The directory of an archive: a run writes to a staging directory and renames it when complete.
+"""The directory of an archive, and the staging directory in which a run writes the archive.
 
     <path>                        the archive
-    .<name of path>.archiving/    the staging directory of a run, locked by it (flock)
+    .<name of path>.archiving/    the staging directory of a run, locked by the run (flock)
         new/                      the archive that the run writes
-        old/                      the former content of `path` between the two renames
+        old/                      the former content of `path`, until the run ends
 
-A run that is killed between the two renames leaves nothing at `path`. The next run first renames
-`old` back to `path`. This module does not import Spark.
+When the archive is complete, the run renames `path` to `old`, and then `new` to `path`. A run that
+is killed between these two renames leaves nothing at `path`. The next run first renames `old` back
+to `path`. This module does not import Spark.
 """
 
 from __future__ import annotations
@@ -107,10 +108,11 @@ def _put_back(staging: Path, path: Path) -> None:
 
 
 def _lock(held: int, staging: Path, path: Path) -> None:
-    """Lock the staging directory. Raises TargetBusy.
+    """Lock `staging`: a staging directory, or the directory of an incremental archive. Raises
+    TargetBusy.
 
-    Another run may have ended, and removed the directory after this run opened it. This counts as
-    busy, too.
+    Another run may have ended, and removed its staging directory after this run opened the
+    directory. This counts as busy, too.
     """
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,10 @@
 """The topics of a query, as a broker pushes them to Spark's driver.
 
-Any broker can answer. So one stream is enough for up to 1,000 named topics, or for the namespace of
-a pattern. As long as all streams are live and have sent their topics, the driver does not ask. If a
-stream ends or is silent, the driver asks again, and `follow` opens all streams to the next broker.
-The first messages of a stream hold all its topics.
+Any broker can push all topics of the cluster. So one stream is enough for up to 1,000 named topics,
+or for the namespace of a pattern. While all streams are live and have sent their topics, the driver
+polls a broker for topics only every DISCOVERY_S_MAX (driver.py). If a stream ends or is silent, the
+driver polls more often, and `follow` opens all streams to the next broker. The first messages of a
+stream hold all its topics.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class TopicWatch:
 
     def take(self) -> list[str] | None:
         """The topics and partitions that exist now. None: nothing was pushed since the last call,
-        or not all topics are known."""
+        or `is_live` is False."""
         if not self.is_live or not any(stream.has_news for stream in self._streams):
             return None
         return [topic for stream in self._streams for topic in stream.take()]
@@ -79,8 +80,8 @@ class TopicWatch:
                 self._streams.append(
                     _Stream(self._access, broker, asked, self._keeps, self._silence_s_max)
                 )
-        except (BrokerLost, BrokerRefused) as error:  # no credentials, or no TLS
-            log.info("no broker pushes topics, the query asks instead: %s", error)
+        except (BrokerLost, BrokerRefused) as error:  # unusable credentials or TLS
+            log.info("a stream of topics cannot be opened, the query polls instead: %s", error)
             self._not_before_s = time.monotonic() + REFUSED_S
             self.close()
 

@@ -132,7 +132,7 @@ def test_a_port_of_another_program_is_asked_about(capsys: pytest.CaptureFixture[
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(typer.Exit):
         run_client(f"grpc://127.0.0.1:{other.getsockname()[1]}", work())
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("Does the port match the URL (grpc: 6660, pulsar: 6650)?")
+    assert line.endswith("Does the port match the URL's scheme (grpc: 6660, pulsar: 6650)?")
 
 
 def test_timeout_without_receipt_names_topics_stats(

@@ -88,8 +88,7 @@ class ProducerSession(Guarded, Protocol):
     After the producer was removed, or after `on_closed_by_broker` or `on_disconnected`, the
     connection calls at most `on_frame_end`, at the end of the current frame.
 
-    An unexpected exception of `on_receipts`, `on_send_error`, `on_disconnected` or `on_frame_end`
-    ends only the producer. An exception of another call ends the session.
+    An unexpected exception of a call ends only the producer.
     """
 
     @property
@@ -105,10 +104,7 @@ class ProducerSession(Guarded, Protocol):
 
 
 class ConsumerSession(Guarded, Protocol):
-    """The calls that a connection makes to a consumer, under the rules of ProducerSession.
-
-    An unexpected exception of `on_message` also ends only the consumer.
-    """
+    """The calls that a connection makes to a consumer, under the rules of ProducerSession."""
 
     def on_message(self, command: pb.CommandMessage, entry: memoryview) -> None: ...
     def on_active_changed(self, *, active: bool) -> None: ...
@@ -460,17 +456,30 @@ class Connection:
     def _on_active_changed(self, body: pb.CommandActiveConsumerChange) -> None:
         consumer = self._consumers.get(body.consumer_id)
         if consumer is not None:
-            consumer.on_active_changed(active=body.is_active)
+            try:
+                consumer.on_active_changed(active=body.is_active)
+            except Exception as bug:
+                end_after_bug(consumer, bug)
 
     def _on_close_producer(self, body: pb.CommandCloseProducer) -> None:
         producer = self._producers.pop(body.producer_id, None)
         if producer is not None:
-            producer.on_closed_by_broker(self._assigned(body))
+            self._close(producer, body)
 
     def _on_close_consumer(self, body: pb.CommandCloseConsumer) -> None:
         consumer = self._consumers.pop(body.consumer_id, None)
         if consumer is not None:
-            consumer.on_closed_by_broker(self._assigned(body))
+            self._close(consumer, body)
+
+    def _close(
+        self,
+        session: ProducerSession | ConsumerSession,
+        body: pb.CommandCloseProducer | pb.CommandCloseConsumer,
+    ) -> None:
+        try:
+            session.on_closed_by_broker(self._assigned(body))
+        except Exception as bug:
+            end_after_bug(session, bug)
 
     def _assigned(self, body: pb.CommandCloseProducer | pb.CommandCloseConsumer) -> str | None:
         """Return the URL of the broker to use next.

@@ -23,6 +23,7 @@ from magnetar.client.errors import (
     LookupError,  # noqa: A004 - Apache's name
     PulsarException,
     TopicNotFound,
+    UnknownError,
 )
 from magnetar.client.session.connection import KEEPALIVE_S, SILENT_INTERVALS_MAX, Connection
 from magnetar.client.session.lookup import REDIRECTS_MAX
@@ -230,6 +231,41 @@ async def test_a_closing_broker_names_the_next_one_with_the_sessions_transport(
         await settle()
         told = [one for one in (*producer.told, *consumer.told) if one[0] != "on_frame_end"]
         assert told == [("on_closed_by_broker", next_broker)] * 2
+
+
+class Broken:
+    """A producer or consumer with a bug in each call of its connection."""
+
+    topic = "t"
+    ended: PulsarException | None = None
+
+    def shut_down(self, error: PulsarException) -> None:
+        self.ended = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise ZeroDivisionError(name)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pb.CommandCloseProducer(producer_id=1, request_id=2**64 - 1),
+        pb.CommandCloseConsumer(consumer_id=2, request_id=2**64 - 1),
+        pb.CommandActiveConsumerChange(consumer_id=2, is_active=True),
+    ],
+    ids=lambda command: type(command).__name__,
+)
+async def test_bug_in_an_event_of_one_producer_or_consumer_keeps_the_session(command: Any) -> None:
+    async with conversation() as peer:
+        producer, consumer = Broken(), Broken()
+        peer.connection.add_producer(1, producer)
+        peer.connection.add_consumer(2, consumer)
+        await peer.stream.send([encode_command(command)])
+        await settle()
+        ended = [one for one in (producer, consumer) if one.ended is not None]
+        assert len(ended) == 1
+        assert isinstance(ended[0].ended, UnknownError)
+        assert peer.connection.error is None
 
 
 async def test_both_sides_send_ping() -> None:

@@ -141,8 +141,15 @@ def _flag(config_class: type[RoleConfig], key: str, field: FieldInfo) -> inspect
     kind: Any = field.annotation if field.annotation in _TYPES else str
     words = field.description or key.replace("_", " ")
     environment = f"MAGNETAR_{config_class.role.upper()}_{key.upper()}"
-    standard = "required" if field.is_required() else f"default: {str(field.default) or 'empty'}"
+    standard = "required" if field.is_required() else f"default: {_text_of(field.default)}"
     return _parameter(key, kind, f"{words} ({environment}; {standard})", default=None)
+
+
+def _text_of(value: object) -> str:
+    """Return a default as a user writes it in a flag."""
+    if isinstance(value, frozenset):
+        return ",".join(sorted(map(str, value)))
+    return str(value) or "empty"
 
 
 def _parameter(name: str, kind: Any, text: str, *, default: object) -> inspect.Parameter:

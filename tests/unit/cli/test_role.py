@@ -13,7 +13,7 @@ import pytest
 import typer
 from pydantic import Field, model_validator
 
-from magnetar.cli.role import add_role
+from magnetar.cli.role import LogLevel, add_role
 from magnetar.runtime.config import RoleConfig
 from magnetar.runtime.errors import PortInUse
 
@@ -33,6 +33,7 @@ class OvenConfig(RoleConfig):
     heat: float = 0.5
     light: bool = False
     name: str = ""
+    levels: frozenset[LogLevel] = frozenset(LogLevel)
     write_quorum: int = 3
     ack_quorum: int = 2
 
@@ -163,3 +164,4 @@ def test_help_names_flag_variable_and_default(invoke: Invoke) -> None:
     assert "--grpc-port" in said
     assert "where it listens (MAGNETAR_OVEN_GRPC_PORT; default: 3181)" in said
     assert "(MAGNETAR_OVEN_DATA_DIR; required)" in said
+    assert "(MAGNETAR_OVEN_LEVELS; default: debug,error,info,warning)" in said

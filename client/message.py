@@ -22,7 +22,7 @@ _U64 = 0xFFFFFFFFFFFFFFFF  # ids are unsigned on the wire and signed in the clie
 class Delivery:
     """The common data of the messages of one delivered entry.
 
-    The client never changes a Delivery after it has made the first message. The class is not
+    The client does not change a Delivery after the creation of its first message. The class is not
     frozen, for speed.
     """
 
@@ -36,7 +36,8 @@ class Delivery:
     generation: int  # the generation of the consumer's queue at the time of delivery
     encryption: EncryptionContext | None = None  # None: the entry was not encrypted
     decoder: Decoder | None = None  # None: the consumer has no schema
-    # The client's moves between clusters before the delivery. None: the program made the message.
+    # The number of times that the client had changed the cluster before the delivery.
+    # None: the program made the message.
     cluster: int | None = None
     key: tuple[int, int] | None = None  # ledger and entry. None: the program made the message
     batch: Batch | None = None  # None: the entry holds one message
@@ -51,7 +52,7 @@ class Delivery:
         return self.payload_bytes if self.batch is None else self.batch.payload_bytes(first, end)
 
     def id_of(self, index: int) -> MessageId:
-        """Return the id of a message. `index` -1: the entry is no batch."""
+        """Return the id of the message at this index in the batch; -1: the entry is not a batch."""
         assert self.key is not None
         return MessageId(self.partition, *self.key, index, self.batch_size, self.topic)
 
@@ -63,7 +64,7 @@ class Decoder(Protocol):
 
 
 class Message:
-    """A received message. A method returns "" for a text that the message does not have.
+    """A received message. A method that returns a text returns "" if the message has no such text.
 
     A message of a batch holds the whole batch in memory until the program drops the message. With
     the default batches, that is 125 KB for a message of 1 KB. A program that keeps the content of
@@ -72,8 +73,8 @@ class Message:
 
     __slots__ = ("_message_id", "_received", "delivery", "place")
 
-    # `delivery` and `place` are internal to the client. The client reads them several times for
-    # each message: properties would cost more than the rest of the work.
+    # `delivery` and `place` are internal to the client. They are plain attributes for speed: the
+    # client reads them several times for each message.
     delivery: Delivery
     """The data that the message shares with the others of its entry."""
     place: int
@@ -86,7 +87,8 @@ class Message:
         delivery: Delivery,
         place: int = -1,
     ) -> None:
-        """`received`, `message_id`: None: the message makes them from the delivery when needed."""
+        """If `received` or `message_id` is None, the message makes it from `delivery` when
+        needed."""
         self._received = received
         self._message_id = message_id
         self.delivery = delivery
@@ -105,7 +107,7 @@ class Message:
         With a schema, a message whose content was None has the value None. The schema raises
         ValueError or TypeError for a payload that it cannot decode. Raises InvalidMessage if the
         broker does not know the schema version of the message. In the synchronous client, the call
-        asks the broker for a version that the client does not know, and raises the broker's errors.
+        asks the broker for a version that the client lacks, and raises the errors of this request.
         """
         decoder = self.delivery.decoder
         return self.data() if decoder is None else decoder.decode(self)
@@ -117,7 +119,7 @@ class Message:
         return self._message_id
 
     def properties(self) -> dict[str, str]:
-        """Return the properties that the producer's application attached."""
+        """Return the properties that the sending application attached."""
         return dict(self.received.properties)
 
     def partition_key(self) -> str:
@@ -133,7 +135,8 @@ class Message:
         return self.delivery.publish_time_ms
 
     def event_timestamp(self) -> int:
-        """Return the application's event time in milliseconds since 1970, or 0 if it gave none."""
+        """Return the event time that the sending application set, in milliseconds since 1970, or 0
+        if it set none."""
         return self.received.event_time_ms
 
     def topic_name(self) -> str:
@@ -155,7 +158,7 @@ class Message:
         return self.delivery.redelivery_count
 
     def schema_version(self) -> str:
-        """Return the version of the schema with which the message was written; "" if none.
+        """Return the version of the schema with which the producer encoded the message; "" if none.
 
         The characters are the bytes of the version on the wire, as in Apache's client.
         """
@@ -166,11 +169,12 @@ class Message:
         return self.delivery.producer_name
 
     def has_null_value(self) -> bool:
-        """Return whether the content was None. This deletes the key on a compacted topic."""
+        """Return whether the content was None. Such a message deletes its key on a compacted
+        topic."""
         return self.received.null_value
 
     def encryption_context(self) -> EncryptionContext | None:
-        """Return the parameters of the message's encryption. None: it was not encrypted."""
+        """Return the parameters of the encryption. None: the message was not encrypted."""
         return self.delivery.encryption
 
     @property
@@ -202,7 +206,7 @@ class Message:
     def is_of(self, cluster: int) -> bool:
         """Return whether the message's id is valid in this cluster. Internal to the client.
 
-        In another cluster than its own, the id names another message.
+        In any other cluster, the id names another message.
         """
         return self.delivery.cluster is None or self.delivery.cluster == cluster
 
@@ -214,8 +218,8 @@ class Message:
 class MessageId:
     """The place where a message is stored: ledger, entry, and index in its batch.
 
-    The batch index is -1 for a message that is not in a batch. Ids have the order of the messages
-    in the topic. Only ids of the same topic can be compared.
+    The batch index is -1 for a message that is not in a batch. Ids are ordered like the messages in
+    the topic. The order of ids of different topics has no meaning.
     """
 
     __slots__ = ("_batch_index", "_batch_size", "_entry_id", "_ledger_id", "_partition", "_topic")
@@ -291,7 +295,7 @@ class MessageId:
 
     @classmethod
     def wrap(cls, msg_id: MessageId) -> MessageId:
-        """Return the argument. Apache's client has a second class that this method converts."""
+        """Return the argument. In Apache's client, this method converts an id of another class."""
         return msg_id
 
     @classmethod

@@ -1,8 +1,9 @@
-"""The synchronous client: a thin wrapper of the asyncio client, whose loop runs in a thread.
+"""The synchronous client: it wraps the asyncio client, whose event loop runs in its own thread.
 
-All methods may be called from any thread. `send`, `send_async`, `acknowledge` and `receive` pass
-items to the loop through thread_bridge.py. Every other method runs a coroutine on the loop and
-waits for it. Send callbacks run on the loop's thread and must not wait for the client.
+All methods may be called from any thread. `send`, `send_async`, `receive` and the methods that
+acknowledge pass items to the loop through thread_bridge.py. A method that waits for the broker runs
+a coroutine on the loop and waits for it. Send callbacks run on the loop's thread and must not wait
+for the client.
 """
 
 from __future__ import annotations
@@ -244,8 +245,8 @@ class Client:
 class _Engine:
     """The parts that run for a client: the loop's thread, the asyncio client, listeners' threads.
 
-    The engine does not refer to the objects of the program. So Python frees these objects when the
-    program drops them.
+    The engine holds no reference to the program's clients, producers and consumers. So Python can
+    free these objects when the program drops them.
     """
 
     def __init__(self, thread: LoopThread, client: AsyncClient, listener_threads_max: int) -> None:
@@ -270,7 +271,7 @@ class _Engine:
         self.is_closed = True
         timeout_s = self._client.parts.timeout_s
         try:
-            self._stop_listeners(timeout_s)  # first: the listeners' acks must become durable
+            self._stop_listeners(timeout_s)  # first, so that their last acks become durable
             self._thread.call(self._client.close())
         finally:
             self._stop(timeout_s)
@@ -284,7 +285,7 @@ class _Engine:
     def drop(self) -> None:
         """End everything without waiting.
 
-        Called when the program has dropped the client and all its producers and consumers.
+        `Life` calls this when the program has dropped the client and all objects that it created.
         """
         if not self.is_closed:
             self.is_closed = True
@@ -295,7 +296,7 @@ class _Engine:
                 thread.stop_soon()
 
     def _stop_listeners(self, timeout_s: float) -> None:
-        """Stop the listeners. Each finishes its current message."""
+        """Stop the listeners. Each thread gets `timeout_s` to finish its current message."""
         for listener in self._listeners:
             listener.pause()
         for thread in self._listener_threads:
@@ -369,7 +370,8 @@ class Producer:
     ) -> None:
         """Publish a message without waiting, and call `callback(result, message_id)` later.
 
-        The parameters are those of `send`. The client calls the callback on its own thread; the
+        `result` is a `Result`. If it is not `Result.Ok`, all numbers of `message_id` are -1. The
+        other parameters are those of `send`. The client calls the callback on its own thread; the
         callback must not wait for the client.
 
         At the limit of pending messages, the call waits if the producer has `block_if_queue_full`.
@@ -387,7 +389,10 @@ class Producer:
         self._hand_over(message, size, done, waits=False)
 
     def flush(self) -> None:
-        """Send all pending messages and wait until they are stored. Raises the first error."""
+        """Send all pending messages and wait until they are stored.
+
+        Raises the first error of a message that failed.
+        """
         self._thread.call(self._publisher.flush())
 
     def close(self) -> None:
@@ -436,10 +441,10 @@ class Producer:
         close_once(self)
 
     def _hand_over(self, message: OutgoingMessage, size: int, done: Done, *, waits: bool) -> None:
-        """Pass a message on when the limit admits it. Otherwise call `done` with the error.
+        """Pass a message to the loop if the limit admits it. Otherwise call `done` with the error.
 
         An interrupt (Ctrl-C) may arrive between any two steps; see `ThreadLimit.reserve`. If the
-        message was not passed on, this method takes its reservation back.
+        interrupt prevents the passing, this method takes the reservation of the message back.
         """
         reserved = False
         late: BaseException | None = None  # an interrupt after the message was passed on
@@ -459,7 +464,10 @@ class Producer:
 
 
 def _submit(publisher: ProducerCore, sends: deque[tuple[OutgoingMessage, int, Done, bool]]) -> None:
-    """Submit a burst, on the loop. If a thread waits for one of the messages, send at once."""
+    """Submit messages to the publisher. Called on the loop.
+
+    If a thread waits for the receipt of one of them, send the open batches at once.
+    """
     submit = publisher.submit
     any_waits = False
     for message, size, done, waits in sends:
@@ -533,17 +541,16 @@ class Consumer:
         return [self.shown(message) for message in messages]
 
     def acknowledge(self, message: Message | MessageId | Sequence[Message | MessageId]) -> None:
-        """Acknowledge a message, or a list of messages, so that the broker does not deliver it
-        again.
+        """Acknowledge a message, or a list of messages. The broker does not deliver them again.
 
         The call does not wait for the broker. The client sends acknowledgements in groups within
-        100 ms. After a reconnection it sends those again that the broker has not confirmed. `close`
-        waits until all are durable.
+        100 ms. After a reconnection, the client sends unconfirmed acknowledgements again. `close`
+        waits until all acknowledgements are durable.
 
         The client sends a list in commands of at most 1,000 ids. If one message of the list cannot
         be acknowledged, the client acknowledges none of them. Raises AlreadyClosed if the consumer
-        is closed. Raises OperationNotSupported for an id that lacks its batch size, or that lacks
-        its topic when the consumer has several topics.
+        is closed. Raises OperationNotSupported for an id in a batch without the batch size. If the
+        consumer has several topics, raises it also for an id without a topic.
         """
         if isinstance(message, Message) and message.delivery.key is not None:
             self._inbox.acknowledge(message)
@@ -593,7 +600,7 @@ class Consumer:
         self._inbox.do(self._subscriber.redeliver_unacknowledged, None)
 
     def pause(self) -> None:
-        """Request no more messages from the broker. `receive` still returns those in the queue."""
+        """Request no more messages from the broker. `receive` still returns queued messages."""
         self._inbox.do(self._subscriber.pause, None)
 
     def resume(self) -> None:
@@ -651,7 +658,8 @@ class Consumer:
         self._thread.call(self._subscriber.seek(seekable(messageid)))
 
     def get_last_message_id(self) -> MessageId:
-        """Return the id of the topic's last message. Ledger and entry are -1 if the topic is empty.
+        """Return the id of the topic's last message. For an empty topic, ledger and entry
+        are -1.
 
         Raises OperationNotSupported if the consumer has several topics or partitions, as in
         Apache's client. Raises Timeout if the broker does not answer within
@@ -680,9 +688,9 @@ class Consumer:
     def close(self, *, drain: bool = False) -> None:
         """Wait until all acknowledgements are durable, then close the consumer.
 
-        With `drain`, the consumer first requests no more messages, and waits until the program has
-        acknowledged all delivered messages. The broker then has nothing to redeliver. The listener
-        or other threads must receive and acknowledge the messages meanwhile.
+        With `drain`, the consumer first stops requesting messages. It then waits until the program
+        has acknowledged all delivered messages, so that the broker has nothing to redeliver.
+        Meanwhile, the listener or other threads must receive and acknowledge the messages.
 
         Raises Timeout if the broker does not confirm the acknowledgements within
         `operation_timeout_seconds`, and the broker's refusal if it rejected some of them. Raises
@@ -857,7 +865,7 @@ class TableView:
 class _Inbox:
     """The common part of consumers and readers: the mailbox of messages and the bridge to the loop.
 
-    An inbox must be created on the loop.
+    Create an inbox on the loop's thread.
     """
 
     def __init__(self, thread: LoopThread, mailbox: Mailbox, subscriber: ConsumerCore) -> None:
@@ -866,9 +874,9 @@ class _Inbox:
         self._prefetches = messages_max > 0
         # The loop asks for more messages when the queue is half empty.
         self._half = messages_max // 2 if messages_max >= YIELD_QUEUE_MIN else 0
-        # The queue was longer than `_half` when the last delivery began.
+        # True: the queue was longer than `_half` when the thread began to take the last delivery.
         self._is_above = False
-        self._yields = False  # the next call lets the loop run before it takes a message
+        self._yields = False  # True: the next `take` lets the loop run before it takes a message
         self._bridge = thread.add(Steps(thread.loop, self._carry_out))
         self.mailbox = mailbox
         self.mailbox.on_waiting = self._on_waiting
@@ -973,8 +981,8 @@ async def _made(options: ClientOptions, environment: Environment) -> AsyncClient
 
 
 _RUNNING: set[_Engine] = set()
-"""The engines of all clients that are not closed. The client shuts them down at the program's exit:
-otherwise the program could hang or crash in their threads."""
+"""The engines of all clients that are not closed. The program shuts them down when it exits.
+Otherwise it could hang or crash in the engines' threads."""
 
 
 @atexit.register

@@ -1,37 +1,40 @@
 """LedgerWriter: decides which bookies get an entry, what is durable, and which bookies to replace.
 
-No I/O, no clock, no tasks: feed events in, and carry out the returned actions in order. Recovery
-uses the same machine for its write-backs.
+The machine has no I/O, no clock and no tasks. The caller feeds it events, and carries out the
+returned actions in order. Recovery uses the same machine for its write-backs.
 
-Theory. Each seat of the ensemble gets each entry whose write set includes it. A pending entry knows
-the seats that *acked* it and the seats that are still *awaited*. The entry is confirmed, strictly
-in order, when enough seats acked it. The entry is released when no seat is awaited any more. A seat
-that answers with an error, or too late, is *failed*. The writer neither sends to it nor waits for
+Theory. Each seat of the ensemble gets each entry whose write set includes the seat. A pending entry
+knows the seats that *acked* it and the seats that are still *awaited*. The writer confirms entries
+strictly in order: each when enough seats acked it. The writer releases a confirmed entry when it
+awaits no seat for the entry any more. A seat *fails* when its member refuses an add, answers too
+late, lags too far, or loses its connection. The writer neither sends to a failed seat nor waits for
 it, and asks for a spare (`FindSpares`).
 
-When a spare is found, the new ensemble is recorded in the metadata store (`RecordEnsemble`). Until
-the outcome is known, nothing is confirmed: the recorded segment begins directly after the last
-confirmed entry. If the old members confirmed an entry during the change, readers would look for the
-entry on the new members.
+When a spare is found, the shell records the new ensemble in the metadata store (`RecordEnsemble`).
+Until the outcome is known, the writer confirms nothing. The recorded segment begins directly after
+the last confirmed entry. Readers would look on the new members for an entry that the old members
+confirmed during the change.
 
-Without a spare the ledger continues without the failed seats, as long as enough others answer. A
-seat returns when it can be written to again. An idle ledger does not look for spares: a broker has
-thousands of idle ledgers, and most failed members return soon. `change_delay_s` delays a change for
-active ledgers too. The seat of a lost stream is then kept for its member for that time, unless
-nothing can be confirmed without the seat.
+Without a spare, the ledger continues without the failed seats, as long as enough others answer. A
+failed member gets its seat back when the writer can write to it again. An idle ledger does not look
+for spares: a broker has thousands of idle ledgers, and most failed members return soon.
 
-A member stays listed for entries that were confirmed without it, and may lack them. The writer
-reports these entries (`Missed`) when the seat returns, when another member gets the seat, or when
-the ledger ends. A replicator repairs them.
+`change_delay_s` delays the change for active ledgers, too. After the loss of a connection, the
+member then keeps its seat for this time. The writer looks for a spare at once if some entry could
+not be confirmed without the failed seats.
+
+The metadata lists a failed member also for entries that were confirmed without it. The member may
+lack these entries. The writer reports them (`Missed`) when the member gets its seat back, when
+another member gets the seat, or when the ledger ends. A replicator repairs them.
 
 Invariants (see `check`):
 
 1. Entries are confirmed in order and without gaps, and only in state OPEN.
 2. An entry is confirmed only when `ack_quorum` seats of its write set acked it. All of these acks
-   come from the members that durable metadata lists for it (rule W4).
-3. Every pending entry above `confirmed` was acked by, is awaited from, or was refused by each seat
-   of its write set. A seat's acks count only for the member that sits there now (W3, W5).
-4. Entries up to `confirmed` are never sent again (W10).
+   come from the members that durable metadata lists for the entry (rule W4).
+3. For each pending entry above `confirmed`, each seat of the write set has acked the entry, is
+   awaited, or has failed. Only acks of the seat's present member count (W3, W5).
+4. The writer never sends entries up to `confirmed` again (W10).
 """
 
 from __future__ import annotations
@@ -50,14 +53,14 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import Member
 
 ENTRY_OVERHEAD_BYTES: Final = 512
-"""Memory of a pending entry besides its payload. Two bytes objects have 36 + 17 bytes of headers,
-and 33 bytes of Python each. A record takes 96 bytes, and a place in the dict about 100. References
-in outboxes are the rest."""
+"""Memory of a pending entry besides its payload. Its two bytes objects hold headers of 36 and 17
+bytes, and Python adds 33 bytes to each. The record takes 96 bytes, and its place in the dict about
+100. References in outboxes take the rest."""
 
 CHANGES_IN_VAIN_MAX: Final = 4
-"""Ensemble changes in a row without a confirmation in between. If four new ensembles failed or
-refused, the entry itself is probably the cause. The ledger then waits for its members, and
-fails at the quorum timeout."""
+"""The limit of ensemble changes in a row without a confirmation in between. If four new ensembles
+did not confirm the entry, the entry itself is probably the cause. The ledger then waits for its
+members, and fails at the quorum timeout."""
 
 Parts = tuple[bytes, bytes]
 """An encoded add: one element of the result of `magnetar.protos.envelope.encode_adds`."""
@@ -98,8 +101,8 @@ class RecordEnsemble:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """The member was away. It may lack some of these confirmed entries, although the metadata lists
-    it for them. A repair copies them."""
+    """The seat of this member had failed. The member may lack some of these confirmed entries,
+    although the metadata lists the member for them. A repair copies the entries."""
 
     member: Member
     first: int
@@ -108,7 +111,8 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The ledger takes no more entries and confirms none. TIMEOUT: the quorum timeout."""
+    """The ledger takes no more entries and confirms none. `code` is TIMEOUT if an entry was not
+    confirmed within the quorum timeout."""
 
     code: BookieCode
 
@@ -125,9 +129,9 @@ class WriterState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterLimits:
-    add_timeout_s: float  # a bookie without an answer to an add for this long has failed
+    add_timeout_s: float  # a bookie that does not answer an add within this time has failed
     quorum_timeout_s: float  # an entry not confirmed within this time fails the ledger
-    changes_max: int  # ensemble changes of one ledger; beyond it failed seats stay (W8)
+    changes_max: int  # after this many ensemble changes, the ledger replaces no member (W8)
     change_delay_s: float = 0.0  # time for which the seat of a lost stream is kept
 
 
@@ -164,8 +168,8 @@ class LedgerWriter:
         self.state = WriterState.OPEN
         self.confirmed = confirmed
         self.appended = confirmed
-        self.length = 0  # payload bytes appended here
-        self.confirmed_length = 0  # payload bytes of the confirmed entries among them
+        self.length = 0  # payload bytes appended to this writer
+        self.confirmed_length = 0  # payload bytes of those entries that are confirmed
         self.failed: Seats = 0
         self.changes = 0
         self._limits = limits
@@ -175,9 +179,10 @@ class LedgerWriter:
         self._failed_since = confirmed  # the last appended entry when the first of `failed` failed
         self._wanted: Seats = 0  # seats for which spares are being sought or recorded
         self.declined: Seats = 0  # failed seats for which there was no spare
-        self._kept_since: dict[int, float | None] = {}  # time by seat; None: set at the next tick
+        # Keyed by seat: the begin of `change_delay_s`. None: the next tick sets it.
+        self._kept_since: dict[int, float | None] = {}
         self._missed_from: dict[int, int] = {}  # keyed by failed seat: the first entry it may lack
-        self._owed: dict[int, list[int]] = {}  # the value of `owed` at the end
+        self._owed: dict[int, list[int]] = {}  # the value of `owed` when the ledger ended
         self._changes_in_vain = 0
         self._proposed: tuple[Member, ...] = ()  # being recorded; only in state CHANGING
         self._seated_at = [now] * quorum.ensemble_size
@@ -231,8 +236,8 @@ class LedgerWriter:
         return [Fail(code)]
 
     def on_lagging(self, laggards: Seats) -> list[Action]:
-        """Too many bytes are kept only for these seats. They fail, as far as every entry can still
-        be confirmed without them."""
+        """The writer keeps too many bytes only for these seats. It fails each of them without which
+        every entry can still be confirmed."""
         gone = self.failed
         for number in seat_numbers(laggards & ~gone):
             if self.quorum.writable(gone | 1 << number):
@@ -240,7 +245,7 @@ class LedgerWriter:
         return self._fail_seats(gone)
 
     def on_tick(self, now: float) -> list[Action]:
-        """Call this regularly. A timeout is noticed at the first tick after it."""
+        """Check the timeouts. Call this regularly."""
         shortest_s = min(self._limits.add_timeout_s, self._limits.quorum_timeout_s)
         oldest = self._pending.get(self._released + 1)
         if oldest is None or now - oldest.appended_at < shortest_s:
@@ -262,7 +267,8 @@ class LedgerWriter:
     def on_spares_found(self, spares: Mapping[int, Member]) -> list[Action]:
         """The answer to FindSpares: new members by seat, as many as were found.
 
-        From here to `on_recorded` or `on_not_recorded` nothing is confirmed (W2).
+        If a spare can be used, the writer confirms nothing until `on_recorded` or
+        `on_not_recorded` (W2).
         """
         if not self.writing:
             return []
@@ -284,8 +290,9 @@ class LedgerWriter:
     def on_recorded(self, now: float) -> list[Action]:
         """Durable metadata lists the proposed members from the first unconfirmed entry on.
 
-        One step without an await handles all pending entries (W3). It drops the acks and awaits of
-        the changed seats, sends the missing entries, and makes one pass of confirmations.
+        The writer handles all pending entries in one step without an `await` (W3). It drops the
+        acks of the changed seats and sends these seats the entries. Then it makes one pass of
+        confirmations.
         """
         if not self.writing:
             return []
@@ -316,14 +323,14 @@ class LedgerWriter:
         return self._end_change()
 
     def on_spares(self) -> list[FindSpares]:
-        """New bookies may be available, or an idle ledger was appended to: look for spares for all
-        failed seats."""
+        """Look for spares for all failed seats. Call this when new bookies may be available, and
+        after the first append to an idle ledger."""
         self.declined = 0
         return self.maybe_find()
 
     def maybe_find(self) -> list[FindSpares]:
-        """Look for spares if there is a reason to. A seat that failed while nothing was in flight
-        counts once an entry is in flight. One search or change runs at a time; later failures wait
+        """Look for spares if a seat needs one. If the seats failed while nothing was in flight, the
+        search waits for the next append. One search or change runs at a time; later failures wait
         for its end."""
         if self.state is not WriterState.OPEN or self._wanted:
             return []
@@ -337,8 +344,8 @@ class LedgerWriter:
         return [FindSpares(seat_numbers(self._wanted))]
 
     def on_rejoin(self, seat: int, now: float) -> list[Action]:
-        """A failed member can be written to again, and gets the unconfirmed entries. Entries that
-        were confirmed during its absence are not sent again; other members hold them."""
+        """The shell can write to a failed member again. The member gets the unconfirmed entries. It
+        does not get the entries that were confirmed in the meantime; other members hold them."""
         bit = 1 << seat
         if not self.failed & bit or not self.writing:
             return self._advance()
@@ -350,9 +357,11 @@ class LedgerWriter:
         return [*missed, *self._send_missing(), *self._advance()]
 
     def seal(self) -> tuple[int, int]:
-        """Decide the end: (last entry, its cumulative payload bytes). Either nothing is in flight,
-        or the ledger has failed and its entries in flight are given up. An unfinished ensemble
-        change does not matter, because none of its entries would be in the ledger."""
+        """Decide the end of the ledger. Returns the last entry, and the payload bytes up to it.
+
+        Call this only when nothing is in flight, or when the ledger has failed and its entries in
+        flight are given up. An unfinished ensemble change does not matter: its segment would begin
+        after the last entry."""
         if self.state is not WriterState.FAILED:
             assert self.writing
             assert self.idle
@@ -373,7 +382,7 @@ class LedgerWriter:
 
     @property
     def kept(self) -> bool:
-        """True when an entry is kept, for its confirmation or for bookies without an answer yet."""
+        """True when an entry is not confirmed, or a bookie has not answered a confirmed entry."""
         return bool(self._pending)
 
     @property
@@ -398,8 +407,8 @@ class LedgerWriter:
 
     @property
     def owed(self) -> dict[int, list[int]]:
-        """The confirmed entries that members may still store, keyed by seat; valid also after the
-        end."""
+        """The confirmed entries for which the writer still awaits an ack, keyed by seat. Also valid
+        after the end of the ledger."""
         if not self._pending:
             return self._owed
         owed: dict[int, list[int]] = {}
@@ -418,8 +427,8 @@ class LedgerWriter:
 
     @property
     def lag_bytes(self) -> int:
-        """Bytes confirmed and kept only for bookies without an answer yet (`laggards`), with
-        overhead."""
+        """Bytes of the confirmed entries that the writer keeps only for bookies that have not
+        answered (`laggards`), with the memory overhead of each entry."""
         if not self._pending:
             return 0
         entries = self.confirmed - self._released
@@ -427,7 +436,7 @@ class LedgerWriter:
 
     @property
     def laggards(self) -> Seats:
-        """The seats for which the oldest confirmed entry is kept."""
+        """The seats for which the writer keeps the oldest confirmed entry."""
         if self._released == self.confirmed or not self._pending:
             return 0
         return self._pending[self._released + 1].awaited
@@ -442,8 +451,8 @@ class LedgerWriter:
         )
 
     def parts(self, entry: int) -> Parts | None:
-        """Return the entry's encoded add. None: released, because all its seats answered or
-        failed."""
+        """Return the entry's encoded add. None: the writer has released it, because all its seats
+        answered or failed, or because the ledger ended."""
         add = self._pending.get(entry)
         return None if add is None else add.parts
 
@@ -529,8 +538,8 @@ class LedgerWriter:
         return [*self._advance(), *self.maybe_find()]
 
     def _take_missed(self, back: Seats) -> list[Action]:
-        """Report which entries the present members of these seats may lack. From now on the seats
-        get all entries."""
+        """Report which entries the present members of these seats may lack. The caller then makes
+        the seats get all entries again."""
         missed: list[Action] = []
         for number in seat_numbers(back & self.failed):
             first = self._missed_from.pop(number)
@@ -564,8 +573,8 @@ class LedgerWriter:
         return [*self._send_missing(), *self._advance(), *self.maybe_find()]
 
     def _send_missing(self) -> list[Action]:
-        """Send each unconfirmed entry to the seats of its write set that neither acked it, nor are
-        awaited, nor failed (W5). The entry's own state decides, not the last change."""
+        """Send each unconfirmed entry to the seats of its write set that have not acked it, are not
+        awaited, and have not failed (W5). The entry's own state decides, not the last change."""
         sends: list[Action] = []
         for entry in range(self.confirmed + 1, self.appended + 1):
             add = self._pending[entry]

@@ -1,10 +1,10 @@
 """The core of a producer: it sends messages and handles receipts.
 
-The publisher stays usable through every change of broker. It gathers messages in batches
-(batching.py), makes entries of them, and keeps these in order until their receipts (pending.py).
-After every reconnection, it sends the pending entries again in the same order. The asyncio and the
-synchronous producer (producer.py, sync.py) wrap a publisher. They call its methods on the event
-loop only.
+The publisher stays usable when the topic moves to another broker. It gathers messages in batches
+(batching.py) and encodes each batch as an entry. It keeps the entries in order until their receipts
+arrive (pending.py). After every reconnection, it sends the pending entries again in the same order.
+The asyncio and the synchronous producer (producer.py, sync.py) wrap a publisher. They call its
+methods on the event loop only.
 """
 
 from __future__ import annotations
@@ -70,9 +70,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 EMPTIED_ENTRIES_MAX: Final = 1000
-"""The maximum of entries that timed out and whose receipts the broker still owes. Beyond it, the
-producer attaches again: a broker that left this many entries unanswered will not answer them later.
-"""
+"""The maximum of entries that timed out and whose receipts the broker still owes. Above this limit,
+the producer attaches again: the broker will probably not answer these entries later."""
 
 
 class OwningProducer(Protocol):
@@ -82,7 +81,7 @@ class OwningProducer(Protocol):
         """Release messages whose outcome the publisher is about to report."""
 
     def on_burst_end(self) -> None:
-        """Called when the publisher has reported all outcomes that it knows now."""
+        """The publisher has reported all outcomes that it knows now."""
 
 
 class Publisher:
@@ -102,13 +101,16 @@ class Publisher:
         self._attachment = parts.attachment(self, Purpose.PUBLISH)
         self._task: asyncio.Task[None] | None = None  # None: not opened
         self._builder = _builder(options)
-        # A non-persistent topic may drop single entries. Without one chunk the message is lost.
+        # No chunks on a non-persistent topic: it may drop single entries, and a message that lacks
+        # a chunk is lost.
         domain = TopicName.parse(topic).domain
         self._splits = options.chunking_enabled and domain is Domain.PERSISTENT
         self._pending = PendingEntries()
-        # Messages from before the first attachment, when name and sequence ids are not known yet.
+        # Messages submitted before the first attachment. The producer's name and its sequence ids
+        # are not known before.
         self._early: deque[_Early] = deque()
-        # The time limit of the early message that becomes an entry now. None: no early message.
+        # The time limit of the early message that `attach` is accepting. None: no early message, or
+        # no time limit.
         self._early_due_at: float | None = None
         self._timeout_s = options.send_timeout_millis / 1000 or None
         self._compression = Compression(options.compression_type)
@@ -130,13 +132,14 @@ class Publisher:
         self._over = asyncio.Event()
         self._flushes: list[_Flush] = []
         self._told = 0  # the number of entries whose outcome was reported
-        # Of the messages that did not become entries: the first error since the last flush.
+        # The first error, since the last flush, of a message that did not become an entry.
         self._refused: PulsarException | None = None
         self._batch_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Attach for the first time. If that fails, close the producer and raise the reason."""
+        """Attach for the first time. If the attachment fails, close the producer and raise the
+        error."""
         self.begin()
         try:
             await self._attachment.wait_first()
@@ -152,15 +155,16 @@ class Publisher:
 
     @property
     def never_opened(self) -> bool:
-        """True when the first attachment failed. The publisher then accepts no messages."""
+        """True when the publisher ended before its first attachment. It accepts no messages."""
         return self._failure is not None and not self._was_attached
 
     # Messages
 
     def submit(self, message: OutgoingMessage, message_bytes: int, done: Done) -> None:
-        """Accept a message that the limits allow, and call `done` once with its outcome.
+        """Accept a message, and call `done` once with its outcome.
 
-        The publisher calls `done` during this call only if the message fails at once.
+        The caller has checked the limits of pending messages. The publisher calls `done`
+        during this call only if the message fails at once.
         """
         if self._failure is not None:
             self._refuse([done], message_bytes, self._failure)
@@ -192,8 +196,8 @@ class Publisher:
     def submit_entry(self, messages: list[OutgoingMessage], message_bytes: int, done: Done) -> None:
         """Accept messages that become one entry, and call `done` once with the entry's outcome.
 
-        `done` gets the id of the first message. The caller decides which messages an entry holds,
-        so that a repeated call sends the same entry, as Spark's sink needs. The publisher calls
+        `done` gets the id of the first message. The caller decides which messages an entry holds.
+        Spark's sink needs this: a repeated call must send the same entry. The publisher calls
         `done` during this call only if the entry fails at once.
         """
         self.seal()
@@ -211,8 +215,8 @@ class Publisher:
     async def flush(self) -> None:
         """Return when every message submitted so far is stored.
 
-        Raises the first error of two groups of messages: those without an outcome when the call
-        began, and those refused since the last flush.
+        Raises the first error of a message that had no outcome when the call began, or that was
+        refused since the last flush.
         """
         if self._early:  # early messages become entries with the first attachment
             await self._attachment.wait_first()
@@ -226,8 +230,8 @@ class Publisher:
             raise refused
 
     async def schema_version_of(self, schema: pb.Schema) -> bytes:
-        """Return the version of a schema on the topic. The broker adds a schema that it does not
-        have.
+        """Return the version of a schema on the topic. The broker adds the schema if the topic does
+        not have it.
 
         Raises IncompatibleSchema and the other refusals of the broker, and Timeout.
         """
@@ -251,8 +255,8 @@ class Publisher:
     async def close(self) -> None:
         """Accept no more messages, wait for the pending receipts, and close the producer.
 
-        Raises Timeout if receipts are missing after the operation's time limit. The messages
-        without a receipt then fail with Interrupted, because they may have been stored.
+        Raises Timeout if receipts are missing after `operation_timeout_seconds`. The messages
+        without a receipt then fail with Interrupted, because the broker may have stored them.
         """
         if self._failure is not None:
             await self._over.wait()  # another task is closing the producer
@@ -430,7 +434,7 @@ class Publisher:
 
     def _send(self, messages: list[OutgoingMessage], dones: list[Done], message_bytes: int) -> None:
         """Encode messages as one entry, append it to the queue, and send it if attached."""
-        # An earlier entry ended the publisher.
+        # A bug in an earlier batch of the same call may have ended the publisher.
         if self._over.is_set() and self._failure is not None:
             self._refuse(dones, message_bytes, self._failure, messages=len(messages))
             return
@@ -440,7 +444,7 @@ class Publisher:
         except (MessageTooBig, CryptoError) as error:
             self._refuse(dones, message_bytes, error, messages=len(messages))
             return
-        except Exception as bug:  # neither a batch nor the queue holds them now
+        except Exception as bug:  # no batch and no queue holds the messages: report them here
             self._refuse(dones, message_bytes, end_after_bug(self, bug), messages=len(messages))
             return
         self._append(
@@ -465,8 +469,8 @@ class Publisher:
     def _number(self, messages: Sequence[OutgoingMessage]) -> None:
         """Assign sequence ids to the messages that have none.
 
-        Called in the order of the entries. If the ids of the batches of two keys interleaved,
-        deduplication would take the second batch for a duplicate.
+        Call this in the order of the entries. If the ids of two batches with different keys
+        interleaved, deduplication would take the second batch for a duplicate.
         """
         for message in messages:
             if message.sequence_id < 0:
@@ -506,7 +510,7 @@ class Publisher:
         except CryptoError as error:
             self._refuse([done], message_bytes, error)
             return
-        except Exception as bug:  # neither a batch nor the queue holds the message now
+        except Exception as bug:  # no batch and no queue holds the message: report it here
             self._refuse([done], message_bytes, end_after_bug(self, bug))
             return
         whole = ChunkedSend(done)
@@ -576,7 +580,7 @@ class Publisher:
             self._batch_timer = self._loop.call_at(seal_at, guarding(self, self._on_batch_timer))
 
     def _on_batch_timer(self) -> None:
-        """Seal the open batch if it is due. The timer may have been set for an earlier batch."""
+        """Send the open batches if one is due. The timer may have been set for an earlier batch."""
         self._batch_timer = None
         assert self._builder is not None
         seal_at = self._builder.timer_at()
@@ -616,12 +620,13 @@ class Publisher:
         return Timeout(f"{text}: the broker does not answer{last}", topic=self.topic, broker=broker)
 
     def _bound_emptied(self) -> None:
-        """Limit the entries that timed out without a receipt: each makes room for a new entry.
+        """Limit the timed-out entries whose receipts are missing.
 
-        If the broker does not read, the client ends the connection and makes a new one. If the
-        broker reads and owes more than EMPTIED_ENTRIES_MAX receipts, the producer attaches again.
-        With fewer missing receipts, the producer waits: a new attachment sends the entries again,
-        and the broker may store them twice.
+        The limits of pending messages do not count these entries, so their number could grow
+        without limit. If the broker does not read, the client ends the connection and makes a new
+        one. If the broker owes more than EMPTIED_ENTRIES_MAX receipts, the producer attaches again.
+        With fewer missing receipts, the producer waits. A new attachment sends the pending entries
+        again, and the broker may store them twice.
         """
         if self._connection is None:
             return
@@ -725,7 +730,7 @@ class Publisher:
             self._topic_epoch = answer.topic_epoch
         nowhere = -1
         stored = self._pending.on_stored(answer.last_sequence_id)
-        if self._moved:  # this cluster's sequence ids do not cover entries sent to the former one
+        if self._moved:  # the answer tells nothing about entries sent to the former cluster
             self._moved = False
             self._next_sequence_id = max(self._next_sequence_id, answer.last_sequence_id + 1)
             reason = "the cluster that the client moved to has stored higher sequence ids"
@@ -756,8 +761,8 @@ class Publisher:
     def _let_go(self, connection: Connection, producer_id: int) -> None:
         """Close a producer at the broker without waiting for the answer.
 
-        Until it is closed, the broker answers ProducerBusy to a new attachment, which then tries
-        again.
+        Until the broker has closed the producer, it answers ProducerBusy to a new attachment. The
+        attachment then tries again.
         """
         connection.remove_producer(producer_id)
         connection.ask(pb.CommandCloseProducer(producer_id=producer_id), lambda _: None)
@@ -773,7 +778,7 @@ class Publisher:
 
 @dataclass(slots=True)
 class _Early:
-    """A message from before the first attachment."""
+    """A message submitted before the first attachment."""
 
     message: OutgoingMessage
     message_bytes: int
@@ -783,7 +788,7 @@ class _Early:
 
 @dataclass(slots=True)
 class _Flush:
-    """A call of flush(), which waits until `target` entries are reported."""
+    """A call of flush(). It waits until the outcomes of `target` entries are reported."""
 
     target: int
     done: asyncio.Future[None]

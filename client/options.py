@@ -7,7 +7,9 @@ validates the host's name if it uses TLS.
 
 The client does not ignore a parameter of an unsupported feature: it raises an error that names the
 parameter. The client accepts some parameters that have no effect; each class names them.
-`hashing_scheme` is a parameter of Apache's Java and C++ clients.
+
+Apache's Python client does not have all of these parameters. `hashing_scheme` is a parameter of
+Apache's Java and C++ clients; comments in the classes mark the others.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from magnetar.client.service_info import ServiceUrl
 
 LISTED_TOPICS_MAX: Final = 10_000
-"""The maximum of topics in one list. Each topic has a consumer of its own at its broker."""
+"""The maximum number of topics in one list. Each topic has its own consumer at its broker."""
 
 
 class ConsumerType(NamedEnum):
@@ -134,11 +136,11 @@ class KeySharedMode(NamedEnum):
 
 
 HASH_SLOTS: Final = 65_536
-"""The limit of the hashes of keys, which are 0 to 65535."""
+"""The number of hash values of keys: 0 to 65535."""
 
 
 class KeySharedPolicy:
-    """The values of a ConsumerKeySharedPolicy, with the names of Apache's extension module."""
+    """The values of a ConsumerKeySharedPolicy. Apache's extension module uses the same names."""
 
     def __init__(self) -> None:
         self._mode = KeySharedMode.AutoSplit
@@ -174,12 +176,13 @@ class ConsumerKeySharedPolicy:
       mode.
     - `sticky_ranges`: pairs of a first and a last hash, both inclusive. The hash of a key is its
       Murmur3 hash modulo 65536; the hash 0 counts as 1.
-    - `allow_out_of_order_delivery`: if all consumers of a subscription have this option, a new
-      consumer gets its keys at once, even if another consumer has unacknowledged messages of these
-      keys. If one consumer does not have the option, the broker keeps the order of each key.
+    - `allow_out_of_order_delivery`: True: a new consumer gets its keys at once. It does not wait
+      until other consumers have acknowledged their messages of these keys. The option has an effect
+      only if all consumers of the subscription set it. Otherwise the broker keeps the order of each
+      key.
     - `ordered_negative_acks`: a negatively acknowledged message holds back the later messages of
-      its key until it is acknowledged. All consumers of a subscription must agree on this option.
-      Only Magnetar's brokers have this feature: with other brokers, `subscribe` raises
+      its key until the message is acknowledged. All consumers of a subscription must use the same
+      value. Only Magnetar's brokers have this feature: with other brokers, `subscribe` raises
       OperationNotSupported.
 
     Raises InvalidConfiguration for invalid or missing ranges, and if both
@@ -269,7 +272,7 @@ class ConsumerDecodeFailureAction(NamedEnum):
 
 
 class ConsumerBatchReceivePolicy:
-    """The limits of `batch_receive`, which returns as soon as one of them is reached.
+    """The limits of `batch_receive`. The call returns as soon as it reaches one of the limits.
 
     - `max_num_message`: the number of messages.
     - `max_num_bytes`: the bytes of all payloads.
@@ -292,13 +295,13 @@ class ConsumerBatchReceivePolicy:
         self.timeout_s = timeout_ms / 1000 if timeout_ms > 0 else None  # None: no limit
 
     def policy(self) -> BatchReceivePolicy:
-        """Return the limits as they were given."""
+        """Return the limits as the program gave them."""
         return self._limits
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReceivePolicy:
-    """The values of a ConsumerBatchReceivePolicy, with the names of Apache's extension module."""
+    """The values of a ConsumerBatchReceivePolicy. Apache's extension module uses the same names."""
 
     max_num_messages: int = -1
     max_num_bytes: int = 10 * 1024 * 1024
@@ -345,19 +348,21 @@ _OPTIONAL_TEXTS: Final = (
 class ClientOptions:
     """The brokers of a client, its credentials, TLS, time limits and logs.
 
-    - `service_url`: the brokers and the transport: `grpc://host:6660[,host2:6660]` or
-      `pulsar://host:6650[,…]`; with TLS `grpcs://` or `pulsar+ssl://`. An AutoClusterFailover or a
+    - `service_url`: the URL of the brokers. Its scheme selects the transport: gRPC with
+      `grpc://host:6660[,host2:6660]`, Pulsar's TCP framing with `pulsar://host:6650[,…]`. The
+      schemes `grpcs://` and `pulsar+ssl://` add TLS. An AutoClusterFailover or a
       ServiceInfoProvider in place of the URL chooses among several clusters. In this case, pass
       `authentication` and `tls_trust_certs_file_path` to each ServiceInfo.
     - `authentication`: the credentials of the client. None: the client has no credentials.
     - `operation_timeout_seconds`: the time limit of each request, for example of
-      `create_producer`, `subscribe`, `seek` and `close`. Sends have `send_timeout_millis`.
+      `create_producer`, `subscribe`, `seek` and `close`. For sends, the time limit is the
+      producer's `send_timeout_millis`.
     - `connection_timeout_ms`: the time limit for opening a connection to a broker.
-    - `message_listener_threads`: the maximum of threads that call the listeners of a synchronous
-      client. All calls of one listener are on the same thread.
+    - `message_listener_threads`: the maximum number of threads that call the listeners of a
+      synchronous client. One thread makes all calls of a listener.
     - `use_tls`: True selects TLS for a URL without TLS.
-    - `tls_trust_certs_file_path`: a PEM file with the authorities to trust. None: those of the
-      system.
+    - `tls_trust_certs_file_path`: a PEM file with the certificate authorities to trust. None: the
+      authorities that the system trusts.
     - `tls_allow_insecure_connection`: True accepts any certificate. Over gRPC, True raises
       NotAllowedError.
     - `tls_validate_hostname`: True checks the host's name in the broker's certificate. The default
@@ -366,8 +371,8 @@ class ClientOptions:
       certificate and of its private key.
     - `logger`: the destination of the logs of all clients of the process. None: the client logs
       through Python's loggers `magnetar.client.*`.
-    - `listener_name`: the name of the brokers' advertised addresses to use. None: the default
-      addresses.
+    - `listener_name`: the name of a listener of the brokers. The client connects to the addresses
+      that the brokers advertise under this name. None: the default addresses.
 
     `io_threads`, `concurrent_lookup_requests`, `log_conf_file_path` and `stats_interval_in_seconds`
     have no effect.
@@ -423,35 +428,36 @@ class ProducerOptions:
     - `topic`: the name of the topic. A short name is in `persistent://public/default`.
     - `producer_name`: the name of the producer. None: the broker chooses a name.
     - `schema`: the schema of the values that the program sends. None: the program sends bytes.
-    - `initial_sequence_id`: the sequence id before that of the first message. None: -1, or the last
-      sequence id that the broker has stored for `producer_name`.
+    - `initial_sequence_id`: the first message gets this number plus 1 as its sequence id. None: the
+      last sequence id that the broker has stored for `producer_name`, or -1 if there is none.
     - `send_timeout_millis`: the time limit from a send to its receipt. 0: no limit.
     - `compression_type`: the compression of messages and batches.
-    - `max_pending_messages`: the maximum of messages without a receipt. With partitions, this
-      number is multiplied by the number of partitions. 0: no limit.
-    - `max_pending_messages_across_partitions`: the maximum of messages without a receipt in all
-      partitions together. 0: no limit.
-    - `block_if_queue_full`: True: a send waits while a maximum is reached. False: it fails.
+    - `max_pending_messages`: the maximum number of messages without a receipt. With partitions, the
+      limit is this number times the number of partitions. 0: no limit.
+    - `max_pending_messages_across_partitions`: the maximum number of messages without a receipt in
+      all partitions together. 0: no limit.
+    - `block_if_queue_full`: True: a send at a limit waits. False: the send fails.
     - `batching_enabled`: True packs several messages into one entry. None: True, unless
       `chunking_enabled` is True.
     - `batching_max_messages`, `batching_max_allowed_size_in_bytes`,
-      `batching_max_publish_delay_ms`: the producer sends a batch as soon as it reaches one of these
-      limits.
+      `batching_max_publish_delay_ms`: the producer sends a batch as soon as the batch reaches one
+      of these limits.
     - `batching_type`: the messages that share a batch.
-    - `chunking_enabled`: True sends a message that is larger than the broker's limit in chunks. It
-      needs a persistent topic, and excludes batching.
+    - `chunking_enabled`: True sends a message that is larger than the broker's limit in chunks.
+      Chunking needs a persistent topic, and excludes batching.
     - `message_routing_mode`: the choice of the partition for messages without a key.
     - `message_router`: a function that chooses the partition of each message.
     - `hashing_scheme`: the hash function that computes the partition of a key.
-    - `lazy_start_partitioned_producers`: True attaches to a partition only when it gets its first
-      message. It needs the access mode Shared.
+    - `lazy_start_partitioned_producers`: True: the producer attaches to a partition only when it
+      sends the first message to this partition. The option needs the access mode Shared.
     - `properties`: texts that describe the producer.
     - `access_mode`: the access of the producer to its topic.
     - `encryption_key`, `encryption_keys`: the names of the public keys that encrypt the messages.
     - `crypto_key_reader`: the reader of these keys.
-    - `initial_subscription_name`: a subscription that the broker creates together with the topic.
-    - `stops_at_refusal`: True: after the broker has refused an entry, it stores no later entry of
-      this producer.
+    - `initial_subscription_name`: the name of a subscription. If the subscription does not exist
+      when the producer attaches, the broker creates it at the first message of the topic.
+    - `stops_at_refusal`: True: after the broker has refused one entry of this producer, the broker
+      stores no later entry of the producer.
     - `interceptors`: hooks that the client calls for each send, in this order.
     """
 
@@ -544,10 +550,10 @@ class ProducerOptions:
         return (*first, *(name for name in self.encryption_keys if name not in first))
 
     def pending_messages_max(self, partitions: int = 1) -> int:
-        """Return the limit of pending messages of a topic with this many partitions.
+        """Return the limit of pending messages of a topic with this number of partitions.
 
-        It is the smaller one of `max_pending_messages` times `partitions` and
-        `max_pending_messages_across_partitions`. A limit of 0 does not apply.
+        The limit is `max_pending_messages` times `partitions`, or
+        `max_pending_messages_across_partitions` if this is smaller. A limit of 0 does not apply.
         """
         limits = (
             self.max_pending_messages * partitions,
@@ -561,7 +567,7 @@ class ConsumerOptions:
     """The topics and the subscription of a consumer, its queue, redeliveries and schema.
 
     - `topic`: a name, a list of names, or a compiled regular expression. A regular expression must
-      match `tenant/namespace/name` as a whole; without slashes, it matches names in
+      match `tenant/namespace/name` as a whole. An expression without slashes matches names in
       `public/default`.
     - `subscription_name`: the name of the subscription.
     - `consumer_type`: the type of the subscription.
@@ -569,27 +575,28 @@ class ConsumerOptions:
     - `message_listener`: a function that the synchronous client calls as
       `message_listener(consumer, message)` for each message. The program cannot call `receive`
       then.
-    - `receiver_queue_size`: the maximum of messages in the consumer's queue. 0: the consumer
+    - `receiver_queue_size`: the maximum number of messages in the consumer's queue. 0: the consumer
       requests one message for each `receive`.
-    - `max_total_receiver_queue_size_across_partitions`: the same maximum for all topics and
-      partitions together.
+    - `max_total_receiver_queue_size_across_partitions`: the maximum number of messages in the
+      queues of all topics and partitions together.
     - `consumer_name`: the name of the consumer. None: the client generates a name.
     - `unacked_messages_timeout_ms`: the client requests the redelivery of a message that the
-      program has not acknowledged within this time; at least 10,000. None or 0: no such time.
+      program has not acknowledged within this time; at least 10,000. None or 0: no time limit.
     - `negative_ack_redelivery_delay_ms`: the time from a negative acknowledgement to the
       redelivery.
     - `properties`: texts that describe the consumer.
     - `pattern_auto_discovery_period`: the time in seconds after which the client searches for new
       topics of a regular expression. The broker usually announces them earlier.
-    - `initial_position`: the place where the subscription begins if it does not exist.
+    - `initial_position`: the place where the subscription begins if this consumer creates it.
     - `crypto_key_reader`: the reader of the private keys that decrypt messages.
     - `crypto_failure_action`: the action for a message that the client cannot decrypt.
-    - `max_pending_chunked_message`: the maximum of incomplete messages that were sent in chunks. 0:
-      no limit. Beyond the maximum, the client gives up the oldest one, and requests it again later.
-    - `auto_ack_oldest_chunked_message_on_queue_full`: True: the client acknowledges this oldest
-      message instead. The message is then lost.
+    - `max_pending_chunked_message`: the maximum number of incomplete chunked messages. 0: no limit.
+      Beyond the maximum, the client drops the oldest incomplete message, and requests its
+      redelivery later.
+    - `auto_ack_oldest_chunked_message_on_queue_full`: True: beyond this maximum, the client
+      acknowledges the oldest incomplete message instead. The message is then lost.
     - `expire_time_of_incomplete_chunked_message_ms`: if no further chunk arrives within this time,
-      the client acknowledges the incomplete message, which is then lost. 0: no such time.
+      the client acknowledges the incomplete message. The message is then lost. 0: no time limit.
     - `start_message_id_inclusive`: True: after a `seek` to an id, the consumer receives the message
       with this id, too.
     - `batch_receive_policy`: the limits of `batch_receive`.
@@ -597,7 +604,8 @@ class ConsumerOptions:
     - `batch_index_ack_enabled`: True: the broker records acknowledgements of single messages of a
       batch. False: it records only batches of which all messages are acknowledged.
     - `regex_subscription_mode`: the kinds of topics that a regular expression matches.
-    - `dead_letter_policy`: when the consumer moves a message to a dead-letter topic. None: never.
+    - `dead_letter_policy`: the rule for moving a message to a dead-letter topic. None: the consumer
+      moves no message.
     - `priority_level`: the broker prefers consumers with a lower number.
     - `negative_ack_redelivery_backoff`: growing delays in place of
       `negative_ack_redelivery_delay_ms`.
@@ -605,7 +613,8 @@ class ConsumerOptions:
       `unacked_messages_timeout_ms`.
     - `ack_timeout_tick_ms`: the interval in which the client checks `unacked_messages_timeout_ms`;
       at least 100.
-    - `enable_retry`: True subscribes the consumer to a retry topic, too, for `reconsume_later`.
+    - `enable_retry`: True: the consumer also subscribes to a retry topic, which `reconsume_later`
+      needs.
     - `decode_failure_action`: the action for a corrupt entry.
     - `interceptors`: hooks that the client calls for each message, in this order.
 
@@ -729,7 +738,7 @@ class ConsumerOptions:
 
     @property
     def queue_messages_max(self) -> int:
-        """The smaller of the two limits on queued messages."""
+        """The smaller one of the two limits of the queue, in messages."""
         return min(self.receiver_queue_size, self.max_total_receiver_queue_size_across_partitions)
 
 
@@ -764,8 +773,8 @@ class ReaderOptions:
     - `schema`: the schema that decodes `Message.value()`. None: the value is the payload.
     - `reader_listener`: a function that the synchronous client calls as
       `reader_listener(reader, message)` for each message. The program cannot call `read_next` then.
-    - `receiver_queue_size`: the maximum of messages in the reader's queue. 0: the reader requests
-      one message for each `read_next`.
+    - `receiver_queue_size`: the maximum number of messages in the reader's queue. 0: the reader
+      requests one message for each `read_next`.
     - `reader_name`: the name of the reader.
     - `subscription_role_prefix`: the prefix of the name of the reader's temporary subscription.
     - `crypto_key_reader`: the reader of the private keys that decrypt messages.
@@ -805,7 +814,7 @@ class ReaderOptions:
 
 @dataclass(frozen=True)
 class TableViewOptions:
-    """The topic of a table view, and the name of its subscription (None: a random name)."""
+    """The topic of a table view, its subscription (None: a random name), and its schema."""
 
     topic: str
     subscription_name: str | None = None
@@ -830,7 +839,7 @@ def _expect_topics(topic: object) -> None:
 
 
 def _refuse(*names: str, options: object) -> None:
-    """Refuse parameters of unsupported features, unless they have their default values."""
+    """Raise NotAllowedError if a parameter of an unsupported feature differs from its default."""
     for name in names:
         value = getattr(options, name)
         if value != getattr(type(options), name):

@@ -3,20 +3,20 @@ subscriptions.
 
 Theory of operation. A cursor changes in memory at once and *notes* the change in the journal. One
 task writes the noted changes as one entry of deltas; without changes there is no task. A note with
-a receipt is written at once; other notes wait up to `gather_s` for more. One write is in flight at
-a time. When it is confirmed, every change noted before it is durable, and the journal calls the
-receipts.
+a receipt is written at once; other notes wait up to `gather_s` for further notes. One write is in
+flight at a time. When it is confirmed, every change noted before it is durable, and the journal
+calls the receipts.
 
 Snapshots bound the replay of a recovery. The *tail* is everything written since the oldest snapshot
 that is still needed. The *live* bytes are the snapshots themselves. When the tail exceeds twice the
 live bytes, the journal writes a new snapshot of the subscription with the oldest snapshot, and
-`replay_from` moves on. *Rolling* bounds the ledger: the journal writes the snapshots of all
-subscriptions to a new ledger, records the new ledger, and deletes the old one. The first ledger,
-and a ledger that replaces a failed ledger, start in the same way. The journal reads no ledger for
-that, because memory holds the whole state.
+`replay_from` moves on. *Rolling* bounds the size of the ledger: the journal writes the snapshots of
+all subscriptions to a new ledger, records the new ledger, and deletes the old one. The first
+ledger, and a ledger that replaces a failed ledger, start in the same way. The journal reads no
+ledger to write a snapshot, because memory holds the whole state.
 
-The topic's record may hold the snapshot of a subscription inline. An inline snapshot counts like a
-snapshot that the ledger has at the place where the subscription was added.
+The topic's record may hold the snapshot of a subscription inline. The replay for this subscription
+begins at the place in the ledger where the journal added the subscription.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CursorConfig:
     that dies loses at most these acknowledgements, and their entries are redelivered. With 50 ms, a
     topic makes at most 20 such writes/s, instead of one for each acknowledgement."""
     tail_bytes_min: int = 256 << 10
-    """A shorter tail causes no snapshot: a recovery reads it with one request."""
+    """A shorter tail causes no snapshot: a recovery reads such a tail with one request."""
     ledger_bytes_max: int = 8 << 20
     """The journal rolls the ledger beyond this size or four times the live bytes, whichever is
     more. The limit bounds the disk space of dead records: for each active topic, this size times
@@ -135,7 +135,7 @@ class CursorJournal:
         self._ledger: CursorLedger | None = None  # None: no ledger is open for writing
         self._newest = max((*topic_log.owned_record.record.cursor_ledgers, LedgerId(-1)))
 
-        self._moving = False  # an idle ledger is to be replaced
+        self._moving = False  # the next write replaces a degraded ledger, even if nothing changed
         self._closing = False
         self._ended: LogError | None = None
         self._work = OnDemandTask("cursors", self._settle, of=topic_log.name)
@@ -166,7 +166,8 @@ class CursorJournal:
     )
 
     def add(self, cursor: Journaled) -> None:
-        """Add a subscription. Its whole state is stored, in the topic's record or in the ledger."""
+        """Add a subscription. Its whole state must already be stored, in the topic's record or in a
+        ledger that the caller has replayed."""
         assert cursor.number not in self._live
         self._live[cursor.number] = cursor
         if self._ledger is not None:
@@ -185,10 +186,10 @@ class CursorJournal:
         return self.newest_number
 
     def restart(self, cursor: Journaled, start: Start, receipt: Waiting) -> None:
-        """Reset a cursor to `start`. The receipt is called with None when the reset is durable,
-        otherwise with SubscriptionNotFound or the error that ended the journal (LogFenced,
-        LogClosed, or another LogError). The journal drops a reset that is abandoned before its
-        turn, and completes a reset that it has started."""
+        """Reset a cursor to `start`. The journal calls the receipt with None when the reset is
+        durable. Otherwise the receipt gets SubscriptionNotFound or the error that ended the journal
+        (LogFenced, LogClosed, or another LogError). If the receipt is abandoned before the
+        journal starts the reset, the journal drops the reset. Otherwise it completes the reset."""
         if self._ended is not None:
             receipt(self._ended)
             return
@@ -197,14 +198,17 @@ class CursorJournal:
 
     @property
     def restarting(self) -> list[Position]:
-        """The marks of the resets that wait or are being carried out."""
+        """The marks of the resets that wait or that the journal is writing."""
         return [restart.start.mark for restart in self._restarts]
 
     def note(self, cursor: Journaled, receipt: Receipt | None) -> None:
-        """Note that the cursor has changed. The receipt is called with None when every change noted
-        so far is durable. Otherwise it is called with TooManyReceipts, with SubscriptionNotFound,
-        or with the error that ended the journal: then it stays unknown whether the changes are
-        durable."""
+        """Note that the cursor has changed. The journal calls the receipt with None when every
+        change noted so far is durable. Otherwise the receipt gets one of these errors:
+
+        - TooManyReceipts: the journal writes the change, but does not report the outcome.
+        - SubscriptionNotFound: the journal does not have this cursor any more.
+        - The error that ended the journal. It is unknown whether the changes are durable.
+        """
         if self._ended is not None or cursor.number not in self._live:
             if receipt is not None:
                 receipt(self._ended or SubscriptionNotFound(cursor.name))
@@ -219,8 +223,8 @@ class CursorJournal:
         self._work.wake()
 
     def start(self, spawn: Spawn) -> None:
-        """Write from now on, in tasks that `spawn` starts. The receipts get an operating error, and
-        the error ends the ownership of the topic."""
+        """Write from now on, in tasks that `spawn` starts. If a write fails, the receipts get the
+        error, and the ownership of the topic ends."""
         self._work.start(spawn)
 
     async def _settle(self) -> None:
@@ -278,8 +282,8 @@ class CursorJournal:
 
     def tend(self) -> None:
         """Replace the ledger if it is degraded and enough bookies are available. A write of changes
-        does the same, but an idle topic has no writes. The broker calls this about every
-        `check_interval_s` of the log."""
+        does the same, but an idle topic has no writes. The broker calls `tend` about every
+        `check_interval_s` of the log's configuration."""
         if self._ledger is not None and not self._closing and self._is_worth_moving(self._ledger):
             self._moving = True
             self._wake()
@@ -373,9 +377,9 @@ class CursorJournal:
                 ledger.begin(number)
 
     async def _restart(self, restart: _Restart) -> None:
-        """Write the new state into the topic's record, under a new number. The records of the old
-        number in the ledger lose their meaning. The journal's task does this because the caller may
-        be cancelled half-way."""
+        """Write the new state into the topic's record, under a new number. A recovery then ignores
+        the records of the old number in the ledger. The journal's task writes the state, because
+        the caller may be cancelled half-way."""
         if restart.receipt.abandoned:
             return
         cursor, start = restart.cursor, restart.start
@@ -471,8 +475,8 @@ def _with_ledger(record: TopicRecord, ledger: LedgerId) -> TopicRecord:
 def _with_inline(record: TopicRecord, inline: Mapping[str, bytes]) -> TopicRecord:
     """The record with the state of all cursors inline, and no cursor ledger."""
     subscriptions = {
-        # A cancelled call may have created a subscription that the journal does not know. It keeps
-        # its state.
+        # A cancelled call may have created a subscription that the journal does not know. Such a
+        # subscription keeps its state.
         name: replace(subscription, inline=inline.get(name, subscription.inline))
         for name, subscription in record.subscriptions.items()
     }

@@ -1,14 +1,18 @@
 """PublishBudget: the bytes that one broker may hold for producers, over all topics.
 
-The budget counts entries from the moment when a log takes them until they are confirmed, and the
-bytes that the process keeps longer for a slow bookie (`kept`). After each frame with SENDs a
-connection joins the queue of the budget, and reads no further frame before its turn. This bounds
-the memory.
+The budget counts the bytes of an entry from the moment when a log takes it until it is confirmed.
+It also counts:
 
-At `bytes_max` no connection gets a turn. Once less than half is used, connections get turns again:
-in FIFO order, one in each iteration of the event loop, until the budget is exhausted again. So a
-thousand waiting connections do not read a thousand frames at once, and the last of them is not
-overtaken.
+- the bytes that the process keeps longer for a slow bookie (`kept`);
+- publishes that wait before a log takes them (`hold`);
+- entries that are read ahead for consumers (`hold_ahead`).
+
+After each frame with SENDs, a connection joins the queue of the budget. It reads no further frame
+before its turn. This bounds the memory.
+
+At `bytes_max` no connection gets a turn. When less than half of the budget is used, connections get
+turns again, until the budget is exhausted. They get turns in FIFO order, one in each iteration of
+the event loop. So a thousand waiting connections do not read a thousand frames at once.
 
 Work that frees the budget does not wait for the budget: confirmations come from bookies, and a
 topic that closes releases its bytes.
@@ -26,23 +30,23 @@ PUBLISH_BYTES_MAX: Final = 256 << 20
 """The default of `max_message_publish_buffer_size_in_mb`: two seconds of 128 MB/s."""
 
 LOOK_S: Final = 0.05
-"""`kept` falls without a call to the budget, so the budget reads it at this interval while
-connections wait."""
+"""The interval in seconds at which the budget calls `kept` while connections wait. The result of
+`kept` can fall without a call to the budget."""
 
 AHEAD_SHARE: Final = 8
-"""Reads ahead of backlogs may take this share of the budget, 1/8: 32 MiB of 256, six reads of
+"""Entries of backlogs that are read ahead may take 1/8 of the budget: 32 MiB of 256, six reads of
 5 MB."""
 
 HELD_SHARE: Final = 8
-"""Producers over their topic's publish rate may together gather this share of the budget, 1/8. Of
-256 MiB, 128 producers may gather 256 KB each. Beyond the share each of them holds only the frame
-that its connection was reading: publishes can wait long for a rate, and the producers of other
-topics need the budget."""
+"""Producers over their topic's publish rate may together gather 1/8 of the budget. Of 256 MiB, 128
+producers may gather 256 KB each. Beyond the share, each such producer holds only the frame that its
+connection was reading. Publishes can wait long for a rate, and the producers of other topics need
+the budget."""
 
 HELD_MAX_SHARE: Final = 4
-"""Producers over their topic's publish rate may hold at most this share of the budget, 1/4. Beyond
-it their publishes pass, and their connections wait for the rate instead. The share is less than the
-half below which connections get turns again."""
+"""Producers over their topic's publish rate may hold at most 1/4 of the budget. Beyond the share,
+their publishes pass at once, and their connections wait for the rate instead. The share is less
+than 1/2: connections get turns again only while less than half of the budget is used."""
 
 Turn = asyncio.Future[None]
 
@@ -51,16 +55,16 @@ class PublishBudget:
     def __init__(
         self, bytes_max: int = PUBLISH_BYTES_MAX, *, kept: Callable[[int], int] | None = None
     ) -> None:
-        """`kept` gets the bytes that the logs hold, and returns them plus the bytes that the
-        process keeps longer for slow bookies."""
+        """`kept` is called with the bytes that the logs hold. It returns these bytes plus the bytes
+        that the process keeps longer for slow bookies."""
         self.bytes_max = bytes_max
         self.accepted = 0  # bytes that logs accepted and that are not confirmed
         self.held = 0  # publishes that wait for a rate or for the outcome of another publish
         self.ahead = 0  # bytes of backlogs that were read ahead of their dispatch
-        self.peak = 0  # the maximum of `used` since the last `take_peak`
+        self.peak = 0  # about the maximum of `used` since the last `take_peak`
         self._all = kept
         self._queue: dict[Turn, None] = {}
-        # Turns are given: less than half was used, and the budget was not exhausted since then.
+        # True: the waiting connections get turns. Set below half of the budget, until it is full.
         self._resuming = False
         self._soon = False  # `_give` runs in the next iteration of the loop
         self._timer: asyncio.TimerHandle | None = None  # checks for room; None: no check is due
@@ -85,7 +89,8 @@ class PublishBudget:
             self.peak = self.accepted
 
     def take_peak(self) -> int:
-        """The maximum number of bytes that were used since the last call."""
+        """Return about the maximum of `used` since the last call. Growth of `ahead` or of the
+        result of `kept` between two calls is not counted."""
         peak, self.peak = self.peak, self.used
         return peak
 
@@ -113,7 +118,7 @@ class PublishBudget:
         return within and self.used + size <= self.bytes_max // 2
 
     def hold_ahead(self, size: int) -> None:
-        """`size` more bytes are or will be read ahead; a negative `size`: fewer bytes."""
+        """A read-ahead holds or will hold `size` more bytes; a negative `size`: fewer bytes."""
         self.ahead += size
 
     def turn(self) -> Turn | None:

@@ -2,14 +2,14 @@
 
 Theory of operation. The subscription is the shell of its dispatcher. It reports each event
 (permits, acknowledgements, new entries in the log, the end of a read) and executes the returned
-actions in the same synchronous step. The subscription passes entries to the sessions, starts reads
-(`ReadLoop`, at most one read at a time), and keeps one timer for the time that the dispatcher
-names.
+actions in the same synchronous step. The subscription passes entries to the sessions, and starts
+reads (`ReadLoop`, at most one read at a time). It keeps one timer, for the time that the
+dispatcher's `next_timer` returns.
 
 Consumers join with `attach` and leave with `detach`. The subscription has the type of its connected
 consumers. It keeps the dispatcher while no consumer is connected. It makes a new dispatcher when
-the type changes and after a seek. The redelivery counts belong to the cursor and outlive the
-dispatcher.
+the type or the Key_Shared mode changes, and after a seek. The redelivery counts belong to the
+cursor and outlive the dispatcher.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ if TYPE_CHECKING:
     MakeDispatcher = Callable[[Environment], Dispatcher]
 
 FLUSH_TIMEOUT_S: Final = 5.0
-"""The time that the close of a consumer waits for its acknowledgements to be durable."""
+"""The maximum time for which a closing consumer waits until its acknowledgements are durable."""
 
 RETURN_S: Final = 60.0
-"""The time that a non-durable subscription waits for its reader after a seek, which disconnects the
-reader. A client reconnects within a second, or gives up after 30 s."""
+"""The time for which a non-durable subscription without a consumer stays after a seek. The seek
+disconnects the reader, whose client reconnects within a second, or gives up after 30 s."""
 
 DISPATCHERS: Final[Mapping[SubscriptionType, MakeDispatcher]] = {
     SubscriptionType.EXCLUSIVE: Exclusive,
@@ -87,8 +87,9 @@ DISPATCHERS: Final[Mapping[SubscriptionType, MakeDispatcher]] = {
 class _AckView:
     """The view of the cursor that a dispatcher has (`Acks`).
 
-    No entry after `highest_acked` is acknowledged, which saves look-ups for a consumer at the end
-    of the log. It starts at the end of the log at load time and moves with each acknowledgement.
+    No entry after `highest_acked` is acknowledged, so a dispatcher need not look up later entries.
+    `highest_acked` starts at the end of the log when the topic is loaded. An acknowledgement of a
+    later entry moves it on.
     """
 
     __slots__ = ("_cursor", "batch_ack_set", "first_unacked", "highest_acked", "is_acked")
@@ -106,8 +107,8 @@ class _AckView:
 
 
 class Subscription:
-    """One subscription of a persistent topic. It calls `abandoned` when it is deleted, and when it
-    is non-durable and has lost its last consumer."""
+    """One subscription of a persistent topic. It calls `abandoned` when it is deleted. A
+    non-durable subscription also calls `abandoned` when its last consumer has left."""
 
     __slots__ = (
         "_abandoned",
@@ -171,8 +172,8 @@ class Subscription:
         now_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         """`guard`: the guard of the topic; None: exceptions of timers are not caught. `partition`:
-        the index of the topic among its partitions; None: it is no partition. `delays` None: every
-        entry is due at once. `now_ms`: the wall clock."""
+        the number of this partition; None: the topic is not a partition. `delays` None: every entry
+        is due at once. `now_ms`: the wall clock."""
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.cursor = cursor
@@ -192,11 +193,12 @@ class Subscription:
         self._partition = partition
         self._failover = failover
         self._key_shared = key_shared or KeySharedSettings()
-        self._joined = 0  # the number of consumers so far; the join number of the next one
+        self._joined = 0  # the number of consumers so far; the join number of the next consumer
         self._type = SubscriptionType.EXCLUSIVE  # the type of the dispatcher
         self._dispatcher: Dispatcher | None = None  # None: no consumer since the start or a seek
-        # The time when the timer is due, and its handle. uvloop returns a handle without a time for
-        # a timer that is due within half a millisecond. None: the dispatcher needs no timer.
+        # The time when the timer is due, and its handle. None: the dispatcher needs no timer. The
+        # handle may lack the time: uvloop returns such a handle for a timer that is due within half
+        # a millisecond.
         self._timer: tuple[float, asyncio.Handle] | None = None
         self.rate = DispatchRate("subscription")
         self._read_loop = ReadLoop(
@@ -210,7 +212,7 @@ class Subscription:
             tell=self._tell,
             skip=self._skip,
         )
-        self._leaving: dict[ConsumerHandle, asyncio.Event] = {}  # set: the consumer may close
+        self._leaving: dict[ConsumerHandle, asyncio.Event] = {}  # event set: the consumer may close
         # The consumer that asked for the deletion; None: no consumer did.
         self._asker: ConsumerHandle | None = None
         self._return_timer: asyncio.TimerHandle | None = None
@@ -233,8 +235,8 @@ class Subscription:
 
     @property
     def type(self) -> SubscriptionType | None:
-        """The type of the connected consumers. None: no consumer is connected, so the next one
-        decides."""
+        """The type of the connected consumers. None: no consumer is connected. The next consumer
+        then determines the type."""
         return self._type if self.consumers else None
 
     # ---- consumers -------------------------------------------------------------------------------
@@ -244,7 +246,8 @@ class Subscription:
     ) -> ConsumerHandle:
         """A consumer joins. If the type changes, the subscription gets a new dispatcher.
 
-        Raises SubscriptionFenced, NotAllowed, ConsumerBusy, ConsumerRefused, before any change.
+        Raises SubscriptionFenced, NotAllowed, ConsumerBusy or ConsumerRefused. The subscription is
+        then unchanged.
         """
         self._require_open()
         assert request.durable == self.cursor.durable
@@ -277,9 +280,9 @@ class Subscription:
         self.advance()
 
     async def evict_dead(self, refused: ConsumerRefused) -> None:
-        """Probe the clients of the incumbents of a refusal, and evict the consumers whose clients
-        do not answer. Raises the error of the refusal if a client answers, or if there is no
-        incumbent."""
+        """Evict the incumbents of the refusal, the consumers that block the new one, if their
+        clients do not answer a probe. Raises the error of the refusal if a client answers, or if
+        there is no incumbent."""
         if not refused.incumbents:
             raise refused.error
         for machine in refused.incumbents:
@@ -320,13 +323,14 @@ class Subscription:
 
     def _is_drained(self, handle: ConsumerHandle) -> bool:
         """Returns True when the consumer has acknowledged all its entries."""
-        if handle.active:  # a single-active type, which has no pending entries
+        if handle.active:  # a single-active type, which counts no pending entries
             first = self.cursor.first_unacked(after(self.cursor.mark_delete))
             return first >= self._machine().read_position
         return not handle.machine.pending
 
     def evict_all(self, reason: CloseReason) -> None:
-        """Close every consumer and tell its client the reason."""
+        """Close every consumer except one that asks for the deletion, and tell its client the
+        reason."""
         for handle in list(self.consumers.values()):
             if handle is not self._asker:
                 handle.evict(reason)
@@ -341,7 +345,7 @@ class Subscription:
 
     def on_flow(self, handle: ConsumerHandle, permits: int) -> None:
         """See ConsumerHandle.flow."""
-        if self._dispatcher is None:  # a seek moves the subscription, or it is being deleted
+        if self._dispatcher is None:  # a seek or a deletion is in progress
             handle.machine.permits += permits
             return
         now = self._loop.time()
@@ -429,8 +433,8 @@ class Subscription:
             self.tell_end()
 
     def tell_end(self) -> None:
-        """The topic is terminated: if all its messages are acknowledged, tell the clients of all
-        consumers, each of them once."""
+        """Tell the client of each consumer once that it has reached the end of a terminated topic.
+        Does nothing while the subscription has a backlog."""
         if self.cursor.backlog_entries == 0:
             for handle in self.consumers.values():
                 handle.tell_end()
@@ -453,9 +457,9 @@ class Subscription:
         only the messages of the set are delivered.
 
         The subscription first closes the consumers that may have entries: with a single-active type
-        the active consumer, otherwise all consumers. So no entry from before the seek reaches these
-        consumers after it. Their clients reconnect. Raises SubscriptionFenced, LogError; ReadFailed
-        with `batch_index` or `ack_set`.
+        the active consumer, otherwise all consumers. Their clients reconnect. This way, no entry
+        that was sent before the seek reaches a consumer after the seek. Raises SubscriptionFenced
+        and LogError, and with `batch_index` or `ack_set` also ReadFailed.
         """
         self._begin_seek()
         try:
@@ -467,8 +471,9 @@ class Subscription:
             self._end_seek()
 
     async def seek_to_time(self, publish_time_ms: int) -> None:
-        """Like `seek`, to the first entry that was published at this time or later. The binary
-        search is approximate where publish times do not ascend. Raises ReadFailed, too."""
+        """Move the cursor, as `seek` does, to the first entry that was published at this time or
+        later. The result is approximate where publish times do not ascend. Raises ReadFailed,
+        too."""
         self._begin_seek()
         try:
             await self.cursor.reset(
@@ -479,7 +484,7 @@ class Subscription:
 
     async def skip(self, count: int) -> int:
         """Acknowledge the first `count` unacknowledged entries. The acknowledgements are durable on
-        return. Returns the number of entries. Raises SubscriptionFenced, LogError."""
+        return. Returns the number of acknowledged entries. Raises SubscriptionFenced, LogError."""
         assert count > 0, count
         return await self.skip_through(self.cursor.nth_unacked(count) or self._log.confirmed)
 
@@ -504,7 +509,7 @@ class Subscription:
         return expired
 
     async def skip_through(self, position: Position) -> int:
-        """Acknowledge every entry up to this one, for all consumers, as `skip` does."""
+        """Acknowledge every entry up to this one, as `skip` does."""
         self._require_open()
         through = min(position, self._log.confirmed)
         before = self.cursor.backlog_entries
@@ -520,12 +525,13 @@ class Subscription:
         return skipped
 
     async def unsubscribe(self, handle: ConsumerHandle | None, *, force: bool) -> None:
-        """Delete the subscription and its cursor. `handle` is the consumer that asks for it.
+        """Delete the subscription and its cursor. `handle`: the consumer whose client asks for the
+        deletion; None: no client asks.
 
         This consumer stays open until the outcome is known, even when the topic closes meanwhile.
         Otherwise its client would reconnect, and create the subscription again during the deletion.
-        Raises ConsumersConnected if there are other consumers, unless `force`; SubscriptionFenced,
-        LogError.
+        Raises SubscriptionFenced and LogError. Without `force`, raises ConsumersConnected if there
+        are other consumers.
         """
         self._require_open()
         others = [it for it in self.consumers.values() if it is not handle]
@@ -536,8 +542,8 @@ class Subscription:
         self._drop_dispatcher()
         for other in others:
             other.evict(CloseReason.UNSUBSCRIBED)
-        # The deletion runs in a task of the topic. Otherwise a client that leaves would interrupt
-        # it: its outcome would be unknown, and the broker would give up the topic.
+        # The deletion runs in a task of the topic. Otherwise a client that disconnects would cancel
+        # the deletion. The outcome would then be unknown, and the broker would give up the topic.
         outcome: asyncio.Future[Exception | None] = self._loop.create_future()
         task = self._spawn(self._delete(handle, outcome))
         task.add_done_callback(lambda _: outcome.done() or outcome.cancel())
@@ -562,18 +568,18 @@ class Subscription:
             self._asker = None
             if self.state is SubscriptionState.DELETING:
                 self.state = SubscriptionState.OPEN
-            self.evict_all(CloseReason.UNLOADED)  # its client reconnects and grants new permits
+            self.evict_all(CloseReason.UNLOADED)  # the client reconnects and grants new permits
             raise
         self._asker = None
         if handle is not None and handle.attached:
-            self.detach(handle)  # its client gets the answer to the request
+            self.detach(handle)  # not evicted: its client gets the answer to its request
         if self.state is SubscriptionState.DELETING:
             self.close(CloseReason.UNSUBSCRIBED)
             self._abandoned(self)
 
     def close(self, reason: CloseReason) -> None:
         """Close permanently: the topic closes, or the subscription is deleted. A caller that waits
-        for a deletion still gets its answer."""
+        in `unsubscribe` still gets the outcome."""
         if self.state is SubscriptionState.CLOSED:
             return
         self.state = SubscriptionState.CLOSED
@@ -623,8 +629,9 @@ class Subscription:
         return self._dispatcher
 
     def delivered_to_active(self) -> tuple[str, Position, Position] | None:
-        """The name of the active consumer, and the two positions between which its entries are,
-        both excluded. None: the type is not single-active, or no consumer is active."""
+        """The name of the active consumer, and two positions. The unacknowledged entries of this
+        consumer are between these positions, both excluded. None: the type is not single-active, or
+        no consumer is active."""
         machine = self._dispatcher
         if isinstance(machine, Exclusive | Failover) and self.active_name:
             return self.active_name, self.cursor.mark_delete, machine.delivered_end
@@ -652,12 +659,12 @@ class Subscription:
 
     @property
     def idle_s(self) -> float:
-        """The time without a consumer on this broker. 0: the subscription has a consumer."""
+        """The time in seconds without a consumer on this broker. 0: a consumer is connected."""
         return 0.0 if self.consumers else self._loop.time() - self._left_s
 
     @property
     def unacked(self) -> int:
-        """The number of messages that consumers have and have not acknowledged."""
+        """The number of messages that the consumers have received and not acknowledged."""
         return sum(machine.unacked for machine in self.consumers)
 
     @property
@@ -671,7 +678,7 @@ class Subscription:
         return explain(self.snapshot())
 
     def snapshot(self) -> Snapshot:
-        """The facts that `explain` needs, except those of the broker."""
+        """The facts that `explain` needs, except the facts about the broker."""
         reads, machine = self._read_loop, self._dispatcher
         rate, unconfirmed = reads.exhausted, self._log.pending_appends
         reasons = None if machine is None else tuple(machine.explain(self._loop.time()))
@@ -818,10 +825,10 @@ class Subscription:
             self._redelivered.count(redelivered, 0, now)
 
     def _tell(self, answer: Callable[[Dispatcher, float], list[Action]]) -> None:
-        """The read loop reports the answer to a read."""
+        """The read loop reports the end of a read: `answer` passes the result to the dispatcher."""
         now = self._loop.time()
         self._carry_out(answer(self._machine(), now), now)
-        if not self.consumers:  # the last one has left during the read
+        if not self.consumers:  # the last consumer has left during the read
             self._read_loop.drop_ahead()
 
     def _skip(self, lost: LostRange) -> None:
@@ -834,7 +841,7 @@ class Subscription:
             self._dispatcher.on_skipped(positions, self._loop.time())
 
     def _set_timer(self) -> None:
-        """Keep one timer for the time that the dispatcher names, or none."""
+        """Set the timer to the time of the dispatcher's `next_timer`. None: cancel the timer."""
         due_s = None if self._dispatcher is None else self._dispatcher.next_timer()
         if self._timer is None:
             if due_s is None:
@@ -851,7 +858,7 @@ class Subscription:
     def _on_timer(self) -> None:
         timer, self._timer = self._timer, None
         assert timer is not None
-        # The loop calls a timer early by up to the resolution of its clock.
+        # The loop may call a timer too early, by up to the resolution of its clock.
         now = max(self._loop.time(), timer[0])
         self._carry_out(self._machine().on_timer(now), now)
 
@@ -895,8 +902,8 @@ class Subscription:
     async def _in_batch(
         self, target: Position, batch_index: int, ack_set: Sequence[int]
     ) -> tuple[Position, int]:
-        """The start of a seek into a batch: the entry, and the bits of the messages to deliver (0:
-        all). Raises ReadFailed."""
+        """Return where a seek into a batch begins: the entry, and the bits of its messages to
+        deliver (0: all). Raises ReadFailed."""
         if not self._log.chain.is_entry(target):
             return target, 0
         entries = await self._log.read(target, entries_max=1, bytes_max=1)
@@ -912,8 +919,8 @@ class Subscription:
         return target, left if left != every else 0
 
     def _begin_seek(self) -> None:
-        """Close the consumers that have entries, because the seek would drop acknowledgements that
-        arrive during it. The standby consumers of a single-active type stay."""
+        """Close the consumers that may have entries: the seek would drop their acknowledgements
+        that arrive meanwhile. The standby consumers of a single-active type stay."""
         self._require_open()
         self.state = SubscriptionState.SEEKING
         self._drop_dispatcher()
@@ -949,9 +956,9 @@ class Subscription:
 
 
 def all_of(count: int, done: Done) -> Done | None:
-    """A callback that `count` parts call once each. The last call calls `done` with the first
-    error, or with None if there was none. If `count` is 0, `all_of` calls `done` at once and
-    returns None."""
+    """Return a callback for `count` operations, each of which calls it once. The last call passes
+    the first error to `done`, or None if there was none. If `count` is 0, `all_of` calls `done` at
+    once and returns None."""
     if count == 0:
         done(None)
         return None

@@ -1,16 +1,16 @@
 """The bookie service: answers adds, reads and fences, over any transport.
 
-Theory. Adds arrive in frames. One synchronous step decodes a frame, checks it and writes it
-(admission.py). Its acks enter the stream's outbox once the frame's commit group is durable
-(storage/commit.py). Reads run on a thread of their own, so no read waits behind a sync. Entries
-that were read recently come from memory (read_cache.py). For a read that fences, the service writes
+Theory. Adds arrive in frames. One synchronous step decodes, checks and writes a frame's adds
+(admission.py). Their acks enter the stream's outbox once the frame's commit group is durable
+(storage/commit.py). Reads run on a thread of their own, so no read waits behind a sync. The service
+takes recently read entries from memory (read_cache.py). For a read that fences, the service writes
 the fence first, and answers after the fence is durable.
 
 Every answer is one of three: yes, an explicit no, or unknown (`BookieCode.definite`). The bookie
 says no only when its store lacks the entry. This is safe because a bookie serves only a store that
 opened undamaged and without gaps (storage/directory.py). After an error, with a full queue, and
-while the bookie stops, the answer is unknown. For an entry that a former incarnation has lost, the
-answer is unknown, too (damaged_store.py).
+while the bookie stops, the answer is unknown. It is also unknown for an entry that a former
+incarnation has lost (damaged_store.py).
 """
 
 from __future__ import annotations
@@ -79,14 +79,16 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 T = TypeVar("T")
 
-# A client may send adds and not read its acks. Above this limit the bookie stops reading its adds.
-# 1 MiB is 50,000 acks.
+# The limit of unsent acks of one stream: a client may send adds without reading its acks. Above the
+# limit the bookie stops reading the client's adds. 1 MiB is 50,000 acks.
 ACKS_PENDING_BYTES_MAX: Final = 1 << 20
-# A stream that waits for room holds a frame of up to 16 MiB. A cluster has dozens of brokers.
+# The limit of open streams of adds. A stream that waits for room holds a frame of up to 16 MiB. A
+# cluster has dozens of brokers.
 STREAMS_MAX: Final = 256
-# Reads that wait for the one read thread. At 1 ms each, the last read waits a quarter of a second.
+# The limit of reads that wait for the one read thread. If each takes 1 ms, the last read waits a
+# quarter of a second.
 READS_WAITING_MAX: Final = 256
-# The default and the largest limit of one request.
+# The limits of one read request. The request may set lower limits.
 READ_BYTES_MAX: Final = 8 << 20
 READ_ENTRIES_MAX: Final = 10_000
 # A frame of a read's answer ends at this size. Compared with 256 KiB, this halves the thread hops
@@ -116,7 +118,7 @@ class BookieCounts:
 
 
 class BookieService:
-    """Serves requests while `run` is running. A failed write or sync ends the process (`die` of
+    """Serves requests while `run` is running. A failed write or sync ends the process (see `die` of
     GroupCommit)."""
 
     def __init__(
@@ -181,7 +183,7 @@ class BookieService:
 
     async def stop(self, *, grace_s: float) -> None:
         """Refuse new work, sync and acknowledge the adds that were written, and end the streams.
-        The sync and the acks may take `grace_s`. `run` must still be running."""
+        The sync and the acks may take `grace_s`. The caller must keep `run` running."""
         self.state = State.STOPPING
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -256,7 +258,8 @@ class BookieService:
         self._answer(admitted, outbox)
 
     def _settle(self, code: BookieCode, adds: Sequence[Add], outbox: Outbox) -> None:
-        """The metadata check of one ledger has ended: answer its adds."""
+        """Answer the waiting adds of a ledger. `code`: the result of the ledger's metadata
+        check."""
         if self.state is not State.SERVING:
             code = BookieCode.STOPPING
         if code is not BookieCode.OK:
@@ -293,7 +296,7 @@ class BookieService:
     async def read(self, request: ReadRequest) -> AsyncGenerator[Sequence[Buffer], None]:
         """Yield the frames of the answer, each as a sequence of parts. The frames hold the entries
         from `first` on. If the read ends before `last` and before a limit, the last frame also has
-        the code that says why the next entry is missing."""
+        a code that gives the reason."""
         self.counts.reads += 1
         code = await self._open(request)
         if not request.well_formed:
@@ -305,9 +308,9 @@ class BookieService:
         source = (
             partial(self._run_of_former, request) if former else partial(self._run, request.ledger)
         )
-        # A yes needs no fence, and a former incarnation never says no.
+        # A former incarnation needs no fence: it answers with an entry or unknown, never with no.
         fence = request.fence and not former
-        # A recovery must read from the disk, not from the cache.
+        # A read that fences belongs to a recovery. It must read from the disk, not from the cache.
         cached = None if former or fence else request.ledger
         async with aclosing(
             self._read_striped(request, source)
@@ -323,7 +326,7 @@ class BookieService:
     async def _read_runs(
         self, request: ReadRequest, source: _Source, cached: int | None
     ) -> AsyncGenerator[Sequence[Buffer], None]:
-        """Yield the frames of an answer without gaps. `cached`: see `_begin_run`."""
+        """Yield the frames of a read of consecutive entries. `cached`: see `_begin_run`."""
         rest = _Rest(
             at=request.first,
             last=request.last,
@@ -435,9 +438,11 @@ class BookieService:
         return found, BookieCode.DAMAGED_STORE
 
     async def last_confirmed(self, request: LastConfirmedRequest) -> LastConfirmed:
-        """Return the last stored entry and the "confirmed" in its envelope. With `fence`, the
-        answer is OK even if that entry cannot be read. The ledger is fenced then, and recovery uses
-        "confirmed" only as a lower bound."""
+        """Return the last stored entry and the "confirmed" in its envelope.
+
+        With `fence`, the answer is OK even if the last entry is damaged: the ledger is fenced, and
+        a recovery uses "confirmed" only as a lower bound.
+        """
         code = await self._open(request)
         if code is not BookieCode.OK:
             return LastConfirmed(code=code)
@@ -519,8 +524,8 @@ class BookieService:
 
     async def _open(self, request: ReadRequest | LastConfirmedRequest) -> BookieCode:
         """Return OK if the client may read the ledger. For a request that fences, first fence the
-        ledger durably. Call this again before each answer to such a request: when the collector
-        deletes a left-over copy, the fence is deleted with it."""
+        ledger durably. Call this again before each answer to such a request: the collector may have
+        deleted a left-over copy of the ledger together with its fence."""
         code = self._refusal(request.incarnation)
         if code is not None:
             return code
@@ -560,7 +565,8 @@ class BookieService:
         return None
 
     def _on_read_thread(self, read: Callable[[], T]) -> asyncio.Future[T]:
-        """Start `read` at once. The future raises ReadsOverloaded, or what `read` raises."""
+        """Give `read` to the read thread. The future raises the errors of `read`, or
+        ReadsOverloaded if too many reads wait."""
         if self._reads_waiting >= READS_WAITING_MAX:
             refused: asyncio.Future[T] = asyncio.get_running_loop().create_future()
             refused.set_exception(ReadsOverloaded(READS_WAITING_MAX))
@@ -584,7 +590,7 @@ class _Rest:
     at: int
     last: int
     entries_left: int
-    bytes_left: int  # the last entry may exceed it
+    bytes_left: int  # the last entry may exceed this limit
 
     @property
     def frame_bytes(self) -> int:
@@ -595,8 +601,8 @@ class _Rest:
         return self.at > self.last or self.entries_left <= 0 or self.bytes_left <= 0
 
     def take(self, found: Run) -> bool:
-        """Count these entries as answered. Return whether the frame should have had more
-        entries."""
+        """Count these entries as answered. Return whether they are fewer than the frame could
+        hold, although the read is not at its end."""
         full = found.size >= self.frame_bytes or found.count == self.entries_left
         self.at += found.count
         self.entries_left -= found.count

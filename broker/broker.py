@@ -1,12 +1,13 @@
 """A broker: it opens and closes topics as it gains and loses the ownership of their bundles.
 
-The broker opens a topic when the first producer or consumer asks for it and the broker holds the
-topic's bundle. Before that the broker waits for the policies of the topic and the bundles of its
-namespace. It serves no topic whose policies are unknown.
+The broker opens a topic when the first client asks for the topic and the broker holds the topic's
+bundle. First the broker waits for the policies of the topic and the bundles of its namespace. It
+serves no topic whose policies are unknown.
 
-The broker closes the topic when it loses the bundle. Either the broker hands the bundle over, or
-another broker took the bundle because it found this broker dead. In the second case the next owner
-fences the topic when it opens it. So a close that fails loses no acknowledged entry.
+The broker closes a topic when it loses the topic's bundle. Either this broker hands the bundle
+over, or another broker takes the bundle because it considers this broker dead. In both cases the
+next owner fences the topic before it serves the topic. So a close that fails loses no acknowledged
+entry.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ if TYPE_CHECKING:
     from magnetar.runtime.clock import Clock
 
 RELEASE_TIMEOUT_S: Final = 30.0
-"""Time limit for the release of all bundles on a clean stop. Other brokers take over the bundles
-that are left."""
+"""The time limit for the release of all bundles on a clean stop. When it passes, other brokers take
+over the remaining bundles."""
 
 ORPHAN_GRACE_S: Final = 24 * 3600.0
 """The minimum age of a ledger that is deleted because no topic's record lists it."""
@@ -137,12 +138,13 @@ ADMINISTRATOR: Final = Asking("", reconnects=False)
 
 @dataclass(slots=True, eq=False)
 class _Served:
-    """A topic that is opening, open, or leaving."""
+    """A topic that is opening, open, or closing."""
 
     bundle: Bundle  # the bundle by which this broker owns it; a later division does not change it
     opened: asyncio.Future[ServedTopic]
     used_s: float = 0.0  # the loop's time of the last request for the topic
-    left: asyncio.Event | None = None  # set when the topic was unloaded or deleted; None: it stays
+    # Set when an unload of the idle topic, or its deletion, has ended. None: neither has begun.
+    left: asyncio.Event | None = None
 
 
 class Broker:
@@ -182,11 +184,11 @@ class Broker:
         find_bookie: Callable[[Member], BookieRegistration | None] | None = None,
     ) -> None:
         """`namespace_bundles`: the number of bundles of a namespace whose record this broker
-        creates. `chores`: the periodic work on the open topics, besides that of `life`.
+        creates. `chores`: the periodic work on the open topics, besides the work for `life`.
         `message_bytes_max`: the limit of a payload as sent. `strict_delays`,
         `fixed_delay_look_ahead`: see DelayPolicy. `cluster`: the cluster's name for administrators.
         `partitions_max`: see PartitionedTopics. `non_persistent`: True enables non-persistent
-        topics. `non_persistent_per_connection`: the limit of unanswered messages to them on one
+        topics. `non_persistent_per_connection`: the limit of their unanswered messages on one
         connection. `publish_rate`: the limit for all topics together. `silence_s`: see Liveness.
         `find_bookie`: see BookieRegistry.find; None: clients cannot reach the bookies."""
         self.failures = Failures()
@@ -316,7 +318,7 @@ class Broker:
                 task.cancel()
 
     async def _supervise(self, name: str, child: Callable[[], Awaitable[None]]) -> None:
-        """Run a child task. After a bug in the child, count the bug and start the child again."""
+        """Run a child task, and start it again after an error. Count the bugs in the child."""
 
         async def guarded() -> None:
             try:
@@ -344,7 +346,7 @@ class Broker:
     ) -> ServedTopic:
         """Return the open topic. The first request for a topic opens it.
 
-        `client` (see `client_key`) and `reconnects` say which client asks: a client that was
+        `client` (see `client_key`) and `reconnects` describe the client. A client that was
         connected to a deleted topic does not create it again. Raises NotOwner, NotAllowed,
         TopicNotFound, NamespaceNotFound, PoliciesUnavailable, TooManyRequests, TopicQuarantined,
         TimeoutError, and the errors of PersistentTopic.open and Catalog.require_creatable.
@@ -370,7 +372,7 @@ class Broker:
             except TopicNotFound:
                 if begun or not create:
                     raise
-                continue  # the request that began to open it may not create it; this one may
+                continue  # another request began without the right to create; this one may have it
             served.used_s = asyncio.get_running_loop().time()
             return topic
 
@@ -384,8 +386,8 @@ class Broker:
         return topic
 
     def is_open(self, name: TopicName) -> bool:
-        """Return True if the topic is open or opening here, and is not being unloaded or
-        deleted."""
+        """Return True if the topic is open or opening here. Return False while the broker unloads
+        it as idle, or deletes it."""
         served = self._topics.get(name)
         return served is not None and served.left is None
 
@@ -407,7 +409,7 @@ class Broker:
             raise NotOwner(str(name))
         served = self._topics.get(name)
         if served is not None:
-            await asyncio.shield(served.opened)  # an open topic exists
+            await asyncio.shield(served.opened)  # the topic exists if it opens
             exists = True
         if exists:
             raise TopicExists(str(name))
@@ -487,8 +489,8 @@ class Broker:
         return {it.broker: it.incarnation for it in live if it.broker != self._me.broker}
 
     async def _sweep_deleted(self) -> None:
-        """Finish the deletions of brokers that died. Only the registered broker with the first name
-        does this work."""
+        """Finish the deletions of brokers that died. Only one registered broker does this work: the
+        one whose name sorts first."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             live = {str(it.broker): it.incarnation for it in self._brokers.live.values()}
@@ -569,10 +571,10 @@ class Broker:
         await self._close(name, CloseReason.UNLOADED)
 
     async def perhaps_open(self, names: Sequence[TopicName]) -> list[TopicName]:
-        """Return `names` without those that are certainly not open at any broker: topics of bundles
-        that have no owner, and topics of this broker's bundles that it has not opened. The result
-        is correct only with a fresh view of the metadata: call PartitionedTopics.find_fresh before.
-        Raises PoliciesUnavailable, MetadataError."""
+        """Return `names` without the topics that are certainly not open at any broker. These are
+        the topics of bundles without an owner, and the topics of this broker's bundles that this
+        broker has not opened. The result is correct only with a fresh view of the metadata: call
+        PartitionedTopics.find_fresh first. Raises PoliciesUnavailable, MetadataError."""
         found: list[TopicName] = []
         owners: dict[Bundle, BrokerRegistration | None] = {}
         for number, name in enumerate(names, 1):
@@ -593,14 +595,14 @@ class Broker:
     def watch_topics(
         self, namespace: NamespaceName, on_change: Callable[[], None]
     ) -> Callable[[], None]:
-        """Call back when the answer of `topics_of` may change. Returns the function that ends the
-        watch."""
+        """Call back when the result of `topics_of` may have changed. Returns the function that ends
+        the watch."""
         folder = paths.topics(namespace.tenant, namespace.namespace, Domain.PERSISTENT)
         return self._store.watch(folder, on_change)
 
     async def stored_partitions_of(self, name: TopicName) -> int:
         """See Catalog.partitions_of. Reads the metadata even for a topic that is open here, because
-        the topic may be in deletion."""
+        this broker may be deleting the topic."""
         await self._bundle_of(name)
         return await self.catalog.partitions_of(name, create=False)
 
@@ -647,7 +649,7 @@ class Broker:
     async def _open_followed(
         self, name: TopicName, bundle: Bundle, asking: Asking | None
     ) -> ServedTopic:
-        """Open the topic. Its policies are followed as long as the topic is open."""
+        """Open a topic whose policies the broker follows. If it does not open, unfollow them."""
         topic: ServedTopic | None = None
         try:
             if name.domain is Domain.NON_PERSISTENT:
@@ -660,7 +662,7 @@ class Broker:
         return topic
 
     async def _open_non_persistent(self, name: TopicName, asking: Asking | None) -> ServedTopic:
-        """Open a non-persistent topic. It has no record, so each opening creates it."""
+        """Open a non-persistent topic. The topic has no record, so each opening creates it."""
         await self._require_creatable(name, asking)
         return NonPersistentTopic(
             name,
@@ -676,8 +678,8 @@ class Broker:
         )
 
     async def _require_creatable(self, name: TopicName, asking: Asking | None) -> None:
-        """Raise the errors of Catalog.require_creatable. Without `asking`, the request does not
-        create the topic: raise IsPartitioned or TopicNotFound."""
+        """Raise the errors of Catalog.require_creatable. `asking` None: the request must not create
+        the topic, so raise IsPartitioned or TopicNotFound."""
         if asking is not None:
             await self.catalog.require_creatable(name, by_user=asking is ADMINISTRATOR)
             return
@@ -689,8 +691,8 @@ class Broker:
     async def _open_or_create(
         self, name: TopicName, bundle: Bundle, asking: Asking | None
     ) -> Topic:
-        """Open the topic. If it does not exist, create it for the client `asking`; None: do not
-        create it."""
+        """Open the topic. If the topic does not exist, create it for the client `asking`. `asking`
+        None: raise TopicNotFound or IsPartitioned instead."""
         try:
             return await self._open_topic(name, bundle, create=False)
         except TopicDeleted:
@@ -833,7 +835,7 @@ class Broker:
         return await self._owners.owner_of(bundle)
 
     async def unload_bundle(self, bundle: Bundle) -> BrokerRegistration | None:
-        """Hand the bundle over to another broker, if another broker is registered. If another
+        """Unload the bundle, and hand it over to another broker if one is available. If another
         broker owns the bundle, return that broker and do nothing. Raises MetadataError."""
         if self._owners.holds(bundle):
             await self._owners.release(bundle, self._unload)
@@ -850,13 +852,13 @@ class Broker:
             if number % NAMES_PER_TURN == 0:
                 await asyncio.sleep(0)
             with suppress(PoliciesUnavailable):  # the namespace was deleted
-                # Ask for the ownership, not for this bundle: the namespace may have been divided
-                # again meanwhile.
+                # Look the topic's bundle up again: a division of the namespace may have put the
+                # topic into a new bundle, which this broker may still own.
                 if not self._owners.holds(self.policies.bundle_of(name)):
                     self.changes.tell(name)
 
     async def _release_all(self) -> None:
-        """Hand over all bundles at once."""
+        """Hand over all bundles concurrently."""
         self._owners.begin_stop()
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT_S), asyncio.TaskGroup() as group:

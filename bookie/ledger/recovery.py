@@ -3,32 +3,33 @@ answers prove.
 
 No I/O, no clock, no tasks: feed events in, and carry out the returned actions in order.
 
-Theory. The metadata says IN_RECOVERY already, so the former writer can change neither the ensemble
-nor the end. The last ensemble that was stored at that moment is *frozen*, and the recovery asks its
-seats.
+Theory. The ledger's stored state is IN_RECOVERY before the recovery begins. So the former writer
+can change neither the ensemble nor the end. The last stored ensemble is now *frozen*, and the
+recovery asks its seats.
 
 (1) *Fence* the frozen ensemble, until fewer than Qa members of every write set can be unfenced.
-From then on no other writer can confirm an entry. The answers name the highest entry known to be
-confirmed. All entries before the last segment were confirmed too.
+From then on no other writer can confirm an entry. Each answer names an entry that the seat knows
+to be confirmed; the highest one counts. All entries before the last segment were confirmed too.
 
-(2) *Read* from the next entry on; each read also fences. One valid copy is enough: the entry is
-written back to a whole write set, and counts once Qa members hold it. If so many members answer
-"no" that the others are fewer than Qa, the entry was never confirmed, and the ledger ends before
-it. In any other case *abort*. A later attempt loses nothing, but a wrong end loses data.
+(2) *Read* from the next entry on; each read also fences. One valid copy is enough. The recovery
+writes the entry back to a whole write set, and counts it as recovered once Qa members hold it. If
+all but fewer than Qa members answer "no", the entry was never confirmed. The ledger then ends
+before this entry. In any other case *abort*. A later attempt loses nothing, but a wrong end loses
+data.
 
-(3) *Close* at that end, with the length that the last entry itself carries.
+(3) *Close* at that end, with the length in the last entry's envelope.
 
-A recovery can be repeated, and several can run at once. An entry is written back byte for byte, so
-all its copies stay equal, and its "confirmed" never exceeds the writer's knowledge. Members that
-fail during the recovery are replaced in a private copy of the last segment, which is invisible
-before the close.
+A recovery can be repeated, and several can run at once. Each writes an entry back byte for byte. So
+all copies stay equal, and the "confirmed" in the entry is still what the writer knew. The recovery
+replaces members that fail meanwhile, but only in a private copy of the last segment. Other
+processes do not see this copy before the close.
 
 Invariants (see `check`):
 
-1. Nothing is concluded about entries before enough seats are fenced.
-2. Conclusions are drawn in order: an entry is written back, or the end decided, only when all
-   entries before it are known.
-3. The end is never below `start`, and `start` never below the last segment's first entry - 1.
+1. The recovery concludes nothing about entries before enough seats are fenced.
+2. It concludes in the order of entries. It writes an entry back, or ends the ledger before the
+   entry, only after it has written back all earlier entries from `start` + 1 on.
+3. The end is at least `start`. `start` is at least the last segment's first entry - 1.
 4. The close is requested once, when every entry up to the end has its ack quorum.
 """
 
@@ -68,32 +69,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 READ_AHEAD_ENTRIES: Final = 2_048
-"""Entries beyond the last conclusion that are read from a seat. A writer leaves at most its entries
-in flight: 16 MiB, which are 16,000 entries of 1 KB or eight rounds."""
+"""The number of entries beyond the last conclusion that the recovery reads from a seat. A writer
+leaves at most 16 MiB of entries in flight. 16,000 entries of 1 KB need eight such reads."""
 
 WRITE_BACK_BYTES_MAX: Final = 16 << 20
-"""Bytes in flight to bookies; at the limit nothing more is read. After a broker's crash the
-recoveries of its topics run concurrently; a hundred of them would still fit into memory."""
+"""The limit of bytes in flight to bookies. At the limit the recovery begins no more reads. After a
+broker's crash the recoveries of its topics run concurrently. A hundred recoveries fit into
+memory."""
 
 FOUND_BYTES_MAX: Final = 16 << 20
-"""Bytes found beyond an entry that no seat has provided yet. In a striped ledger some seats
-continue while the other seats of that entry are asked. At the limit only that entry is read."""
+"""The limit of bytes found beyond the first entry without a conclusion. In a striped ledger some
+seats continue with later entries while other seats are asked for this entry. At the limit the
+recovery reads only this entry."""
 
 _FENCED: Final = NEGATIVE | {BookieCode.OK}
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Fence this seat of the frozen ensemble, and ask it for the last confirmed entry that it
-    knows."""
+    """Fence this seat of the frozen ensemble. Also ask the seat for the last entry that it knows to
+    be confirmed."""
 
     seat: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """Read these entries from this seat of the frozen ensemble, and fence it. The answers go to
-    `on_answers`, then the end of the read to `on_read_end`. One read per seat at a time."""
+    """Read these entries from this seat of the frozen ensemble, and fence the seat. Pass the
+    answers to `on_answers`, then the end of the read to `on_read_end`. A seat has one read at a
+    time."""
 
     seat: int
     first: int
@@ -102,15 +106,15 @@ class ReadRange:
 
 @dataclass(frozen=True, slots=True)
 class ReadLength:
-    """Read this confirmed entry from any replica, and report its length with `on_length`."""
+    """Read this confirmed entry from any replica, and pass its length to `on_length`."""
 
     entry: int
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Record the end: last entry (-1: empty), payload bytes of all entries, and the `segments` from
-    the frozen last segment on."""
+    """Record the end. `last`: the last entry; -1: the ledger is empty. `length`: the payload bytes
+    of all entries. `segments`: the segments from the frozen last segment on."""
 
     last: int
     length: int
@@ -146,7 +150,8 @@ class _SeatReads:
 
 
 class LedgerRecovery:
-    """One attempt to close one ledger. `metadata`: as stored, IN_RECOVERY."""
+    """One attempt to close one ledger. `metadata`: the stored metadata, in the state
+    IN_RECOVERY."""
 
     def __init__(self, metadata: LedgerMetadata, *, limits: WriterLimits) -> None:
         assert metadata.state is LedgerState.IN_RECOVERY
@@ -154,7 +159,7 @@ class LedgerRecovery:
         self.metadata = metadata
         self.quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self.asked = metadata.last_segment.members  # frozen: the members to fence and read
-        self.start = metadata.last_segment.first_entry - 1  # the last entry known as confirmed
+        self.start = metadata.last_segment.first_entry - 1  # the last entry known to be confirmed
         self.next = self.start + 1  # the first entry without a conclusion
         self.end: int | None = None  # None: not decided yet
         self.fenced: Seats = 0
@@ -180,8 +185,8 @@ class LedgerRecovery:
     def on_fence_answer(
         self, seat: int, code: BookieCode, confirmed: int, now: float
     ) -> list[Action]:
-        """Take the answer to a Fence. `confirmed` counts only if the code is OK. Any code except OK
-        and the two negatives is unknown, and does not count as fenced."""
+        """Take the answer to a Fence. `confirmed` counts only if the code is OK. The seat counts as
+        fenced only if the code is OK or one of the two explicit negatives."""
         if self.state is not RecoveryState.FENCING:
             return []
         self._fence_answers |= 1 << seat
@@ -206,7 +211,7 @@ class LedgerRecovery:
         return self._go_on(now)
 
     def on_read_end(self, seat: int, code: BookieCode, now: float) -> list[Action]:
-        """The seat's read ended: OK, or the reason why it broke off."""
+        """Take the end of the seat's read. `code`: OK, or the reason why the read broke off."""
         if self.state is not RecoveryState.READING:
             return []
         reads = self._reads[seat]
@@ -218,7 +223,7 @@ class LedgerRecovery:
         return self._go_on(now)
 
     def on_length(self, length: int | None) -> list[Action]:
-        """Take the length that the entry of ReadLength has. None: no replica could be read."""
+        """Take the length in the entry that ReadLength named. None: no replica could be read."""
         if self.state is not RecoveryState.MEASURING:
             return []
         if length is None:
@@ -236,7 +241,7 @@ class LedgerRecovery:
         return [] if writer is None else self._go_on(now, writer.on_add_failed(seat, code))
 
     def on_spares_found(self, spares: Mapping[int, Member], now: float) -> list[Action]:
-        """The answer to FindSpares. The new ensemble stays private until the close (R6)."""
+        """Take the answer to FindSpares. The new ensemble stays private until the close."""
         writer = self._writer
         return [] if writer is None else self._go_on(now, writer.on_spares_found(spares))
 
@@ -278,9 +283,9 @@ class LedgerRecovery:
         return None if self._writer is None else self._writer.parts(entry)
 
     def close_metadata(self, stored: LedgerMetadata, close: Close) -> LedgerMetadata:
-        """Return the metadata to store instead of `stored`, which is still IN_RECOVERY. Its sealed
-        segments are kept, because a repair may have moved their replicas. The private segments
-        replace its last segment."""
+        """Return the metadata to store instead of `stored`, which is still IN_RECOVERY. The private
+        segments replace the last segment of `stored`. The sealed segments of `stored` stay, because
+        a repair may have moved their replicas."""
         assert stored.state is LedgerState.IN_RECOVERY
         assert stored.last_segment == self.metadata.last_segment, "the last segment was changed"
         return replace(
@@ -355,8 +360,8 @@ class LedgerRecovery:
             self._trouble[self.asked[seat]] = code
 
     def _verify(self, entry: int, answer: ReadAnswer) -> tuple[BookieCode, int]:
-        """Return the answer's code and the envelope's length. An OK without a sound envelope of
-        exactly this entry becomes CORRUPT."""
+        """Return the answer's code and the length in the envelope. The code becomes CORRUPT if the
+        answer is an OK without a sound envelope of `entry`, or names another entry."""
         if answer.entry == entry and answer.code is not BookieCode.OK:
             return answer.code, 0
         try:
@@ -368,8 +373,8 @@ class LedgerRecovery:
         return BookieCode.OK, envelope.length
 
     def _go_on(self, now: float, actions: Sequence[WriterAction] = ()) -> list[Action]:
-        """Return all actions that follow from the present state, after the writer returned
-        `actions`."""
+        """Carry out or pass on the writer's `actions`, and return all actions that follow from the
+        present state."""
         if not self._is_reading():
             return []
         assert self._writer is not None
@@ -379,7 +384,7 @@ class LedgerRecovery:
                 case Fail(code):
                     return self._abort(f"entries cannot be written back: {code.name}")
                 case Confirm():
-                    pass  # `_maybe_close` checks the writer
+                    pass  # `_maybe_close` reads `writer.confirmed`
                 case RecordEnsemble(first, members):
                     if self._segments[-1].first_entry == first:
                         self._segments.pop()
@@ -421,7 +426,7 @@ class LedgerRecovery:
         return sends
 
     def _write_back(self, entry: int, envelope: bytes, length: int, now: float) -> list[Action]:
-        """Write the found bytes unchanged to the whole write set of the working ensemble."""
+        """Write the found bytes unchanged to the whole write set of `ensemble`."""
         assert self._writer is not None
         size = len(envelope) - ENVELOPE.size
         head = ADD.pack(RECOVERY, len(envelope), self.metadata.master_key)
@@ -441,7 +446,8 @@ class LedgerRecovery:
         ahead = READ_AHEAD_ENTRIES if self._found_bytes < FOUND_BYTES_MAX else 1
         for seat, reads in enumerate(self._reads):
             if reads.asked is not None or reads.refused >= self.next:
-                # A seat that lacks an entry is asked again when another seat has provided it.
+                # A seat that did not provide an entry is asked again for later entries when another
+                # seat has provided this one.
                 continue
             run = self.quorum.run_of(seat, max(reads.due, self.next))
             limit = self.next + ahead

@@ -1,9 +1,9 @@
 """The core of a consumer or reader: it handles deliveries, and sends acknowledgements and permits.
 
-The core stays usable when another broker serves the topic. The asyncio and the synchronous classes
-(consumer.py, reader.py, sync.py) wrap the core and call its methods on the event loop only. The
-core puts messages into a MessageQueue that belongs to the wrapper, because users of the synchronous
-client take messages in their own threads.
+The core stays usable when another broker takes over the topic. The asyncio and the synchronous
+classes (consumer.py, reader.py, sync.py) wrap the core and call its methods on the event loop only.
+The core puts messages into a MessageQueue that belongs to the wrapper, because users of the
+synchronous client take messages in their own threads.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ Answer = TypeVar("Answer", bound="Body")
 
 CHUNKED_UNACKED_MAX: Final = 10_000
 """The number of chunked messages whose chunks the client remembers until the acknowledgement.
-Beyond this limit, the client forgets the chunks of the oldest message: its acknowledgement then
-covers the last chunk only. The broker redelivers the other chunks after a reconnection, and the
-client acknowledges them when they expire."""
+Beyond this limit, the client forgets the chunks of the oldest message. The acknowledgement of that
+message then covers its last chunk only. The broker redelivers the other chunks after a
+reconnection, and the client acknowledges them when they expire."""
 
 
 class Subscriber:
@@ -132,14 +132,14 @@ class Subscriber:
             expire_s=subscription.chunked_expire_s,
             acknowledge_oldest=subscription.acknowledge_oldest_chunked,
         )
-        # The other chunks of messages that are not acknowledged, by the key of the last chunk.
+        # The chunks of unacknowledged messages, except the last chunk of each, by its key.
         self._chunked: dict[Key, tuple[Key, ...]] = {}
         self._dead_letters: DeadLetters | None = None  # None: no dead-letter policy
         if dead_letter_producer is not None and subscription.dead_letters is not None:
             times = subscription.dead_letters.max_redeliver_count
             self._dead_letters = DeadLetters(times, dead_letter_producer, self, parts)
         self._dead_letter_producer = dead_letter_producer
-        # The limit of an entry; it follows the broker's limit.
+        # The limit of an uncompressed entry. Each connection sets it from the broker's limit.
         self._uncompressed_bytes_max = UNCOMPRESSED_BYTES_MAX
         self._paused = False
         self.stats = ConsumerStatistics()
@@ -151,13 +151,13 @@ class Subscriber:
         self._epoch = 0  # counts requests to redeliver everything; older deliveries are stale
         self._seek_turn = asyncio.Lock()  # held: a seek is in progress, its outcome unknown
         self._seeking = False  # the seek was sent; the broker has not closed the consumer yet
-        self._active: bool | None = None  # None: the broker has not said whether it is active
+        self._active: bool | None = None  # None: the broker has not reported this yet
         # The last entry that the client dropped since the queue was cleared. The user gets no
         # message of a dropped entry.
         self._dropped: Key = (-1, -1)
         self._waiting = False  # the user waits for a message
         self._burst: list[Message] = []  # messages of the frame that is being read
-        # The permits, messages and bytes of the frame that `_permits` has not counted yet.
+        # The permits, messages and bytes that `_permits` has not counted yet.
         self._uncounted = 0, 0, 0
         self._failure: PulsarException | None = None  # None: neither closed nor failed
         self.is_closing = False  # `close` was called
@@ -167,7 +167,7 @@ class Subscriber:
         self._timer: tuple[float, asyncio.Handle] | None = None
 
     async def open(self) -> None:
-        """Attach for the first time. If that fails, close the consumer and raise the reason."""
+        """Attach for the first time. If this fails, close the consumer and raise the reason."""
         self.begin()
         try:
             await self._attachment.wait_first()
@@ -176,14 +176,14 @@ class Subscriber:
             raise
 
     def begin(self) -> None:
-        """Begin to attach for the first time. If that fails, the queue fails with the reason."""
+        """Start a task that attaches. If the attachment fails, the queue fails with the reason."""
         name = f"consumer of {self.topic}, {self.subscription.name}"
         self._parts.live.add(self)
         self._task = self._parts.scope.start(guarded(self, self._attachment.run), name)
 
     @property
     def cores(self) -> Sequence[Subscriber]:
-        """The consumers of single topics that this one consists of."""
+        """The consumers of single topics: this consumer is the only one."""
         return (self,)
 
     @property
@@ -250,7 +250,7 @@ class Subscriber:
         return self._parts.lookup.cluster
 
     def limit_queue(self, messages_max: int, bytes_max: int) -> None:
-        """Set this consumer's part of a queue that it shares with consumers of other topics."""
+        """Set this consumer's part of a queue that consumers of several topics share."""
         self._permits.resize(messages_max, bytes_max)
 
     def on_waiting(self, _: object = None) -> None:
@@ -287,7 +287,7 @@ class Subscriber:
             self._dead_letters.on_acknowledged(done)
 
     def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Acknowledge a message and all before it. The client sends this within ACK_DELAY_S."""
+        """Acknowledge a message and all earlier messages. Sent within ACK_DELAY_S."""
         key = _key_of(message_id)
         index, size = message_id.batch_index(), message_id.batch_size()
         self.stats.acknowledged += 1
@@ -354,8 +354,8 @@ class Subscriber:
         """Move the subscription to a message id, or to a publish time in milliseconds since 1970.
 
         The broker closes the consumer before or after it answers. The consumer attaches again and
-        begins at the new place; messages from the old place are dropped. If the seek fails, a
-        reader stays at its place. The broker decides where a durable subscription continues.
+        begins at the new place. It drops messages from the old place. If the seek fails, a reader
+        stays at its place. The broker decides where a durable subscription continues.
         """
         command = pb.CommandSeek()
         if isinstance(target, MessageId):
@@ -386,7 +386,7 @@ class Subscriber:
                 self._acks.on_seek_end(moved=moved)
                 if told and not moved:
                     self._stay(place, was_detached=not self._seeking or len(told) > 1)
-            if self._seeking:  # the broker has not closed the consumer: drop what it still sends
+            if self._seeking:  # not closed by the broker yet: drop messages of the old place
                 self.on_closed_by_broker(None)
         if start is None and not self.subscription.is_durable:
             await self.pin_start()
@@ -412,7 +412,7 @@ class Subscriber:
     async def pin_start(self) -> None:
         """Ask the broker for the place of a reader that began at a time or at the topic's end.
 
-        Without this, the next broker would choose another place for the same time or end.
+        Otherwise the next broker would choose another place for the same time or end.
         """
         _, done = await self.last_message_id()
         if self._queue.last_taken is None:
@@ -465,11 +465,11 @@ class Subscriber:
         self.shut_down(error)
 
     async def drain(self) -> None:
-        """Ask the broker to send no more messages, and wait until the user has acknowledged the
-        messages that it sent.
+        """Ask the broker to send no more messages, and wait until the user has acknowledged all
+        delivered messages.
 
-        Raises Timeout if this takes longer than the operation timeout, and OperationNotSupported if
-        the broker is not one of Magnetar. In both cases the consumer stays open.
+        Raises Timeout if this takes longer than the operation timeout. Raises OperationNotSupported
+        if the broker is not one of Magnetar. In both cases the consumer stays open.
         """
         connection = self._connection
         if self._failure is not None or connection is None:
@@ -489,8 +489,8 @@ class Subscriber:
             raise Timeout(reason, topic=self.topic, subscription=self.subscription.name) from None
 
     async def _drained(self, connection: Connection, command: pb.CommandDrainConsumer) -> None:
-        """Ask until the user has acknowledged all messages. The broker answers ServiceNotReady when
-        the time of one request is over."""
+        """Repeat the request until the user has acknowledged all messages. The broker answers
+        ServiceNotReady when the time limit of one request has passed."""
         while self._connection is connection:
             try:
                 await connection.request(command, pb.CommandSuccess)
@@ -500,11 +500,11 @@ class Subscriber:
                 return
 
     async def close(self) -> None:
-        """Close the consumer after every acknowledgement given before is durable.
+        """Wait until all earlier acknowledgements are durable, and close the consumer.
 
-        Raises Timeout if the broker does not confirm them within the operation timeout. Raises the
-        broker's error if the broker refused acknowledgements; their messages may be redelivered.
-        The consumer is closed in every case.
+        Raises Timeout if the broker does not confirm the acknowledgements within the operation
+        timeout. Raises the broker's error if the broker refused some of them; the broker may
+        redeliver their messages. The consumer is closed in every case.
         """
         if self._failure is not None:
             await self._over.wait()  # another task is closing the consumer
@@ -529,7 +529,7 @@ class Subscriber:
             raise refusal
 
     async def _settle(self) -> PulsarException | None:
-        """Wait for the acknowledgements. Returns None if all are durable, else the refusal."""
+        """Wait for the acknowledgements. Returns the broker's refusal; None: all are durable."""
         if self.subscription.is_durable:
             try:
                 await self._acks.settle()
@@ -545,7 +545,7 @@ class Subscriber:
         if self._task is not None:
             self._task.cancel()
         self._queue.fail(self._failure)
-        if self._connection is not None:  # the broker then redelivers the messages to others
+        if self._connection is not None:  # the broker redelivers to other consumers
             _let_go(self._connection, self._consumer_id)
         self._detach(error)
         self._acks.close(error)
@@ -829,16 +829,17 @@ class Subscriber:
             return sent, wanted
         skipped = start.skipped(key, size) & wanted
         for index in range(size):
-            # before the start: acknowledge it, so that it is not redelivered
+            # Acknowledge a message before the start, so that the broker does not redeliver it.
             if skipped >> index & 1:
                 self._acks.acknowledge([(key, index if is_batch else -1, size, 1)])
         return sent, wanted & ~skipped
 
     def _refuse_corrupt(self, keys: Sequence[Key], error: EntryError, permits: int) -> None:
-        """Report a corrupt entry to the broker, which acknowledges it: a redelivery cannot help.
+        """Report a corrupt message to the broker. The broker acknowledges its entries `keys`,
+        because a redelivery cannot help.
 
-        If the user wants corrupt entries to fail, the entry stays unacknowledged, and the user gets
-        the error.
+        If the user wants corrupt entries to fail, the entries stay unacknowledged, and the user
+        gets the error.
         """
         key = keys[-1]
         log.error("corrupt entry", topic=self.topic, ledger=key[0], entry=key[1], error=str(error))
@@ -863,7 +864,7 @@ class Subscriber:
     # Chunks
 
     def _assembled(self, key: Key, received: ReceivedEntry, delivery: Delivery) -> list[Message]:
-        """Add a chunk. Returns its message if this chunk completes the message, else no message."""
+        """Add a chunk. Returns the message if this chunk completes it; []: chunks are missing."""
         assert received.chunk is not None
         messages: list[Message] = []
         now = self._loop.time()
@@ -889,7 +890,7 @@ class Subscriber:
         return messages
 
     def _is_awaited(self, key: Key, chunk: Chunk) -> bool:
-        """Return whether a chunk before a reader's place may belong to a message after it."""
+        """Return whether a chunk before the start may belong to a message that ends after it."""
         start = self._start
         return (
             start is not None
@@ -903,8 +904,8 @@ class Subscriber:
     def _on_given_up(self, lost: GivenUp) -> None:
         """Acknowledge the chunks of a message that will not be complete, or request them later.
 
-        If the user wants corrupt entries to fail, the chunks stay unacknowledged instead, and the
-        user gets the error.
+        If the user wants corrupt entries to fail, the client does not acknowledge the chunks. The
+        user then gets an error.
         """
         fails = lost.acknowledge and self.subscription.fails_on_corrupt
         done = "left unacknowledged" if fails else "acknowledged"
@@ -957,8 +958,8 @@ class Subscriber:
     # Negative acknowledgements in the order of keys
 
     def _withhold(self, message: Message) -> None:
-        """Negatively acknowledge a message at once, and return the later messages of its key that
-        the user has not taken."""
+        """Negatively acknowledge a message at once. Also give the later messages of its key back to
+        the broker, if the user has not taken them."""
         order, connection = self._order, self._connection
         if order is None or connection is None or not order.has_key(message):
             return
@@ -971,9 +972,9 @@ class Subscriber:
     def _give_back(
         self, nacked: Sequence[Key], late: Sequence[Message], done: Callable[[], None] | None = None
     ) -> None:
-        """Return messages that the user has not seen to the broker. `nacked`: entries that the
-        client requests again later. `done` is called when the broker has answered: from then on
-        the broker withholds the later messages of the key."""
+        """Give the messages `late` back to the broker: the user has not seen them. `nacked`:
+        entries that the client requests again later. `done` is called when the broker has answered;
+        from then on the broker withholds the later messages of the key."""
         self._count_delivered()
         for message in late:
             self._permits.on_taken(1, message.payload_bytes)
@@ -1002,8 +1003,8 @@ class Subscriber:
     # Redelivery
 
     def _arm(self) -> None:
-        """Schedule `_on_timer` for the first redelivery, or the first expiry of a message in
-        chunks."""
+        """Schedule `_on_timer` for the next redelivery or the next expiry of a chunked message,
+        whichever comes first."""
         times = [self._nacks.timer_at(), self._chunks.timer_at()]
         if self._unacked is not None:
             times.append(self._unacked.timer_at())
@@ -1072,7 +1073,7 @@ class Subscriber:
         if self._order is not None:
             self._order.clear()
         self._acks.on_detached()
-        if not self.subscription.is_durable:  # the next broker makes another subscription
+        if not self.subscription.is_durable:  # the next broker creates another subscription
             self._acks.on_unsubscribed()
         self._chunks.clear()
         if self._dead_letters is not None:
@@ -1088,15 +1089,15 @@ class Subscriber:
     def _clear_queue(self) -> None:
         self._count_delivered()
         self._burst.clear()
-        self._dropped = (-1, -1)  # the next broker delivers the entry again, or a seek does
+        self._dropped = (-1, -1)  # the broker may deliver dropped entries again
         taken = self._queue.clear()
         self._generation = self._queue.generation
         if taken is not None and not self.subscription.is_durable and not self._seeking:
             self._start = self._start_after(taken)
 
     def _start_after(self, taken: MessageId) -> Start:
-        """Return the place where a reader continues after this message. If a later message has
-        chunks before this place, the broker must begin at the first of these chunks."""
+        """Return the place where a reader continues after the message `taken`. If a later message
+        has chunks before this place, the broker must begin at the first of these chunks."""
         place = _key_of(taken)
         firsts = self._chunks.firsts
         firsts += [keys[0] for last, keys in self._chunked.items() if last > place and keys]
@@ -1143,7 +1144,7 @@ class Subscriber:
         if self._connection is None:
             return
         command = pb.CommandCloseConsumer(consumer_id=self._consumer_id)
-        with suppress(PulsarException):  # the broker does not know the consumer, or is gone
+        with suppress(PulsarException):  # the broker is gone, or no longer knows the consumer
             await self._connection.request(command, pb.CommandSuccess)
         self._detach(AlreadyClosed("the consumer was closed", topic=self.topic))
 

@@ -1,4 +1,4 @@
-"""The errors that the client raises. Names and numbers are those of Apache's client.
+"""The errors that the client raises, with the names and numbers of Apache's client.
 
 `definite` is True if the failed operation certainly had no effect. Repeating a send after a
 definite error cannot create a duplicate; after any other error it can.
@@ -108,7 +108,7 @@ class InvalidConfiguration(PulsarException, ValueError):
 
 
 class WrongType(InvalidConfiguration, TypeError):
-    """An argument has the wrong type. Apache's client raises ValueError or TypeError for it."""
+    """An argument has the wrong type. Apache's client raises ValueError or TypeError."""
 
 
 class InvalidUrl(PulsarException, ValueError):
@@ -126,9 +126,10 @@ class InvalidTopicName(PulsarException):
 
 
 class InvalidMessage(PulsarException, ValueError, TypeError):
-    """The client cannot send a message as it is, or cannot read a serialized message id.
+    """The client cannot send this message, or cannot read a serialized message id.
 
-    Apache's client raises TypeError for some of these arguments and ValueError for the others.
+    This error is a TypeError and a ValueError: Apache's client raises either of them, depending on
+    the argument.
     """
 
     result = Result.InvalidMessage
@@ -190,8 +191,8 @@ class MessageTooBig(PulsarException):
 
 
 class ProducerQueueIsFull(PulsarException):
-    """The limit of messages that wait for their receipts is reached. The client did not send this
-    message."""
+    """The number of messages that wait for their receipts has reached the limit. The client did not
+    send this message."""
 
     result = Result.ProducerQueueIsFull
     definite = True
@@ -202,8 +203,8 @@ class ProducerQueueIsFull(PulsarException):
 
 
 class MemoryBufferIsFull(PulsarException):
-    """The messages that wait for their receipts have reached the limit of bytes. The client did not
-    send this message."""
+    """The size of the messages that wait for their receipts has reached the limit. The client did
+    not send this message."""
 
     result = Result.MemoryBufferIsFull
     definite = True
@@ -226,7 +227,7 @@ class ConnectError(PulsarException):
 
 
 class Interrupted(PulsarException):
-    """The client was closed, or Ctrl-C ended the wait, before the outcome was known."""
+    """The outcome is unknown: the client was closed, or Ctrl-C ended the wait."""
 
     result = Result.Interrupted
 
@@ -236,18 +237,18 @@ class InterruptedByUser(Interrupted, KeyboardInterrupt):
     KeyboardInterrupt, which Python programs catch."""
 
 
-# Errors that the broker answers
+# Errors that the broker reports
 
 
 class UnknownError(PulsarException):
-    """The broker gave no specific error, or an unexpected exception in the client ended a producer
-    or consumer."""
+    """The broker reported no specific error, the `message_router` failed, or an unexpected
+    exception in the client ended a producer or consumer."""
 
     result = Result.UnknownError
 
 
 class LookupError(PulsarException):  # noqa: A001 - Apache's name
-    """No broker took responsibility for the topic within the allowed number of redirects."""
+    """The brokers redirected the lookup of a topic more often than the client allows."""
 
     result = Result.LookupError
     definite = True
@@ -370,14 +371,14 @@ class TooManyLookupRequestException(PulsarException):
 
 
 class ProducerBlockedQuotaExceededError(PulsarException):
-    """The topic's backlog is at its limit, and its policy is to hold producers."""
+    """The topic's backlog is at its limit, and the topic's policy holds producers."""
 
     result = Result.ProducerBlockedQuotaExceededError
     definite = True
 
 
 class ProducerBlockedQuotaExceededException(PulsarException):
-    """The topic's backlog is at its limit, and its policy is that sends fail."""
+    """The topic's backlog is at its limit, and the topic's policy lets sends fail."""
 
     result = Result.ProducerBlockedQuotaExceededException
     definite = True
@@ -391,7 +392,7 @@ class TransactionCoordinatorNotFoundError(PulsarException):
 
 
 class InvalidTxnStatusError(PulsarException):
-    """The transaction is in another state. This client has no transactions."""
+    """The state of the transaction does not allow the request. This client has no transactions."""
 
     result = Result.InvalidTxnStatusError
     definite = True
@@ -415,13 +416,13 @@ class TransactionNotFound(PulsarException):
 
 
 class ReadError(PulsarException):
-    """Apache's client failed to read from a socket. This client raises ConnectError."""
+    """Apache's client failed to read from a socket. This client raises ConnectError instead."""
 
     result = Result.ReadError
 
 
 class NotConnected(PulsarException):
-    """Apache's client is not connected. This client waits, then raises Timeout."""
+    """Apache's client is not connected. This client waits for a connection, then raises Timeout."""
 
     result = Result.NotConnected
 
@@ -490,7 +491,7 @@ def from_server_error(
     subscription: str | None = None,
     broker: str | None = None,
 ) -> PulsarException:
-    """Return the exception for an error that a broker answered."""
+    """Return the exception for an error that a broker reported."""
     kind = _BY_SERVER_ERROR.get(error, UnknownError)
     return kind(message, topic=topic, subscription=subscription, broker=broker)
 

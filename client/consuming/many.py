@@ -47,7 +47,7 @@ log = get_logger(__name__)
 class ManyOptions:
     """Options of a consumer that matter only with several topics."""
 
-    total_messages_max: int = 50_000  # the limit of its queue
+    total_messages_max: int = 50_000  # the limit of the consumer's queue
     regex_mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
     period_s: float = 60.0  # the pause between two checks for new topics
 
@@ -69,7 +69,7 @@ OPENING_MAX: Final = 100
 
 
 class ManySubscriber:
-    """The core of one consumer or reader of several topics. `open` joins them."""
+    """The core of one consumer or reader of several topics. `open` joins the topics."""
 
     def __init__(
         self,
@@ -111,9 +111,9 @@ class ManySubscriber:
         self._over = asyncio.Event()
 
     async def open(self) -> None:
-        """Join the topics. If one cannot be joined, close the consumer and raise the reason.
+        """Join the topics. If this fails for a topic, close the consumer and raise the error.
 
-        A source may allow that topics are missing; the consumer joins them later.
+        A source may allow that topics are missing; the consumer joins these topics later.
         """
         self._parts.live.add(self)
         try:
@@ -132,7 +132,7 @@ class ManySubscriber:
 
     @property
     def cores(self) -> Sequence[Subscriber]:
-        """The consumers of single topics that this one consists of."""
+        """The subscribers of the single topics."""
         return list(self._children.values())
 
     @property
@@ -169,7 +169,7 @@ class ManySubscriber:
                 child.on_returned([message])
 
     def on_waiting(self, _: object = None) -> None:
-        """Do nothing: each topic has a queue size of at least 1."""
+        """Do nothing: only a queue of size 0 needs this call, and this consumer has none."""
 
     def check_id(self, message_id: MessageId) -> None:
         """Check an id that the user wants to acknowledge.
@@ -199,7 +199,7 @@ class ManySubscriber:
                 child.on_acknowledged((run,))
 
     def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Acknowledge a message and all before it in its topic or partition."""
+        """Acknowledge a message and all earlier messages of its topic or partition."""
         child = self._child(message_id)
         if child is not None:
             child.acknowledge_cumulative(message_id)
@@ -214,13 +214,13 @@ class ManySubscriber:
             child.redeliver_unacknowledged()
 
     def pause(self, _: object = None) -> None:
-        """Request no more messages of any topic, also of those joined later."""
+        """Stop requesting messages, also of topics that the consumer joins later."""
         self._paused = True
         for child in self.cores:
             child.pause()
 
     def resume(self, _: object = None) -> None:
-        """Request messages again."""
+        """Continue to request messages of all topics."""
         self._paused = False
         for child in self.cores:
             child.resume()
@@ -273,7 +273,7 @@ class ManySubscriber:
         await together(child.pin_start() for child in self.cores)
 
     async def last_message_id(self) -> tuple[MessageId, MessageId]:
-        """Raises OperationNotSupported: each topic has a last message."""
+        """Raises OperationNotSupported: each topic has its own last message."""
         raise OperationNotSupported(
             "the consumer has several topics; use get_last_message_ids", topic=self.topic
         )
@@ -285,7 +285,7 @@ class ManySubscriber:
         return [last for last, _ in answers]
 
     async def has_message_available(self) -> bool:
-        """Return whether one of the topics has a message after the last one taken of it."""
+        """Return whether at least one topic has a message that the user has not taken yet."""
         self.check_open()
         if len(self._queue):
             return True
@@ -306,7 +306,7 @@ class ManySubscriber:
         await together(child.drain() for child in self.cores)
 
     async def close(self) -> None:
-        """Close the consumers of all topics. Raises the first of their errors."""
+        """Close the consumers of all topics. Raises the first error."""
         if self._failure is not None:
             await self._over.wait()  # another task is closing the consumer
             return
@@ -340,7 +340,7 @@ class ManySubscriber:
         return bool(self._failed) or not self.is_attached
 
     def on_topics(self, topics: Collection[str]) -> None:
-        """Use exactly these topics: join the new ones, leave the others, try failed ones again."""
+        """Join the new and the failed topics among `topics`. Leave all other topics."""
         names = set(topics)
         self.on_topics_changed(names - self._children.keys(), self._wanted - names)
 
@@ -398,7 +398,7 @@ class ManySubscriber:
         del self._children[topic]
         self._past = self._past.plus(child.stats)
         self._failed[topic] = error
-        if child.is_closing:  # the client closes it: its acknowledgements must become durable
+        if child.is_closing:  # its acknowledgements must still become durable
             return
         child.shut_down(error)
         log.info("topic not joined", topic=topic, reason=str(error))

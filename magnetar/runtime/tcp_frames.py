@@ -1,10 +1,10 @@
 """Frame streams over TCP: the transport of the data plane between brokers and bookies.
 
-A round trip of a small frame costs a third of one over grpc.aio. So frequent calls use this module,
-and rare calls use gRPC.
+A round trip of a small frame costs a third of a round trip over grpc.aio. So frequent calls use
+this module, and rare calls use gRPC.
 
-The wire. Every frame begins with four bytes, big-endian: the kind in the first byte, the size of
-the content in the other three. A data frame has kind 0, so its prefix is its length.
+The wire. Every frame begins with a prefix of four bytes, big-endian: the kind in the first byte,
+the size of the content in the other three. A data frame has kind 0, so its prefix equals the size.
 
     0  data      1 to FRAME_LIMIT_BYTES bytes
     1  beat      empty: this end is alive
@@ -14,18 +14,18 @@ the content in the other three. A data frame has kind 0, so its prefix is its le
 Anything else is malformed and ends the stream before memory is allocated for it.
 
 How a stream ends. `close` sends goodbye after the frames that were sent, and shuts down its sending
-side. It drops the bytes that still arrive, until the peer has closed too. It must not close the
-socket earlier: a socket that is closed with unread bytes resets the connection, and the reset can
-destroy the last frames in flight to the peer. After `close_s` it resets the connection in any case.
-An end of the connection without goodbye is unclean.
+side. This end then drops the bytes that still arrive, until the peer has closed too. It must not
+close the socket earlier. The kernel resets a connection whose socket is closed with unread bytes,
+and the reset can destroy the last frames in flight to the peer. After `close_s`, this end resets
+the connection in any case. Without goodbye, the end of a stream is unclean.
 
 Half-open connections. Each end sends a beat when it has sent nothing for `beat_s`, and ends the
 stream when it has received nothing for `silent_beats` times `beat_s`. A beat needs no answer, so a
-peer that reads slowly does not count as dead. An end does not judge the peer while it has paused
-its own reading, or after its own process stood still.
+peer that reads slowly does not count as dead. An end does not count the peer's silence while it has
+paused its own reading, or after a standstill of its own process.
 
-Back-pressure. `send` waits while more than WRITE_HIGH_BYTES wait in this process to be sent. The
-transport stops reading while more than READ_HIGH_BYTES wait for `receive`.
+Back-pressure. `send` waits while the transport holds more than WRITE_HIGH_BYTES. The transport
+stops reading while more than READ_HIGH_BYTES wait for `receive`.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ FRAME_LIMIT_BYTES: Final = (16 << 20) - 1
 most 256 KiB and one more item, and the largest item is a stored entry of little more than 5 MiB."""
 
 WRITE_HIGH_BYTES: Final = 256 << 10
-"""`send` waits above this. It is one frame of an outbox, so control items that are put later can
-still overtake bulk items in the outbox."""
+"""`send` waits while the transport holds more bytes. The value is the size of one frame of an
+outbox. Further items wait in the outbox, where control items can still overtake bulk items."""
 
 READ_HIGH_BYTES: Final = 1 << 20
-"""The transport stops reading above this, and continues below half of it. One read of the socket
-(up to 256 KB) and one incomplete frame come on top."""
+"""The transport stops reading at this size of waiting frames, and continues below half of it. One
+read of the socket (up to 256 KB) and one incomplete frame can exceed the limit."""
 
 JOIN_BYTES: Final = 64 << 10
-"""A frame up to this size, or with small parts (4 KiB on average), is joined into one buffer. One
-copy is cheaper than a system call with many small buffers."""
+"""The stream joins the parts of a frame of at most this size into one buffer. It also joins small
+parts (at most 4 KiB on average). One copy is cheaper than a system call with many small buffers."""
 
 HANDLE_ERRORS: Final = (OSError, RuntimeError)
-"""The errors of a write, a read or a close of a connection that is gone: uvloop raises RuntimeError
-on a handle that is closed, where asyncio raises an OSError."""
+"""The errors of a write, a read or a close of a connection that is gone: asyncio raises an OSError,
+uvloop a RuntimeError."""
 
 _JOIN_PART_BYTES: Final = 4 << 10
 
 # The memory that Python needs for a waiting frame: its view and its place in the queue.
 _FRAME_OVERHEAD_BYTES: Final = 256
 _REASON_BYTES_MAX: Final = 1024
-_ACCEPT_BACKLOG: Final = 1024  # brokers that reconnect at the same moment
+_ACCEPT_BACKLOG: Final = 1024  # for brokers that reconnect at the same moment
 _PORT_MAX: Final = 65_535
 _PREFIX: Final = struct.Struct(">I")
 _SIZE_MASK: Final = 0xFFFFFF
@@ -90,7 +90,7 @@ class _Kind(IntEnum):
     BROKEN = 3
 
 
-_CONTENT_BYTES: Final = {  # least, most
+_CONTENT_BYTES: Final = {  # the minimum and the maximum
     _Kind.DATA: (1, FRAME_LIMIT_BYTES),
     _Kind.BEAT: (0, 0),
     _Kind.GOODBYE: (0, 0),
@@ -105,7 +105,7 @@ class TcpTimes:
     connect_s: float = 5.0
     close_s: float = 1.0  # the peer's time to take the sent frames and to close too
     first_frame_s: float = 10.0  # a server ends a connection that sends no whole frame in this time
-    # A peer that vanished (power cut, partition) is noticed after 12 to 16 s.
+    # An end notices after 12 to 16 s that its peer has vanished (power cut, partition).
     beat_s: float = 4.0
     silent_beats: int = 3
 
@@ -137,15 +137,15 @@ class TcpFrameStream(asyncio.Protocol):
         self._frames: deque[memoryview] = deque()
         self._frames_bytes = 0
         self._partial = bytearray()  # the beginning of a prefix or a frame
-        self._partial_wanted = 0  # its size when it is whole
+        self._partial_wanted = 0  # the size of the whole prefix or frame
         self._receiver: asyncio.Future[None] | None = None  # None: no task waits in `receive`
         self._reading_paused = False
-        self._heard = False  # whether bytes arrived since the last beat
+        self._heard = False  # True: bytes arrived since the last `_beat`
         self._silent_beats = 0
         # Sending.
         self._sender: asyncio.Future[None] | None = None  # None: no task waits in `send`
         self._writing_paused = False
-        self._sent = False  # whether bytes were sent since the last beat
+        self._sent = False  # True: a frame was sent since the last `_beat`
 
     # -- FrameStream -------------------------------------------------------------------------------
 
@@ -312,7 +312,7 @@ class TcpFrameStream(asyncio.Protocol):
         self.break_off(reason)
 
     def _on_last_words(self, kind: int, content: bytes) -> None:
-        """The peer has ended the stream. It drops the frames that this end has not sent yet."""
+        """The peer has ended the stream. It drops all frames that still arrive from this end."""
         if kind == _Kind.GOODBYE:
             self._stop("closed by the peer", clean=True)
         else:
@@ -365,9 +365,7 @@ class TcpFrameStream(asyncio.Protocol):
         try:
             transport.write(_PREFIX.pack(kind << 24 | len(content)) + content)
             transport.write_eof()
-        except (
-            HANDLE_ERRORS
-        ):  # the peer has reset the connection, and the transport does not know yet
+        except HANDLE_ERRORS:  # the peer has reset the connection
             transport.abort()
         self._resume_reading()
 
@@ -396,7 +394,7 @@ class TcpFrameStream(asyncio.Protocol):
     def _resume_reading(self) -> None:
         if self._reading_paused and self._transport is not None:
             self._reading_paused = False
-            self._heard = True  # this end did not read meanwhile, so the peer was not silent
+            self._heard = True  # do not count the pause as silence of the peer
             if not self._lost.is_set():
                 with suppress(*HANDLE_ERRORS):
                     self._transport.resume_reading()
@@ -436,9 +434,10 @@ async def connect_frames(address: str, *, times: TcpTimes = TIMES) -> TcpFrameSt
 class FrameServer:
     """Accepts connections, and runs a handler for each.
 
-    The handler's return closes the stream. The handler may let StreamClosed of its stream pass. An
-    operating error ends the stream with the error's text, any other error with "internal error". A
-    bug also goes to the loop's exception handler.
+    When the handler returns, the server closes the stream. The handler need not catch the
+    StreamClosed of its stream. If the handler raises an operating error, the peer gets the error's
+    text as the reason; after any other error, it gets "internal error". The server also reports a
+    bug to the loop's exception handler.
     """
 
     def __init__(
@@ -448,7 +447,7 @@ class FrameServer:
         connections_max: int,
         times: TcpTimes = TIMES,
     ) -> None:
-        """The server refuses connections beyond `connections_max`, and gives this reason."""
+        """The server refuses connections beyond `connections_max`, and tells the peer so."""
         self._handle = handle
         self._connections_max = connections_max
         self._times = times
@@ -502,8 +501,8 @@ class FrameServer:
 
     @staticmethod
     def _fail(stream: TcpFrameStream, error: Exception) -> None:
-        """Log a handler's failure, report a bug to the loop, and end the stream with the reason:
-        the transport's edge."""
+        """Log a handler's failure, or report it to the loop if it is a bug. Then end the stream,
+        and send the reason to the peer."""
         if is_bug(error):
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a bug in a handler of frames", "exception": error}
@@ -534,7 +533,8 @@ def wake(waiting: asyncio.Future[None] | None) -> None:
 
 
 def write_parts(transport: asyncio.WriteTransport, parts: Sequence[Buffer]) -> None:
-    """Write `parts` in few large pieces where this is cheap. The parts may change afterwards."""
+    """Write the parts, joined into one buffer if this is cheap (JOIN_BYTES). The caller may change
+    the parts afterwards."""
     size = size_of(parts)
     if size <= JOIN_BYTES or size <= _JOIN_PART_BYTES * len(parts):
         transport.write(b"".join(parts))

@@ -1,17 +1,17 @@
 """Admission of adds and fences: each is decided and written in one synchronous step.
 
-Theory. A fence must stop every later add, and the read that fenced must see every add that was
-admitted before. Both hold because neither `admit` nor `fence` contains an await. Each reads the
-ledger's state, decides, and writes to the store before anything else can run. The write makes the
-change visible. Durability follows later; adds and fences pass through the same log, so they become
-durable in the same order.
+Theory. A fence must stop every later add. The read that requested the fence must see every add that
+the bookie admitted before the fence. Both hold because neither `admit` nor `fence` contains an
+await. Each reads the ledger's state, decides, and writes to the store before other code can run.
+The write makes the change visible to reads. The change becomes durable later. Adds and fences go
+through the same log, so they become durable in the order of their writes.
 
 A bookie admits the first ordinary add of a ledger only after the metadata confirmed that this
 bookie belongs to the ledger. Otherwise an outdated writer could bring back a deleted ledger, or
 write to a bookie that did not see a fence. The check needs an await, so this module does not make
-it. `Admitted.unverified` returns unchecked adds to the caller, which offers them again later. A
-fence may be admitted in between. Adds of recoverers and replicators need no check. They do not
-count as a check for later ordinary adds.
+it. `Admitted.unverified` returns the unchecked adds to the caller, which makes the check and offers
+the adds again. The ledger may be fenced meanwhile. Adds of recoverers and replicators need no
+check, and do not replace the check of later ordinary adds.
 
 For each ledger, `Admission` keeps the record and the highest stored entry id in memory. A higher id
 cannot be a duplicate, so only ids up to the highest need a read of the store. The states are a
@@ -88,13 +88,13 @@ class Admitted:
 
     stored: list[bytes]  # acks to send when all writes so far are durable
     refused: list[bytes]  # acks to send at once, each for one entry
-    unverified: list[Add] = field(default_factory=list)  # adds of ledgers to be checked first
+    unverified: list[Add] = field(default_factory=list)  # the caller must check their ledgers
     entries_stored: int = 0
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """Consecutive entries of one ledger that were all admitted, from `first` on."""
+    """Consecutive admitted entries of one ledger, from `first` to `following - 1`."""
 
     state: LedgerAdmission
     ledger: int
@@ -114,8 +114,8 @@ _NOTHING: Final = _Stretch(LedgerAdmission(None, -1), -1, -1, -1, -1)
 
 
 def refusal(add: Add, state: LedgerAdmission, intake: Intake) -> BookieCode | None:
-    """Return the reason why the ledger's state or the intake forbids to store `add`. None: it may
-    be stored."""
+    """Return the reason why the ledger's state or the intake forbids the bookie to store `add`.
+    None: the bookie may store it."""
     record = state.record
     if record is None:
         if state.deleted:
@@ -144,7 +144,7 @@ def same_entry(stored: bytes, offered: bytes) -> bool:
 
 
 class Admission:
-    """Belongs to the event loop: every method is synchronous."""
+    """Admits adds and fences. Only the event loop's thread uses it; every method is synchronous."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Admission:
         self.conflicts = 0  # entries offered with other content than the stored entry
 
     def watch_removals(self, tell: Callable[[int], None]) -> None:
-        """Call `tell` with each ledger whose stored entries are deleted or replaced."""
+        """Call `tell` with the id of each ledger whose stored entries are deleted or replaced."""
         self._removal_watchers.append(tell)
 
     def state(self, ledger: int) -> LedgerAdmission:
@@ -178,12 +178,12 @@ class Admission:
         return self._load(ledger) if state is None else state
 
     def admit(self, adds: Iterable[Add], *, verified: bool = False) -> Admitted:
-        """Store the adds that may be stored. `verified`: the metadata allows the ordinary adds
-        among them. Raises StorageFailed when a write failed; the outcome of all adds is then
-        unknown.
+        """Store the adds that the ledgers' states and the intake allow. `verified`: the metadata
+        confirmed that this bookie belongs to the ledgers. Raises StorageFailed when a write failed;
+        the outcome of all adds is then unknown.
 
-        Most adds are ordinary, and each continues the ledger of the previous add. If the first of
-        them is admitted, the others are admitted, too. So they form a `_Stretch` and share one ack.
+        Most adds are ordinary, and follow the previous add in the same ledger. If the first of such
+        adds is admitted, the others are admitted, too. So they form a `_Stretch` and share one ack.
         """
         admitted = Admitted([], [])
         puts: list[Put] = []
@@ -238,7 +238,8 @@ class Admission:
 
     def delete(self, ledger: int, *, for_good: bool) -> None:
         """Delete the ledger's record and all its entries. `for_good`: the metadata no longer has
-        the ledger, so later adds and reads of it are answered DELETED. Raises StorageFailed."""
+        the ledger, so the bookie answers its later adds and reads with DELETED. Raises
+        StorageFailed."""
         stone = encode_tombstone(Tombstone(self._clock.now_ms())) if for_good else None
         self._delete(ledger, stone)
         self._states.pop(ledger, None)
@@ -280,8 +281,8 @@ class Admission:
         return BookieCode.OK
 
     def _compare(self, add: Add, state: LedgerAdmission) -> BookieCode | None:
-        """Return the answer for an add whose entry id may be stored already. None: the id is
-        free."""
+        """Return the answer for an add whose entry id may be stored already. None: store the
+        add."""
         try:
             stored = self._storage.entry(add.ledger, add.entry)
             if stored is None:
@@ -291,9 +292,9 @@ class Admission:
         except (StorageFailed, EnvelopeDamaged) as error:
             log.error("entry unreadable", ledger=add.ledger, entry=add.entry, error=str(error))
             # Replace an unreadable entry by the copy of a replicator or recoverer, which read a
-            # sound copy from other bookies. The copy is the same entry: a ledger has one writer,
-            # and an envelope names its id. If the bookie refused the copy, a ledger without a spare
-            # bookie could never be recovered.
+            # sound copy from other bookies. Both copies have the same content: a ledger has one
+            # writer, and an envelope names its entry. If the bookie refused the copy, a ledger
+            # without a spare bookie could never be recovered.
             if not add.flags & (COPY | RECOVERY):
                 return BookieCode.IO_ERROR
             self._tell_removed(add.ledger)

@@ -328,7 +328,7 @@ class Client:
         return await self.subscriber(options.topic, subscription, queue, many_of(options))
 
     async def table_rows(self, options: TableViewOptions) -> TableRows:
-        """Create the core of a table view, and read what the topic holds."""
+        """Create the core of a table view, and read the messages that the topic holds."""
         queue = LoopQueue()
         subscription = self.decoding(
             table_subscription(options, self._parts.random), options.schema
@@ -348,8 +348,8 @@ class Client:
     ) -> RetrySubscriber:
         """Create the core of a consumer with a retry topic. The caller opens it.
 
-        Raises InvalidConfiguration for a queue of size 0: the main topic and the retry topic need
-        a place each.
+        Raises InvalidConfiguration for a queue of size 0: the main topic and the retry topic each
+        need room for one message.
         """
         if subscription.queue_messages_max == 0:
             raise InvalidConfiguration("receiver_queue_size: enable_retry needs at least 1")
@@ -371,7 +371,7 @@ class Client:
                 "no broker answered the request for the letter topics", topic=str(topics)
             ) from None
         subscription = replace(self._named(subscription), dead_letters=policy)
-        # Only this subscription publishes on the retry topic: begin there at the first message.
+        # Only this subscription publishes to the retry topic, so it reads every message there.
         later = replace(
             subscription, initial_position=InitialPosition.Earliest, presents_schema=False
         )
@@ -380,7 +380,7 @@ class Client:
         def part(topic: str) -> MessageQueue:
             return SourceQueue(topic, queue, sources, lambda _, error: queue.fail(error))
 
-        if isinstance(topics, list):  # the retry topic gets a core of its own
+        if isinstance(topics, list):  # drop the retry topic: it gets a core of its own
             topics = [it for it in topics if str(topic_name(it)) != policy.retry_letter_topic]
             if not topics:
                 raise InvalidConfiguration("topic: the list holds only the retry topic")
@@ -396,7 +396,8 @@ class Client:
         )
 
     def _letters(self, topic: str, subscription: Subscription) -> LetterProducer | None:
-        """Create the producer of a topic's dead letters. None: no dead-letter policy."""
+        """Create the producer of a topic's dead letters. None: the subscription has no dead-letter
+        policy."""
         if subscription.dead_letters is None:
             return None
         return dead_letter_producer(topic, subscription, self.open_producer, self._parts)
@@ -477,7 +478,7 @@ class Client:
         return dialer_of(options) if made is None else made()
 
     async def _begin(self) -> None:
-        """Begin the tasks of the client if they have not begun."""
+        """Start the tasks of the client if they have not started."""
         await self._parts.scope.open()
         if self._watch is not None and not self._watching and self._failure is None:
             self._watching = True
@@ -487,9 +488,9 @@ class Client:
         """Move to another cluster.
 
         Producers send their pending messages to the new cluster. Consumers continue with the
-        subscription of the new cluster. Readers and table views begin at its earliest message.
-        Raises InvalidUrl or InvalidConfiguration if the client cannot use the new cluster; the
-        client then stays in its cluster.
+        subscription of the new cluster. Readers and table views begin at the earliest message of
+        their topics there. Raises InvalidUrl or InvalidConfiguration if the client cannot use the
+        new cluster; the client then stays in the previous cluster.
         """
         if self._failure is not None:
             return

@@ -1,13 +1,12 @@
-"""The bytes between a ledger's clients and a bookie: envelopes, adds, acks, read answers.
+"""The wire format between a ledger's clients and a bookie: envelopes, adds, acks, read answers.
 
 Theory. An entry travels and is stored as an *envelope*. The writer encodes it once for all bookies,
-and a bookie stores it unchanged. The messages that carry it have small fixed headers, so neither
-side builds an object per field. Several adds (or acks, or read answers) make one frame. All numbers
-are big-endian.
+and a bookie stores it unchanged. The messages that carry envelopes have small fixed headers, so
+neither side builds an object per field. A frame carries one or more adds, acks or read answers. All numbers are big-endian.
 
     envelope     u32 crc32c of all that follows | i64 ledger | i64 entry | i64 confirmed
                  | u64 length | payload
-                     confirmed  the writer's last confirmed entry when it sent this one, -1: none
+                     confirmed  the writer's last confirmed entry when it sent this entry; -1: none
                      length     payload bytes of the ledger's entries 0 to this one, inclusive
     add          u8 flags | u32 size of the envelope | u64 master key | envelope
     ack          i64 ledger | i64 first entry | u32 number of entries | u8 code of all entries
@@ -17,15 +16,16 @@ are big-endian.
 
 A connection to a bookie's data port begins with a frame of one byte that names its purpose:
 
-    1  adds   the client sends hello, and the bookie a hello reply. Then the client sends frames of
-              adds, and the bookie frames of acks, in no promised order. OK: the entry is on disk.
-    2  reads  the client sends a request (ReadRequest in bookie.proto), and the bookie frames of
-              read answers, then READ_END. Only then does the client send the next request.
-    3  presence  a broker sends a hello with its own incarnation and id, then BEATs; the bookie
-              answers each of these frames with a BEAT.
+    1  adds   The client sends a hello, and the bookie answers with a hello reply. Then the client
+              sends frames of adds, and the bookie sends frames of acks in any order. An ack with
+              the code OK means that its entries are on disk.
+    2  reads  The client sends a request (ReadRequest in bookie.proto). The bookie sends frames of
+              read answers, then READ_END. The client sends its next request after READ_END.
+    3  presence  A broker sends a hello with its own incarnation and id, then BEATs. The bookie
+              answers the hello and every BEAT with a BEAT.
 
-A stream cannot continue after a frame whose sizes do not add up: `FrameDamaged` ends it. After a
-fault inside one add (`Add.fault`) the bookie refuses only that add.
+The receiver ends a stream after a frame whose sizes do not add up (`FrameDamaged`). After a fault
+inside one add (`Add.fault`), the bookie refuses only that add.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ CLIENT_NAME_BYTES_MAX: Final = 1024
 ACK_ENTRIES_MAX: Final = 1 << 20  # three times as many as fit into the largest frame of adds
 
 # Flags of an add.
-RECOVERY: Final = 1  # a recoverer's write-back: accepted although the ledger is fenced
-COPY: Final = 2  # a replicator's copy of a sealed segment: accepted likewise; it fences nothing
+# The bookie accepts both although the ledger is fenced. Only RECOVERY fences a ledger.
+RECOVERY: Final = 1  # a recoverer's write-back
+COPY: Final = 2  # a replicator's copy of a sealed segment
 _FLAGS_KNOWN: Final = RECOVERY | COPY
 
 _ADD_AND_CRC: Final = struct.Struct(">BIQI")
@@ -70,8 +71,9 @@ _HEADER: Final = struct.Struct(">qqqQ")  # the part of the envelope's header tha
 
 
 class BookieCode(IntEnum):
-    """A bookie's answer. 1..99 are definite: OK, or an explicit no. From 100 on the outcome is
-    *unknown*: it never counts as "no such entry" or as "fenced". Zero is invalid."""
+    """A bookie's answer. Codes 1 to 99 are definite: OK, or an explicit refusal. From 100 on, the
+    outcome is *unknown*: no such code proves that an entry is missing or that a ledger is fenced.
+    Zero is invalid."""
 
     OK = 1
     FENCED = 2
@@ -108,7 +110,8 @@ class Purpose(IntEnum):
 
 
 class FrameDamaged(ValueError):
-    """A frame's sizes do not add up, or it names an unknown code. The stream cannot continue.
+    """A frame's sizes do not add up, or one of its fields has an invalid value. The stream cannot
+    continue.
 
     Indefinite: the bookie may or may not have handled the earlier frames of the stream.
     """
@@ -186,10 +189,10 @@ def encode_adds(
     master_key: int,
     flags: int = 0,
 ) -> list[tuple[bytes, bytes]]:
-    """Encode consecutive entries as adds: two parts each, the same for every bookie.
+    """Encode consecutive entries as adds. Each add has two parts, the same for every bookie.
 
-    `length`: the payload bytes of the ledger's earlier entries. Each payload is copied once.
-    `add_envelope` returns the bytes that the bookie will store.
+    `length`: the payload bytes of the ledger's earlier entries. Copies each payload once.
+    `add_envelope` returns the bytes of an add that the bookie will store.
     """
     adds: list[tuple[bytes, bytes]] = []
     pack_header, pack_add, crc32c = _HEADER.pack, _ADD_AND_CRC.pack, google_crc32c.value
@@ -239,8 +242,8 @@ def decode_adds(frame: Buffer) -> list[Add]:
     """Decode the adds of a frame. Checks the checksum and the fields of each add.
 
     Raises FrameDamaged if the end of an add cannot be found. Faults of an add: TOO_LARGE; CORRUPT
-    (checksum); BAD_REQUEST (unknown flag, an id below 0, confirmed not in -1..entry-1, length below
-    the payload's).
+    (checksum); BAD_REQUEST (an unknown flag, an id below 0, `confirmed` not in -1..entry-1, or
+    `length` below the payload's size).
     """
     data = bytes(frame)  # slicing bytes is faster than slicing a view: 1.6 against 2.0 us an add
     unpack, crc32c = _ADD_ENVELOPE.unpack_from, google_crc32c.value
@@ -318,8 +321,8 @@ def encode_run(first: int, envelopes: Sequence[bytes]) -> list[bytes]:
 
 def decode_run(frame: Buffer, *, ledger: int, first: int) -> tuple[list[bytes], BookieCode]:
     """Return copies of the verified envelopes of entries `first`, `first + 1`, … in a frame of read
-    answers, and the reason of their end. OK: the frame ends. CORRUPT: the next envelope is damaged,
-    or of another entry. Any other code is the bookie's.
+    answers, and the reason why they end. OK: the frame ends. CORRUPT: the next answer is damaged
+    or belongs to another entry. Any other code is the bookie's answer for the next entry.
 
     Raises FrameDamaged. Does the work of `decode_read_answers` and `decode_envelope` in a third of
     the time.
@@ -380,7 +383,8 @@ def _code(value: int) -> BookieCode:
 
 
 def is_read_end(frame: Buffer) -> bool:
-    """Return whether a frame with read answers is READ_END. A read answer is longer."""
+    """Return whether a frame of a bookie on a connection for reads is READ_END. A read answer is
+    longer."""
     return len(frame) == len(READ_END)
 
 
@@ -405,7 +409,7 @@ def encode_hello(incarnation: str, client_name: str) -> bytes:
 
 
 def decode_hello(frame: Buffer) -> Hello:
-    """Raises FrameDamaged, also for another version than HELLO_VERSION."""
+    """Decode a hello. Raises FrameDamaged, also for a version other than HELLO_VERSION."""
     if len(frame) < HELLO.size:
         raise FrameDamaged(f"a hello of {len(frame)} bytes, at least {HELLO.size} needed")
     version, incarnation, size = HELLO.unpack_from(frame)
@@ -427,7 +431,7 @@ def encode_hello_reply(code: BookieCode, incarnation: str, boot_epoch: int) -> b
 
 
 def decode_hello_reply(frame: Buffer) -> HelloReply:
-    """Raises FrameDamaged, also for another version than HELLO_VERSION."""
+    """Decode a hello reply. Raises FrameDamaged, also for a version other than HELLO_VERSION."""
     if len(frame) != HELLO_REPLY.size:
         raise FrameDamaged(f"a hello reply of {len(frame)} bytes, expected {HELLO_REPLY.size}")
     version, code, incarnation, boot_epoch = HELLO_REPLY.unpack(frame)

@@ -4,8 +4,9 @@
     payload command   u32 total | u32 size | BaseCommand | entry        total = 4 + size + entry
 
 All sizes are big-endian; the total does not count itself. Only SEND and MESSAGE carry an entry
-(entry.py). Over TCP these frames follow each other. Over gRPC, one message of the session's stream
-is a concatenation of whole frames. In this module, a *frame* is what follows the total.
+(entry.py). In this module, a *frame* is what follows the total, and a *whole frame* includes the
+total. Over TCP, whole frames follow each other. Over gRPC, one message of the session's stream is a
+concatenation of whole frames.
 
 There are two kinds of error. After a FrameError, the start of the next frame is unknown, so the
 connection must end. After a CommandError, the next frame can be read.
@@ -30,16 +31,17 @@ from magnetar.protos.errors import (
     UnknownCommand,
 )
 
-# The largest command: the acknowledgement bits of a batch of a million messages are 16,384 words of
-# at most 11 bytes each. A list of topics may also use the bytes reserved for the entry.
+# The size of the largest command next to an entry. The acknowledgement bits of a batch of a million
+# messages take 16,384 words of at most 11 bytes each. A command without an entry, such as a list of
+# topics, may also use the bytes reserved for the entry.
 COMMAND_BYTES_MAX: Final = 256 * 1024
-# A whole frame with both its sizes.
+# The size of the largest whole frame, with its total and the size of its command.
 COMMAND_FRAME_BYTES_MAX: Final = 8 + COMMAND_BYTES_MAX + ENTRY_BYTES_MAX
 
 
 def frame_bytes_max(message_bytes_max: int) -> int:
-    """Return the limit for a whole frame if a payload has at most `message_bytes_max` bytes. The
-    room for everything else is that of COMMAND_FRAME_BYTES_MAX."""
+    """Return the limit for a whole frame if a payload has at most `message_bytes_max` bytes. All
+    other parts of the frame have the same limits as in COMMAND_FRAME_BYTES_MAX."""
     return COMMAND_FRAME_BYTES_MAX - MESSAGE_BYTES_MAX + message_bytes_max
 
 
@@ -47,7 +49,7 @@ def frame_bytes_max(message_bytes_max: int) -> int:
 class Command:
     """One checked command: its type is known, its body is complete, all its text is UTF-8.
 
-    A value that is never changed after its creation. It is not frozen, for speed.
+    No code changes a Command after its creation. The class is not frozen, for speed.
     """
 
     type: pb.BaseCommand.Type.ValueType
@@ -56,7 +58,7 @@ class Command:
 
 
 def parse_command(frame: memoryview) -> Command:
-    """Parse the command in a frame. Its entry is a view of `frame`.
+    """Parse the command in a frame. The command's entry is a view of `frame`.
 
     Raises MalformedCommand, or UnknownCommand for a type of a later version.
     """
@@ -97,7 +99,7 @@ class FrameDecoder:
     """Divides a stream of bytes, fed in pieces of any size, into frames.
 
     The decoder keeps at most one incomplete frame: fewer than COMMAND_FRAME_BYTES_MAX bytes. After
-    an error, the caller must not feed it again.
+    an error, the caller must not call `feed` again.
     """
 
     def __init__(self) -> None:
@@ -109,10 +111,10 @@ class FrameDecoder:
         return len(self._pending)
 
     def feed(self, data: bytes) -> list[memoryview]:
-        """Return the frames that `data` completes, as views of `data` or of another buffer.
+        """Return the frames that `data` completes, as views of `data` or of an internal buffer.
 
-        Raises FrameTooLarge as soon as it has read the size, and MalformedFrame. Frames before the
-        malformed one in `data` are lost with the connection: none of them was answered.
+        Raises FrameTooLarge (as soon as it has read a frame's total) or MalformedFrame. The frames
+        before the bad frame in `data` are then lost: the connection ends without an answer to them.
         """
         if not self._pending:
             view = memoryview(data)
@@ -157,9 +159,9 @@ def first_delivery(
     buffer: memoryview, at: int, *, bytes_max: int = COMMAND_FRAME_BYTES_MAX
 ) -> tuple[pb.CommandMessage, memoryview, int] | None:
     """Return the MESSAGE whose total is at offset `at`, its entry as a view, and the offset of the
-    next frame: `first_frame` and `parse_command` in half the time.
+    next frame. Does the work of `first_frame` and `parse_command` in half the time.
 
-    None: the command is another one, is malformed, or has another form than all brokers write.
+    None: the command is not a MESSAGE, is malformed, or does not have the form that brokers write.
     """
     if len(buffer) - at < _DELIVERY_HEAD.size:
         return None
@@ -178,8 +180,8 @@ def first_delivery(
     return body, buffer[entry_at:end], end
 
 
-# The most frequent commands, encoded without protobuf to the same bytes in half the time. Ids may
-# be negative: -1 is 2^64-1 on the wire.
+# These functions encode the most frequent commands without protobuf: the same bytes in half the
+# time. Ids may be negative: -1 is 2^64-1 on the wire.
 
 
 def message_header(
@@ -316,7 +318,8 @@ _SHAPES: dict[int, _Shape] = {
     )
     for number, name, message in _BODIES
 }
-# The bytes before the body's size in a BaseCommand, by the body's name: type and tag.
+# The bytes before the body's size in a BaseCommand (the type, and the body's tag), by the full name
+# of the body's message type.
 _BODY_TAGS = {
     message.full_name: b"\x08" + varint(number) + varint(number << 3 | 2)
     for number, _, message in _BODIES
@@ -366,13 +369,13 @@ def _body(frame: memoryview) -> _Body:
 def _hot_body(frame: memoryview) -> _Body | None:
     """Parse the body of a short, frequent command that holds only type and body.
 
-    All clients encode these commands in this form, which needs no parse of the BaseCommand. None:
-    the command is another one, has another form, or is malformed.
+    All clients encode these commands in this form, so the BaseCommand needs no parse. None: the
+    command is not one of _HOT_BODIES, has another form, or is malformed.
     """
     if len(frame) < _HOT_HEAD.size:
         return None
     size, type_tag, kind, body_tag, body_size = _HOT_HEAD.unpack_from(frame)
-    # Each of them is a single byte: body_size is below 128 if the command ends with the body.
+    # These four numbers have one byte each. A body of more than 127 bytes has a longer size.
     if type_tag != 8 or body_tag != kind << 3 | 2 or size != 4 + body_size or body_size > 127:
         return None
     parse = _HOT_BODIES.get(kind)

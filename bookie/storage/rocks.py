@@ -1,12 +1,12 @@
 """The store on RocksDB: the only module of a bookie that uses rocksdict.
 
 Theory. RocksDB's write-ahead log is the bookie's journal. `write` appends to the log and the
-memtable without a sync. `sync` is one `flush_wal(True)`, which makes every log with unsynced writes
-durable and releases the interpreter's lock during the call. The other calls of adds and reads hold
-that lock, so they are kept small: batches and runs of at most 256 KiB.
+memtable without a sync. `sync` is one `flush_wal(True)`: it makes every log with unsynced writes
+durable, and releases the interpreter's lock meanwhile. The other calls for adds and reads hold that
+lock. So the callers keep them short: batches and runs have at most 256 KiB.
 
-rocksdict raises plain `Exception`. Each call goes through `_Door`, which turns it into a
-`StorageFailed`. After deletions with DeleteRange, a store frees space only by a compaction with
+rocksdict raises plain `Exception`. Each call runs inside a `_Door`, which raises `StorageFailed`
+instead. After deletions with DeleteRange, a store frees space only by a compaction with
 blob garbage collection (`_options`).
 """
 
@@ -53,28 +53,29 @@ if TYPE_CHECKING:
     from magnetar.bookie.storage.store import Put
 
 # Writes must not stall: a stalled `write` holds the interpreter's lock and stops the whole bookie,
-# including its ZooKeeper session. At 270 MB/s a memtable fills in 0.25 s and flushes in about as
-# long. Eight of them last for 2 s without a flush. They take at most 512 MiB, and almost nothing
-# when idle.
+# including its ZooKeeper session. At 270 MB/s a memtable fills in 0.25 s, and its flush takes
+# about as long. Eight memtables hold the writes of 2 s without a flush. They take at most 512 MiB,
+# and almost nothing in an idle bookie.
 _MEMTABLE_BYTES: Final = 64 << 20
 _MEMTABLES_MAX: Final = 8
-# By default RocksDB slows writes at 20 level-0 files and stops them at 36. Keys are nearly sorted
-# by ledger and each read needs one ledger's span, so a large number of files costs reads little.
+# By default RocksDB slows writes at 20 level-0 files and stops them at 36. Keys arrive nearly sorted
+# by ledger, and a read needs keys of only one ledger. So a large number of files slows reads only a
+# little.
 _L0_SLOWDOWN_FILES: Final = 64
 _L0_STOP_FILES: Final = 128
-# From these values on a bookie delays adds (`pressure`), before either limit stops a write.
+# From these values on, the bookie delays adds (`pressure`), before RocksDB slows or stops writes.
 _MEMTABLES_HELD: Final = _MEMTABLES_MAX - 2  # leaves space for 64 MiB more
 _L0_HELD: Final = _L0_SLOWDOWN_FILES * 3 // 4
-# From this size on, values go to blob files once and are not rewritten by compactions.
+# RocksDB stores values of at least this size in blob files. Compactions do not rewrite them.
 _BLOB_BYTES_MIN: Final = 4096
 _BLOB_FILE_BYTES: Final = 256 << 20
 _BLOCK_CACHE_BYTES: Final = 32 << 20
-_BLOOM_BITS_PER_KEY: Final = 10  # 1 % false positives: a check for duplicates rarely reads
+_BLOOM_BITS_PER_KEY: Final = 10  # 1 % false positives: a check for duplicates rarely reads a block
 # Leaves half of the usual limit of 1,024 file descriptors for connections.
 _OPEN_FILES_MAX: Final = 512
-# A background flush syncs its writes in steps. Otherwise a log sync at the end of the flush waits
-# for 64 MiB of the flush's pages. At 3/3/2 on one disk, 1,000 entries of 1 KB in flight: p99 32 ms
-# instead of 100, and 8 % more entries.
+# A background flush syncs its writes in steps of this size. Otherwise a log sync at the end of the
+# flush waits until the disk has written the flush's 64 MiB. Measured with a quorum of 3/3/2 on one
+# disk and 1,000 entries of 1 KB in flight: p99 of 32 ms instead of 100 ms, and 8 % more entries.
 _SYNC_STEP_BYTES: Final = 1 << 20
 # An OPTIONS file of RocksDB, for the settings for which rocksdict has no setter.
 _OPTIONS_FOLDER: Final = Path(__file__).parent / "rocksdb"
@@ -89,7 +90,7 @@ class RocksStorage:
     _interrupted = False
 
     def __init__(self, directory: Path, *, create: bool) -> None:
-        """Open the store; replays the write-ahead log, and holds the interpreter's lock.
+        """Open the store and replay its write-ahead log. Holds the interpreter's lock.
 
         Raises StorageFailed: the store is missing (unless `create`), damaged, or open in another
         process.
@@ -106,9 +107,10 @@ class RocksStorage:
 
     @classmethod
     def open_read_only(cls, directory: Path, *, salvage: bool) -> Self:
-        """Open the store with its log, without writing to its files (rocksdict replaces its own,
-        "rocksdict-config.json"). `salvage`: open everything that can be read in spite of damage. A
-        missing entry may have existed then, and every value must be verified.
+        """Open the store and its log without a change to RocksDB's files. Only rocksdict replaces
+        its file "rocksdict-config.json". `salvage`: open everything that can be read in spite of
+        damage. The caller must then verify every value, and an entry that is missing may have been
+        stored.
 
         Raises StorageFailed.
         """
@@ -141,7 +143,7 @@ class RocksStorage:
             return self._store.latest_sequence_number()
 
     def oldest_log(self) -> int:
-        """Return the lowest number of a log that is still needed."""
+        """Return the number of the oldest log that RocksDB still needs."""
         with _Door("read"):
             number: int = self._store.property_int_value("rocksdb.min-log-number-to-keep") or 0
             return number
@@ -175,7 +177,7 @@ class RocksStorage:
             key_of, value_of, step, pack = cursor.key, cursor.value, cursor.next, ENTRY_KEY.pack
             cursor.seek(pack(b"E", ledger, first))
             for entry in range(first, end + 1):
-                if key_of() != pack(b"E", ledger, entry):  # None: at the end
+                if key_of() != pack(b"E", ledger, entry):  # None: no key; `_key` checks why
                     _key(cursor)
                     break
                 value: bytes = value_of()
@@ -228,10 +230,11 @@ class RocksStorage:
     def reclaim(self, first: int, last: int) -> None:
         """Compact the ledgers `first`..`last` with blob garbage collection. The call releases the
         interpreter's lock; adds, flushes and other compactions continue. It also compacts the last
-        level, which RocksDB skips by default: values there may keep a file of dead values alive.
+        level, which RocksDB skips by default. Keys at that level may refer to blob files that hold
+        mostly deleted values, and RocksDB then keeps these files.
 
-        rocksdict does not report a failed compaction, for instance over an unreadable value.
-        RocksDB counts it, and refuses every write from then on.
+        rocksdict does not report a failed compaction, for example after an unreadable value.
+        RocksDB counts the failure and refuses every later write.
         """
         how = CompactOptions()
         how.set_exclusive_manual_compaction(False)
@@ -255,7 +258,7 @@ class RocksStorage:
         how.set_exclusive_manual_compaction(False)
         with _Door("compact"):
             self._store.flush(True)
-            # This compacts keys and reads no value.
+            # This reads no blob file: blob garbage collection is off.
             self._store.compact_range(None, None, compact_opt=how)
 
     def interrupt(self) -> None:
@@ -273,7 +276,7 @@ class RocksStorage:
         return max(memtables / _MEMTABLES_HELD, files / _L0_HELD)
 
     def flush(self) -> None:
-        """Move all data that is only in the log to tables."""
+        """Write the memtables to tables, so that no data is only in the log."""
         with _Door("flush"):
             self._store.flush(True)
 
@@ -282,7 +285,7 @@ class RocksStorage:
             if self._writable:
                 self._store.flush_wal(True)
             if self._interrupted:
-                del self._store  # its own close would flush memtables, which is impossible now
+                del self._store  # `Rdict.close` would flush memtables, which is impossible now
             else:
                 self._store.close()
 
@@ -327,7 +330,8 @@ def _value(cursor: RdictIter) -> bytes:
 
 
 class _Door:
-    """Wraps a call of rocksdict. Not a generator, for speed: a single add passes four doors."""
+    """Raises StorageFailed when the rocksdict call inside it fails. It is no generator, for speed:
+    a single add needs four of them."""
 
     __slots__ = ("_operation",)
 
@@ -346,12 +350,12 @@ class _Door:
 
 
 def _options(*, create: bool) -> Options:
-    """Return the options of the store. RocksDB never recycles its log, and keeps writes in
-    order."""
+    """Return the options of the store. With them, RocksDB never recycles log files, and keeps
+    writes in order."""
     options, _ = Options.load_latest(str(_OPTIONS_FOLDER))  # raw: keys and values are bytes
     options.create_if_missing(create)
     options.set_paranoid_checks(True)
-    # The default, point in time, silently drops everything after damage in the middle of the log.
+    # The default (point in time) silently drops everything after damage in the middle of the log.
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_recycle_log_file_num(0)
     options.set_unordered_write(False)
@@ -360,11 +364,11 @@ def _options(*, create: bool) -> Options:
     options.set_min_blob_size(_BLOB_BYTES_MIN)
     options.set_blob_file_size(_BLOB_FILE_BYTES)
     options.set_blob_compression_type(DBCompressionType.none())
-    # Blob collection is configured (every file, and at once when half of it is dead) but off. When
-    # it is on, each compaction rewrites all values that it visits. With entries of 64 KB it wrote
-    # 3.4 bytes per stored byte instead of 1.95, with twice the CPU. `reclaim` turns it on
-    # (`set_options`) around a `compact_range` of deleted ledgers: 384 -> 96 MB with three quarters
-    # deleted. Without blob collection no space is freed.
+    # Blob garbage collection is configured but off. `reclaim` turns it on (`set_options`) only
+    # around a `compact_range` of deleted ledgers. With three quarters of the entries deleted, the
+    # store then shrank from 384 to 96 MB; without blob garbage collection it frees no space. If it
+    # were always on, each compaction would rewrite all values that it visits. With entries of
+    # 64 KB, RocksDB then wrote 3.4 bytes per stored byte instead of 1.95, with twice the CPU.
     options.set_enable_blob_gc(False)
     options.set_blob_gc_age_cutoff(1.0)
     options.set_blob_gc_force_threshold(0.5)

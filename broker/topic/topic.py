@@ -1,14 +1,16 @@
 """A persistent topic as its owner serves it: a log, its cursors, the producers and subscriptions.
 
-Theory of operation. A publish goes through the stages (pipeline.py) into the log, in the step in
-which it was read. The log reports which entries are durable, and the producers get receipts in the
-order of their sends. If the log fails or is fenced, the outcome of the outstanding publishes is
-unknown: the topic answers nothing more and disconnects all producers and consumers. Their clients
-look the topic up again, and send the messages without a receipt again, in order, to the next owner.
-The topic calls `on_failed` once, and the broker closes the topic.
+Theory of operation. The session reads a publish. In the same step of the event loop, the publish
+passes the stages (pipeline.py) and the log appends it, unless a stage holds it. The log reports
+which entries are durable, and the producers get receipts in the order of their sends.
 
-A clean close accepts no more publishes, sends the outstanding receipts, disconnects all clients,
-makes the cursors durable and closes the ledgers, in this order and within CLOSE_TIMEOUT_S.
+If the log fails or is fenced, the outcome of the outstanding publishes is unknown. The topic then
+sends no more receipts and disconnects all producers and consumers. Their clients look the topic up
+again, and send the messages without a receipt again, in order, to the next owner. The topic calls
+`on_failed` once, and the broker closes the topic.
+
+A clean close takes these steps in order, within CLOSE_TIMEOUT_S: accept no more publishes, send the
+outstanding receipts, disconnect all clients, make the cursors durable, close the ledgers.
 """
 
 from __future__ import annotations
@@ -90,13 +92,13 @@ if TYPE_CHECKING:
     from magnetar.protos.names import TopicName
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""The time limit of a close, enough for two slow writes to bookies and two to the metadata store.
-After it, the next owner recovers the ledgers that are still open."""
+"""The time limit of a close in seconds. It is enough for two slow writes to bookies and two to the
+metadata store. The next owner recovers the ledgers that are still open at the limit."""
 
 DELAYED_TIMEOUT_S: Final = 1.0
-"""The part of CLOSE_TIMEOUT_S for the index of delayed messages. The stored index only spares the
-next owner reads of the log. A data ledger that is not closed costs the next owner a recovery, and
-the clients wait for it."""
+"""The part of CLOSE_TIMEOUT_S for storing the index of delayed messages. Without a stored index,
+the next owner only reads more of the log. If a data ledger is not closed, the next owner must
+recover it while the clients wait."""
 
 _Key = tuple[str, bool]
 """The key of a subscription: its name, and whether it is durable. A durable and a non-durable
@@ -110,7 +112,7 @@ _log = get_logger(__name__)
 
 @lru_cache(8)
 def _cursor_config(producers_max: int) -> CursorConfig:
-    """Returns a configuration of cursors, which topics share."""
+    """Return the cursor configuration for this limit. All topics with the same limit share it."""
     return CursorConfig(producers_max=producers_max)
 
 
@@ -183,10 +185,10 @@ class PersistentTopic:
         holds: Callable[[], bool] = lambda: True,
         guard: Callable[[Callable[[Exception], None]], Guard] | None = None,
     ) -> Self:
-        """Take the topic over, which fences its former owner. See OwnedRecord.take for
-        `incarnation`, `create`, `epoch_min`, `version_min` and `holds`. `guard` makes the guard
-        around the topic's callbacks and tasks; its argument is the function that fails the topic.
-        None: exceptions are not caught.
+        """Take the topic over and fence its previous owner. See OwnedRecord.take for `incarnation`,
+        `create`, `epoch_min`, `version_min` and `holds`. `guard` makes the guard around the topic's
+        callbacks and tasks; its argument is the function that fails the topic. None: the topic does
+        not catch unexpected exceptions.
 
         Raises NotOwner, LogFenced, LogUnavailable, LogDamaged, TopicFull, TopicDeleted,
         TopicNotFound, PoliciesUnavailable; ReadFailed while restoring sequence ids.
@@ -215,7 +217,7 @@ class PersistentTopic:
         restored = await Deduplication.open(log, cursors, policies, environment.clock, dedup)
         record = log.owned_record.record
         if record.ledgers or record.cursor_ledgers:
-            # A later owner may have answered acknowledgements that these cursors do not have.
+            # A later owner may have confirmed acknowledgements that these cursors do not have.
             await log.owned_record.verify()
         return cls(name, log, cursors, restored, delayed, environment, policies, guard)
 
@@ -288,7 +290,7 @@ class PersistentTopic:
         self.quotas = BacklogQuotas(
             log, policies, clock, self._list_subscriptions, self._disconnect_producers
         )
-        self._removed_messages = 0  # delivered by subscriptions that are gone
+        self._removed_messages = 0  # delivered by deleted subscriptions
         self._removed_bytes = 0
         self._holds = 0
         self._released = Event()  # no hold is left
@@ -323,7 +325,7 @@ class PersistentTopic:
         self._require_open()
         if self.log.terminated is not None:
             raise TopicTerminated(str(self.name))
-        if self.log.is_terminating:  # the client comes back when the outcome is known
+        if self.log.is_terminating:  # the client tries again until the outcome is known
             raise TopicClosing(str(self.name))
         self._idle_since = None
 
@@ -340,7 +342,7 @@ class PersistentTopic:
         self.admission.disconnect_all(CloseReason.QUOTA)
 
     def _wake_at(self, due: float) -> None:
-        """Resume the producers at this time: the publish rate then admits more."""
+        """Resume the producers at the loop's time `due`, when the publish rate admits more."""
         self._rate_timer = asyncio.get_running_loop().call_at(due, self._on_rate)
 
     def _on_rate(self) -> None:
@@ -390,8 +392,8 @@ class PersistentTopic:
         return spawn_in(self._tasks, work, name)
 
     async def _keep(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run work of the log or of the cursors. The topic fails if the log has ended afterwards,
-        or if another task cancelled the work."""
+        """Run work of the log, the cursors or the delayed-message index. The topic fails if the log
+        has ended when the work ends, or if another task cancelled the work."""
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -408,7 +410,7 @@ class PersistentTopic:
         """Start a task for short work, such as a read. An unexpected exception in the task fails
         the topic."""
         task = self._tasks.create_task(self.guard.run("task", lambda: work))
-        task.add_done_callback(lambda _: work.close())  # cancelled before its first step
+        task.add_done_callback(lambda _: work.close())  # the task may end before its first step
         return task
 
     def _on_bug(self, error: Exception) -> None:
@@ -444,7 +446,7 @@ class PersistentTopic:
 
     @property
     def all_subscriptions(self) -> list[Subscription]:
-        """All subscriptions. A durable and a non-durable one may have the same name."""
+        """All subscriptions. A durable and a non-durable subscription may have the same name."""
         return list(self._subscriptions.values())
 
     @property
@@ -458,7 +460,7 @@ class PersistentTopic:
 
     @property
     def hidden_subscriptions(self) -> Mapping[str, Subscription]:
-        """The non-durable subscriptions that have the name of a durable one."""
+        """The non-durable subscriptions that have the name of a durable subscription."""
         return {
             name: subscription
             for (name, durable), subscription in self._subscriptions.items()
@@ -466,8 +468,8 @@ class PersistentTopic:
         }
 
     def _named(self, name: str) -> Subscription | None:
-        """The durable subscription of this name, or else the non-durable one. None: there is
-        neither."""
+        """Return the durable subscription of this name, or else the non-durable subscription, or
+        else None."""
         return self._subscriptions.get((name, True)) or self._subscriptions.get((name, False))
 
     async def subscribe(self, request: SubscribeRequest, events: ConsumerEvents) -> ConsumerHandle:
@@ -498,8 +500,9 @@ class PersistentTopic:
         self, name: str, start: Position, properties: Mapping[str, str] | None = None
     ) -> None:
         """Create the durable subscription of this name if it does not exist. A new subscription
-        begins with the entry at or after `start`, and is stored on return. Raises TopicClosing,
-        NotAllowed (the topic has too many), PoliciesUnavailable, LogError."""
+        begins with the first entry at or after `start`, and is stored on return. Raises
+        TopicClosing, NotAllowed (the topic has too many subscriptions), PoliciesUnavailable,
+        LogError."""
         self._require_open()
         _require_free_name(name)
         key = name, True
@@ -530,7 +533,8 @@ class PersistentTopic:
         return await subscription.expire_before(now_ms - older_than_s * 1_000, now_ms=now_ms)
 
     async def expire_through(self, subscription: Subscription, position: Position) -> int:
-        """Acknowledge every entry up to this one, as `expire` does."""
+        """Acknowledge every entry up to and including `position`. Returns and raises as `expire`
+        does."""
         return await subscription.expire_through(position, now_ms=self._clock.now_ms())
 
     async def _create_subscription(self, request: SubscribeRequest) -> None:
@@ -544,9 +548,9 @@ class PersistentTopic:
             self._add_subscription(self.cursors.open_non_durable(name, start))
 
     async def _start_of(self, request: SubscribeRequest) -> Position:
-        """The position of the first entry of a new subscription. A non-durable subscription begins
-        with the entry of its message id, which may be in the middle of a batch. The client drops
-        the messages that it has seen."""
+        """Return the position of the first entry of a new subscription. A non-durable subscription
+        begins with the entry of the requested message id. If that message is inside a batch, the
+        client drops the messages of the batch before it."""
         if request.start_rollback_s > 0:
             since_ms = self._clock.now_ms() - request.start_rollback_s * 1_000
             return await self.log.search(lambda entry: entry.view.publish_time_ms >= since_ms)
@@ -557,7 +561,7 @@ class PersistentTopic:
 
     def _require_new(self, key: _Key) -> None:
         """Raise NotAllowed unless the policies allow one more subscription. Raises
-        PoliciesUnavailable."""
+        PoliciesUnavailable if the policies are not known."""
         present = len(self._subscriptions.keys() | self._creating - {key})
         self._consumer_admission.require_new(key[0], present, self.policies.effective)
 
@@ -591,7 +595,7 @@ class PersistentTopic:
             self._spawn_call(switch(self.deduplication))
 
     def _wall_ms(self, now: float) -> int:
-        """The wall-clock time in milliseconds at a time of the event loop."""
+        """Return the wall-clock time in milliseconds at a time of the event loop."""
         return self._clock.now_ms() + int((now - asyncio.get_running_loop().time()) * 1_000)
 
     def _add_durable(self, name: str) -> None:
@@ -674,7 +678,7 @@ class PersistentTopic:
         return self.log.terminated
 
     def _on_head_dropped(self) -> None:
-        self.deduplication.snapshot()  # a recovery cannot read the sequence ids there any more
+        self.deduplication.snapshot()  # a recovery cannot read the dropped entries' sequence ids
         for subscription in self.subscriptions.values():
             subscription.cursor.on_head_dropped()
             if self.log.terminated is not None:
@@ -684,18 +688,19 @@ class PersistentTopic:
 
     @property
     def producers(self) -> Mapping[str, ProducerHandle]:
-        """The connected producers, by name; without those that wait for exclusive access."""
+        """The connected producers, by name. Excludes producers that wait for exclusive access."""
         return self.admission.connected
 
     @property
     def published(self) -> Meter:
-        """The messages and bytes that the log has accepted since the topic was opened here."""
+        """The messages and bytes that the log has made durable since this broker opened the
+        topic."""
         return self._in
 
     @property
     def delivered_total(self) -> tuple[int, int]:
-        """The numbers of messages and bytes delivered since the topic was opened here. They include
-        deleted subscriptions, so they never decrease."""
+        """The numbers of messages and bytes delivered since this broker opened the topic. They
+        include deleted subscriptions, so they never decrease."""
         meters = [subscription.delivered for subscription in self._subscriptions.values()]
         return (
             self._removed_messages + sum(meter.messages for meter in meters),
@@ -703,18 +708,19 @@ class PersistentTopic:
         )
 
     def now_ms(self) -> int:
-        """The wall-clock time in milliseconds."""
+        """Return the wall-clock time in milliseconds."""
         return self._clock.now_ms()
 
     def explain(self, name: str) -> list[Reason]:
-        """The reasons why a subscription delivers nothing now. Raises SubscriptionNotFound."""
+        """Return the reasons why a subscription delivers nothing now. Raises
+        SubscriptionNotFound."""
         subscription = self._named(name)
         if subscription is None:
             raise SubscriptionNotFound(name)
         return subscription.explain()
 
     async def stats(self) -> dict[str, Any]:
-        """The statistics in the form of Pulsar's TopicStats. Raises ReadFailed."""
+        """Return the statistics in the form of Pulsar's TopicStats. Raises ReadFailed."""
         loop, turns = asyncio.get_running_loop(), self._turns
         subscriptions = {
             name: await subscription.describe(turns)
@@ -760,8 +766,8 @@ class PersistentTopic:
 
     @property
     def backlog_age_s(self) -> int:
-        """The age in seconds of the oldest entry that a durable subscription has not acknowledged,
-        by the times that are known without a read. -1: no such time is known."""
+        """The age in seconds of the oldest entry that a durable subscription has not acknowledged.
+        Uses only the times that are known without a read. -1: no time is known."""
         found = self._oldest_known()
         return -1 if found is None else self._age_s(found[1])
 
@@ -777,8 +783,8 @@ class PersistentTopic:
         return max(self._clock.now_ms() - oldest.appended_ms, 0) // 1_000
 
     def _oldest_backlog(self) -> dict[str, Any]:
-        """The statistics of the durable subscription with the oldest backlog. Call it after all
-        subscriptions were described: this reads the times."""
+        """Return the statistics of the durable subscription with the oldest backlog. Call it after
+        `describe` of all subscriptions, which reads the times."""
         found = self._oldest_known()
         return {
             "earliestMsgPublishTimeInBacklogs": 0 if found is None else found[1].published_ms,
@@ -831,7 +837,7 @@ class PersistentTopic:
                 self._released.set()
 
     async def wait_released(self) -> None:
-        """Return when nothing holds the topic any more. Call it after `begin_deletion`."""
+        """Wait until no `held` block is open. Call it after `begin_deletion`."""
         while self._holds:
             self._released.clear()
             await self._released.wait()

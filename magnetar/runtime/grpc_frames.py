@@ -2,16 +2,18 @@
 
 On the wire a frame is a protobuf message with one `bytes` field, number 1 (`message Frame { bytes
 data = 1; }`), so any gRPC stack can use it. This module writes a frame with one join and reads it
-as a slice. Protobuf would make an object per frame and copy its bytes twice.
+as a slice. Protobuf would make an object per frame and copy the frame twice.
 
-How a stream ends. The client says goodbye with an empty frame and half-closes. The server's handler
-returns, and the call ends with status OK. Every other end is unclean. The goodbye is needed because
-gRPC does not let the server distinguish a half-close from a lost client in time.
+How a stream ends. The client closes a stream with an empty frame (the goodbye) and a half-close.
+The server closes it when its handler returns: the call ends with status OK. Every other end is
+unclean. The goodbye is needed because gRPC does not let the server distinguish a half-close from a
+lost client in time.
 
-The greeting. gRPC passes a message to the server only when the message is whole, and has one size
-limit for the messages of all calls. A server must not buffer a large message of an unknown client.
-So the client's first frame can travel with the metadata of the call (GREETING_KEY). gRPC bounds the
-metadata, and the server gets it before it reads a message. Other calls may have a greeting, too.
+The greeting. A server must not buffer a large message of a client that it has not admitted. But
+gRPC passes only whole messages to the server, and has one size limit for the messages of all calls.
+So the client's first frame can travel in the call's metadata (GREETING_KEY). gRPC limits the size
+of the metadata, and the server gets the metadata before it reads a message. A call to a `gated_...`
+handler can have a greeting, too.
 
 How grpc.aio treats cancellation. Cancelling a read or a write cancels the whole call. When this
 process cancels a call, for example by closing its channel, a reader of the call gets CancelledError
@@ -50,32 +52,33 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 FRAME_LIMIT_BYTES = 16 << 20
-"""The largest frame. The largest item, a stored entry with its header, has little more than 5 MiB.
-gRPC refuses a larger message before it allocates memory for it."""
+"""The size of the largest frame. The largest content, a stored entry with its header, has little
+more than 5 MiB. gRPC refuses a larger frame before it allocates memory for the frame."""
 
 GREETING_KEY = "greeting-bin"
-"""A key of the call's metadata. gRPC encodes the value in base64."""
+"""The metadata key of the greeting. gRPC encodes the greeting in base64."""
 
 GREETING_BYTES_MAX = 64 << 10
 
 _METADATA_BYTES_MAX = GREETING_BYTES_MAX * 4 // 3 + (8 << 10)
-"""The greeting in base64, and the metadata of gRPC itself and of proxies: 8 KiB is gRPC's usual
-limit."""
+"""The size limit of a call's metadata: the greeting in base64, and 8 KiB for the metadata of gRPC
+itself and of proxies. 8 KiB is gRPC's usual limit."""
 
 STREAM_WINDOW_BYTES = 512 << 10
-"""The most bytes that gRPC buffers of a stream while the server does not read the stream. With a
+"""The most bytes that gRPC buffers for a stream while the server does not read the stream. With a
 round trip of 50 ms, a client can send 10 MB/s. Without this limit, gRPC enlarges the window for a
 fast client (to 2.5 MB over loopback), even for streams that the server never reads."""
 
 STREAMS_MAX = 100
 """The most open calls on one connection of an untrusted client. HTTP/2 recommends at least this
 number. The unread calls of a connection thus hold 50 MB at most. Further calls wait at the client.
-Many of them fail as UNAVAILABLE, because the client begins a call before the server has ended
-another call. A session has its own connection, and a Spark process has only a few calls open at a
-broker. Bookies have no limit: a broker that takes over thousands of topics asks them about each."""
+Many of them fail as UNAVAILABLE, because the client begins the next call before the server has
+ended an earlier call. A session has its own connection, and a Spark process has only a few calls
+open at a broker. Bookies have no limit: a broker that takes over thousands of topics makes calls
+for each topic."""
 
 CLOSE_S = 1.0
-"""The time that a close waits for the peer before it breaks the stream."""
+"""The time in seconds that a close waits for the peer before it breaks the stream."""
 
 _UNREACHABLE = re.compile(r"^failed to connect to all addresses; last error: \w+: ipv[46]:\S+: ")
 
@@ -95,13 +98,13 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_OPTIONS,
     # Our own backoff decides when to reconnect. gRPC would wait a second or more after a restart.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Despite its name, this limits how long one attempt may take. A busy machine accepts slowly.
+    # Despite its name, this is the time limit of one attempt. A busy server accepts slowly.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_OPTIONS,
-    ("grpc.server_handshake_timeout_ms", 10_000),  # for a connection that sends nothing
+    ("grpc.server_handshake_timeout_ms", 10_000),  # ends a connection that sends nothing
     ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
     ("grpc.absolute_max_metadata_size", _METADATA_BYTES_MAX),
     ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
@@ -123,8 +126,8 @@ def open_frame_stream(
     """Begin a stream to `method` ("/package.Service/Method") over `channel`.
 
     `peer` is the name for logs. Returns at once: the first send or receive raises StreamClosed if
-    the peer cannot be reached. The caller closes the stream. `greets`: the call begins with the
-    first frame that is sent, the greeting. It has at most GREETING_BYTES_MAX bytes.
+    the peer cannot be reached. The caller closes the stream. `greets`: the first frame that the
+    caller sends is the greeting. It begins the call, and has at most GREETING_BYTES_MAX bytes.
     """
 
     def begin(*greeting: tuple[str, bytes]) -> _ClientStream:
@@ -138,22 +141,23 @@ class AcceptedStream(FrameStream, Protocol):
     """The server's end of a stream."""
 
     greeting: bytes
-    """The client's greeting, which `receive` returns as the first frame. b"": there is none."""
+    """The client's greeting, which `receive` returns as the first frame. b"": the call has none."""
 
 
 def frame_stream_handler(handler: Callable[[AcceptedStream], Awaitable[None]]) -> MethodHandler:
     """Return the server's side of frame streams. It runs `handler` for each stream, and ends the
     stream when the handler returns.
 
-    The handler may let StreamClosed of its stream pass. When the client vanishes, the handler is
-    cancelled or `receive` raises an unclean StreamClosed, whichever happens first. An operating
-    error breaks the stream with the error's text, any other error with "internal error". A bug also
-    goes to the loop's exception handler.
+    The handler may let StreamClosed of its stream propagate. When the client is lost, gRPC cancels
+    the handler, or `receive` raises an unclean StreamClosed, whichever happens first. An operating
+    error of the handler breaks the stream with the error's text. Any other error breaks it with
+    "internal error". The loop's exception handler also gets an error that is a bug.
     """
 
     async def serve(_: object, context: Context) -> None:
-        # Otherwise the first frame carries the metadata. If `close` cancels that write, gRPC sends
-        # the metadata again with the status, fails, and the client is not told of the end.
+        # Otherwise gRPC sends the metadata with the first frame. If `close` cancels that write,
+        # gRPC sends the metadata again with the status. That fails, and the client does not learn
+        # that the call has ended.
         await context.send_initial_metadata(())
         stream = _ServerStream(context)
         failure = None
@@ -209,7 +213,7 @@ def unary_handler(handler: Callable[[bytes], Awaitable[bytes]]) -> MethodHandler
 
 
 class RequestGate(Protocol):
-    """Bounds the memory of requests before their handlers have them."""
+    """Bounds the memory that the requests of untrusted clients use."""
 
     def hold(self, read: Callable[[], Awaitable[bytes]]) -> AbstractAsyncContextManager[bytes]:
         """Read a request, and count its bytes while the context is open."""
@@ -265,12 +269,12 @@ def gated_push_handler(
     gate: RequestGate,
     admit: Admit[T],
 ) -> MethodHandler:
-    """Return the server's side of a push: one request from an untrusted client, answered by
-    messages for as long as the handler sends them. Handles errors like `frame_stream_handler`, and
-    cancels the handler when the client leaves.
+    """Return the server's side of a push: an untrusted client sends one request, and the handler
+    answers with any number of messages until it returns. Handles errors like
+    `frame_stream_handler`, and cancels the handler when the client leaves.
 
-    The gate counts the request only while it is read. The handler must bound the part of the
-    request that it keeps.
+    The gate counts the request only during the read. The handler must bound the part of the request
+    that it keeps.
     """
 
     async def push(context: Context) -> None:
@@ -285,7 +289,7 @@ def gated_push_handler(
 def _lasting(
     answer: Callable[[Context], Awaitable[None]],
 ) -> Callable[[object, Context], Awaitable[None]]:
-    """Return the handler of a call that is answered by several messages."""
+    """Return the handler of a call whose answer has any number of messages."""
 
     async def serve(_: object, context: Context) -> None:
         try:
@@ -301,8 +305,7 @@ def _lasting(
 
 
 def _greeting_of(context: Context) -> bytes:
-    """Return the greeting in the metadata of a call; of several values, the last one. b"": there is
-    none."""
+    """Return the last greeting in the metadata of a call. b"": there is none."""
     found = dict(context.invocation_metadata() or ()).get(GREETING_KEY, b"")
     return found if isinstance(found, bytes) else found.encode()
 
@@ -315,8 +318,8 @@ async def _request_of(context: Context) -> bytes:
 
 
 async def call_unary(channel: aio.Channel, method: str, request: bytes) -> bytes:
-    """Send one request and return the answer. Raises CallFailed. There is no deadline: a caller
-    that has one cancels the call."""
+    """Send one request and return the answer. Raises CallFailed. The call has no deadline:
+    a caller with a deadline cancels it."""
     ask: aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
     try:
         return await ask(request)
@@ -334,7 +337,7 @@ def open_channel(
     *,
     own_connection: bool = False,
 ) -> aio.Channel:
-    """Return a channel to "host:port", which connects at the first call. The caller closes it.
+    """Return a channel to "host:port". It connects at the first call. The caller closes it.
 
     `credentials`: for TLS; None: the channel is not encrypted. `own_connection`: the channel has
     its own TCP connection; otherwise all channels of a process to one address share a connection.
@@ -355,15 +358,15 @@ async def grpc_server(
     frame_bytes_max: int = FRAME_LIMIT_BYTES,
     streams_max: int | None = None,
 ) -> AsyncIterator[int]:
-    """Serve `{"package.Service": {"Method": handler}}` while inside; yields the port.
+    """Serve `{"package.Service": {"Method": handler}}` while the context is open. Yields the port.
 
     A client may send frames of at most `frame_bytes_max`, and have at most `streams_max` calls open
     on a connection (None: any number). Port 0: any free port. Raises PortInUse, AddressUnusable.
 
-    On leaving, the server accepts no new call, and cancels the calls under way after `grace_s`:
-    close long-lived streams first.
+    At the end of the context, the server accepts no new call. After `grace_s` it cancels the calls
+    under way, so the caller should close long-lived streams before.
     """
-    bind_port(host, port).close()  # gRPC has one error for all reasons, and prints it too
+    bind_port(host, port).close()  # gRPC raises one error for all reasons, and also prints it
     limit = ("grpc.max_receive_message_length", frame_bytes_max + 16)
     options = [option for option in SERVER_OPTIONS if option[0] != limit[0]]
     if streams_max is not None:
@@ -400,7 +403,7 @@ def decode_frame(message: bytes) -> memoryview:
     if not message:
         return memoryview(message)  # protobuf encodes an empty field like this
     size = 0
-    for at in range(1, min(len(message), 6)):  # five bytes of length exceed any limit
+    for at in range(1, min(len(message), 6)):  # a valid length has at most five bytes
         byte = message[at]
         size |= (byte & 0x7F) << 7 * (at - 1)
         if byte < 0x80:
@@ -413,9 +416,9 @@ def decode_frame(message: bytes) -> memoryview:
 class _ServerStream:
     """The server's end of a call. The handler's return ends the call.
 
-    A gRPC read or write that waits ends only when its task is cancelled. So `close` cancels the
-    task and then takes the cancellation back, as `asyncio.timeout` does. `asyncio.timeout` itself
-    would cost more than the rest of a frame's bookkeeping.
+    Only a cancellation of its task can end a waiting gRPC read or write early. So `close` cancels
+    the task, and `_broken_off` takes the cancellation back, as `asyncio.timeout` does.
+    `asyncio.timeout` itself would take more time than the rest of a frame's bookkeeping.
     """
 
     def __init__(self, context: Context) -> None:
@@ -493,8 +496,8 @@ class _ServerStream:
     def _broken_off(
         self, error: BaseException, task: asyncio.Task[Any], cancels: int
     ) -> BaseException:
-        """Return the error to raise for a call that ended with `error`. `task` had `cancels`
-        cancellation requests before the call."""
+        """Return the error to raise after a read or write that ended with `error`. `task` had
+        `cancels` cancellation requests before that read or write."""
         if not isinstance(error, asyncio.CancelledError):
             self.end("the client went away", clean=False)
         elif not (self._closed_here and task.uncancel() <= cancels):
@@ -519,7 +522,7 @@ class _GreetingStream:
         self.peer = peer
         self._begin = begin
         self._stream: _ClientStream | None = None  # None: the call has not begun
-        self._moved = asyncio.Event()  # the call has begun, or the stream was closed before
+        self._moved = asyncio.Event()  # set when the call begins or the stream is closed
         self._end: tuple[str, bool] | None = None  # None: open
 
     async def send(self, parts: Sequence[Buffer]) -> None:
@@ -569,7 +572,7 @@ class _ClientStream:
         self.peer = peer
         self._call = call
         self._close_s = close_s
-        # Not `call.read()`, which drops frames that arrived before the status.
+        # `call.read()` would drop frames that arrived before the status.
         self._messages = aiter(call)
         self._end: tuple[str, bool] | None = None  # None: open
         self._sending = False
@@ -583,7 +586,7 @@ class _ClientStream:
         """Wake a write that waits for the call to begin.
 
         NOTE: in grpc.aio this write never returns if the call ends before it has begun, for example
-        when its channel is closed. There is no public way to wake the write."""
+        when its channel is closed. grpc.aio has no public way to wake the write."""
         begun: asyncio.Event | None = getattr(self._call, "_metadata_sent", None)
         if begun is not None:
             begun.set()
@@ -700,19 +703,19 @@ def _status(error: aio.AioRpcError) -> str:
 
 
 def shorten(details: str) -> str:
-    """Return only the cause of a failed connection: gRPC writes it after a list of errors and the
-    escaped address."""
+    """Return `details` without the text that gRPC writes before the cause of a failed connection:
+    "failed to connect to all addresses; last error: ..." and the escaped address."""
     return _UNREACHABLE.sub("", details)
 
 
 def _failure_of(context: Context, error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Log a handler's failure and report a bug to the loop: the transport's edge. Returns the
+    """Log a handler's failure. Report a bug to the loop's exception handler instead. Returns the
     arguments for `context.abort`. The caller must call `abort` after its `except` block, without a
     reference to the request.
 
-    NOTE: grpc.aio keeps the exception of `abort` together with the call, in a cycle. The traceback
-    and the handled error would keep the request of a refused call in memory until the next garbage
-    collection: 1 GB after 500 calls.
+    NOTE: grpc.aio keeps the exception of `abort` and the call in a reference cycle. Inside the
+    `except` block, that exception would also refer to the request, through its traceback and the
+    handled error. 500 refused calls would then keep 1 GB until the next garbage collection.
     """
     if is_bug(error):
         asyncio.get_running_loop().call_exception_handler(

@@ -27,8 +27,8 @@ class KeySharedSettings:
     # limit.
     withheld_max: int = 50_000
     # The limit of one step: pending entries of a departed consumer that the dispatcher returns,
-    # slots that it queues, or queued entries that it leaves out. A step takes at most 5 ms, in
-    # which the event loop does nothing else.
+    # slots that it queues and whose expired entries it removes, or queued entries that it leaves
+    # out. A step takes at most 5 ms, in which the event loop does nothing else.
     part_entries: int = 2_000
 
     def __post_init__(self) -> None:

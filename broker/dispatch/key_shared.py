@@ -47,8 +47,9 @@ until they are returned, and no consumer gets an entry of it.
 A consumer may also ask for the redelivery of all its entries. The dispatcher then moves the entries
 to a departed consumer, and returns them in the same way. The consumer stays, without entries.
 
-The dispatcher also queues waiting slots in parts if many of them move or are unblocked at once
-(65,535 at most). It leaves out acknowledged waiting entries in parts, too.
+The dispatcher also queues waiting slots in parts if many of them move, are unblocked or have
+expired entries at once (65,535 at most). Each part removes the expired entries of its slots. The
+dispatcher leaves out acknowledged waiting entries in parts, too.
 
 Invariants (see `check`):
     1. An entry is in at most one of the five places, and pending at most one consumer.
@@ -325,7 +326,7 @@ class KeyShared:
                     counts.update(map(slots[ledger].__getitem__, entries))
             self._unblock(self._draining.on_gone_all(counts, consumer), now)
         self._take_off(Counter(chain.from_iterable(it.values() for it in slots.values())))
-        self._queue_in_parts(self._replay.drop_through(position), now)
+        self._queue_in_parts(self._replay.expire(position), now)
         self._chunks.on_gone_through(position)
         if self._withheld:
             self._queue_in_parts(self._withheld.on_acked_through(position), now)
@@ -683,9 +684,11 @@ class KeyShared:
                 self._part_at = now + PART_PAUSE_S
 
     def _queue_some(self) -> None:
-        """Queue the next part of the slots."""
+        """Queue the next part of the slots, without their expired entries."""
         count = min(len(self._unqueued), self._settings.part_entries)
-        self._queue([self._unqueued.pop() for _ in range(count)])
+        slots = [self._unqueued.pop() for _ in range(count)]
+        self._replay.drop_expired(slots)
+        self._queue(slots)
 
     def _forget(self, position: Position, consumer: Consumer, now: float) -> int:
         """The entry is not pending at the consumer any more. Returns its slot; 0: it was not
@@ -1021,7 +1024,7 @@ class KeyShared:
         """Slots that a timer queues, the event that happened to them, and the time of the timer."""
         return (
             (self._unblocked, "drained", self._unblock_at),
-            (self._unqueued, "moved or drained", self._part_at),
+            (self._unqueued, "moved, drained or lost expired entries", self._part_at),
         )
 
     def _explain_departed(self, now: float) -> list[Reason]:

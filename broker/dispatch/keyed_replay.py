@@ -8,6 +8,9 @@ dispatcher queues it again when that changes.
 An item of a queue is valid only while its position is the lowest of its slot and the slot belongs
 to the consumer. `take` drops invalid items, so a move of a slot does not search the queues.
 
+200,000 entries may wait: the pending entries of four consumers that have left. If they expire, the
+dispatcher removes them in parts. Meanwhile `take` leaves out the expired positions that it meets.
+
 Positions are stored as integers, which the garbage collector does not visit.
 
 Invariants (`check`):
@@ -34,12 +37,13 @@ _SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
 
 
 class KeyedReplay:
-    __slots__ = ("_by_slot", "_count", "_queues")
+    __slots__ = ("_by_slot", "_count", "_expired", "_queues")
 
     def __init__(self) -> None:
         self._by_slot: dict[int, list[int]] = {}
         self._queues: dict[Consumer, list[int]] = {}  # heaps; an item is lowest position and slot
         self._count = 0
+        self._expired = -1  # every position up to this one is acknowledged
 
     def __bool__(self) -> bool:
         return bool(self._by_slot)
@@ -98,24 +102,30 @@ class KeyedReplay:
         self._count += count
         return grown
 
-    def drop_through(self, position: Position) -> list[int]:
-        """Remove every position up to this one. Returns the slots of which later ones wait: these
-        must be queued."""
-        last = position[0] << _ENTRY_BITS | position[1]
-        grown, self._by_slot = self._by_slot, {}
-        shrunk: list[int] = []
-        for slot, heap in grown.items():
-            if heap[0] > last:
-                self._by_slot[slot] = heap
-            elif later := [packed for packed in heap if packed > last]:
+    def expire(self, position: Position) -> list[int]:
+        """Every position up to this one is acknowledged. Returns the slots with such positions: the
+        caller must call `drop_expired` and then queue them, in parts because of their number."""
+        last = self._expired = position[0] << _ENTRY_BITS | position[1]
+        last_item = last << _SLOT_BITS | _SLOT_MASK
+        for consumer, queue in self._queues.items():
+            self._queues[consumer] = [item for item in queue if item > last_item]
+            heapify(self._queues[consumer])
+        return [slot for slot, heap in self._by_slot.items() if heap[0] <= last]
+
+    def drop_expired(self, slots: Iterable[int]) -> None:
+        """Remove the expired positions of these slots. Costs O(positions of the slots)."""
+        last = self._expired
+        for slot in slots:
+            heap = self._by_slot.get(slot)
+            if heap is None or heap[0] > last:
+                continue
+            later = [packed for packed in heap if packed > last]
+            self._count -= len(heap) - len(later)
+            if later:
                 heapify(later)
                 self._by_slot[slot] = later
-                shrunk.append(slot)
-        self._count = sum(map(len, self._by_slot.values()))
-        for consumer, queue in self._queues.items():
-            self._queues[consumer] = [item for item in queue if item >> _SLOT_BITS > last]
-            heapify(self._queues[consumer])
-        return shrunk
+            else:
+                del self._by_slot[slot]
 
     def is_queued(self, slot: int, consumer: Consumer) -> bool:
         """Returns True when the slot is queued for the consumer. Costs O(queue), for checks."""

@@ -3,14 +3,15 @@ deadline."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
-import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
+from support import wait_until
 
 from magnetar.broker.admin.forwarding import LISTS_MAX, fetch_all
 from magnetar.broker.operations.errors import NotForwarded
@@ -22,13 +23,21 @@ pytestmark = pytest.mark.real_loop
 
 
 class Other:
-    """Another broker. It answers when `open` is set, with the path as the only name."""
+    """Another broker. It answers as many requests as `answer` allows, with the path as the only
+    name."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self.open = threading.Event()
-        self.under_way = 0
-        self.most = 0
+        self.room = threading.Semaphore(0)
+        self.asked = 0
+        self.answered = 0
+
+    def answer(self, count: int) -> None:
+        self.room.release(count)
+
+    @property
+    def under_way(self) -> int:
+        return self.asked - self.answered
 
 
 @contextmanager
@@ -36,12 +45,10 @@ def other_broker() -> Iterator[Other]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             with lock:
-                it.under_way += 1
-                it.most = max(it.most, it.under_way)
-            it.open.wait(30.0)
-            time.sleep(0.02)
+                it.asked += 1
+            it.room.acquire(timeout=30.0)
             with lock:
-                it.under_way -= 1
+                it.answered += 1
             data = json.dumps([self.path]).encode()
             self.send_response(500 if "broken" in self.path else 200)
             self.send_header("content-length", str(len(data)))
@@ -59,7 +66,7 @@ def other_broker() -> Iterator[Other]:
     try:
         yield it
     finally:
-        it.open.set()
+        it.answer(100)
         server.shutdown()
         thread.join()
         server.server_close()
@@ -67,16 +74,21 @@ def other_broker() -> Iterator[Other]:
 
 async def test_all_are_asked_together_and_a_bounded_number_at_once() -> None:
     with other_broker() as other:
-        other.open.set()
         paths = [f"/{number}" for number in range(5 * LISTS_MAX)]
-        found = await fetch_all([(other.url, path) for path in paths])
-        assert sorted(found) == sorted(paths)
-        assert other.most == LISTS_MAX
+        async with asyncio.TaskGroup() as tasks:
+            fetching = tasks.create_task(fetch_all([(other.url, path) for path in paths]))
+            for answered in range(len(paths)):
+                expected = min(LISTS_MAX, len(paths) - answered)
+                await wait_until(lambda count=expected: other.under_way >= count, deadline_s=30)
+                assert other.under_way == expected
+                other.answer(1)
+                await wait_until(lambda count=answered: other.answered > count, deadline_s=30)
+        assert sorted(fetching.result()) == sorted(paths)
 
 
 async def test_an_unresponsive_broker_is_named_at_the_deadline() -> None:
     with other_broker() as good, other_broker() as silent:
-        good.open.set()
+        good.answer(10)
         asked = [(good.url, "/a"), (silent.url, "/b"), (good.url, "/c")]
         with pytest.raises(
             NotForwarded, match=r"/b at .* was not answered within 0\.2 s"
@@ -87,7 +99,7 @@ async def test_an_unresponsive_broker_is_named_at_the_deadline() -> None:
 
 async def test_a_broker_that_fails_is_named() -> None:
     with other_broker() as other:
-        other.open.set()
+        other.answer(10)
         with pytest.raises(NotForwarded, match=r"/broken at .* was answered with status 500"):
             await fetch_all([(other.url, "/a"), (other.url, "/broken"), (other.url, "/b")])
 

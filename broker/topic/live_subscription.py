@@ -141,11 +141,6 @@ class LiveSubscription:
         if dropped:
             self.dropped.count(dropped, 0, now)
 
-    def close(self, reason: CloseReason) -> None:
-        """Close every consumer and tell its client the reason."""
-        for handle in list(self.consumers.values()):
-            handle.evict(reason)
-
     async def describe(self, turns: Turns) -> dict[str, Any]:
         """The statistics in the form of Pulsar's NonPersistentSubscriptionStats."""
         consumers = await turns.each(

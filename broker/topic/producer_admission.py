@@ -145,6 +145,17 @@ class ProducerAdmission:
                 raise
         return handle
 
+    @property
+    def producers(self) -> list[ProducerHandle]:
+        """All producers. The waiting ones are first: a caller that disconnects all of them, one by
+        one, must not promote a waiting one."""
+        return [*self.waiting.values(), *self.connected.values()]
+
+    def disconnect(self, handle: ProducerHandle, reason: CloseReason) -> None:
+        """Close the producer and tell its client the reason, unless the producer has left."""
+        if self._is_here(handle):
+            self._evict(handle, reason)
+
     def disconnect_all(self, reason: CloseReason) -> None:
         handles = [*self.connected.values(), *self.waiting.values()]
         self.connected.clear()

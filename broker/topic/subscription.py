@@ -580,14 +580,19 @@ class Subscription:
     def close(self, reason: CloseReason) -> None:
         """Close permanently: the topic closes, or the subscription is deleted. A caller that waits
         in `unsubscribe` still gets the outcome."""
-        if self.state is SubscriptionState.CLOSED:
-            return
-        self.state = SubscriptionState.CLOSED
-        self._drop_dispatcher()
+        self.end()
         self.evict_all(reason)
-        self._unwatch()
-        if self._return_timer is not None:
-            self._return_timer.cancel()
+
+    def end(self) -> list[ConsumerHandle]:
+        """Serve nothing more. Returns the consumers, which the caller must evict: no other consumer
+        can attach."""
+        if self.state is not SubscriptionState.CLOSED:
+            self.state = SubscriptionState.CLOSED
+            self._drop_dispatcher()
+            self._unwatch()
+            if self._return_timer is not None:
+                self._return_timer.cancel()
+        return [handle for handle in self.consumers.values() if handle is not self._asker]
 
     # ---- asking ----------------------------------------------------------------------------------
 

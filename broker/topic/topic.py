@@ -438,6 +438,16 @@ class PersistentTopic:
         for subscription in self.all_subscriptions:
             subscription.close(consumers)
 
+    async def _disconnect_in_slices(self, reason: CloseReason) -> None:
+        """Disconnect all clients of a closing topic, which admits no more. Several thousand clients
+        take several turns of the loop. Meanwhile the subscriptions deliver nothing, and refuse
+        acknowledgements as after the close."""
+        disconnect = self.admission.disconnect
+        clients = [partial(disconnect, handle, reason) for handle in self.admission.producers]
+        for subscription in self.all_subscriptions:
+            clients += [partial(handle.evict, reason) for handle in subscription.end()]
+        await self._turns.each(clients, lambda leave: leave(), slice_items=CLIENTS_PER_TURN)
+
     # ---- subscriptions ---------------------------------------------------------------------------
 
     @property
@@ -852,8 +862,9 @@ class PersistentTopic:
         self._closed.set()
 
     async def close(self, reason: CloseReason = CloseReason.UNLOADED) -> None:
-        """Stop serving the topic. Returns within CLOSE_TIMEOUT_S and a turn of the loop. Never
-        raises operating errors. May be called more than once."""
+        """Stop serving the topic. Returns when all clients are disconnected, within CLOSE_TIMEOUT_S
+        and the turns that their number takes. Never raises operating errors. May be called more
+        than once."""
         if self.state is TopicState.CLOSING or self.state is TopicState.CLOSED:
             await self._closed.wait()
             return
@@ -867,7 +878,7 @@ class PersistentTopic:
                         handle.stop_taking()
                     for handle in handles:
                         await handle.wait_drained()
-                self._disconnect(reason, reason)
+                await self._disconnect_in_slices(reason)
                 self.deduplication.snapshot()
                 await self.cursors.close()
                 with suppress(TimeoutError):
@@ -877,8 +888,9 @@ class PersistentTopic:
         except (TimeoutError, BrokerError) as error:
             # The next owner recovers the ledgers that are still open.
             _log.warning("topic not closed cleanly", topic=str(self.name), error=repr(error))
+            await self._disconnect_in_slices(reason)
         finally:
-            self._disconnect(reason, reason)
+            self._disconnect(reason, reason)  # the close was cancelled
             self.trimmer.end()
             self.cursors.abandon()
             self.delayed.abandon()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,7 +29,7 @@ from magnetar.broker.topic.contract import (
     SubscribeRequest,
     SubscriptionType,
 )
-from magnetar.broker.topic.live import IDLE_S, NonPersistentTopic
+from magnetar.broker.topic.live import CLOSED_PER_TURN, IDLE_S, NonPersistentTopic
 from magnetar.broker.topic.live_producer import Cap, LiveProducer
 from magnetar.metadata.policies import Rate, SubscribeRate
 from magnetar.metadata.policies import SubscriptionType as Allowed
@@ -258,6 +259,24 @@ async def test_a_closed_topic_disconnects_its_clients_and_takes_no_more() -> Non
         await world.consume()
     await asyncio.sleep(2 * IDLE_S)
     assert world.idle == []
+
+
+async def test_a_topic_closes_many_clients_in_several_turns_of_the_loop() -> None:
+    world = World()
+    number = 2 * CLOSED_PER_TURN + 5
+    sessions = [(await world.produce())[1] for _ in range(number)]
+    sessions += [(await world.consume())[1] for _ in range(number)]
+    told = [0]
+    async with asyncio.TaskGroup() as tasks:
+        closing = [tasks.create_task(world.topic.close()) for _ in range(2)]
+        while told[-1] < len(sessions):
+            assert not any(task.done() for task in closing), "it is closed too early"
+            await asyncio.sleep(0)
+            told.append(sum(session.reason is not None for session in sessions))
+            with pytest.raises(TopicClosing):
+                await world.consume()
+    assert max(after - before for before, after in pairwise(told)) == CLOSED_PER_TURN
+    assert world.topic.users == 0
 
 
 async def test_only_the_active_consumer_of_a_failover_subscription_gets_messages() -> None:

@@ -2,7 +2,8 @@
 
 Theory. An entry travels and is stored as an *envelope*. The writer encodes it once for all bookies,
 and a bookie stores it unchanged. The messages that carry envelopes have small fixed headers, so
-neither side builds an object per field. A frame carries one or more adds, acks or read answers. All numbers are big-endian.
+neither side builds an object per field. A frame carries one or more adds, acks or read answers. All
+numbers are big-endian.
 
     envelope     u32 crc32c of all that follows | i64 ledger | i64 entry | i64 confirmed
                  | u64 length | payload

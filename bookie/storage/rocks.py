@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 # and almost nothing in an idle bookie.
 _MEMTABLE_BYTES: Final = 64 << 20
 _MEMTABLES_MAX: Final = 8
-# By default RocksDB slows writes at 20 level-0 files and stops them at 36. Keys arrive nearly sorted
-# by ledger, and a read needs keys of only one ledger. So a large number of files slows reads only a
-# little.
+# By default RocksDB slows writes at 20 level-0 files and stops them at 36. Keys arrive nearly
+# sorted by ledger, and a read needs keys of only one ledger. So a large number of files slows reads
+# only a little.
 _L0_SLOWDOWN_FILES: Final = 64
 _L0_STOP_FILES: Final = 128
 # From these values on, the bookie delays adds (`pressure`), before RocksDB slows or stops writes.

@@ -1,8 +1,8 @@
 """The broker's operating errors. Each error says whether the outcome of the call is known.
 
-`definite` is True when the call that raised the error certainly changed nothing. An error that
-`Log.append` raises means that nothing was appended. When the log reports the same error for
-contexts that it accepted before, their outcome is unknown.
+`definite` is True when the call that raised the error certainly changed nothing. When `Log.append`
+raises an error, the log has appended none of the entries. When the log passes the same error to
+`on_failed`, the outcome of the entries is unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LogFenced(LogError):
 
 
 class LogClosed(LogError):
-    """The log was closed here, or is closing."""
+    """This broker closed the log or is closing it."""
 
     definite = False
 
@@ -56,9 +56,9 @@ class LogUnavailable(LogError):
 
 
 class LogDamaged(LogError):
-    """The stored data contradicts itself: for example, a ledger is gone or a record cannot be read.
-    The broker skips nothing silently, and serves the topic only after an operator has repaired
-    it."""
+    """The topic's stored data contradicts itself: for example, a ledger is gone or a record cannot
+    be decoded. The broker skips no data silently. It serves the topic only after an operator has
+    repaired the data."""
 
     def __init__(self, topic: str, ledger: int, why: str) -> None:
         super().__init__(f"{topic}: ledger {ledger}: {why}")
@@ -100,7 +100,7 @@ class ReadFailed(LogError):
 
 
 class CursorError(BrokerError):
-    """Base of the errors of cursors, besides LogFenced and LogClosed."""
+    """Base of the errors of cursors. Cursors also raise LogFenced and LogClosed."""
 
 
 class SubscriptionNotFound(CursorError):
@@ -120,8 +120,8 @@ class SubscriptionExists(CursorError):
 
 
 class TooManyReceipts(CursorError):
-    """More acknowledgements wait for a receipt than a topic may hold. The broker keeps the
-    acknowledgement and makes it durable; only this receipt is not sent."""
+    """Too many acknowledgements of a topic wait for a receipt. The broker still makes this
+    acknowledgement durable, but sends no receipt for it."""
 
     definite = False
 
@@ -154,7 +154,7 @@ class NamespaceNotFound(BrokerError):
 
 
 class RequestRefused(BrokerError):
-    """The request of a gRPC call was too large or too slow, or the broker has too many requests."""
+    """The broker refused a gRPC request, for example because it was too large or too slow."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the request was refused: {reason}")
@@ -178,7 +178,8 @@ class TopicDeleted(LogError):
 
 
 class NoSchema(BrokerError):
-    """The topic has no schema, or its schema lacks `version` (None: any version)."""
+    """The topic has no schema, or its schema has no version `version`. `version` is None when the
+    topic has no schema."""
 
     def __init__(self, topic: str, version: int | None = None) -> None:
         wanted = "" if version is None else f" of version {version}"
@@ -196,7 +197,7 @@ class InvalidSchema(BrokerError):
 
 
 class IncompatibleSchema(BrokerError):
-    """The topic's compatibility strategy, or a policy for schemas, does not admit the schema."""
+    """The topic's compatibility strategy or a schema policy refuses the schema."""
 
 
 class TooManySchemas(BrokerError):
@@ -307,16 +308,16 @@ class BundleUnavailable(BrokerError):
     the topic up again."""
 
     def __init__(self, bundle: str, why: str) -> None:
-        # Apache's C++ client closes the whole connection on some errors unless it finds the first
-        # words in their text.
+        # Apache's C++ client closes the whole connection on some errors, unless their text contains
+        # the words "Failed to acquire ownership of".
         super().__init__(f"Failed to acquire ownership of bundle {bundle}: {why}")
         self.bundle = bundle
         self.why = why
 
 
 class PoliciesUnavailable(BrokerError):
-    """The policies or bundles that the request depends on are unknown, because the metadata store
-    did not return them. The client may repeat the request."""
+    """The metadata store did not return the policies or bundles that the request depends on. The
+    client may repeat the request."""
 
     def __init__(self, subject: str, why: str) -> None:
         super().__init__(f"policies of {subject} are unknown: {why}; try again")
@@ -333,7 +334,7 @@ class NotOwner(BrokerError):
 
 
 class ConsumerNotFound(BrokerError):
-    """The consumer is not, or no longer, open on the connection."""
+    """The connection has no open consumer with this id."""
 
     def __init__(self, consumer_id: int) -> None:
         super().__init__(f"consumer {consumer_id} is not open on this connection")
@@ -350,8 +351,8 @@ class RangeDeleted(BrokerError):
 
 
 class RangeNotConfirmed(BrokerError):
-    """A range read asks for entries that the log does not have. If another broker has taken the
-    topic over, and this broker does not know it yet, the new owner may have them."""
+    """A range read asks for entries that this broker's log has not confirmed. Another broker may
+    have the entries, if it has taken the topic over and this broker has not noticed."""
 
     def __init__(self, topic: str, ledger: int, last: int, confirmed: int) -> None:
         super().__init__(
@@ -388,7 +389,8 @@ class TopicClosing(BrokerError):
 
 
 class TopicFailed(BrokerError):
-    """An unexpected exception failed the topic. Its clients open it again."""
+    """The broker closed the topic after an unexpected exception. The topic's clients open it
+    again."""
 
     definite = False
 
@@ -408,7 +410,7 @@ class TaskFailed(BrokerError):
 
 
 class TopicQuarantined(BrokerError):
-    """The topic failed several times within a minute, and the broker refuses it for a while."""
+    """The topic failed several times within a minute. The broker does not serve it for a while."""
 
     def __init__(self, topic: str, reason: str, ends_in_s: float) -> None:
         super().__init__(
@@ -421,8 +423,8 @@ class TopicQuarantined(BrokerError):
 
 
 class TooManyAnswers(BrokerError):
-    """The answers that wait for slow clients use all memory that the broker reserves for such
-    answers."""
+    """The answer does not fit into the memory that the broker reserves for answers to slow
+    clients."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(
@@ -467,7 +469,7 @@ class StraddlingBatch(BrokerError):
 
 
 class BacklogQuotaHeld(BrokerError):
-    """The topic's backlog exceeds its quota, and producers must wait until it is below the
+    """The topic's backlog exceeds its quota. Producers must wait until the backlog is below the
     quota."""
 
     def __init__(self, topic: str, why: str) -> None:
@@ -477,7 +479,7 @@ class BacklogQuotaHeld(BrokerError):
 
 
 class BacklogQuotaRefused(BrokerError):
-    """The topic's backlog exceeds its quota, and sends fail until it is below the quota."""
+    """The topic's backlog exceeds its quota. Sends fail until the backlog is below the quota."""
 
     def __init__(self, topic: str, why: str) -> None:
         super().__init__(f"{topic} refuses its producers: {why}")
@@ -486,7 +488,7 @@ class BacklogQuotaRefused(BrokerError):
 
 
 class ConsumerBusy(BrokerError):
-    """The subscription's other consumers or its type exclude this consumer."""
+    """The subscription's type or its connected consumers exclude this consumer."""
 
     def __init__(self, subscription: str, why: str) -> None:
         super().__init__(f"subscription {subscription!r}: {why}")
@@ -505,7 +507,7 @@ class ConsumerAssignFailed(BrokerError):
 
 
 class NotAllowed(BrokerError):
-    """The request contradicts itself or its target, or needs something that is not supported."""
+    """The request contradicts itself or its target, or the broker does not support it."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}: {why}")
@@ -514,7 +516,7 @@ class NotAllowed(BrokerError):
 
 
 class NotAuthenticated(BrokerError):
-    """The broker does not know the client: the credentials are wrong, or the client sent none."""
+    """The client's credentials are missing or wrong."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -532,7 +534,7 @@ class NotAuthorized(BrokerError):
 
 
 class SubscriptionFenced(BrokerError):
-    """The broker moves or deletes the subscription: try again in a moment."""
+    """The broker is moving or deleting the subscription: try again in a moment."""
 
     def __init__(self, subscription: str, why: str) -> None:
         super().__init__(f"subscription {subscription!r} {why}; try again")

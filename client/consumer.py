@@ -107,13 +107,13 @@ class Consumer:
         again.
 
         The call does not wait for the broker. The client sends acknowledgements in groups within
-        100 ms. After a reconnection it sends those again that the broker has not confirmed. `close`
-        waits until all are durable.
+        100 ms. After a reconnection, the client repeats the acknowledgements that the broker has
+        not confirmed. `close` waits until all acknowledgements are durable.
 
         The client sends a list in commands of at most 1,000 ids. If one message of the list cannot
         be acknowledged, the client acknowledges none of them. Raises AlreadyClosed if the consumer
-        is closed. Raises OperationNotSupported for an id that lacks its batch size, or that lacks
-        its topic when the consumer has several topics.
+        is closed, and WrongType for a value of another type. Raises OperationNotSupported for an id
+        that lacks its batch size, or that lacks its topic when the consumer has several topics.
         """
         self._subscriber.check_open()
         if isinstance(message, (Message, MessageId)):
@@ -128,8 +128,8 @@ class Consumer:
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge a message and all messages before it in its topic or partition.
 
-        Raises CumulativeAcknowledgementNotAllowedError on Shared and Key_Shared subscriptions, and
-        AlreadyClosed if the consumer is closed.
+        Raises CumulativeAcknowledgementNotAllowedError on Shared and Key_Shared subscriptions.
+        Raises AlreadyClosed, WrongType and OperationNotSupported as `acknowledge` does.
         """
         self._subscriber.check_open()
         check_cumulative(self._subscriber.subscription)
@@ -140,7 +140,8 @@ class Consumer:
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
         """Ask the broker to redeliver a message after `negative_ack_redelivery_delay_ms`.
 
-        Raises AlreadyClosed if the consumer is closed.
+        Raises AlreadyClosed if the consumer is closed, and WrongType for a value of another type.
+        Raises OperationNotSupported for an id without a topic if the consumer has several topics.
         """
         self._subscriber.check_open()
         negative_acknowledge(self._subscriber, known(message, self._subscriber))
@@ -148,7 +149,7 @@ class Consumer:
             self._hooks.on_negative_acknowledge(self, message)
 
     def pause(self) -> None:
-        """Request no more messages from the broker. `receive` still returns those in the queue."""
+        """Request no more messages from the broker. `receive` still returns queued messages."""
         self._subscriber.pause()
 
     def resume(self) -> None:
@@ -156,7 +157,7 @@ class Consumer:
         self._subscriber.resume()
 
     def get_stats(self) -> ConsumerStatistics:
-        """Return what the consumer counted since it was created, and its rates."""
+        """Return the counts since the consumer was created, and the present rates."""
         stats = replace(self._subscriber.stats)
         stats.messages_per_second, stats.bytes_per_second = self._rates.rates(
             stats.messages_received, stats.bytes_received, asyncio.get_running_loop().time()
@@ -194,7 +195,8 @@ class Consumer:
 
         With several topics, a time, `MessageId.earliest` and `MessageId.latest` apply to all
         topics. Any other id applies to its own topic only. Raises OperationNotSupported if the id
-        does not name one of the topics. Raises Timeout if the broker does not answer within
+        does not name one of the topics, and InvalidConfiguration for a time out of range. Raises
+        WrongType for a value of another type. Raises Timeout if the broker does not answer within
         `operation_timeout_seconds`, and AlreadyClosed if the consumer is closed.
         """
         await self._subscriber.seek(seekable(messageid))
@@ -234,9 +236,9 @@ class Consumer:
         or threads must receive and acknowledge the messages meanwhile.
 
         Raises Timeout if the broker does not confirm the acknowledgements within
-        `operation_timeout_seconds`, and the broker's refusal if it rejected some of them. Raises
-        OperationNotSupported for `drain` if the broker is not Magnetar's. The consumer is closed in
-        all these cases. Raises AlreadyClosed if the consumer was closed before.
+        `operation_timeout_seconds`. Raises the broker's error if the broker rejected some of them.
+        Raises OperationNotSupported for `drain` if the broker is not Magnetar's. In all these cases
+        the consumer is closed. Raises AlreadyClosed if the consumer was closed before.
         """
         if self._closed:
             raise AlreadyClosed("the consumer was closed", topic=self.topic())
@@ -405,13 +407,13 @@ class LoopQueue:
 async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | None) -> Message:
     """Take a message out of the queue; wait until there is one.
 
-    Raises Timeout after `timeout_s` seconds, and the error given to the queue's `fail`. With a
-    schema, raises the errors of `Decoder.prepare`; the message then stays in the queue.
+    Raises Timeout after `timeout_s` seconds, and the errors of `LoopQueue.first`. With a schema,
+    raises the errors of `Decoder.prepare`; the message then stays in the queue.
     """
     decoder = subscriber.subscription.decoder
     while True:
         message = queue.first()
-        if message is None:  # also if another task took it while this one fetched its schema
+        if message is None:  # another task may take a message while this task fetches its schema
             message = await next_message(subscriber, queue, timeout_s)
         if decoder is None or decoder.knows(message):
             break
@@ -451,8 +453,8 @@ async def close_core(
 ) -> None:
     """Close a consumer. With `drain`, first wait until all delivered messages are acknowledged.
 
-    The function calls `before_close` between draining and closing. Raises the errors of both. The
-    consumer is closed in every case.
+    The function calls `before_close` between draining and closing. Raises the errors of
+    `core.drain` and `core.close`. The consumer is closed in every case.
     """
     try:
         if drain:
@@ -503,10 +505,10 @@ def dead_letter_policy(options: ConsumerOptions) -> DeadLetterPolicy | None:
 
 
 def known(message: Message | MessageId, core: ConsumerCore) -> Message | MessageId:
-    """Return the message or id after a check.
+    """Check a message or id, and return it.
 
-    Raises OperationNotSupported for an id without topic if the consumer has several topics. Raises
-    WrongType for any other type.
+    Raises OperationNotSupported for an id without a topic if the consumer has several topics.
+    Raises WrongType for a value of another type.
     """
     if isinstance(message, MessageId):
         core.check_id(message)
@@ -516,9 +518,9 @@ def known(message: Message | MessageId, core: ConsumerCore) -> Message | Message
 
 
 def seekable(target: MessageId | int) -> MessageId | int:
-    """Return the target of a seek after a check.
+    """Check the target of a seek, and return it.
 
-    Raises WrongType for any other type, and InvalidConfiguration for a time out of range.
+    Raises WrongType for a value of another type, and InvalidConfiguration for a time out of range.
     """
     if isinstance(target, MessageId):
         return target
@@ -539,7 +541,10 @@ def seconds(timeout_millis: int | None) -> float | None:
 
 
 def acknowledge(core: ConsumerCore, message: Message | MessageId) -> None:
-    """Acknowledge a message or id that `acknowledgeable` has checked. Call it on the loop."""
+    """Acknowledge a message or id that `acknowledgeable` has checked.
+
+    Ignores a message from another cluster. Must be called on the event loop.
+    """
     if isinstance(message, MessageId):
         core.acknowledge(message)
     elif message.was_delivered:
@@ -551,7 +556,7 @@ def acknowledge(core: ConsumerCore, message: Message | MessageId) -> None:
 def acknowledge_cumulative(core: ConsumerCore, message: Message | MessageId) -> None:
     """Acknowledge a message or id that `acknowledgeable` has checked, and all messages before it.
 
-    Call it on the loop.
+    Ignores a message from another cluster. Must be called on the event loop.
     """
     if isinstance(message, MessageId):
         core.acknowledge_cumulative(message)
@@ -560,16 +565,19 @@ def acknowledge_cumulative(core: ConsumerCore, message: Message | MessageId) -> 
 
 
 def negative_acknowledge(core: ConsumerCore, message: Message | MessageId) -> None:
-    """Negatively acknowledge a message or id that `known` has checked. Call it on the loop."""
+    """Negatively acknowledge a message or id that `known` has checked.
+
+    Ignores a message from another cluster. Must be called on the event loop.
+    """
     if isinstance(message, MessageId) or message.is_of(core.cluster):
         core.negative_acknowledge(message)
 
 
 def acknowledgeable(message: Message | MessageId, core: ConsumerCore) -> Message | MessageId:
-    """Return the message or id after a check.
+    """Check a message or id that the program acknowledges, and return it.
 
-    Raises OperationNotSupported for an id in a batch without the batch size, and the errors of
-    `known`.
+    Raises OperationNotSupported for an id in a batch if the id lacks the batch size, and the errors
+    of `known`.
     """
     if isinstance(message, Message) and message.was_delivered:
         return message
@@ -585,10 +593,11 @@ def acknowledgeable(message: Message | MessageId, core: ConsumerCore) -> Message
 def slices_of(
     messages: Sequence[Message | MessageId], core: ConsumerCore
 ) -> Sequence[Sequence[Message | MessageId]]:
-    """Check messages to acknowledge, and cut their list into slices for one step of the loop each.
+    """Check a list of messages, and divide it into slices of at most ACK_IDS_MAX messages.
 
-    Raises WrongType if `messages` is no list or tuple, and the errors of `acknowledgeable` for the
-    first message that cannot be acknowledged.
+    The caller acknowledges one slice in each step of the event loop. Raises WrongType if `messages`
+    is not a list or tuple, and the errors of `acknowledgeable` for the first message that cannot be
+    acknowledged.
     """
     if not isinstance(messages, (list, tuple)):
         raise WrongType(

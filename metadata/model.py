@@ -1,8 +1,9 @@
 """The records that are stored as metadata and shared by bookies, brokers and tools.
 
-Values only: frozen, validated when they are made, independent of I/O and of their stored form
-(`codec.py`). `unknown` carries the fields that a newer version of Magnetar wrote and this version
-does not know. Comparisons ignore it, and the next write stores it again.
+The records are frozen values. Their constructors validate them. The records do no I/O and do not
+depend on their stored form (`codec.py`). `unknown` carries the fields that a newer version of
+Magnetar wrote and this version does not know. Comparisons ignore `unknown`, and the next write
+stores it again.
 
 An entry id of -1 (`NO_ENTRY`) means that there is no entry. Comments say what None and other
 special values mean.
@@ -58,25 +59,26 @@ class Segment:
     """The ensemble that holds the entries from `first_entry` up to the next segment."""
 
     first_entry: EntryId
-    members: tuple[Member, ...]  # positional: the index is the striping slot
+    members: tuple[Member, ...]  # a member's index is its seat
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """The metadata of one ledger. Raises InvalidLedgerMetadata for invalid values.
+    """The metadata of one ledger. The constructor raises InvalidLedgerMetadata for invalid values.
 
     1. 1 <= ack_quorum <= write_quorum <= ensemble_size. The numbers never change, with one
        exception: in a CLOSED ledger whose bookies each hold all entries (write_quorum =
        ensemble_size), write_quorum and ensemble_size may grow together.
     2. The ledger has at least one segment. The first segment starts at entry 0, and the starts
        strictly increase.
-    3. Each segment has ensemble_size members, and no bookie twice, because it would acknowledge for
-       two members.
-    4. last_entry and length are known if and only if the ledger is CLOSED. An empty ledger has -1
-       and 0.
-    5. A CLOSED ledger ends no earlier than its last segment's first entry - 1: all earlier entries
-       were confirmed. (Equal: the ensemble was changed, and no entry was confirmed afterwards.)
+    3. Each segment has ensemble_size members. No bookie occurs twice in a segment, because its ack
+       would count for two members.
+    4. last_entry and length are set if and only if the ledger is CLOSED. In an empty ledger they
+       are -1 and 0.
+    5. In a CLOSED ledger, last_entry is at least the last segment's first_entry - 1, because all
+       earlier entries were confirmed. It is equal when no entry was confirmed after the last change
+       of the ensemble.
     """
 
     ledger: LedgerId
@@ -86,7 +88,7 @@ class LedgerMetadata:
     ack_quorum: int
     segments: tuple[Segment, ...]
     master_key: int  # u64; bookies take adds only from a client that knows it
-    creator_token: int  # u64; tells a creator whose reply was lost that the ledger is its own
+    creator_token: int  # u64; identifies the creator, also after a lost reply
     created_ms: int
     last_entry: EntryId | None = None  # None: not closed
     length: int | None = None  # payload bytes of all entries; None: not closed
@@ -111,15 +113,15 @@ class LedgerMetadata:
         return self.segments[-1]
 
     def segment_of(self, entry: EntryId) -> Segment:
-        """The segment that holds `entry`, or would hold it: ids beyond the end belong to the last
+        """Return the segment that holds `entry`. An id after the last entry belongs to the last
         segment."""
         assert entry >= 0, entry
         return next(part for part in reversed(self.segments) if part.first_entry <= entry)
 
     def with_ensemble(self, first_entry: EntryId, members: Sequence[Member]) -> "LedgerMetadata":
-        """The metadata in which `members` hold the entries from `first_entry` on. If the last
-        segment starts there (so none of its entries was confirmed), the new segment replaces it.
-        Otherwise the new segment is appended."""
+        """Return the metadata in which `members` hold the entries from `first_entry` on. If the
+        last segment starts at `first_entry`, none of its entries was confirmed, and the new segment
+        replaces it. Otherwise the method appends the new segment."""
         assert self.state is LedgerState.OPEN, self.state
         last = self.last_segment
         _require(first_entry >= last.first_entry, f"segment at {first_entry} goes backwards")
@@ -177,11 +179,11 @@ class BookieAddress:
 
 @dataclass(frozen=True, slots=True)
 class BookieRegistration:
-    """A running bookie. Its node is ephemeral."""
+    """The record of a running bookie, stored in an ephemeral node."""
 
     bookie: BookieId
     incarnation: str
-    boot_epoch: int  # counts the starts of this incarnation
+    boot_epoch: int  # the bookie's current boot epoch
     address: BookieAddress
     http_address: str  # "host:port"; "": no HTTP port
     zone: str  # "": not configured
@@ -202,14 +204,14 @@ class BookieRegistration:
 
 @dataclass(frozen=True, slots=True)
 class BookieCookie:
-    """The data directory that belongs to a bookie's name. The record is persistent, and the
-    directory has a copy."""
+    """The persistent record of the data directory that belongs to a bookie's id. The directory has
+    a copy of the record."""
 
     bookie: BookieId
     incarnation: str
     boot_epoch: int
-    cluster: str  # the cluster's id, so that a bookie cannot join a foreign cluster
-    # Drawn for each boot epoch. It distinguishes copies of a directory; "": not recorded.
+    cluster: str  # the cluster's id, so that a bookie cannot join another cluster
+    # A random value for each boot epoch, which distinguishes copies of a directory; "": no value.
     start: str = ""
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
@@ -224,7 +226,7 @@ class BookieCookie:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """A running broker. Its node is ephemeral."""
+    """The record of a running broker, stored in an ephemeral node."""
 
     broker: BrokerId
     incarnation: str  # the incarnation of this start of the process
@@ -249,7 +251,7 @@ BUNDLES_DEFAULT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """The broker that serves a bundle. The record is persistent, and a takeover changes it by
+    """The persistent record of the broker that serves a bundle. A takeover changes the record by
     compare-and-set."""
 
     owner: BrokerId
@@ -283,18 +285,19 @@ class NamespaceBundles:
 
     @classmethod
     def divided(cls, count: int) -> "NamespaceBundles":
-        """`count` bundles of equal size; the last one takes the remainder, as in Pulsar."""
+        """Return `count` bundles of equal size. The last bundle takes the remainder, as in
+        Pulsar."""
         assert count >= 1, count
         return cls((*(HASH_SPACE // count * number for number in range(count)), HASH_SPACE))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Pulsar's names of the bundles, "0x00000000_0x40000000". The last one ends in
-        "0xffffffff"."""
+        """The names of the bundles in Pulsar's form, such as "0x00000000_0x40000000". The last name
+        ends in "0xffffffff"."""
         return tuple(self._name(index) for index in range(len(self.boundaries) - 1))
 
     def bundle_of(self, topic_hash: int) -> str:
-        """Name of the bundle that holds the topics with this CRC32."""
+        """Return the name of the bundle that holds the topics with this hash."""
         assert 0 <= topic_hash < HASH_SPACE, topic_hash
         return self._name(bisect_right(self.boundaries, topic_hash) - 1)
 
@@ -305,7 +308,7 @@ class NamespaceBundles:
 
 @dataclass(frozen=True, slots=True)
 class TopicLedger:
-    """A data ledger of a topic. entries, length and closed_ms are 0 while it is open."""
+    """A data ledger of a topic. entries, length and closed_ms are 0 while the ledger is open."""
 
     ledger: LedgerId
     first_index: int  # the index of the ledger's first message
@@ -321,12 +324,12 @@ class TopicLedger:
 
 @dataclass(frozen=True, slots=True)
 class DroppedHead:
-    """The last of the ledgers that a topic dropped from its head. Later ledgers have larger ids,
-    and later messages larger indexes, also when no ledger is left."""
+    """The newest ledger that a topic dropped from its head. The record keeps it so that new ledgers
+    get larger ids and new messages larger indexes, even if the topic has no other ledger."""
 
     ledger: LedgerId
     entry: EntryId  # the last entry of the ledger
-    next_index: int  # index of the message after it
+    next_index: int  # the index of the first message after the ledger
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -341,7 +344,7 @@ class DroppedHead:
 
 @dataclass(frozen=True, slots=True)
 class EntryPlace:
-    """The position of an entry. Both numbers -1: no entry."""
+    """The position of an entry. Both numbers are -1 when there is no entry."""
 
     ledger: int
     entry: int
@@ -356,7 +359,7 @@ class EntryPlace:
 @dataclass(frozen=True, slots=True)
 class SubscriptionRecord:
     properties: Mapping[str, str] = field(default_factory=dict)
-    inline: bytes = b""  # the cursor's own snapshot; b"": its state is in the cursor ledger
+    inline: bytes = b""  # a snapshot of the cursor; b"": the cursor ledger has its state
     unknown: bytes = field(default=b"", compare=False, repr=False)
 
 
@@ -364,10 +367,10 @@ class SubscriptionRecord:
 class TopicRecord:
     """The record of one topic, changed by compare-and-set only.
 
-    A broker that takes the topic over increments `epoch` first; a broker that finds another epoch
-    than its own has lost the topic. A topic that is deleted and created again has another
-    `incarnation`, which is compared beside the epoch. Positions order by ledger id, so the ledgers
-    strictly increase.
+    A broker that takes the topic over first increments `epoch`. When a broker finds an epoch other
+    than its own, it has lost the topic. A topic that is deleted and created again has another
+    `incarnation`; brokers compare the epoch and the incarnation. Positions order by ledger id, so
+    the ids in `ledgers` strictly increase.
     """
 
     epoch: int
@@ -376,11 +379,11 @@ class TopicRecord:
     subscriptions: Mapping[str, SubscriptionRecord] = field(default_factory=dict)
     deleting: tuple[
         LedgerId, ...
-    ] = ()  # no longer the topic's; their metadata is still to be deleted
+    ] = ()  # ledgers that the topic no longer uses; the broker still has to delete them
     properties: Mapping[str, str] = field(default_factory=dict)
     dropped: DroppedHead | None = None  # None: no ledger was dropped from the head
-    incarnation: str = ""  # drawn when the topic was created; "": by a version without incarnations
-    deleted: bool = False  # being deleted: all its ledgers are in `deleting`
+    incarnation: str = ""  # a random value for each creation; "": created by an early version
+    deleted: bool = False  # True: the topic is being deleted; `deleting` has all its ledgers
     terminated: EntryPlace | None = None  # the final entry; None: not terminated
     delayed_ledgers: tuple[LedgerId, ...] = ()  # segments of the delayed-delivery indexes
     unknown: bytes = field(default=b"", compare=False, repr=False)
@@ -430,8 +433,8 @@ class TopicTombstone:
 
 @dataclass(frozen=True, slots=True)
 class PartitionedTopic:
-    """A topic that consists of partitions, each of which is a topic of its own. The number of
-    partitions never shrinks."""
+    """A topic that consists of partitions. Each partition is a topic of its own. The number of
+    partitions never decreases."""
 
     partitions: int
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -490,8 +493,8 @@ class SchemaVersion:
 
 @dataclass(frozen=True, slots=True)
 class SchemaRecord:
-    """All versions of a topic's schema, oldest first. Both domains and all partitions of a topic
-    share it."""
+    """All versions of a topic's schema, oldest first. All partitions of a topic share the record,
+    and so do the persistent and the non-persistent topic of the same name."""
 
     versions: tuple[SchemaVersion, ...] = ()
     unknown: bytes = field(default=b"", compare=False, repr=False)

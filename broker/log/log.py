@@ -1,28 +1,29 @@
 """A topic's log: one sequence of entries over many ledgers, written by the topic's one owner.
 
 Theory of operation. The log adds runs of entries to the open ledger. When that ledger is full, old,
-degraded or failed, the log *retires* it: new appends queue while `_settle` closes it, creates the
-next ledger, lists the next ledger in the topic's record, and sends the queue to it. `_settle` is
-the only function that waits. So a roll delays appends for a short time, and refuses none.
+degraded or failed, the log *rolls*: it retires the ledger, and new appends queue. `_settle` then
+closes the retired ledger, creates the next one, lists it in the topic's record, and sends the queue
+to it. Appends never wait for bookies or the metadata store; `_settle` does. So a roll delays
+appends for a short time, and refuses none.
 
-The log closes a failed ledger before it does anything else. The close determines the last entry of
-that ledger. The log reports the entries up to there as appended, and adds the others to the next
-ledger, in the same order. So no entry is lost, and none is stored twice.
+The log closes a failed ledger before it creates the next one. The close determines the last entry
+of the failed ledger. The log reports the entries up to that entry as appended, and adds the later
+ones to the next ledger, in the same order. So no entry is lost, and none is stored twice.
 
-The topic's record lists a ledger before the log sends the first entry to it. When a ledger is
-fenced, the log reads the record. If the record has another owner's epoch, the log ends, and the
-outcome of the outstanding entries is unknown.
+The log sends the first entry to a ledger only after the topic's record lists the ledger. If closing
+a ledger fails, the log reads the record. If the record has another owner's epoch, the log ends, and
+the outcome of the outstanding entries is unknown.
 
 `drop_through` drops ledgers at the head up to a position. `trim` drops the ledgers that are still
 `trimmable` when the log writes the record. In both cases `_settle` first lists the ledgers in the
 topic's record as being deleted, then removes them from the log. Then deletion.py deletes them.
 
-`_settle` runs in a task that exists only while there is something to do. The broker calls `tend`
-periodically; `tend` checks the age of the open ledger.
+`_settle` runs in a task that exists only while `_settle` has a step to take. The broker calls
+`tend` periodically; `tend` retires the open ledger when it is too old or degraded.
 
-At most one ledger holds unconfirmed entries: the log creates the next ledger only after the
-previous one is closed. Hence (`check`):
-    1. New appends go to an appender, or they queue; never both.
+At most one ledger holds unconfirmed entries, because the log creates the next ledger only after it
+has closed the previous one. `check` asserts two consequences:
+    1. While the log has an appender, no entry is queued.
     2. The entries in flight belong to one ledger and follow its reported entries.
 """
 
@@ -87,23 +88,23 @@ def _not_set(*_: object) -> None:
 
 
 def _ignore() -> None:
-    """Do nothing. This handles the progress of an abandoned ledger, and events without a
-    listener."""
+    """Do nothing. The log calls this function for the progress of an abandoned ledger, and for
+    events without a listener."""
 
 
 def _as_configured() -> None:
-    """New ledgers have the quorums of this process."""
+    """Return None: new ledgers have the quorum that is configured for this process."""
 
 
 TAIL_ENTRIES_MAX: Final = 1000
 """The log caches new entries while a reader is at most this many entries behind the end: that
-reader will soon read them. Pulsar has the same number for an active cursor. With entries of 1 KB
-this is 1 MB, some 20 ms of a fast topic."""
+reader will soon read them. Pulsar has the same number for an active cursor. A fast topic appends
+1,000 entries of 1 KB in some 20 ms."""
 
 
 QUEUE_RUN_ENTRIES: Final = 1000
-"""The maximum number of entries that the log sends to a ledger in one call. With entries of 1 KB
-they make four frames."""
+"""The maximum number of entries that the log sends to a ledger in one call. 1,000 entries of 1 KB
+make four frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,27 +118,28 @@ class LogConfig:
     that takes 100 MB/s fills 2 GiB in 20 s, and a roll costs about 20 ms."""
     ledger_age_s_max: float = 4 * 3600.0
     ledger_age_s_min: float = 600.0
-    """`ledger_entries_max` does not apply to a younger ledger: a topic with 50,000 entries/s would
-    otherwise change its record each second."""
+    """The minimum age in seconds at which `ledger_entries_max` applies. Without it, a topic with
+    50,000 entries/s would change its record each second."""
     degraded_age_s_min: float = 30.0
-    """The minimum age at which the log rolls a degraded ledger. Otherwise a bookie that is listed
-    but does not answer would cause a new ledger at each call of `tend`."""
+    """The minimum age in seconds at which the log retires a degraded ledger. Without it, a bookie
+    that is registered but does not answer would cause a new ledger at each call of `tend`."""
     pending_bytes_max: int = 16 << 20
-    """`wait_room` waits while this many bytes are queued or in flight. 16 MiB are 160 ms at
-    100 MB/s, which is longer than a roll. They have space for three entries of the largest size."""
+    """`wait_room` waits while this many bytes are queued or in flight. At 100 MB/s, a topic takes
+    160 ms to append 16 MiB, which is longer than a roll. Three entries of the largest size fit into
+    16 MiB."""
     auto_skip_non_recoverable_data: bool = False
     """True: subscriptions skip entries that are lost at all bookies. False: they wait."""
     check_interval_s: float = 10.0
     """The time between two calls of `tend`."""
     retry_s_first: float = 0.05
     retry_s_max: float = 5.0
-    """The longest pause between attempts to close or create a ledger. The log does not give up, and
-    appends wait in order."""
+    """The longest pause between attempts to close, create or record a ledger. The log does not give
+    up, and appends wait in order."""
 
 
 ENTRY_BYTES: Final = 256
-"""The memory of an outstanding entry beside its bytes: Python objects for the entry, its prefix and
-its envelope, and its places in lists."""
+"""The bytes of memory that an outstanding entry takes besides its own bytes: Python objects for the
+entry, its prefix and its envelope, and its places in lists."""
 
 
 class LogState(StrEnum):
@@ -160,8 +162,8 @@ class _Watcher:
 
 
 class Log:
-    """The log of one topic. Make it with `Log.open`, then call `start`: appends queue until
-    then."""
+    """The log of one topic. Create it with `Log.open`, then call `start`. Before `start`, appends
+    queue."""
 
     __slots__ = (
         "_appender",
@@ -217,20 +219,21 @@ class Log:
         quorum: Callable[[], Quorum | None] = _as_configured,
         timestamp_ms: int = 0,
     ) -> None:
-        """`timestamp_ms`: the broker's time of the last entry; 0: there is no entry."""
+        """`timestamp_ms` is the time that a broker gave to the last entry. 0: the log has no
+        entry."""
         self.name = owned_record.name
         self.owned_record = owned_record
         self.chain = chain
         self.ledgers = ledgers
         self.on_appended: Callable[[Sequence[Appended]], None] = _not_set
         self.on_failed: Callable[[Sequence[AppendRun], LogError], None] = _not_set
-        self.on_ledger_closed: Callable[[], None] = _ignore  # one more ledger can be dropped
+        self.on_ledger_closed: Callable[[], None] = _ignore  # called after each close
         self.on_head_dropped: Callable[[], None] = _ignore
         # Returns the position through which `trim` may drop ledgers now; None: `trim` drops none.
         self.trimmable: Callable[[], Position | None] = lambda: None
         self.losses = Losses()
-        self.quorum = quorum  # the quorum of new ledgers; None: that of this process
-        self.protect: Callable[[Callable[[], None]], None] = _plainly  # runs a step of callbacks
+        self.quorum = quorum  # returns the quorum of new ledgers; None: this process's quorum
+        self.protect: Callable[[Callable[[], None]], None] = _plainly  # runs `_on_progress`
         self.latency = LatencyHistogram()  # a broker's logs share one
         self.budget = PublishBudget()  # a broker's logs share one
         self._held_bytes = 0  # the bytes of this log that `budget` counts
@@ -253,8 +256,8 @@ class Log:
         wake = self._work.wake
         self._deletion = Deletion(owned_record, ledgers, wake)
         self._appender: Appender | None = None  # takes new appends; None: they queue
-        self._writing: Appender | None = None  # the ledger that is not closed: open or retired
-        self._reported = -1  # the last entry of this ledger that was reported to `on_appended`
+        self._writing: Appender | None = None  # writes the open or retired ledger
+        self._reported = -1  # the last entry of `_writing` passed to `on_appended`; -1: none
         self._ledger_bytes = 0
         self._opened_s = 0.0
         self._size_factor = 1  # the factor of the open ledger, see record_limits.py
@@ -334,16 +337,17 @@ class Log:
         *,
         now: float,
     ) -> None:
-        """Append a run of entries, all or none. Later `on_appended` gets the entries that are in
-        the log, with `context`, in parts as large as the ledgers confirm them. If the log fails,
-        `on_failed` gets the others.
+        """Accept a run of entries and append them. When bookies confirm the entries, the log passes
+        them with `context` to `on_appended`, in one or more parts. If the log ends, it passes the
+        other entries to `on_failed`.
 
         `views` maps the place of an entry in the run to its view; an entry without a view must be
-        one plain message. The entries must be copies, not views of a frame, and of sizes that a
+        one plain message. Pass copies, not views of a frame; their sizes must be sizes that a
         producer may send. `now` is the loop's time.
 
         Raises TopicTerminated, LogClosed, or the error that ended the log: LogFenced,
-        LogUnavailable, LogDamaged, TopicFull. Then no entry was appended, and none is reported.
+        LogUnavailable, LogDamaged, TopicFull. After an error, the log has accepted no entry of the
+        run, and passes none to a callback.
         """
         if self._ended is not None:
             raise self._ended
@@ -361,8 +365,8 @@ class Log:
             self._work.wake()
 
     def require_capacity(self) -> None:
-        """Raise TopicFull if appends need a new ledger and the topic's record has no space for
-        it."""
+        """Raise TopicFull if the next append needs a new ledger for which the topic's record has no
+        space."""
         if self._writing is None:
             require_ledger_capacity(self.name, len(self.chain.records))
 
@@ -379,7 +383,8 @@ class Log:
             await self._appender.wait_room()
 
     def _send(self, appender: Appender, now: float) -> None:
-        """Send the queued entries, until the open ledger is full or has failed."""
+        """Send the queued entries to the open ledger. Retire the ledger when it is full or has
+        failed."""
         outstanding = self._outstanding
         entries_max = QUEUE_RUN_ENTRIES
         is_of_age = now - self._opened_s >= self.config.ledger_age_s_min * self._size_factor
@@ -424,7 +429,7 @@ class Log:
             self._retire()
 
     def _report(self, ledger: LedgerId, through: int) -> None:
-        """Report the entries of `ledger` up to `through` as appended: each once, in order."""
+        """Pass the entries of `ledger` up to `through` to `on_appended`, each once and in order."""
         if through <= self._reported:
             return
         first_entry = self._reported + 1
@@ -473,15 +478,15 @@ class Log:
     # ---- the life of ledgers ---------------------------------------------------------------------
 
     def start(self, spawn: Spawn) -> None:
-        """Close, create and record ledgers from now on, in tasks that `spawn` starts. Operating
-        errors are reported to `on_failed`, not raised. When such a task is cancelled, the log ends
-        and reports the outstanding entries as failed."""
+        """Begin to close, create and record ledgers, in tasks that `spawn` starts. When a task
+        meets an operating error or is cancelled, it ends the log and passes the outstanding entries
+        to `on_failed`."""
         self._deletion.start(spawn)
         self._work.start(spawn)
 
     async def _settle(self) -> None:
-        """Take steps until nothing is left to do. End the log after an error, or when it is
-        closing."""
+        """Take steps until none is left. End the log after an error, or after the last step of a
+        closing log."""
         try:
             while self._ended is None and await self._step():
                 self._stepped.set()
@@ -496,7 +501,7 @@ class Log:
             raise
 
     async def _step(self) -> bool:
-        """Take the next step. Returns False when nothing is left to do."""
+        """Take the next step. Returns False when no step is left."""
         if self.owned_record.lost is not None:
             raise self.owned_record.lost
         if self._writing is not None and self._appender is None:
@@ -516,12 +521,13 @@ class Log:
         return True
 
     def tend(self) -> None:
-        """Roll the open ledger if it is too old, or if it is degraded and enough bookies are
-        available again. The broker calls this about every `check_interval_s`."""
+        """Retire the open ledger if it is too old, or if it is degraded and enough bookies are
+        available for a new one. The broker calls `tend` about every `check_interval_s`."""
         appender = self._appender
         if appender is None:
             return
-        # Each ledger lives up to 5 % longer, by its own share, so that not all topics roll at once.
+        # The maximum age is up to 5 % longer, depending on the ledger's id, so that not all topics
+        # roll at once.
         age_s_max = self.config.ledger_age_s_max * (1 + appender.ledger * 40_503 % 1000 / 20_000)
         is_old = appender.appended >= 0 and self._age_s >= age_s_max
         if is_old or self._is_worth_moving(appender):
@@ -534,8 +540,8 @@ class Log:
         return self.ledgers.full_ensemble_possible(self.quorum())
 
     async def _seal(self, appender: Appender) -> None:
-        """Close the retired ledger. Report the entries that are in it as appended; put the others
-        back into the queue."""
+        """Close the retired ledger. Report the entries in the closed ledger as appended, and put
+        the others back into the queue."""
         metadata = await self._rolling.close(appender)
         assert metadata.last_entry is not None
         assert metadata.length is not None
@@ -550,12 +556,12 @@ class Log:
                 "a ledger failed", topic=str(self.name), ledger=appender.ledger, error=error
             )
         if isinstance(appender.failure, LedgerRefused):
-            # The next ledger would be refused for the same reason.
+            # The next ledger would fail for the same reason.
             raise LogUnavailable(str(self.name), "appending", appender.failure)
         self.on_ledger_closed()
 
     async def _begin_ledger(self) -> None:
-        """Create the next ledger, list it in the record, and only then write to it. Raises
+        """Create the next ledger, list it in the topic's record, then send the queue to it. Raises
         TopicFull."""
         require_ledger_capacity(self.name, len(self.chain.records))
         appender = await self._rolling.create(newer_than=self._newest)
@@ -564,7 +570,7 @@ class Log:
         record = TopicLedger(appender.ledger, self._outstanding.first_queued_index)
         try:
             await self._record(record)
-        except BaseException as error:  # also a cancellation: only this call knows of the appender
+        except BaseException as error:  # also a cancellation: no other code has the appender
             appender.abandon()
             if isinstance(error, LogError) and not self.owned_record.may_be_recorded(
                 appender.ledger
@@ -582,14 +588,15 @@ class Log:
         self._send(appender, self._opened_s)
 
     async def _record(self, *added: TopicLedger) -> None:
-        """Write the chain, and the ledgers that are `added` to it, into the topic's record."""
+        """Write the chain's ledgers and the `added` ledgers into the topic's record."""
         chain = self.chain
         await self._rolling.record(
             lambda record: with_data_ledgers(record, (*chain.records, *added), chain.dropped)
         )
 
     def _end(self, error: LogError) -> None:
-        """End the log. The outstanding entries have an unknown outcome; `on_failed` gets them."""
+        """End the log. Pass the outstanding entries, which have an unknown outcome, to
+        `on_failed`."""
         if self._ended is not None:
             return
         self._ended = error
@@ -612,9 +619,9 @@ class Log:
     def drop_through(self, position: Position) -> int:
         """Drop the closed ledgers with no entry after `position`. Returns their number.
 
-        `_settle` lists them in the topic's record as being deleted. From then on they are no part
-        of the log. Then deletion.py deletes them. After a crash before they are listed, the log
-        still has them.
+        `_settle` lists them in the topic's record as being deleted, and removes them from the log.
+        Then deletion.py deletes them. If the broker crashes before the record lists them, the log
+        keeps them.
         """
         count = self.chain.droppable(position)
         if count > 0:
@@ -623,9 +630,9 @@ class Log:
         return count
 
     def trim(self) -> None:
-        """Drop the closed ledgers that are `trimmable`, as `drop_through` does. The log calls
-        `trimmable` again when it writes the topic's record: a subscription may need the entries by
-        then."""
+        """Drop the closed ledgers that are `trimmable`, as `drop_through` does. When the log writes
+        the topic's record, it calls `trimmable` again: meanwhile a subscription may have begun to
+        need the entries."""
         self._trims = True
         if self._drop_count > 0:
             self._work.wake()
@@ -650,7 +657,7 @@ class Log:
         return 0 if limit == EARLIEST else self.chain.droppable(limit)
 
     async def _drop_head(self, count: int) -> None:
-        """Drop the first `count` ledgers. They are still the first ones after the write: only
+        """Drop the first `count` ledgers. The same ledgers are first after the write, because only
         `_settle` changes the list of ledgers."""
         left, head = self.chain.records[count:], self.chain.head_without(count)
 
@@ -764,8 +771,8 @@ class Log:
         return sum(part.length for part in self.chain.records) + self.open_bytes
 
     def ledger_sizes(self) -> list[tuple[int, int, int]]:
-        """Id, confirmed entries and bytes of each ledger, in order. The bytes of the open ledger
-        include the entries in flight."""
+        """Return the id, the number of confirmed entries, and the bytes of each ledger, in order.
+        The bytes of the open ledger include the entries in flight."""
         counts = self.chain.counts
         return [
             (it.ledger, counts[it.ledger], it.length if it.closed_ms else self._ledger_bytes)
@@ -778,15 +785,16 @@ class Log:
         return self.owned_record.record.properties
 
     async def set_property(self, key: str, value: str) -> None:
-        """Set a property in the topic's record. Durable on return. Raises LogFenced,
-        LogUnavailable, LogDamaged, TopicFull."""
+        """Set a property in the topic's record. The property is durable on return. Raises
+        LogFenced, LogUnavailable, LogDamaged, TopicFull."""
         await self.change_properties(lambda properties: {**properties, key: value})
 
     async def change_properties(
         self, change: Callable[[Mapping[str, str]], Mapping[str, str]]
     ) -> None:
-        """Change the properties in the topic's record. Durable on return. `change` may be called
-        several times. Raises LogFenced, LogUnavailable, LogDamaged, TopicFull."""
+        """Change the properties in the topic's record. The properties are durable on return.
+        `change` may be called several times. Raises LogFenced, LogUnavailable, LogDamaged,
+        TopicFull."""
         await self.owned_record.change(
             lambda record: replace(record, properties=change(record.properties))
         )
@@ -817,15 +825,15 @@ class Log:
         return watcher.end
 
     async def close(self) -> None:
-        """Refuse further appends, wait for the outstanding entries, close the ledger and record its
-        end. This takes as long as the bookies need: use a timeout, and `abandon` the log when it
-        expires."""
+        """Refuse further appends, wait for the outstanding entries, close the ledger and record the
+        close. `close` waits for the bookies without a limit: use a timeout, and call `abandon` when
+        the timeout expires."""
         self._closing = True
         self._work.wake()
         await self._finished.wait()
 
     def abandon(self) -> None:
-        """End the log at once. The outstanding entries are reported as failed, and the next owner
+        """End the log at once, and pass the outstanding entries to `on_failed`. The next owner
         recovers the open ledger."""
         self._work.cancel()
         self._end(LogClosed(str(self.name)))
@@ -849,7 +857,7 @@ class Log:
 
     @property
     def trouble(self) -> str:
-        """A text for people: the operation that fails and is retried. "": no operation fails."""
+        """The failing operation that the log retries, as a text for people. "": none fails."""
         return self._rolling.trouble or (self._writing.trouble if self._writing else "")
 
     def describe(self) -> dict[str, object]:

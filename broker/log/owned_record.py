@@ -1,18 +1,18 @@
 """The topic's record while this broker owns the topic, and the checks that guard its changes.
 
-To take a topic over, a broker bumps the epoch in its record. Each later change is a compare-and-set
-that checks this epoch, so the changes of a stale owner fail. The *incarnation* is drawn when a
-topic is created. Each change also checks the incarnation: a topic that was deleted and created
-again may have the same epoch.
+To take a topic over, a broker increments the epoch in the topic's record. Each later change is a
+compare-and-set that checks this epoch, so the changes of a stale owner fail. The record also has an
+*incarnation*, a random value from the creation of the topic. Each change checks the incarnation
+too: a topic that was deleted and created again may have the same epoch.
 
 The ownership ends permanently (LogFenced) when the broker finds another owner's epoch, another
-incarnation, or a record that is deleted. It does not end when another process changes the record
-under our own epoch (for example an administrator's properties): the broker makes its change again
-on top of that change.
+incarnation, or a deleted record. Another process may change the record without a new epoch, for
+example to set an administrator's properties. The broker then keeps the ownership, and applies its
+own change to the new record.
 
-One write of the record is in flight at a time. The next write makes all changes that were requested
-meanwhile, in FIFO order. Concurrent writes would race each other, and each lost race costs one
-write of the whole record."""
+One write of the record is in flight at a time. The next write makes the changes that were requested
+meanwhile, in FIFO order. Concurrent writes would conflict, and each conflict costs another write of
+the whole record."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from magnetar.protos.names import TopicName
 
 METADATA_TIMEOUT_S: Final = 10.0
-"""Time limit of one change: the default timeout of a ZooKeeper session. After it the caller decides
-whether to try again."""
+"""The time limit of one change in seconds, equal to the default timeout of a ZooKeeper session.
+After the limit, the caller decides whether to try again."""
 
 
 def _always() -> bool:
@@ -53,13 +53,13 @@ def _always() -> bool:
 
 
 CHANGES_MAX: Final = 50
-"""The maximum number of changes made by one write. With 1,000 subscriptions, each change blocks the
-event loop for up to 0.3 ms."""
+"""The maximum number of changes in one write. In a record of 1,000 subscriptions, each change
+blocks the event loop for up to 0.3 ms."""
 
 VERSIONS_PASSED_MAX: Final = 1_000
-"""The maximum number of versions that a new record passes, which takes some seconds. If the deleted
-record was changed more often, a stale owner's write could still succeed, but only after the new
-record was changed as often."""
+"""The highest version that `_pass_version` exceeds; 1,000 writes take some seconds. The deleted
+record may have had a higher version. A stale owner's write could then still succeed, but only at
+the moment when the new record has that version."""
 
 
 class _Change:
@@ -70,7 +70,7 @@ class _Change:
     def __init__(self, make: Callable[[TopicRecord], TopicRecord]) -> None:
         self.make = make
         self.is_done = False
-        self.error: Exception | None = None  # None: the change is not done, or was made
+        self.error: Exception | None = None  # None: the change was made, or waits
 
 
 class OwnedRecord:
@@ -93,21 +93,21 @@ class OwnedRecord:
     def __init__(
         self, name: TopicName, store: MetadataStore, taken: Versioned, record: TopicRecord
     ) -> None:
-        """Call `take` instead. `record` is `taken`, decoded."""
+        """Use `take` to create an OwnedRecord. `record` is the decoded value of `taken`."""
         self.name = name
         self._store = store
         self._version = taken.version
-        # Decoding takes 8 ms for a record of 1,000 ledgers: values that are known are not decoded.
+        # Decoding a record of 1,000 ledgers takes 8 ms, so an equal value is not decoded again.
         self._value = taken.value  # the encoded value of `record`
         self.record = record  # the stored record as this owner last saw it
         self.epoch = self.record.epoch
         self.incarnation = self.record.incarnation
         self.lost: LogFenced | None = None  # None: as far as this broker knows, it owns the topic
-        self._successor: TopicRecord | None = None  # None: no other owner's record was seen
+        self._successor: TopicRecord | None = None  # None: no record of another owner was read
         self._watchers: list[Callable[[], None]] = []
         self._turn: asyncio.Lock | None = None  # held during a write; None: no change waits
         self._waiting: list[_Change] = []  # changes that wait for their turn
-        self.on_listed: Callable[[], None] = _ignore  # more ledgers are listed as being deleted
+        self.on_listed: Callable[[], None] = _ignore  # called when `deleting` has more ledgers
 
     @classmethod
     async def take(
@@ -121,13 +121,14 @@ class OwnedRecord:
         version_min: int = -1,
         holds: Callable[[], bool] = _always,
     ) -> OwnedRecord:
-        """Take the topic over: bump the epoch in its record.
+        """Take the topic over: increment the epoch in the topic's record.
 
-        A topic without a record gets one if `create`, with this `incarnation` and an epoch above
-        `epoch_min`. A record without an incarnation gets this one: an earlier version of Magnetar
-        wrote that record. With `create`, the record's version is above `version_min` on return (see
-        `_pass_version`). `holds` returns False when this broker no longer owns the topic's bundle:
-        then the epoch stays, because a bump would fence the next owner.
+        With `create`, a topic without a record gets a record with this `incarnation` and an epoch
+        above `epoch_min`. The record's version on return is then above `version_min`, or above
+        VERSIONS_PASSED_MAX if that is lower (see `_pass_version`). A record without an incarnation
+        also gets `incarnation`: an earlier version of Magnetar wrote that record. `holds` returns
+        False when this broker no longer owns the topic's bundle. Then `take` does not increment the
+        epoch, because that would fence the next owner.
 
         Raises NotOwner (`holds` returned False), LogFenced (another broker took the topic
         meanwhile), LogUnavailable, LogDamaged, TopicFull, TopicDeleted (the topic is being
@@ -140,7 +141,7 @@ class OwnedRecord:
             nonlocal bumped
             if not holds():
                 raise NotOwner(str(name))
-            # If the reply to a bump was lost, the epoch is bumped again: only the last bump counts.
+            # After a lost reply, `update` calls `bump` again: only the last epoch counts.
             if stored is None and not create:
                 raise TopicNotFound(str(name))
             record = TopicRecord(epoch_min) if stored is None else decode_topic(stored)
@@ -167,18 +168,18 @@ class OwnedRecord:
         """Change the record. `change` may be called again with a record that it has changed
         already; it must then return an equal record.
 
-        Raises LogFenced when the topic is no longer ours, LogUnavailable (the change may or may not
-        have been made; making it again is safe), LogDamaged, TopicFull (it was not made).
+        Raises LogFenced when this broker no longer owns the topic, LogUnavailable (the change may
+        have been made; making it again is safe), LogDamaged, TopicFull (the change was not made).
         """
         if self.lost is not None:
             raise self.lost
         ours = _Change(change)
         self._waiting.append(ours)
-        if self._turn is None:  # it takes 350 bytes, and most topics are idle
+        if self._turn is None:  # a lock takes 350 bytes, and most topics are idle
             self._turn = asyncio.Lock()
         try:
             async with self._turn:
-                if not ours.is_done:  # otherwise it is the first change that waits
+                if not ours.is_done:  # `ours` is now the first change that waits
                     await self._write(self._waiting[:CHANGES_MAX])
         finally:
             if not ours.is_done:  # the caller was cancelled
@@ -189,12 +190,12 @@ class OwnedRecord:
             raise ours.error
 
     async def _write(self, changes: Sequence[_Change]) -> None:
-        """Make `changes`, the first of the changes that wait. If this is cancelled, they still
+        """Make `changes`, the first of the waiting changes. After a cancellation they still
         wait."""
         try:
             await self._make(changes)
         except TopicFull as error:
-            if len(changes) > 1:  # find out which of them does not fit
+            if len(changes) > 1:  # a later change may be the one that does not fit
                 await self._write(changes[:1])
                 return
             changes[0].error = error
@@ -250,11 +251,11 @@ class OwnedRecord:
             )
 
     def _changed(self, record: TopicRecord, change: _Change) -> TopicRecord:
-        """The record with one more change. If the change raises an error, its caller gets the
-        error, and the record stays as it was."""
+        """Return the record after `change`. If `change` raises an error, keep the error for its
+        caller, and return the same record."""
         change.error = None
         try:
-            if record.deleted:  # an earlier change deleted it
+            if record.deleted:  # by an earlier change of the same write
                 raise LogFenced(str(self.name), "it is being deleted")
             return change.make(record)
         except BrokerError as error:
@@ -265,7 +266,7 @@ class OwnedRecord:
         return self.record if value == self._value else decode_topic(value)
 
     async def verify(self) -> None:
-        """Check that this broker owns the topic at some moment after the call began. Raises
+        """Check that this broker still owned the topic at a moment after the call began. Raises
         LogFenced, LogUnavailable, LogDamaged."""
         try:
             await self._store.sync(topic_path(self.name))
@@ -274,7 +275,7 @@ class OwnedRecord:
         await self.change(lambda record: record)
 
     def lose(self, why: str) -> LogFenced:
-        """End the ownership: the topic is no longer ours. Returns the error to raise."""
+        """End this broker's ownership of the topic. Returns the error to raise."""
         if self.lost is None:
             self.lost = LogFenced(str(self.name), why)
             for watcher in tuple(self._watchers):
@@ -282,9 +283,9 @@ class OwnedRecord:
         return self.lost
 
     def may_be_recorded(self, ledger: LedgerId) -> bool:
-        """Return whether the record may list this ledger. A change of ours whose reply was lost may
-        have been made just before another broker took the topic over. The ledger then belongs to
-        the new owner."""
+        """Return whether the stored record may list this ledger. This broker may have listed it
+        just before another broker took the topic over, although the reply to that write was lost.
+        The new owner then uses the ledger."""
         record = self._successor
         if record is None:
             return True
@@ -306,8 +307,8 @@ def topic_path(name: TopicName) -> str:
 
 
 def dropping(record: TopicRecord, ledgers: Collection[LedgerId]) -> TopicRecord:
-    """The record that lists these ledgers as being deleted. The caller has removed them from all
-    other lists of the record."""
+    """Return `record` with these ledgers listed as being deleted. The caller has removed them from
+    all other lists of the record."""
     listed = set(record.deleting)
     more = tuple(ledger for ledger in ledgers if ledger not in listed)
     return replace(record, deleting=record.deleting + more)
@@ -320,17 +321,17 @@ def _without_deleted(record: TopicRecord, deleted: Collection[LedgerId]) -> Topi
 
 
 def _ignore() -> None:
-    """Do nothing: the deletion is not started yet, and reads the list when it starts."""
+    """Do nothing. Deletion has not started; it reads the list of ledgers when it starts."""
 
 
 async def _try_create(name: TopicName, store: MetadataStore, value: bytes) -> Versioned | None:
-    """Create the record in one write, without a read before. None: the topic has a record, or the
-    outcome is unknown."""
+    """Create the record in one write, without reading first. Returns None when the topic has a
+    record or the outcome is unknown."""
     try:
         async with asyncio.timeout(METADATA_TIMEOUT_S):
             return Versioned(value, await store.put(topic_path(name), value, expected=ABSENT))
     except (MetadataError, TimeoutError):
-        return None  # `_update` reads the record, and raises the error
+        return None  # `take` then calls `_update`, which may raise the error
 
 
 async def _pass_version(
@@ -340,8 +341,8 @@ async def _pass_version(
 
     Versions begin at 0 again when a record is created again. A stale owner may have read the
     deleted topic's record and not written it yet. Without the higher version, its write could
-    replace the new record. If the stale owner writes before this function ends, the function writes
-    the new record again: nothing depends on the record yet."""
+    replace the new record. If the stale owner writes before this function ends, this function
+    writes the new record again. That loses nothing, because no other code uses the record yet."""
     if taken.version > version_min:
         return taken
     ours = decode_topic(taken.value)

@@ -3,7 +3,7 @@
 An entry (entry.py) holds one of three things:
 
 - One message: the payload is its value, and the metadata describes the message.
-- A batch: `num_messages_in_batch` is present, even if it is 1. The payload is, for each message,
+- A batch: `num_messages_in_batch` is present, even if it is 1. The payload has, for each message,
 
       u32 size, big-endian | SingleMessageMetadata | value of payload_size bytes
 
@@ -69,7 +69,7 @@ class OutgoingMessage:
     event_time_ms: int = 0  # 0: none
     deliver_at_ms: int | None = None  # None: at once; a delayed message is never in a batch
     null_value: bool = False
-    schema_version: bytes | None = None  # None: the producer's; b"": none. Never in a batch
+    schema_version: bytes | None = None  # None: the producer's; b"": no version. Never in a batch
 
     @property
     def is_plain(self) -> bool:
@@ -87,7 +87,7 @@ class OutgoingMessage:
 
 @dataclass(frozen=True, slots=True)
 class SealedKey:
-    """A data key, wrapped with the public key of this name."""
+    """A data key, encrypted with the public key that is named `name`."""
 
     name: str
     value: bytes
@@ -135,7 +135,7 @@ def encode_message(message: OutgoingMessage, header: EntryHeader) -> list[bytes]
 
     Raises EntryTooLarge.
     """
-    if header.is_plain and message.is_plain:  # takes a third of protobuf's time
+    if header.is_plain and message.is_plain:  # a third of the time of protobuf
         number = varint(message.sequence_id)
         return _checked_entry(header.before + number + header.behind, message.payload)
     metadata = _message_metadata(message, header)
@@ -205,25 +205,25 @@ class ReceivedEntry:
     uncompressed_size: int
     schema_version: bytes | None
     deliver_at_ms: int | None
-    broker: BrokerMetadata | None  # None: the broker did not send it
+    broker: BrokerMetadata | None  # None: the broker sent no broker metadata
     metadata: pb.MessageMetadata  # the metadata for decode_messages
-    # The payload, still compressed, is at the end of these bytes. The bytes before it are unused.
+    # These bytes end with the payload, which is still compressed. The bytes before it are unused.
     body: bytes
     payload_at: int = 0
 
     @property
     def payload(self) -> bytes:
-        """The payload, still compressed: a copy, unless it is all of the bytes."""
+        """The payload, still compressed. A copy, unless the payload is all of `body`."""
         return self.body[self.payload_at :]
 
     @property
     def payload_size(self) -> int:
-        """The bytes of `payload`."""
+        """The size of `payload` in bytes."""
         return len(self.body) - self.payload_at
 
     @property
     def is_encrypted(self) -> bool:
-        """True when the payload was encrypted when the entry arrived."""
+        """True when the payload was encrypted in the received entry."""
         return bool(self.metadata.encryption_keys)
 
 
@@ -296,7 +296,7 @@ def plain_message(plain: PlainMessage) -> ReceivedMessage:
 
 
 def undecoded_message(entry: ReceivedEntry) -> ReceivedMessage:
-    """Return one message with the raw payload of an entry, for a payload that cannot be decoded.
+    """Return an entry whose payload cannot be decoded as one message with the raw payload.
 
     Raises MalformedEntry.
     """
@@ -313,7 +313,8 @@ _extend_crc32c: Callable[[int, bytes], int] = google_crc32c.extend
 
 
 def _compression_for(header: EntryHeader, payload_bytes: int) -> Compression:
-    """Leave an empty payload uncompressed: Apache's C++ engine cannot read it in ZLIB form."""
+    """Return the compression for a payload. An empty payload is not compressed, because Apache's
+    C++ engine cannot read an empty payload in ZLIB form."""
     return header.compression if payload_bytes else Compression.NONE
 
 
@@ -383,7 +384,8 @@ def _batched(messages: Sequence[OutgoingMessage]) -> list[bytes]:
         payload = message.payload
         plain = not (message.properties or message.event_time_ms or message.null_value)
         if plain and message.partition_key is None and message.ordering_key is None:
-            # The common case without protobuf, in a fifth of the time: payload_size, sequence_id.
+            # The common case has only payload_size and sequence_id. This code encodes them in a
+            # fifth of protobuf's time.
             sizes = len(payload), len(encoded_id)
             if sizes not in fronts:
                 size = b"\x18" + varint(sizes[0]) + b"\x40"
@@ -406,7 +408,7 @@ def _single_metadata(message: OutgoingMessage) -> bytes:
 def _entry(metadata: pb.MessageMetadata, payload: bytes, header: EntryHeader) -> list[bytes]:
     if header.seal is not None:
         sealed = header.seal(payload)
-        del metadata.encryption_keys[:]  # removes the keys of the chunk before
+        del metadata.encryption_keys[:]  # removes the keys of the previous chunk
         for key in sealed.keys:
             metadata.encryption_keys.add(key=key.name, value=key.value)
         metadata.encryption_param = sealed.param

@@ -1,16 +1,18 @@
 """Auditor: finds ledgers that need repair, and writes under-replication records for them.
 
-One auditor is elected. If several run at once, as during a change of leader, they only write the
-same records twice.
+The autorecovery processes elect one auditor. During a change of leader, two auditors may run at
+once. They then only write the same records twice.
 
 The auditor has two duties. An *audit* reads the metadata of every ledger, when bookies come or go
-and once per period. It finds the ledgers with a member that is lost (`lost_bookies.py`) or
-decommissioned. It also finds the ledgers with too few copies that can get more now. A *comparison*
-goes through all ledgers in rotation, over a longer period. It asks each member of each sealed
-segment for its stored entries, and records the entries that are missing from the member's stripes.
-This includes entries in the middle of a segment, where a confirmed entry may have only an ack
-quorum of copies. Only a definite "not there" counts, so a busy or absent bookie is never suspected.
-The position in the rotation is kept in the metadata store, so that a new auditor continues there.
+and once per period. The audit finds the ledgers with a member that is lost (`lost_bookies.py`) or
+decommissioned. It also finds the narrow ledgers for which another bookie is available.
+
+A *comparison* goes through all ledgers in rotation, over a longer period. It asks each member of
+each sealed segment for its stored entries, and records the entries that are missing from the
+member's stripes. This includes entries in the middle of a segment, where a confirmed entry may have
+only an ack quorum of copies. The comparison records an entry only if the bookie answers that it
+does not have the entry. A busy or absent bookie causes no record. The auditor stores its position
+in the rotation in the metadata store, so that a new auditor continues there.
 
 Both duties stop while an operator has paused repair (pause.py). The auditor keeps nothing in memory
 per ledger.
@@ -60,31 +62,32 @@ RETRY_S: Final = 2.0
 """The pause after an error of the metadata store."""
 
 PROGRESS_S: Final = 60.0
-"""The period in which the position in the rotation is stored. A new auditor repeats the work since
-the last time."""
+"""The interval in seconds at which the auditor stores its position in the rotation. A new auditor
+repeats the work since the last stored position."""
 
 
 RANGES_MAX: Final = 10_000
-"""Ranges of missing entries held in memory for one member in one segment. At the limit the closest
-ranges are joined."""
+"""The maximum number of ranges of missing entries that the auditor keeps for one member in one
+segment. Above the limit, the auditor joins the closest ranges."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """Counts since the start of the process. Times in milliseconds since 1970; 0: not yet."""
+    """The auditor's counts since the start of the process. Times are in milliseconds since 1970; a
+    time of 0 means not yet."""
 
     audits: int = 0
     audited_ms: int = 0  # end of the last complete audit
     ledgers: int = 0  # the number of ledgers in that audit
     unreadable: int = 0  # ledgers in that audit with unreadable metadata
     recorded: int = 0  # under-replication records created or extended
-    compared: int = 0  # ledgers
+    compared: int = 0  # comparisons of a ledger
     compared_ms: int = 0  # end of the last complete round
     missing_entries: int = 0  # missing copies found
 
 
 class Auditor:
-    """`run` must be running, and so must the `Ledgers` to which `services` belongs."""
+    """Finds ledgers that need repair, while `run` and the `Ledgers` of `services` are running."""
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class Auditor:
         self._clock = clock
         self._lost_bookies = self._new_lost_bookies()
         self._known: dict[BookieId, str] = {}  # bookie -> incarnation, from the cookies
-        # the unknown members that were already looked up in this audit
+        # the unknown members for which this audit has already read the cookies again
         self._unknown_members: set[Member] = set()
         self._scan_pace = Pace(config.scan_ledgers_per_s)
         self._on_duty = asyncio.Event()  # elected, and repair is not paused
@@ -123,7 +126,7 @@ class Auditor:
 
     @property
     def paused(self) -> bool:
-        """True when an operator has paused repair, or when the pause record was not read yet."""
+        """True when an operator has paused repair, or when the pause record has not been read."""
         return self._pause.paused
 
     @property
@@ -132,7 +135,7 @@ class Auditor:
         return self.is_leader and self._lost_bookies.held
 
     async def run(self) -> None:
-        """Stand for election, and audit while elected, until cancelled."""
+        """Take part in the election, and audit while elected. Runs until it is cancelled."""
         await self._services.directory.wait_ready()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._election.run())
@@ -168,7 +171,7 @@ class Auditor:
             self._services.directory.watch(self._changed.set),
             self._store.watch(paths.BOOKIE_COOKIES, self._changed.set),
         ]
-        seen: object = None  # the subject of the last audit; None: it did not finish
+        seen: object = None  # the subject of the last audit; None: that audit failed
         due_at = loop.time()
         try:
             while True:
@@ -207,7 +210,8 @@ class Auditor:
         )
 
     async def _look(self) -> None:
-        """Read the present bookies of the cluster, and which of them serve."""
+        """Read which bookies the cluster has and which of them are registered, and decide which
+        bookies are lost."""
         await self._store.sync(paths.BOOKIE_COOKIES)
         known: dict[BookieId, str] = {}
         for name in await self._store.children(paths.BOOKIE_COOKIES):
@@ -233,13 +237,13 @@ class Auditor:
         """Read every ledger once, and record the ledgers that need repair. Raises MetadataError;
         the audit is then incomplete."""
         if not self._services.directory.listed:
-            return  # no bookie to copy from or to: the cause is not a lost disk
+            return  # no bookie is registered: no copy is possible, and no disk need be lost
         findings, ledgers, unreadable = self.findings, 0, 0
         self._unknown_members.clear()
         async for batch in all_ledgers(self._store, self._scan_pace):
             if self._changed.is_set():
                 self._changed.clear()
-                await self._look()  # changes count in the next audit
+                await self._look()  # after a change, `_audits` audits all ledgers again
             for ledger, metadata in batch:
                 ledgers += 1
                 if metadata is None:
@@ -279,7 +283,7 @@ class Auditor:
     # -- comparisons -----------------------------------------------------------------------------
 
     async def _rounds(self) -> None:
-        await self._audited.wait()  # the audit counts the ledgers
+        await self._audited.wait()  # `_end_turn` needs the number of ledgers
         while True:
             try:
                 await self._round()
@@ -315,13 +319,14 @@ class Auditor:
         await self._save(done, version)
         self.findings.compared_ms = now_ms
         log.info("comparison of all ledgers complete", compared=self.findings.compared)
-        # The turn of the last ledger lasts as long as any other, also when there is no ledger.
+        # Wait for the end of the last ledger's turn. If there is no ledger, this wait limits the
+        # number of rounds.
         await self._end_turn(turn_at)
 
     async def _end_turn(self, began_at: float) -> None:
-        """Wait until a ledger's turn is over. Its length depends on the present number of ledgers.
-        Otherwise a round that began with one ledger would last one period for each ledger created
-        since."""
+        """Wait until a ledger's turn is over. The length of a turn is the period divided by the
+        present number of ledgers. With the number at the start of the round, a round that began
+        with one ledger would take a whole period for each ledger created since."""
         loop = asyncio.get_running_loop()
         while True:
             ends_at = began_at + self._config.check_period_s / max(1, self.findings.ledgers)
@@ -339,7 +344,7 @@ class Auditor:
 
     async def _save(self, progress: CheckProgress, version: int) -> int:
         """Store the position in the rotation. Returns the new version. Raises BadVersion when
-        another auditor stored its position: that position counts."""
+        another auditor has stored its position; that position stays."""
         value = encode_check_progress(progress)
         return await self._store.put(paths.CHECKED, value, expected=version)
 
@@ -360,9 +365,9 @@ class Auditor:
     async def _lacking(
         self, metadata: LedgerMetadata, seat: int, member: Member, first: int, last: int
     ) -> list[BadCopy]:
-        """Return the entries striped to `member`'s seat that it certainly lacks. An unanswered
-        question does not count. A range may cover entries between two missing runs that the member
-        should not have."""
+        """Return ranges of the entries that `member` should have at this seat and certainly lacks.
+        Entries for which the bookie gives no answer do not count. A range may cover entries between
+        two missing runs that the member should not have."""
         bad: list[BadCopy] = []
         quorum = quorum_of(metadata)
         at = first

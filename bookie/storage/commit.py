@@ -1,21 +1,21 @@
 """Group commit: many writes, one sync, then all their acknowledgements.
 
-Theory. Writes happen at once on the loop (`GroupCommit.write`) and belong to the group that is
-filling. One task closes that group, syncs on a thread of its own, and then calls the waiters of the
-group. The next group fills during a sync. So a busy disk makes large groups, an idle disk makes
-groups of one, and no write waits for a timer.
+Theory. `GroupCommit.write` writes at once, on the event loop, and adds the write to the current
+group. One task closes the group, syncs the store on a thread, and then calls the waiters of the
+group. During the sync, new writes fill the next group. So a busy disk makes large groups, an idle
+disk makes groups of one write, and no write waits for a timer.
 
-RocksDB blocks a write when it has no space for it, and this blocks the whole loop. So after a sync,
-at most once in PRESSURE_AGE_S, this module asks the store how much background work is pending.
-Before RocksDB would block, writers wait (`wait_room`). After HELD_S_MAX the bookie refuses their
-adds (`overloaded`).
+When RocksDB is too far behind with its background work, it blocks the next write, and with it the
+event loop. To prevent this, the task asks the store how much background work is pending: after a
+sync, at most once in PRESSURE_AGE_S. Before RocksDB would block, writers wait (`wait_room`). After
+HELD_S_MAX the bookie refuses their adds (`overloaded`).
 
 Invariants:
-    1. A `done` given to `when_durable` is called only after a sync that began after all earlier
-       writes, and after the watermark recorded its sequence.
-    2. After a failed write or sync, nothing is written, synced or acknowledged any more. The state
-       of the disk is unknown, and another sync could succeed without writing (the kernel drops the
-       pages of a failed sync). The process must end.
+    1. The task calls a `done` given to `when_durable` only after a sync that began after all
+       earlier writes, and after the watermark has recorded the sequence of these writes.
+    2. After a failed write or sync, this module writes, syncs and acknowledges nothing more. The
+       state of the disk is unknown, and another sync could succeed without writing (the kernel
+       drops the pages of a failed sync). The process must end.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# The bytes that a deletion adds to the pending bytes: roughly the size of its keys. They must be
-# above 0.
+# The bytes that a deletion adds to the pending bytes: roughly the size of its keys. The number must
+# be above 0.
 DELETION_BYTES: Final = 64
 # While adds are delayed, the time between two questions to the store. A flush of 64 MiB takes a
 # quarter of a second.
 PRESSURE_LOOK_S: Final = 0.05
-# While the store keeps up, the largest age of its last answer. A question costs 5 % of the CPU of a
-# group of one.
+# While the store keeps up, the minimum time between two questions to the store. A question costs
+# 5 % of the CPU time of a group of one write.
 PRESSURE_AGE_S: Final = 0.01
-# Adds are delayed for this time, then refused. A writer gives up after 5 s, so it gets the reason
-# before that.
+# The time for which the bookie delays adds before it refuses them. A writer gives up after 5 s, so
+# the refusal reaches the writer before it gives up.
 HELD_S_MAX: Final = 2.0
 
 
@@ -61,7 +61,7 @@ class _Group:
 
 
 class GroupCommit:
-    """The only writer of a bookie's store. Nothing becomes durable unless `run` is running."""
+    """The only writer of a bookie's store. Writes become durable only while `run` is running."""
 
     def __init__(
         self,
@@ -73,8 +73,9 @@ class GroupCommit:
         pending_bytes_max: int,
         observe_sync: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
-        """`note_durable` and the syncs run on `thread`, in turn. `die` ends the process; in tests
-        it may return. `observe_sync` gets the seconds of each sync."""
+        """On `thread`, GroupCommit syncs the store, then passes the synced sequence to
+        `note_durable`. `die` ends the process; in tests it may return. `observe_sync` gets the
+        seconds of each sync."""
         self._storage = storage
         self._note_durable = note_durable
         self._thread = thread
@@ -91,19 +92,20 @@ class GroupCommit:
 
     @property
     def overloaded(self) -> bool:
-        """True when the store has been too slow for HELD_S_MAX: adds are refused, not delayed."""
+        """True when the store has been too slow for HELD_S_MAX. The bookie then refuses adds
+        instead of delaying them."""
         if self._held_since is None:
             return False
         return asyncio.get_running_loop().time() - self._held_since >= HELD_S_MAX
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes written but not synced yet."""
+        """The number of bytes that are written but not synced yet."""
         return self._filling.bytes + self._syncing_bytes
 
     def write(self, puts: Sequence[Put]) -> None:
-        """Write the puts now, in order; they are visible on return. A batch ends with the put that
-        reaches BATCH_BYTES_MAX.
+        """Write the puts now, in order; they are visible on return. The method writes them in
+        batches; a batch ends with the put that reaches BATCH_BYTES_MAX.
 
         Raises StorageFailed, after `die` was called.
         """
@@ -125,12 +127,13 @@ class GroupCommit:
         self._do(partial(self._storage.delete_tombstones, ledgers), DELETION_BYTES)
 
     def when_durable(self, done: Callable[[], None]) -> None:
-        """Call `done` on the loop once all earlier writes are durable; never after a failure."""
+        """Call `done` on the event loop when all earlier writes are durable; never after a
+        failure."""
         self._filling.waiting.append(done)
         self._wake.set()
 
     async def wait_durable(self) -> None:
-        """Wait until all earlier writes are durable. If the sync fails, this never returns.
+        """Wait until all earlier writes are durable. If the sync fails, the call never returns.
 
         Raises StorageFailed when something has failed already.
         """
@@ -150,7 +153,8 @@ class GroupCommit:
             raise self._failure
 
     async def run(self) -> None:
-        """Commit groups until cancelled. Raises StorageFailed, after `die` was called."""
+        """Commit groups until the task is cancelled. Raises StorageFailed, after `die` was
+        called."""
         while True:
             await self._wait_work()
             if self._failure is not None:
@@ -202,8 +206,8 @@ class GroupCommit:
         self._room.set()
 
     def _sync(self, sequence: int, looks: bool) -> tuple[bool | None, float]:
-        """Sync, and record `sequence` in the watermark, on the sync thread. The caller read
-        `sequence` before, so the sync covers it. Returns whether to delay adds (None: the store was
+        """Sync the store, then record `sequence` in the watermark. The caller read `sequence`
+        before the sync, so the sync covers it. Returns whether to delay adds (None: the store was
         not asked), and the seconds of the sync."""
         begun_s = time.perf_counter()
         self._storage.sync()

@@ -3,8 +3,8 @@
 The state has three parts:
 
 - the mark-delete position (the mark): every entry up to it is acknowledged;
-- per ledger a bitmap of the entries that are acknowledged after the mark;
-- for each partly acknowledged batch its ack set. A set bit means "not acknowledged", so ack sets
+- for each ledger, a bitmap of the acknowledged entries after the mark;
+- for each partly acknowledged batch, its ack set. A set bit means "not acknowledged", so ack sets
   merge by AND, and an empty ack set acknowledges the entry.
 
 Invariants (`check`):
@@ -14,7 +14,8 @@ Invariants (`check`):
        acknowledge an entry that is written later.
     4. A batch with an ack set is not acknowledged, and the ack set is not empty.
 
-Bits up to the mark have no meaning. Pure. The chain of the log defines the order of positions.
+Bitmaps may have bits up to the mark; these bits have no meaning. The log's chain tells which
+entries exist and which position follows another. This module is pure.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _WORD: Final = (1 << 64) - 1
 
-# No batch has more messages. An older version stored further bits; the replay ignores them.
+# The bits of the largest batch. An older version stored further bits, which AckState ignores.
 _ANY_BATCH: Final = (1 << BATCH_MESSAGES_MAX) - 1
 
 
@@ -49,7 +50,7 @@ class AckedRange:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The target of a move of a cursor: all entries up to `mark` are acknowledged."""
+    """The state to which a cursor is reset: all entries up to `mark` are acknowledged."""
 
     mark: Position
     remaining: int = 0  # the unacknowledged messages of the next entry, as bits; 0: all of them
@@ -71,7 +72,7 @@ class AckState:
 
     @property
     def mark_delete(self) -> Position:
-        """Everything up to and including this position is acknowledged."""
+        """The mark: every entry up to and including this position is acknowledged."""
         return Position(self._ledger, self._entry)
 
     @property
@@ -92,25 +93,26 @@ class AckState:
         return self._chain.is_entry(position) and not self.is_acked(position)
 
     def remaining(self, position: Position) -> int | None:
-        """The bits of the unacknowledged messages of a batch. None: no ack set is known for it."""
+        """Return the bits of the unacknowledged messages of a batch. None: it has no ack set."""
         return self._partial.get(position)
 
     def acked_beyond_mark(self) -> Iterator[tuple[int, int]]:
-        """The number of acknowledged entries after the mark, by ledger."""
+        """Yield each ledger with a bitmap, and its number of acknowledged entries after the
+        mark."""
         for ledger, bitmap in self._bitmaps.items():
             at_mark = ledger == self._ledger
             yield ledger, bitmap.count_after(self._entry) if at_mark else bitmap.count
 
     def ranges(self) -> Iterator[AckedRange]:
-        """The ranges of acknowledged entries after the mark, in order of ledgers."""
+        """Yield the ranges of acknowledged entries after the mark, in the order of ledgers."""
         for ledger in sorted(self._bitmaps):
             after = self._entry if ledger == self._ledger else -1
             for first, last in self._bitmaps[ledger].ranges(after=after):
                 yield AckedRange(ledger, first, last)
 
     def bitmap_slices(self) -> Iterator[tuple[int, int, bytes]]:
-        """The same entries as `ranges`, as (ledger, first entry, bits): one item for each ledger
-        that has any of them."""
+        """Yield the entries of `ranges` as (ledger, first entry, bits), one item for each ledger
+        that has such entries."""
         for ledger in sorted(self._bitmaps):
             after = self._entry if ledger == self._ledger else -1
             first, bits = self._bitmaps[ledger].slice_after(after)
@@ -118,8 +120,8 @@ class AckState:
                 yield ledger, first, bits
 
     def first_unacked(self, position: Position) -> Position:
-        """The first unacknowledged entry at or after `position`. If there is none: the position
-        after the last entry of the log."""
+        """Return the first unacknowledged entry at or after `position`. If there is none, return
+        the position after the last entry of the log."""
         mark = Position(self._ledger, self._entry)
         position = self._chain.ceiling(max(position, self._chain.next_position(mark)))
         while (bitmap := self._bitmaps.get(position.ledger)) is not None:
@@ -131,8 +133,8 @@ class AckState:
         return position
 
     def nth_unacked(self, number: int) -> Position | None:
-        """The unacknowledged entry with this number, counted from 1. None: there are fewer. Costs
-        a few steps for each ledger, not for each entry."""
+        """Return the unacknowledged entry with this number, counted from 1, or None if there are
+        fewer. Takes a few steps for each ledger, not for each entry."""
         ledger, entry = self._chain.next_position(Position(self._ledger, self._entry))
         while True:
             bitmap = self._bitmaps.get(ledger)
@@ -151,8 +153,8 @@ class AckState:
     # ---- events ----------------------------------------------------------------------------------
 
     def on_ack(self, position: Position) -> bool:
-        """Acknowledge a whole entry. Returns whether it is newly acknowledged. Entries that are not
-        in the log are ignored."""
+        """Acknowledge a whole entry. Does nothing if the log does not have the entry. Returns
+        whether the entry was not acknowledged before."""
         ledger = position.ledger
         entry = position.entry
         if ledger == self._ledger:
@@ -193,15 +195,15 @@ class AckState:
         return True
 
     def on_batch_size(self, position: Position, messages: int) -> bool:
-        """The batch has `messages` messages: clear the bits beyond them in its ack set. If no bit
-        is left, the whole entry is acknowledged. Returns whether the state changed."""
+        """Take the number of messages of a batch, and clear the bits of further messages in its ack
+        set. If no bit is left, acknowledge the whole entry. Returns whether the state changed."""
         remaining = self._partial.get(position)
         if remaining is None or remaining.bit_length() <= messages:
             return False
         return self.on_ack_batch_index(position, (1 << messages) - 1)
 
     def on_ack_cumulative(self, position: Position) -> bool:
-        """Acknowledge everything up to and including this position. Returns whether the mark
+        """Acknowledge every entry up to and including `position`. Returns whether the mark
         moved."""
         chain = self._chain
         if not chain.is_entry(position):  # then take the nearest entry before the position
@@ -214,7 +216,8 @@ class AckState:
         return True
 
     def on_acked_bits(self, ledger: int, first: int, bits: bytes) -> None:
-        """Acknowledge entries of one ledger that were stored as `bitmap_slices` returns them."""
+        """Acknowledge entries of one ledger, in the form of `bitmap_slices`. Ignores the bits of
+        entries that the log does not have."""
         ahead = first + 8 * len(bits) - self._counts.get(ledger, 0)
         if ahead > 0:
             kept = max(8 * len(bits) - ahead, 0)
@@ -251,8 +254,7 @@ class AckState:
     # ---- mechanics -------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Move the mark over the acknowledged entries right after it, across the ends of
-        ledgers."""
+        """Move the mark over the acknowledged entries that follow it, also into later ledgers."""
         while True:
             bitmap = self._bitmaps.get(self._ledger)
             if bitmap is not None:
@@ -288,12 +290,13 @@ class AckState:
 
 
 def ack_set_bits(words: Sequence[int]) -> int:
-    """An ack set from the wire (64-bit words, lowest first, signed or not), as one number. Costs
-    O(words)."""
+    """Return an ack set from the wire as one number. The wire has 64-bit words, lowest first,
+    signed or unsigned."""
     return int.from_bytes(struct.pack(f"<{len(words)}Q", *[w & _WORD for w in words]), "little")
 
 
 def ack_set_words(bits: int) -> tuple[int, ...]:
-    """The inverse of `ack_set_bits`: signed words for protobuf's int64, without trailing zeros."""
+    """Return the words of an ack set, as signed numbers for protobuf's int64. The highest words are
+    left out if they are 0. This is the inverse of `ack_set_bits`."""
     count = (bits.bit_length() + 63) >> 6
     return struct.unpack(f"<{count}q", bits.to_bytes(8 * count, "little"))

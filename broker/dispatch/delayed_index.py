@@ -1,25 +1,27 @@
 """The delayed entries of a subscription: their delivery times and positions, in flat arrays.
 
-Theory of operation. New entries are in a *buffer*. At RUN_ENTRIES the buffer becomes a *run*: the
-positions in ascending order, the delivery time of each, and the order of the times. A run changes
-only by the removal of entries: a byte of each entry says whether it is removed. A heap has the next
-due entry of each run. When three quarters of a run are removed, the rest moves back into the
+Theory of operation. The index puts new entries into a *buffer*. When the buffer has RUN_ENTRIES
+entries, the index makes a *run* of them. A run has the positions in ascending order, the delivery
+time of each position, and the order of the delivery times. The index only removes entries from a
+run: a byte for each entry says whether the entry is removed. A heap has the next due entry of each
+run. When three quarters of a run are removed, the index moves the remaining entries back into the
 buffer.
 
-The entries arrive in the order of the log, so most entries of a run are neighbours. Acknowledging a
-prefix of the log drops whole runs. With random delays, the rest of an old run joins later entries
-in the buffer, so the positions of one run may span many other runs. A bit for each entry of a
-ledger says whether the entry is in a run. So only the removal of a single entry searches the runs.
+The entries arrive in the order of the log, so most entries of a run are neighbours. Acknowledging
+the log up to a position drops whole runs. With random delays, the remaining entries of an old run
+meet later entries in the buffer. So the positions of a new run may span many other runs. To look up
+a position without a search in the runs, the index has a bitmap for each ledger. A set bit says that
+the entry is in a run. Only the removal of a single entry searches the runs.
 
 An entry's delivery time never changes, so the index may keep entries over a seek and a change of
-the subscription type. An entry takes 19 bytes in a run, and about 250 in the buffer; a ledger with
-entries in runs takes a bit for each of its entries.
+the subscription type. An entry takes 19 bytes in a run, and about 250 bytes in the buffer. A ledger
+with entries in runs also takes a bit for each of its entries.
 
 Invariants (`check`):
     1. An entry is in the index at most once.
     2. `len` is the number of entries that are not removed.
-    3. The heap of runs has an item for each run: its next due entry, or an earlier one that was
-       removed.
+    3. The heap of runs has an item for each run: the run's next due entry, or an entry that was due
+       earlier and is removed.
     4. The set bits are those of the entries of all runs, without the removed entries.
 """
 
@@ -38,13 +40,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 RUN_ENTRIES: Final = 1_024
-"""The number of entries that make a run. Sealing a run takes about 0.5 ms. The buffer takes up to
-250 KB; a million entries are 1,000 runs."""
+"""The number of entries in a new run. Making a run of the buffer takes about 0.5 ms. The buffer
+takes up to 250 KB. A million entries make about 1,000 runs."""
 
 DUE_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999. A later delivery time counts as this one."""
+"""The end of the year 9999, in milliseconds since 1970. The index replaces later delivery times by
+this value."""
 
-_ENTRY_BITS: Final = 32  # a ledger has fewer entries
+_ENTRY_BITS: Final = 32  # a ledger has fewer than 2^32 entries
 _ENTRY_MASK: Final = (1 << _ENTRY_BITS) - 1
 
 _Due = tuple[int, int, int]  # delivery time, ledger, entry
@@ -60,11 +63,11 @@ class DelayedIndex:
         self.on_dropped: Callable[[Run], None] = _ignore
         self._run_entries = run_entries
         self._buffer: dict[Position, int] = {}  # delivery times
-        self._buffer_heap: list[_Due] = []  # has every entry of the buffer, and removed ones
+        self._buffer_heap: list[_Due] = []  # every entry of the buffer, and removed entries
         self._runs: list[Run] = []  # sorted by first position; none is empty
         # For each run: the last position of this and all earlier runs.
         self._lasts: list[Position] = []
-        self._heads: list[tuple[int, int, int, int, Run]] = []  # one for each run, and old ones
+        self._heads: list[tuple[int, int, int, int, Run]] = []  # one item a run, and old items
         self._bits: dict[int, Bitmap] = {}  # entries of runs, by ledger; none is empty
         self._in_runs = 0  # entries that are not removed
         self._serial = 0  # makes the tuples of `_heads` comparable
@@ -79,7 +82,7 @@ class DelayedIndex:
         return bits is not None and position.entry >= 0 and position.entry in bits
 
     def __iter__(self) -> Iterator[tuple[Position, int]]:
-        """Positions and delivery times, in no order."""
+        """Yield the positions and delivery times, in no order."""
         yield from self._buffer.items()
         for run in self._runs:
             yield from run.left()
@@ -98,7 +101,7 @@ class DelayedIndex:
         return buffered[0] if in_run is None else min(buffered[0], in_run[0])
 
     def add(self, position: Position, due_ms: int) -> None:
-        """Add an entry. Does nothing if the index has it."""
+        """Add an entry. Does nothing if the index already has the entry."""
         assert self._run_entries > 0, "this index takes no entries"
         if position in self:
             return
@@ -109,8 +112,9 @@ class DelayedIndex:
             self._seal()
 
     def take_due(self, until_ms: int, count: int) -> list[Position]:
-        """Remove and return up to `count` entries that are due at `until_ms`, the earliest first.
-        Entries with the same delivery time are in the order of the log."""
+        """Remove up to `count` entries that are due at or before `until_ms`, and return their
+        positions. The earliest delivery time comes first. Entries with the same delivery time are
+        in the order of the log."""
         taken: list[Position] = []
         while len(taken) < count:
             buffered, in_run = self._buffer_head(), self._run_head()
@@ -129,7 +133,7 @@ class DelayedIndex:
         return taken
 
     def discard(self, position: Position) -> bool:
-        """Remove an entry. Returns True when the index had it."""
+        """Remove an entry. Returns True when the index had the entry."""
         if self._buffer.pop(position, None) is not None:
             self._tidy_buffer()
             return True
@@ -139,7 +143,7 @@ class DelayedIndex:
         return True
 
     def discard_through(self, position: Position) -> None:
-        """Remove every entry up to this one."""
+        """Remove every entry up to `position`."""
         if self._buffer:
             gone = [it for it in self._buffer if it <= position]
             for it in gone:
@@ -163,13 +167,13 @@ class DelayedIndex:
         return len(self._buffer)
 
     def seal(self) -> None:
-        """Make a run of the entries in the buffer, if there are any."""
+        """Make a run of the entries in the buffer. Does nothing if the buffer is empty."""
         if self._buffer:
             self._seal()
 
     def restore(self, items: Sequence[tuple[Position, int]]) -> Run | None:
-        """Add the entries of a stored run that the index does not have. `items`: see Run. Returns
-        the new run; None: the index had all entries. Does not call `on_sealed`."""
+        """Add the entries of a stored run that the index does not have. `items` are as in Run.
+        Returns the new run, or None if the index had all entries. Does not call `on_sealed`."""
         new = [item for item in items if item[0] not in self]
         if not new:
             return None
@@ -189,20 +193,20 @@ class DelayedIndex:
         self._in_runs = 0
 
     def first_absent(self, position: Position) -> Position:
-        """The first position at or after this one that the index does not have. Entries of a ledger
-        are numbered without gaps."""
+        """Return the first position at or after `position` that the index does not have. The method
+        stays in the ledger: the position after an entry has the next entry id."""
         while position in self:
             bits = self._bits.get(position.ledger)
             after = position.entry if bits is None else bits.first_clear(position.entry)
-            # At the same entry: it is in the buffer.
+            # If the bit of this entry is clear, the entry is in the buffer.
             position = Position(position.ledger, max(after, position.entry + 1))
         return position
 
     # ---- mechanics -------------------------------------------------------------------------------
 
     def _find(self, position: Position) -> tuple[Run, int]:
-        """The run that has the entry, and the place of the entry in the run. A run must have the
-        entry."""
+        """Return the run that has the entry, and the place of the entry in the run. A run must have
+        the entry."""
         at = bisect_right(self._runs, position, key=_first_of) - 1
         while at >= 0 and self._lasts[at] >= position:
             run = self._runs[at]
@@ -272,7 +276,7 @@ class DelayedIndex:
             dropped = [run for run in self._runs if not run.count]
             self._runs = kept
             self._count_lasts()
-            if len(self._heads) > 2 * len(kept) + 16:  # bounds its items of dropped runs
+            if len(self._heads) > 2 * len(kept) + 16:  # limits the items of dropped runs
                 self._heads = [(*run.head(), run.serial, run) for run in kept]
                 heapify(self._heads)
             for run in dropped:
@@ -326,7 +330,8 @@ class DelayedIndex:
 
 
 class Run:
-    """Entries in the order of the log, and in the order of their delivery times."""
+    """A fixed list of entries, some of which are removed. It gives the entries in the order of the
+    log and in the order of their delivery times."""
 
     __slots__ = (
         "count",
@@ -342,7 +347,8 @@ class Run:
     )
 
     def __init__(self, items: Sequence[tuple[Position, int]]) -> None:
-        """`items`: positions, ascending and at most 65,536, and their delivery times."""
+        """`items` are at most 65,536 pairs of a position and its delivery time, in ascending order
+        of the positions."""
         self.first, self.last = items[0][0], items[-1][0]
         self.ledgers = sorted({position.ledger for position, _ in items})
         number = {ledger: at << _ENTRY_BITS for at, ledger in enumerate(self.ledgers)}
@@ -363,13 +369,13 @@ class Run:
         return self._position(self.keys[place])
 
     def head(self) -> _Due:
-        """The entry that is due first. The run must not be empty."""
+        """Return the entry that is due first. The run must have an entry that is not removed."""
         while self.gone[place := self.order[self.next]]:
             self.next += 1
         return self.due_ms[place], *self._position(self.keys[place])
 
     def place(self, position: Position) -> int:
-        """The place of the entry. -1: the run does not have it."""
+        """Return the place of the entry in the run, or -1 if the run does not have the entry."""
         at = bisect_left(self.ledgers, position.ledger)
         if at == len(self.ledgers) or self.ledgers[at] != position.ledger:
             return -1
@@ -382,7 +388,7 @@ class Run:
         return place
 
     def remove_through(self, position: Position) -> int:
-        """Remove every entry up to this one. Returns the number of removed entries."""
+        """Remove every entry up to `position`. Returns the number of removed entries."""
         if self.last <= position:
             end = len(self.keys)
         else:
@@ -400,7 +406,7 @@ class Run:
 
 
 def _ignore(_: Run) -> None:
-    """Do nothing: the runs are kept in memory only."""
+    """Do nothing: without a listener, the runs are in memory only."""
 
 
 def _first_of(run: Run) -> Position:

@@ -4,11 +4,12 @@ Spark asks an idle source 100 times a second for new data. The source answers wi
 broker. The owners of the topics push new positions (position_watch.py), and a broker pushes the
 list of topics (topic_watch.py). The driver polls topics whose owners push nothing, at most once in
 `pollIntervalMs`. If no broker pushes the list of topics, the driver asks for the list once in
-`discoveryIntervalMs`. A failed poll is no error until `readTimeoutMs` has passed.
+`discoveryIntervalMs`. The query fails when no poll has succeeded for `readTimeoutMs`.
 
-With the option subscription, the driver moves the subscription to the position that Spark has
+With the option `subscription`, the driver moves the subscription to the position that Spark has
 committed. Spark passes this position to `latest`, as the end of the last committed batch, and to
-`commit`. The first `latest` creates the subscription where the query begins, before Spark reads.
+`commit`. The first call of `latest` creates the subscription where the query begins, before Spark
+reads.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ if TYPE_CHECKING:
     from magnetar.spark.topic_state import TopicState
 
 DISCOVERY_S_MAX: Final = 300.0
-"""The interval in seconds in which the driver asks for new topics although a broker pushes them. A
-broker whose connection to the metadata store is cut pushes nothing."""
+"""The interval in seconds at which the driver asks for new topics although a broker pushes them. A
+broker that has lost its connection to the metadata store pushes nothing."""
 
 log = logging.getLogger(__name__)
 
 
 def plan_frame(options: ReadOptions) -> list[Task]:
-    """The tasks of a DataFrame. Raises TopicNotFound, ReadRefused, ReadStalled."""
+    """Return the tasks of a DataFrame. Raises TopicNotFound, ReadRefused, ReadStalled."""
     view = TopicView(options)
     view.discover()
     pushed = options.pushed
@@ -64,7 +65,7 @@ def plan_frame(options: ReadOptions) -> list[Task]:
 
 
 class StreamDriver:
-    """Plans the batches of one streaming query. For one thread."""
+    """Plans the batches of one streaming query. Only one thread may use the driver."""
 
     def __init__(
         self,
@@ -75,8 +76,9 @@ class StreamDriver:
         watch: PositionWatch | None = None,
         topics: TopicWatch | None = None,
     ) -> None:
-        """`now_ms` is the start of the query, `query` its id: they fence older queries. `watch` and
-        `topics` None: the driver creates them with the default limits."""
+        """`now_ms` is the time at which the query starts, and `query` is its id. Brokers compare
+        both to fence older queries of the subscription. If `watch` or `topics` is None, the driver
+        creates it with the default limits."""
         self._options = options
         self._view = view = TopicView(options)
         self._watch = watch or PositionWatch(options.access)
@@ -98,11 +100,11 @@ class StreamDriver:
         self._reached: dict[str, Place] = {}  # the ends of the last batch
 
     def initial(self) -> dict[str, Any]:
-        """The offsets before the first batch."""
+        """Return the offsets before the first batch."""
         return symbolic(self._options.start.text)
 
     def freeze(self) -> None:
-        """Read nothing that is published from now on (AvailableNow)."""
+        """Limit the query to the messages that are published now (AvailableNow)."""
         self._view.discover()
         self._ask_states(dict.fromkeys(self._view.topics, 0))
         self._frozen = True
@@ -110,7 +112,7 @@ class StreamDriver:
     def latest(
         self, start: dict[str, Any], *, rows_max: int | None, bytes_max: int | None
     ) -> dict[str, Any]:
-        """The end of the batch that begins at `start`; `start` itself if there is nothing new.
+        """Return the end of the batch that begins at `start`, or `start` if no batch is to be read.
 
         Raises DataLost, QueryFenced, TopicNotFound, InvalidOffsets, ReadRefused, ReadStalled.
         """
@@ -136,8 +138,8 @@ class StreamDriver:
             return start
         ends = self._ends(starts, rows_max, bytes_max)
         self._reached = ends
-        # Return a first batch without topics, too: then the next call polls, and does not begin
-        # again.
+        # Also return a first batch that has no topics. Otherwise the next call would begin the
+        # query again instead of polling.
         if not (is_first or begins) and ends == offsets.places:
             return start
         self._batched.reset()
@@ -145,7 +147,7 @@ class StreamDriver:
         return Offsets(ends, begins, division).to_json()
 
     def report(self) -> dict[str, Any] | None:
-        """The ends of the topics as far as they are known. None: nothing is known.
+        """Return the known ends of the topics, or None if no end is known.
 
         The differences between these ends and the end of a batch are the rows and bytes that the
         query has not read yet.
@@ -158,7 +160,10 @@ class StreamDriver:
         return Offsets(ends).to_json() if ends else None
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> list[Task]:
-        """The tasks of a batch. Raises DataLost, InvalidOffsets, ReadRefused, ReadStalled."""
+        """Return the tasks of a batch.
+
+        Raises DataLost, InvalidOffsets, ReadRefused, ReadStalled.
+        """
         first, last = parse_offsets(start), parse_offsets(end)
         if last is None:
             return []
@@ -182,20 +187,23 @@ class StreamDriver:
         return _with_copies(options, self._view, tasks, known)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Move the subscription: Spark has committed all before `end`. Raises QueryFenced."""
+        """Move the subscription to `end`: Spark has committed all batches up to `end`.
+
+        Raises QueryFenced.
+        """
         offsets = parse_offsets(end)
         if offsets is not None:
             self._hold(offsets.places)
 
     def close(self) -> None:
-        """End all streams: the query has ended."""
+        """End the streams from the brokers. Spark calls this method when the query has ended."""
         self._watch.close()
         self._topics.close()
 
     # Mechanics
 
     def _begin(self) -> dict[str, Place]:
-        """Resolve where each topic begins."""
+        """Return the place where each topic begins, and create the subscription at these places."""
         if not self._frozen:
             self._view.discover()
             self._ask_states(dict.fromkeys(self._view.topics, 0))
@@ -209,7 +217,7 @@ class StreamDriver:
         return begins
 
     def _poll(self, places: Mapping[str, Place]) -> None:
-        """Update the states: take what the owners pushed, and poll if a poll is due."""
+        """Update the states: take the states that the owners pushed, and poll if a poll is due."""
         if self._frozen:
             return
         self._topics.follow()
@@ -251,12 +259,12 @@ class StreamDriver:
         )
 
     def _asks(self, places: Mapping[str, Place]) -> dict[str, int]:
-        """The topics whose states the query needs, each with the first ledger of interest."""
+        """Return the topics whose states the query needs, each with the first ledger needed."""
         asks = {it: places[it].ledger if it in places else 0 for it in self._view.topics}
         return asks | {topic: place.ledger for topic, place in places.items()}
 
     def _take_pushed(self, places: Mapping[str, Place]) -> None:
-        """Adopt what the owners have pushed."""
+        """Adopt the states and the changes of owner that the brokers have pushed."""
         known, moved = self._watch.take()
         for topic, owner in moved.items():
             self._view.set_owner(topic, owner)
@@ -274,7 +282,8 @@ class StreamDriver:
         )
 
     def _add_unknown(self, places: Mapping[str, Place]) -> None:
-        """Ask for topics of the checkpoint that `freeze` did not find. They may be deleted."""
+        """Ask for the states of topics in the checkpoint that have no state yet. `freeze` does not
+        find a deleted topic, for example."""
         unknown = {it: place.ledger for it, place in places.items() if it not in self._states}
         if unknown:
             self._states |= self._view.states(unknown)
@@ -286,7 +295,7 @@ class StreamDriver:
         self._polled.reset()
 
     def _begins_now(self, places: Mapping[str, Place]) -> dict[str, Place]:
-        """The places where new topics begin, and where topics continue after a loss.
+        """Return the places where new topics begin, and where topics continue after a loss.
 
         Raises DataLost.
         """
@@ -324,7 +333,7 @@ class StreamDriver:
     def _ends(
         self, starts: Mapping[str, Place], rows_max: int | None, bytes_max: int | None
     ) -> dict[str, Place]:
-        """The end of the batch in each topic, within the limits."""
+        """Return the end of the batch in each topic, within the limits."""
         states = {topic: self._states[topic] for topic in starts}
         ends = {it: state.end_from(starts[it]) for it, state in states.items() if state}
         backlogs = {topic: end.index - starts[topic].index for topic, end in ends.items()}
@@ -341,9 +350,10 @@ class StreamDriver:
         return ends
 
     def _limited(self, topic: str, start: Place, rows: int) -> Place:
-        """The place after at most `rows` rows from `start`; at least one entry is read."""
+        """Return the place after at most `rows` rows from `start`. If the first entry has more
+        rows, return the place after this entry."""
         end = self._view.entry_of_index(topic, start.index + rows)
-        if end.index <= start.index:  # one entry holds more rows than that
+        if end.index <= start.index:  # the first entry has more than `rows` rows
             end = self._view.entry_at(topic, end.ledger, end.entry + 1)
         state = self._states[topic]
         assert state is not None, topic
@@ -352,8 +362,8 @@ class StreamDriver:
     def _states_of(
         self, starts: Mapping[str, Place], ends: Mapping[str, Place]
     ) -> dict[str, TopicState | None]:
-        """The states of the topics of a batch. An owner that does not know all messages of the
-        batch is no longer the owner: the driver waits for the next owner.
+        """Return the states of the topics of a batch. If an owner does not know all messages of the
+        batch, it has lost the topic, and the driver waits for the next owner.
 
         Raises ReadRefused, ReadStalled.
         """
@@ -439,8 +449,8 @@ def _start(view: TopicView, topic: str, bounds: Bounds, state: TopicState) -> Pl
 
 
 def _end(view: TopicView, topic: str, bounds: Bounds, state: TopicState) -> Place:
-    """The place where the read ends. If it is in the middle of an entry, the read includes the
-    entry, and the index says which of its messages are read."""
+    """Return the place where the read ends. If the end is in the middle of an entry, the place is
+    after the entry, and the place's index is that of the first message not read."""
     bound = bounds.of(TopicName.parse(topic))
     place = view.place_of(topic, bound, state)
     if isinstance(bound, MessagePlace) and bound.batch_index:
@@ -451,7 +461,7 @@ def _end(view: TopicView, topic: str, bounds: Bounds, state: TopicState) -> Plac
 def _narrowed(
     view: TopicView, topic: str, start: Place, end: Place, indexes: tuple[int, int | None]
 ) -> tuple[Place, Place]:
-    """The part of [start, end) whose messages have an index in [first, behind)."""
+    """Return the part of [start, end) whose messages have an index in [first, behind)."""
     first, behind = indexes
     if first >= end.index or (behind is not None and behind <= start.index):
         return start, start
@@ -459,7 +469,7 @@ def _narrowed(
         start = replace(view.entry_of_index(topic, first), index=first)
     if behind is not None and behind < end.index:
         place = view.entry_of_index(topic, behind)
-        # As in `_end`: the read includes the entry, and the index says which messages are read.
+        # As in `_end`: the place is after the entry, and its index ends the read.
         entry = place.entry + 1 if place.index < behind else place.entry
         end = replace(place, entry=entry, index=behind)
     return start, end

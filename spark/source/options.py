@@ -57,10 +57,10 @@ ONLY_STREAM: Final = (
 )
 
 # Another broker serves a dead broker's topics within 3 s, at worst after a session timeout of 10 s.
-# Within a minute, a whole cluster can restart during a job.
+# A minute is also enough for the restart of a whole cluster during a job.
 READ_TIMEOUT_MS: Final = 60_000
-# Spark asks an idle query's source 100 times a second for new data. The source asks the brokers
-# once in this time.
+# Spark asks an idle query's source 100 times a second for new data. The source polls the brokers at
+# most once in this time.
 POLL_INTERVAL_MS: Final = 50
 DISCOVERY_INTERVAL_MS: Final = 5_000
 # Spark's Kafka source has the same default.
@@ -69,7 +69,7 @@ DURATION_S_MAX: Final = 366 * 86_400
 TOPICS_MAX: Final = 10_000  # the topics of one option
 PATTERN_CHARACTERS_MAX: Final = 1_024
 SUBSCRIPTION_CHARACTERS_MAX: Final = 256
-SCHEMA_CHARACTERS_MAX: Final = 1_000_000  # a Protobuf definition holds all that it imports
+SCHEMA_CHARACTERS_MAX: Final = 1_000_000  # a Protobuf definition includes its imports
 NUMBER_MAX: Final = (1 << 63) - 1
 
 Choice = TypeVar("Choice", bound=Enum)
@@ -90,7 +90,7 @@ class ValueFormat(Enum):
     JSON = "json"
     AVRO = "avro"
     PROTOBUF = "protobuf"
-    AUTO = "auto"  # the format of the topic's schema, by the version of each message
+    AUTO = "auto"  # the format of each message's version of the topic's schema
     INT8 = "int8"
     INT16 = "int16"
     INT32 = "int32"
@@ -104,17 +104,18 @@ class ValueFormat(Enum):
 
 
 class KeyValueEncoding(Enum):
-    """The place of the key in a message of a KeyValue schema. Pulsar's own names."""
+    """The place of the key in a message of a KeyValue schema. The values are Pulsar's names."""
 
     INLINE = "inline"  # the key is in the payload, before the value
     SEPARATED = "separated"  # the key is the message's key
 
 
 class Mode(Enum):
-    """The handling of a payload that does not fit the format or schema. Spark's own names."""
+    """The handling of a payload that does not fit the format or schema. All values but `dlq` are
+    Spark's names."""
 
-    FAILFAST = "failfast"  # the query fails, the error names the message
-    PERMISSIVE = "permissive"  # the value is null, two columns say why
+    FAILFAST = "failfast"  # the query fails, and the error names the message
+    PERMISSIVE = "permissive"  # the value is null, and two columns say why
     DROPMALFORMED = "dropmalformed"  # the row is left out and counted in the log
     DLQ = "dlq"  # the row is left out and published to deadLetterTopic
 
@@ -128,7 +129,7 @@ class Edge(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MessagePlace:
-    """A message named by the user, `ledger:entry[:batch index]`."""
+    """A message that the user names by `ledger:entry[:batch index]`."""
 
     ledger: int
     entry: int
@@ -147,27 +148,30 @@ Bound = Edge | MessagePlace | Time
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The places where to begin, or where to end, for each topic."""
+    """The place in each topic where a read begins, or where it ends."""
 
     default: Bound
-    topics: Mapping[str, Bound]  # keyed by full name, that of a partition if the user named it
-    text: str  # the option as given, for the checkpoint
+    topics: Mapping[str, Bound]  # keyed by the full name of a topic or partition
+    text: str  # the option in a normal form, for the checkpoint
 
     def of(self, topic: TopicName) -> Bound:
-        """The bound of a topic or partition."""
+        """Return the bound of a topic or partition. A partition without a bound has the bound of
+        its partitioned topic; a topic without a bound has the default."""
         base = self.topics.get(str(topic.base), self.default)
         return self.topics.get(str(topic), base)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPattern:
-    """Topics of one namespace whose last part matches a regular expression as a whole."""
+    """The topics of one namespace whose name within the namespace fully matches a regular
+    expression."""
 
     namespace: NamespaceName
     pattern: re.Pattern[str]
 
     def matches(self, name: TopicName) -> bool:
-        """A partition matches by the name of its partitioned topic."""
+        """Return whether the pattern matches a topic of the namespace. For a partition, the pattern
+        must match the name of the partitioned topic."""
         return self.pattern.fullmatch(name.base.topic) is not None
 
 
@@ -183,7 +187,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     target_bytes_per_task: int
     tasks_max: int
-    read_timeout_s: float  # the maximal time without progress of a read
+    read_timeout_s: float  # the longest time that a read may make no progress
     value_format: ValueFormat = ValueFormat.BYTES
     value_schema: str = ""  # the schema of JSON, Avro and Protobuf
     key_format: ValueFormat | None = None  # None: the payload is the value
@@ -191,22 +195,22 @@ class ReadOptions:
     key_value_encoding: KeyValueEncoding = KeyValueEncoding.INLINE
     mode: Mode = Mode.FAILFAST
     dead_letter_topic: TopicName | None = None  # the topic of mode dlq
-    subscription: str = ""  # empty: the query does not hold messages
+    subscription: str = ""  # "": no subscription keeps messages for the query
     reads_from_bookies: bool = True  # executors read sealed ledgers from bookies
     rows_max: int | None = None  # the rows of one batch; None: no limit
     bytes_max: int | None = None
-    rows_min: int = 1  # the least rows of one batch, unless `trigger_delay_s` has passed
-    trigger_delay_s: float = MAX_TRIGGER_DELAY_S  # the maximal wait for `rows_min`
+    rows_min: int = 1  # the minimum rows of a batch, until `trigger_delay_s` has passed
+    trigger_delay_s: float = MAX_TRIGGER_DELAY_S  # the longest wait for `rows_min`
     waits_for_topics: bool = False  # waits for named topics that do not exist yet
     poll_interval_s: float = POLL_INTERVAL_MS / 1_000
     discovery_interval_s: float = DISCOVERY_INTERVAL_MS / 1_000
     access: Access = ANONYMOUS
     takes_filters: bool = False  # True: a batch read that takes filters
-    pushed: Pushed | None = None  # the filters that Spark gave; None: it gave none
+    pushed: Pushed | None = None  # the filters that Spark gave; None: no filters
 
     @property
     def decodes(self) -> bool:
-        """True when payloads are decoded, so that a payload can be bad."""
+        """True when the query decodes payloads, so that a payload can fail to decode."""
         return self.value_format is not ValueFormat.BYTES or self.key_format is not None
 
     @property
@@ -217,7 +221,7 @@ class ReadOptions:
 
     @property
     def asked(self) -> str:
-        """The topics as the user named them, for errors."""
+        """The topics that the user asked for, as a text for errors."""
         if self.pattern is not None:
             return f"{self.pattern.namespace}/{self.pattern.pattern.pattern}"
         return ", ".join(map(str, self.topics))
@@ -226,7 +230,8 @@ class ReadOptions:
 def parse_options(given: Mapping[str, str], *, streaming: bool | None = False) -> ReadOptions:
     """Parse the options of a read. Spark passes their names in lower case.
 
-    `streaming` None: it is not known yet which kind of read it is. Raises InvalidOption.
+    `streaming` is None while the kind of the read is unknown; options of both kinds are then
+    allowed. Raises InvalidOption.
     """
     values = {name.lower(): value.strip() for name, value in given.items()}
     _check_names(values, streaming=streaming)
@@ -251,7 +256,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = False) -
         **_key_options(values),
         mode=(mode := _choice(values, "mode", Mode.FAILFAST)),
         dead_letter_topic=_dead_letter_topic(values, mode, topics, pattern),
-        # Bookies have no TLS.
+        # Bookies have no TLS, so a query over TLS does not read from them by default.
         reads_from_bookies=_flag(values, "readFromBookies", default=not is_encrypted),
         access=parse_access(values),
         subscription=_subscription(values.get("subscription", "")),
@@ -440,7 +445,8 @@ def _key_options(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _least_options(values: Mapping[str, str]) -> dict[str, Any]:
-    """The least number of rows of a batch, and the maximal time that the batch waits for them."""
+    """Return the minimum number of rows of a batch, and the longest time that the batch waits for
+    them."""
     least = _limit(values, "minRowsPerTrigger")
     if least is None:
         if "maxtriggerdelay" in values:
@@ -454,7 +460,8 @@ def _least_options(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _schema_text(values: Mapping[str, str], part: str, found: ValueFormat) -> str:
-    """The schema of the key or of the value, which some formats need and others refuse."""
+    """Return the schema of the key or of the value. Some formats need a schema, and the others
+    refuse it."""
     option = f"{part}Schema"
     text = values.get(option.lower(), "")
     needs = found in (ValueFormat.JSON, ValueFormat.AVRO, ValueFormat.PROTOBUF)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 NEGATIVE_ACKS_MAX: Final = 10_000
-"""The limit of message ids of one negative acknowledgement: about 10 ms."""
+"""The limit of message ids of one negative acknowledgement. It takes 16 to 37 ms of CPU with the
+parsing: most if each returned entry has a key of its own. A step should take less than 50 ms."""
 
 PERMITS_MAX: Final = (1 << 31) - 1
 """The permits of one consumer, as in Pulsar, which counts in 32 bits. Permits above this limit are

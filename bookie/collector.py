@@ -1,27 +1,32 @@
-"""Deletes data that is no longer needed: deleted ledgers, replaced copies, old tombstones.
+"""Deletes data that the bookie no longer needs.
 
-Theory. A bookie gets no message about a deletion. It compares its ledgers with the metadata. Four
-rules make the deletion safe:
+The collector deletes the entries of deleted ledgers, left-over copies, old tombstones, and the
+stores of former incarnations.
+
+Theory. A bookie gets no message about the deletion of a ledger. So the collector compares the
+bookie's ledgers with the metadata. Four rules make this safe:
 
     1. The bookie lists its stored ledgers *first*, and the metadata afterwards. A ledger is in the
        metadata before any bookie stores its first entry. So a stored ledger that the metadata does
        not list was deleted.
-    2. A listing only proposes candidates. The bookie looks each candidate up again, after a
-       `sync`, directly before it deletes the ledger. Ledger ids are never reused, so a deleted
-       ledger stays absent.
-    3. The round ends without a deletion when the metadata store is the wrong one or an old image.
-       Such a store is empty but must not be, belongs to another cluster, or has not handed out the
-       id of a ledger with entries here. Any error ends the round, too. A fence for an invented id
-       leaves a record without a ledger. The bookie keeps such a record, and the round continues.
-    4. One write deletes the entries and adds a tombstone. A writer that is still active is told
-       that its ledger was deleted, at least by this bookie while it keeps the tombstone.
+    2. The listing only gives candidates. Directly before it deletes a ledger, the bookie looks the
+       candidate up again, after a `sync`. Ledger ids are never reused, so a deleted ledger stays
+       absent.
+    3. The round ends without a deletion when the metadata store is the wrong one, or was restored
+       from an old backup. There are three signs of such a store. It belongs to another cluster. It
+       never had a ledger. Or it has not handed out the id of a ledger with entries on this bookie.
+       Any error ends the round, too. A client can fence an id that was never handed out, and the
+       fence creates a record without a ledger. The bookie keeps such a record, and the round
+       continues.
+    4. One write deletes the entries and adds a tombstone. While the bookie keeps the tombstone, it
+       tells a writer that is still active that the ledger was deleted.
 
-A copy is *left over* when its ledger is closed and no ensemble names this member: another bookie
-replaced this one. The bookie deletes the copy at a second look, at least `grace_s` after the first.
-During the second look the bookie holds the lock that a repair of the ledger takes. The deletion of
-a copy writes no tombstone, because the bookie may get a copy again.
+A copy is *left over* when its ledger is closed and no ensemble names this bookie: another bookie
+has replaced it. The collector deletes the copy when it finds the copy left over a second time, at
+least `grace_s` after the first time. During this second look it holds the lock that a repair of the
+ledger takes. The deletion of a copy writes no tombstone, because the bookie may get a copy again.
 
-A deletion is cheap but frees no space. A compaction frees the space (`Reclaimer`).
+A deletion is cheap, but does not free disk space. A later compaction frees the space (`Reclaimer`).
 """
 
 from __future__ import annotations
@@ -69,15 +74,16 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 T = TypeVar("T")
 
-PAGE: Final = 10_000  # ledgers of one listing: a few milliseconds on the read thread
-RECORDS_AT_ONCE: Final = 1_000  # records of one call on the read thread: some milliseconds
+PAGE: Final = 10_000  # ledgers in one page of a listing: a few milliseconds on the read thread
+RECORDS_AT_ONCE: Final = 1_000  # records that one call reads: some milliseconds on the read thread
 LOOK_TIMEOUT_S: Final = 10.0
 LISTING_TIMEOUT_S: Final = 600.0
-# Ledgers that one round examines for left-over copies, in rotation. At 200 looks/s they take 50 s.
+# Ledgers that one round examines for left-over copies; the next round continues after them. At 200
+# lookups/s a round takes 50 s for them.
 LOOKS_FOR_COPIES_MAX: Final = 10_000
-# The time for which a lock is trusted without an answer from the metadata store. A process that was
-# suspended may have lost the lock, and a repair may have made the copy again. The shortest session
-# is 4 s.
+# If a read of the metadata takes longer than this, the collector no longer trusts its lock. The
+# process may have been suspended and have lost the lock, and a repair may have made the copy again.
+# The lock lives as long as the metadata session, whose shortest timeout is 4 s.
 LOCK_BELIEVED_S: Final = 2.0
 LEFT_OVER_MAX: Final = 100_000  # copies noted at a first look; more wait for another round
 
@@ -98,7 +104,7 @@ class CollectorCounts:
 
     rounds: int = 0  # completed rounds
     aborted: int = 0
-    candidates: int = 0  # ledgers that were missing in a listing
+    candidates: int = 0  # stored ledgers that the metadata did not list
     never_handed_out: int = 0  # records without a ledger, in the last round
     ledgers_deleted: int = 0
     copies_deleted: int = 0
@@ -108,8 +114,8 @@ class CollectorCounts:
 
 
 class Collector:
-    """Call `run` once. Everything runs on the loop, except listings and the removal of stores
-    (`read_thread`)."""
+    """Call `run` once. Listings, reads of ledger records and the removal of stores run on
+    `read_thread`; everything else runs on the event loop."""
 
     def __init__(
         self,
@@ -202,8 +208,8 @@ class Collector:
                 return found
 
     async def _check_metadata(self) -> int:
-        """Return the lowest ledger id that was not handed out yet. Raises CollectionAborted if the
-        metadata belongs to another cluster."""
+        """Return the lowest ledger id that the metadata store has not handed out yet. Raises
+        CollectionAborted if the metadata belongs to another cluster."""
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             await self._metadata.sync(paths.CLUSTER)
             cluster = await self._metadata.get(paths.CLUSTER)
@@ -216,8 +222,8 @@ class Collector:
         return 0 if counter is None else int(decode_ledger_counter(counter.value))
 
     async def _compare(self, stored: array[int]) -> tuple[list[int], array[int]]:
-        """Return the ledgers of `stored` that the metadata does not list, and the ledgers that it
-        lists. Raises CollectionAborted if the metadata never had a ledger."""
+        """Return the ledgers of `stored` that the metadata does not list, and the ledgers of
+        `stored` that it lists. Raises CollectionAborted if the metadata never had a ledger."""
         gone: list[int] = []
         there: array[int] = array("q")
         if not stored:
@@ -238,8 +244,8 @@ class Collector:
 
     async def _handed_out(self, gone: list[int], end: int) -> list[int]:
         """Return the ledgers of `gone` below `end`, the lowest id that was not handed out yet.
-        Raises CollectionAborted if another ledger of `gone` has entries or a verified record here:
-        the metadata is wrong."""
+        Raises CollectionAborted if another ledger of `gone` has entries or a verified record on
+        this bookie: then the metadata store is the wrong one or old."""
         first = bisect_left(gone, end)
         strangers = gone[first:]
         for begin in range(0, len(strangers), RECORDS_AT_ONCE):
@@ -261,14 +267,14 @@ class Collector:
         return gone[:first]
 
     def _first_written(self, ledgers: Sequence[int]) -> int | None:
-        """Return a ledger that has entries or a verified record. None: each ledger has only an
-        unverified record. Runs on the read thread."""
+        """Return a ledger of `ledgers` that has entries or a verified record. None: each ledger has
+        only an unverified record. Runs on the read thread."""
         for ledger in ledgers:
             record = self._storage.ledger_record(ledger)
             try:
                 verified = record is not None and decode_ledger_record(record).verified
             except FormatDamaged:
-                verified = True  # unknown: treated as verified
+                verified = True  # a damaged record counts as verified
             if verified or self._storage.entry_ids(ledger, 0, entries_max=1):
                 return ledger
         return None
@@ -382,8 +388,9 @@ class Collector:
             after = page[-1][0]
 
     async def _drop_tombstones(self) -> None:
-        """Delete old tombstones. When the clock jumps forward, this may be too early. The check of
-        first adds still refuses adds to a deleted ledger."""
+        """Delete old tombstones. If the clock jumps forward, the collector deletes tombstones too
+        early. The bookie then still refuses adds to a deleted ledger, because it checks the
+        metadata at the first add."""
         oldest_ms = self._clock.now_ms() - self._config.tombstones_kept_s * 1000
         async for page in self._tombstones():
             old = [ledger for ledger, stone in page if stone.deleted_ms < oldest_ms]
@@ -428,15 +435,15 @@ class Collector:
         return True
 
     async def _reclaim_unreclaimed(self) -> None:
-        """In the first round, tell the reclaimer which ledgers an earlier run of the process
-        deleted and did not reclaim."""
+        """In the first round, tell the reclaimer the ledgers whose space an earlier run of the
+        process did not reclaim after their deletion."""
         if self.counts.rounds == 0:
             async for page in self._tombstones():
                 self._reclaimer.note_dead(at for at, stone in page if not stone.reclaimed)
 
     def _note_reclaimed(self) -> None:
-        """Record in the tombstones whose space was reclaimed, so that the next start does not
-        compact it again."""
+        """Mark the tombstones of ledgers whose space was reclaimed, so that the process does not
+        compact the space again after its next start."""
         for ledger in self._reclaimer.take_reclaimed():
             try:
                 stone = self._storage.tombstone(ledger)

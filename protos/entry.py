@@ -1,14 +1,13 @@
-"""The stored entry: the bytes of a ledger for one message or one batch, and how brokers read them.
+"""The format of a stored entry, which holds one message, one batch or one chunk of a message.
 
-    [0x0e02 | u32 size | BrokerEntryMetadata]    the broker's prefix, stripped for delivery
-    [0x0e01 | u32 CRC32C]                        of everything after it; optional for a producer
+    [0x0e02 | u32 size | BrokerEntryMetadata]    the broker's prefix
+    [0x0e01 | u32 CRC32C]                        of all following bytes; a producer may omit it
     u32 size | MessageMetadata                   never compressed
-    payload                                      one message, a batch or a chunk: message.py
+    payload                                      see message.py
 
 Sizes are big-endian. A broker never rewrites the bytes that the producer sent. It parses the
 metadata once on arrival, keeps the few fields that dispatch needs (EntryView), and passes the bytes
-on. Neither of the two magic numbers can be the start of a metadata size: the metadata would have
-234 MB.
+on. A metadata size never begins with one of the two magic numbers: such metadata would have 234 MB.
 """
 
 import struct
@@ -26,18 +25,20 @@ from magnetar.protos.compression import Compression
 from magnetar.protos.errors import ChecksumMismatch, EntryTooLarge, MalformedEntry
 from magnetar.protos.field_count import has_more_fields
 
-# The payload of a SEND after compression: Pulsar's limit, announced at CONNECT.
+# The largest payload of a SEND, after compression. It is Pulsar's limit. The broker announces it in
+# CONNECTED.
 MESSAGE_BYTES_MAX: Final = 5 * 1024 * 1024
-# A whole stored entry: a payload, and Pulsar's 10 KiB for everything before it.
+# The largest stored entry: a payload, and Pulsar's 10 KiB for everything before the payload.
 ENTRY_BYTES_MAX: Final = MESSAGE_BYTES_MAX + 10 * 1024
-# The broker's prefix: magic and size, then twice a tag and a varint of at most ten bytes.
+# The broker's prefix: magic and size, then two fields, each a tag and a varint of up to ten bytes.
 BROKER_METADATA_BYTES_MAX: Final = 6 + 2 * (1 + 10)
-# A whole entry as a producer sends it.
+# The largest entry that a producer may send.
 ENTRY_SENT_BYTES_MAX: Final = ENTRY_BYTES_MAX - BROKER_METADATA_BYTES_MAX
-# The most fields in the metadata of an arriving entry, nested fields included. 5 MB may hold
-# 2,500,000 fields, which cost 250 ms. Counting 10,000 fields takes up to 30 ms.
+# The maximum number of fields, including nested fields, in large metadata of an arriving entry.
+# 5 MB can hold 2,500,000 fields, which take 250 ms to parse. Counting 10,000 fields takes up to
+# 30 ms.
 METADATA_FIELDS_MAX: Final = 10_000
-# Below this size the fields are not counted: they are parsed within 10 ms.
+# Metadata up to this size is not large: the broker parses it within 10 ms without counting fields.
 METADATA_COUNTED_BYTES: Final = 128 << 10
 
 
@@ -53,13 +54,14 @@ class Chunk:
 
 @dataclass(slots=True)
 class EntryView:
-    """The metadata of an entry as a broker needs it; the payload is not decoded.
+    """The metadata fields that a broker needs of an entry. The payload is not decoded.
 
-    A value that is never changed after its creation. It is not frozen: that would cost 2 us per
-    entry.
+    Do not change a view after its creation. The class is not frozen, because freezing would cost
+    2 us per entry.
     """
 
-    # The parsed bytes, not a copy. They start at the checksum, or without one at the metadata size.
+    # The entry's bytes, not a copy. They begin with the checksum and its magic number; in an entry
+    # without a checksum they begin with the metadata size.
     data: bytes | memoryview
     payload_bytes: int  # the size of the payload as sent
     producer_name: str
@@ -98,11 +100,11 @@ def parse_entry(data: bytes | memoryview) -> EntryView:
 
 
 def parse_stored_entry(data: bytes | memoryview) -> EntryView:
-    """Read an entry like `parse_entry`, but without a check of its checksum and of its size.
+    """Read an entry like `parse_entry`, but check neither its checksum nor its size.
 
-    Use it where another checksum protects the bytes, such as that of a bookie's envelope, or where
-    the payload is not read. `data` has no broker entry metadata (`strip_broker_metadata`). Raises
-    MalformedEntry.
+    Call this function where another checksum protects the bytes, such as the checksum of a bookie's
+    envelope, or where the caller does not read the payload. `data` must not begin with broker entry
+    metadata (`strip_broker_metadata`). Raises MalformedEntry.
     """
     head = _head(data)
     return _plain_view(data, head) or _view(data, head)
@@ -111,9 +113,10 @@ def parse_stored_entry(data: bytes | memoryview) -> EntryView:
 def parse_sent_entry(
     data: bytes, check: Callable[[pb.MessageMetadata, EntryView], None]
 ) -> EntryView:
-    """Like `parse_stored_entry`, for an entry that arrives. `check` gets all of the metadata, and
-    raises an error if the metadata is wrong. Plain metadata needs no check. Metadata with more than
-    METADATA_FIELDS_MAX fields is malformed."""
+    """Read an arriving entry like `parse_stored_entry`, and call `check` with the metadata and the
+    view. `check` raises an error if the metadata is wrong; plain metadata needs no check. Metadata
+    of more than METADATA_COUNTED_BYTES is malformed if it has more than METADATA_FIELDS_MAX
+    fields."""
     head = _head(data)
     plain = _plain_view(data, head)
     if plain is not None:
@@ -125,7 +128,7 @@ def parse_sent_entry(
 
 
 def checksum_in(data: bytes) -> int:
-    """Return the CRC32C that an entry states. NO_CHECKSUM: its producer left the checksum out."""
+    """Return the CRC32C that an entry states. NO_CHECKSUM: the producer omitted the checksum."""
     if len(data) < _PREFIX.size:
         return NO_CHECKSUM
     magic, checksum = _PREFIX.unpack_from(data)
@@ -133,7 +136,7 @@ def checksum_in(data: bytes) -> int:
 
 
 def checksums_of(entries: Iterable[bytes]) -> list[int]:
-    """Return, for each of these entries, the CRC32C of the bytes after its checksum."""
+    """Compute, for each of these entries, the CRC32C of the bytes after its checksum."""
     at = _PREFIX.size
     return [_crc32c(entry[at:]) for entry in entries]
 
@@ -159,7 +162,7 @@ class BrokerMetadata:
 
 
 def broker_metadata_prefix(*, broker_timestamp_ms: int, index: int) -> bytes:
-    """Return the prefix that converts an entry as sent to an entry as stored."""
+    """Return the prefix that the broker stores before the bytes of a sent entry."""
     metadata = _timestamp_field(broker_timestamp_ms) + b"\x10" + varint(index)
     return _PREFIX.pack(_MAGIC_BROKER_METADATA, len(metadata)) + metadata
 
@@ -169,7 +172,7 @@ def broker_metadata_prefixes(*, broker_timestamp_ms: int, indexes: Iterable[int]
     timestamp = _timestamp_field(broker_timestamp_ms)
     prefixes: list[bytes] = []
     head = high = b""
-    known = -1  # the bits above the lowest seven of the index for which `head` and `high` are valid
+    known = -1  # `head` and `high` are valid for indexes whose upper bits, index >> 7, are these
     for index in indexes:
         if index >> 7 != known:
             known = index >> 7
@@ -191,7 +194,8 @@ def strip_broker_metadata(
 ) -> tuple[BrokerMetadata | None, memoryview]:
     """Return the broker's metadata, and the rest of the entry as a view.
 
-    None: the entry has no broker metadata, and the view holds all of it. Raises MalformedEntry.
+    None: the entry has no broker metadata, and the view holds the whole entry. Raises
+    MalformedEntry.
     """
     view = memoryview(stored)
     magic, size, _ = _head(view)
@@ -216,12 +220,12 @@ def open_entry(data: memoryview) -> tuple[pb.MessageMetadata, bytes, int]:
     """Check the CRC32C if there is one. Return the metadata, a copy of the entry from the metadata
     size to the end, and the offset of the payload in this copy.
 
-    Raises ChecksumMismatch, and MalformedEntry as `parse_entry`.
+    Raises ChecksumMismatch, and raises MalformedEntry in the same cases as `parse_entry`.
     """
     head = _head(data)
     magic, expected, _ = head
     begin = _PREFIX.size if magic == _MAGIC_CHECKSUM else 0
-    copy = bytes(data[begin:])  # the only copy: the checksum accepts only bytes
+    copy = bytes(data[begin:])  # the only copy: _crc32c accepts only bytes
     if begin and (actual := _crc32c(copy)) != expected:
         raise ChecksumMismatch(expected, actual)
     metadata, payload_at = _parse_metadata(data, head)
@@ -230,8 +234,8 @@ def open_entry(data: memoryview) -> tuple[pb.MessageMetadata, bytes, int]:
 
 @dataclass(slots=True)
 class PlainMessage:
-    """An entry with one message that has only a payload. A value that is never changed. It is not
-    frozen, for speed."""
+    """An entry with one message that has no key, no properties and no schema version. Do not change
+    the object after its creation. The class is not frozen, for speed."""
 
     producer_name: str
     sequence_id: int
@@ -243,7 +247,8 @@ class PlainMessage:
 def open_plain(data: memoryview) -> PlainMessage | None:
     """Read an entry of a MESSAGE command without protobuf, in a third of the time.
 
-    None: the entry is more than a plain message, or malformed. Raises ChecksumMismatch.
+    None: the entry holds more than a plain message, has no checksum, or is malformed. Raises
+    ChecksumMismatch.
     """
     begin, index = 0, None
     try:
@@ -274,7 +279,7 @@ def open_plain(data: memoryview) -> PlainMessage | None:
 
 
 def checked_text(text: str) -> str:
-    """Return `text`. Raises MalformedEntry for bytes: protobuf returns them if a text is not
+    """Return `text`. Raises MalformedEntry for bytes: protobuf returns bytes if a string is not
     UTF-8."""
     if type(text) is not str:
         raise MalformedEntry("a string in the metadata is not UTF-8")
@@ -282,7 +287,8 @@ def checked_text(text: str) -> str:
 
 
 def chunk_of(metadata: pb.MessageMetadata) -> Chunk | None:
-    """Return the chunk that the entry holds. None: whole messages. Raises MalformedEntry."""
+    """Return the chunk that the entry holds. None: the entry holds whole messages. Raises
+    MalformedEntry."""
     count = metadata.num_chunks_from_msg
     if count in (0, 1):
         return None
@@ -297,10 +303,10 @@ def chunk_of(metadata: pb.MessageMetadata) -> Chunk | None:
 
 
 def batch_size_of(metadata: pb.MessageMetadata, payload_bytes: int) -> int:
-    """Return the number of messages in the batch. Raises MalformedEntry.
+    """Return the number of messages in the batch.
 
-    A count that cannot fit into the payload is refused, because the broker computes permits,
-    backlogs and the index of every later message from it.
+    Raises MalformedEntry when the payload cannot hold this number of messages. The check is needed
+    because the broker computes permits, backlogs and the index of every later message from it.
     """
     count = metadata.num_messages_in_batch
     plain_bytes = metadata.uncompressed_size if metadata.compression else payload_bytes
@@ -310,7 +316,7 @@ def batch_size_of(metadata: pb.MessageMetadata, payload_bytes: int) -> int:
 
 
 def varint(number: int) -> bytes:
-    """Encode an unsigned 64-bit number as a protobuf varint. A negative n becomes 2^64 + n."""
+    """Encode an unsigned 64-bit number as a protobuf varint. For a negative n, encode 2^64 + n."""
     number &= 0xFFFFFFFFFFFFFFFF
     if number < 0x80:
         return _ONE_BYTE[number]
@@ -327,11 +333,11 @@ def varint(number: int) -> bytes:
 
 
 def varints(numbers: Iterable[int]) -> list[bytes]:
-    """Encode numbers as `varint` does. Numbers that rise by one, like sequence ids, take a third of
-    the time."""
+    """Encode numbers like `varint`. Numbers that increase by one, such as sequence ids, take a
+    third of the time."""
     encoded: list[bytes] = []
     high = b""
-    known = 0  # the bits above the lowest seven for which `high` is valid
+    known = 0  # `high` is valid for numbers whose upper bits, number >> 7, are these
     for number in numbers:
         if number >> 7 != known:
             known = number >> 7
@@ -342,8 +348,9 @@ def varints(numbers: Iterable[int]) -> list[bytes]:
 
 
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Return the number at `at`, and the place after it. Raises IndexError if the data end within
-    the number, and ValueError if it has more than 70 bits. The caller checks the limit of 64."""
+    """Return the number at offset `at`, and the offset after it. Raises IndexError if the data end
+    within the number, and ValueError if the number has more than 70 bits. The caller must refuse a
+    number of more than 64 bits."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -356,14 +363,14 @@ def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
             raise ValueError("a number has more than 64 bits")
 
 
-# The most messages of a batch. The acknowledgement bits of so many messages still fit into one
-# command (framing.py).
+# The maximum number of messages in a batch. The acknowledgement bits of this many messages fit into
+# one command (framing.py).
 BATCH_MESSAGES_MAX: Final = 1 << 20
 
 # Mechanics
 
-# The smallest message in a batch: a u32 and a SingleMessageMetadata, which has at least two bytes
-# for the payload size.
+# The size of the smallest message in a batch: a u32 and a SingleMessageMetadata. The latter has at
+# least two bytes, for the payload size.
 BATCHED_MESSAGE_BYTES_MIN: Final = 6
 
 _MAGIC_CHECKSUM = 0x0E01
@@ -374,8 +381,8 @@ CHECKED_HEAD_BYTES: Final = _HEAD.size
 _ONE_BYTE = [bytes([number]) for number in range(0x80)]
 _MORE = [bytes([number | 0x80]) for number in range(0x80)]  # another byte follows
 _COMPRESSIONS = tuple(Compression)
-# Enough for a name of 127 bytes, two numbers, the size before compression, a schema version, and
-# their tags.
+# Enough for a producer name of 127 bytes, the sequence id, the publish time, the uncompressed size
+# and a schema version.
 PLAIN_METADATA_BYTES_MAX: Final = 180
 NO_CHECKSUM: Final = -1
 _SCHEMA_TAG = b"\x82\x01"
@@ -386,8 +393,8 @@ _PLAIN_SCHEMA_BYTES_MAX = 16  # Apache's Java client sends none or eight
 _COMPRESSION_TAG = pb.MessageMetadata.COMPRESSION_FIELD_NUMBER << 3
 
 _Head = tuple[int, int, int]
-# An attribute lookup costs as much as parsing a field of the metadata. The casts are needed because
-# protobuf's type stubs do not say that parsing accepts any buffer.
+# These names avoid attribute lookups: one lookup costs as much as parsing a field of the metadata.
+# The casts are needed because protobuf's type stubs do not say that parsing accepts any buffer.
 _unpack_head = _HEAD.unpack_from
 _crc32c: Callable[[bytes], int] = google_crc32c.value
 _metadata_from: "Callable[[bytes | memoryview], pb.MessageMetadata]" = cast(
@@ -399,7 +406,8 @@ _broker_metadata_from: "Callable[[bytes | memoryview], pb.BrokerEntryMetadata]" 
 
 
 def _head(data: bytes | memoryview) -> _Head:
-    """Unpack the first ten bytes. Every entry has them: metadata size 4, metadata at least 6."""
+    """Unpack the first ten bytes. Every entry has four bytes of metadata size and at least six
+    bytes of metadata."""
     try:
         return _unpack_head(data)
     except struct.error:
@@ -409,7 +417,7 @@ def _head(data: bytes | memoryview) -> _Head:
 def _verify(data: bytes | memoryview, head: _Head) -> None:
     magic, expected, _ = head
     if magic == _MAGIC_CHECKSUM:
-        actual = _crc32c(bytes(data[_PREFIX.size :]))  # it accepts only bytes
+        actual = _crc32c(bytes(data[_PREFIX.size :]))  # _crc32c accepts only bytes
         if actual != expected:
             raise ChecksumMismatch(expected, actual)
 
@@ -443,7 +451,8 @@ def _parse_metadata(
     has = metadata.HasField
     if not (has("producer_name") and has("sequence_id") and has("publish_time")):
         raise MalformedEntry("the metadata lacks the producer's name, sequence id or publish time")
-    # protobuf treats an unknown codec as absent. The search is cheap and seldom finds the tag.
+    # protobuf treats an unknown compression type as absent. The search for the tag's byte is cheap,
+    # and in an entry without compression it seldom finds this byte.
     if _COMPRESSION_TAG in encoded and not has("compression"):
         _refuse_unknown_compression(metadata)
     return metadata, end
@@ -454,7 +463,7 @@ def _view(data: bytes | memoryview, head: _Head) -> EntryView:
 
 
 def _view_of(data: bytes | memoryview, metadata: pb.MessageMetadata, payload_at: int) -> EntryView:
-    has = metadata.HasField  # bound once: these lines run once per entry
+    has = metadata.HasField  # saves attribute lookups: this function runs once per entry
     sequence_id = metadata.sequence_id
     is_batch = has("num_messages_in_batch")
     has_key = has("partition_key")
@@ -483,10 +492,10 @@ def _view_of(data: bytes | memoryview, metadata: pb.MessageMetadata, payload_at:
 
 
 def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
-    """Parse metadata that holds only the fields which clients write into every message.
+    """Parse plain metadata: it holds a key at most, and the fields that clients always write.
 
-    It works without protobuf and takes a third of the time; see `plain_key` and `plain_rest` for
-    the fields. None: the metadata has other fields or is malformed.
+    The function does not use protobuf and takes a third of the time. `plain_key` and `plain_rest`
+    name the fields. None: the entry has other metadata or no checksum, or is malformed.
     """
     magic, _, size = head
     end = _HEAD.size + size
@@ -527,10 +536,10 @@ def _plain_view(data: bytes | memoryview, head: _Head) -> EntryView | None:
 
 def _plain_fields(metadata: bytes) -> tuple[str, int, int] | None:
     """Parse the producer's name and the sequence id at the beginning of plain metadata. Returns
-    them and the offset of the rest. None: the metadata is not plain."""
+    both, and the offset of the rest. None: the metadata is not plain."""
     try:
         at = 2 + metadata[1]
-        # Producer name and time repeat from one entry to the next, so a cache holds them.
+        # Consecutive entries have the same producer name, so `plain_name` caches it.
         producer_name = plain_name(metadata[:at])
         if producer_name is None or metadata[at] != 0x10:
             return None
@@ -550,7 +559,8 @@ def _plain_fields(metadata: bytes) -> tuple[str, int, int] | None:
 
 @lru_cache(maxsize=1024)  # each name has at most 130 bytes
 def plain_name(field: bytes) -> str | None:
-    """Parse the field of the producer's name, with a size of one byte. None: another field."""
+    """Parse the producer name's field. None: `field` is another field, its size does not fit into
+    one byte, or the name is not UTF-8."""
     if field[0] != 0x0A or field[1] > 0x7F or len(field) != 2 + field[1]:
         return None
     try:
@@ -561,12 +571,12 @@ def plain_name(field: bytes) -> str | None:
 
 def plain_key(fields: bytes) -> tuple[bytes, str | None] | None:
     """Take the partition key out of `fields`, which follow the sequence id of plain metadata.
-    Returns the other fields, and the key (None: absent). The other fields repeat from one entry to
-    the next, so `plain_rest` caches them.
+    Returns the other fields, and the key (None: absent). Consecutive entries often have the same
+    other fields, so `plain_rest` caches its results.
 
     The key has less than 128 bytes and follows the publish time, which has six bytes (until the
-    year 2109). Apache's Java client also states that the key is not base64. None: the key has
-    another form.
+    year 2109). Apache's Java client then adds the field that says that the key is not base64. None:
+    the key has another form.
     """
     if fields[_PLAIN_KEY_AT : _PLAIN_KEY_AT + 1] != b"\x32":
         return fields, None
@@ -583,13 +593,13 @@ def plain_key(fields: bytes) -> tuple[bytes, str | None] | None:
     return fields[:_PLAIN_KEY_AT] + fields[end:].removesuffix(_NOT_BASE64), key
 
 
-@lru_cache(maxsize=256)  # clocks and sizes of producers differ a little; at most 40 bytes each
+@lru_cache(maxsize=256)  # the times and sizes of concurrent producers differ
 def plain_rest(fields: bytes) -> tuple[int, int] | None:
     """Parse the publish time and the uncompressed size (0: absent) at the end of plain metadata.
 
     The publish time comes first and is below 2^63. Apache's Java client then adds the uncompressed
-    size, even to an uncompressed message, and the version of its schema. None: other fields,
-    another order, or a size above every limit.
+    size, even to an uncompressed message, and the version of its schema. None: `fields` has other
+    fields, another order, or a size above MESSAGE_BYTES_MAX.
     """
     time_ms, at = _plain_number(fields, 0x18, 0, 9)
     size = 0
@@ -613,8 +623,8 @@ def _plain_publish_time(fields: bytes) -> int:
 
 
 def _plain_index(fields: bytes) -> int:
-    """Parse the index in broker entry metadata as brokers write it: time, index. -1: other
-    fields, or the time of another century."""
+    """Parse the index in broker entry metadata of the form that brokers write: the time in six
+    bytes (until the year 2109), then the index. -1: the metadata has another form."""
     if len(fields) < 9 or fields[0] != 0x08 or fields[6] > 0x7F or fields[7] != 0x10:
         return -1
     if fields[1:6].translate(None, _CONTINUED):
@@ -627,9 +637,10 @@ def _plain_index(fields: bytes) -> int:
 
 
 def _plain_number(fields: bytes, tag: int, at: int, bytes_max: int) -> tuple[int, int]:
-    """Parse a varint field of at most `bytes_max` bytes. Returns its number and the next offset.
+    """Parse the varint field at `at`: `tag`, and a number of at most `bytes_max` bytes. Returns the
+    number and the next offset.
 
-    If another field begins there, the returned offset is beyond the end.
+    If there is no such field at `at`, the returned offset is beyond the end of `fields`.
     """
     number = 0
     if fields[at : at + 1] == bytes([tag]):

@@ -15,7 +15,7 @@ import google_crc32c
 
 IDENTITY_KEY: Final = b"I"
 ENTRY_KEY: Final = struct.Struct(">cqq")
-LEDGER_KEY: Final = struct.Struct(">cq")  # keys of tombstones have this layout, too
+LEDGER_KEY: Final = struct.Struct(">cq")  # also the layout of tombstone keys
 ID_MAX: Final = 2**63 - 1
 
 LEDGER_RECORD_VERSION: Final = 1
@@ -44,9 +44,9 @@ _IDENTITY: Final = re.compile(
     rb"crc32c = (?P<crc>[0-9a-f]{8})\n"
 )
 _IDENTITY_BYTES_MAX: Final = 4096
-# An intent takes 33 bytes, so all take 2,112 of the 4,096 bytes; the other lines take less than
-# 700. Each intent belongs to a start that read the cookie but ended before it knew whether its own
-# cookie was written.
+# An intent is the token of a start that read the cookie, but ended before it knew whether its own
+# cookie was written. An intent takes 33 bytes, so all intents take 2,112 of the 4,096 bytes. The
+# other lines take less than 700 bytes.
 INTENTS_MAX: Final = 64
 _IDENTITY_FIELDS: Final = frozenset({"bookie", "cluster", "incarnation", "boot_epoch", "state"})
 _IDENTITY_FIELDS_LATER: Final = frozenset({"former", "start", "intents"})  # may be absent
@@ -54,7 +54,7 @@ _NONE: Final = "none"
 
 
 class FormatDamaged(ValueError):
-    """Bytes do not have the expected format; `reason` says why."""
+    """Stored bytes do not have the expected format; `reason` says why."""
 
     definite = False
 
@@ -75,8 +75,8 @@ def ledger_key(ledger: int) -> bytes:
 
 
 def key_after_ledger(ledger: int) -> bytes:
-    """Return a key between this ledger's key and the next ledger's. -1: before all ledgers'
-    keys."""
+    """Return a key between this ledger's key and the next ledger's key. For -1, the key is before
+    the keys of all ledgers."""
     return ledger_key(ledger) + b"\0" if ledger >= 0 else b"L"
 
 
@@ -112,7 +112,7 @@ class LedgerRecord:
 
     master_key: int
     fenced: bool
-    created_ms: int  # the time of this bookie's wall clock; informative
+    created_ms: int  # the time of this bookie's wall clock; for information only
     verified: bool = False  # the metadata once confirmed this bookie for the ledger
 
     def fence(self) -> LedgerRecord:
@@ -163,11 +163,11 @@ def decode_tombstone(value: bytes) -> Tombstone:
 
 @dataclass(frozen=True, slots=True)
 class ManifestState:
-    """A past state of RocksDB's MANIFEST, its list of tables."""
+    """A past state of RocksDB's MANIFEST file, which lists the tables of the store."""
 
     number: int  # the number of the file
-    size_bytes: int  # the file had at least this size, all of it intact
-    flushed: int  # every operation up to this one was in tables that the file names
+    size_bytes: int  # the file had at least this many bytes, all of them intact
+    flushed: int  # every operation up to this number was in tables that the file names
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Watermark:
 
     boot_epoch: int
     sequence: int
-    closed: bool = False  # the store was closed cleanly, and not written since
+    closed: bool = False  # True: the store was closed cleanly, and not written to since then
     manifest: ManifestState | None = None  # None: not recorded
 
 
@@ -194,10 +194,11 @@ def encode_watermark(watermark: Watermark) -> bytes:
 
 
 def decode_watermark(slots: bytes) -> Watermark:
-    """Return the later of the two slots. One slot may be torn. Raises FormatDamaged when both are.
+    """Return the later watermark of the two slots. One slot may be torn. Raises FormatDamaged when
+    both slots are torn.
 
-    In an idle store both slots have the same sequence. Then the slot with the later MANIFEST
-    counts.
+    In an idle store both slots have the same sequence. Then a clean close counts as later, and
+    otherwise the later MANIFEST.
     """
     found: list[Watermark] = []
     reasons: list[str] = []
@@ -261,34 +262,37 @@ def _open(
 
 
 class DirectoryState(StrEnum):
-    """The state of a directory."""
+    """The state of a bookie's directory."""
 
-    # store and watermark belong to the former incarnation, and will be moved
+    # The store and the watermark belong to the former incarnation. The bookie will move them away.
     REPLACING = "replacing"
-    FORMATTING = "formatting"  # store and watermark are being made, and are still empty
+    FORMATTING = "formatting"  # the bookie is making the store and the watermark; both are empty
     READY = "ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The owner of a directory."""
+    """The content of the identity file, which names the bookie that owns a directory."""
 
     bookie: str
     cluster: str
     incarnation: str  # 32 hex digits, made with the store
-    former: str | None  # the incarnation that this one replaced. None: the first incarnation
-    boot_epoch: int  # of the last or the running start; continues the former's count
-    # The token of that start, 32 hex digits: it tells two copies of a directory apart. "": none.
+    former: str | None  # the incarnation that this one replaced. None: this is the first one
+    # The boot epoch of the running start, or of the last start if the bookie does not run. A new
+    # incarnation continues the count of its predecessor.
+    boot_epoch: int
+    # The token of the same start, 32 hex digits: it tells two copies of a directory apart. "": the
+    # start has no token.
     start: str
     state: DirectoryState
-    # Tokens of earlier starts with the same epoch, oldest first: their cookie writes may still
-    # arrive.
+    # The tokens of earlier starts with the same boot epoch, oldest first. The metadata store may
+    # still receive the cookies that these starts wrote.
     intents: tuple[str, ...] = ()
 
 
 def is_name(name: str) -> bool:
-    """Return whether `name` is valid for a bookie or cluster: 1 to 128 letters, digits, '.', '_',
-    '-', beginning with a letter or digit."""
+    """Return whether `name` is a valid name of a bookie or cluster. A name has 1 to 128 characters:
+    letters, digits, '.', '_' and '-'. The first character is a letter or a digit."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -297,7 +301,8 @@ def is_incarnation(text: str) -> bool:
 
 
 def encode_identity(identity: Identity) -> bytes:
-    """Encode the identity as lines of readable text. The checksum covers all lines before it."""
+    """Encode the identity as lines of readable text. The last line is the checksum of all lines
+    before it."""
     assert is_name(identity.bookie)
     assert is_name(identity.cluster)
     assert is_incarnation(identity.incarnation)

@@ -1,4 +1,4 @@
-"""The cursor of one subscription: its acknowledgements and its backlog in a log.
+"""The cursor of one subscription: its acknowledgements and its backlog.
 
 Changes take effect in memory at once. The journal makes the changes of durable cursors durable.
 """
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 class Cursor:
     """Made by `Cursors`.
 
-    Methods call `done` once, with one of these values:
+    Methods with a parameter `done` call it once, with one of these values:
 
     - None: the acknowledgement is durable.
-    - LogFenced, LogClosed or another LogError: it stays unknown whether the acknowledgement is
-      durable.
+    - LogFenced, LogClosed or another LogError: the acknowledgement may be durable or lost.
     - TooManyReceipts: the journal makes the acknowledgement durable, but does not report when.
     - SubscriptionNotFound: the subscription was deleted.
 
-    A non-durable cursor calls `done` before the method returns.
+    In a non-durable cursor, the method calls `done(None)` before it returns.
     """
 
     __slots__ = (
@@ -65,15 +64,15 @@ class Cursor:
     ) -> None:
         self.name = name
         self.properties = properties
-        self.number = number  # its number in the journal's records; a reset changes it
+        self.number = number  # the cursor's number in the journal's records; a reset changes it
         self._log = topic_log
         self._state = state
         self._journal = journal  # None: not durable
         self.redeliveries = Redeliveries(self._note)
         self.durable_mark = state.mark_delete  # the next owner finds this mark or a later one
-        # The changes since the last delta or snapshot for the journal:
+        # The state at the last delta or snapshot for the journal, and the changes since then:
         self._known_mark = state.mark_delete
-        self._acked: dict[int, array[int]] = {}  # entries by ledger
+        self._acked: dict[int, array[int]] = {}  # acknowledged entries by ledger
         self._partly: dict[Position, None] = {}
 
     # ---- state -----------------------------------------------------------------------------------
@@ -84,8 +83,8 @@ class Cursor:
 
     @property
     def mark_delete(self) -> Position:
-        """Everything up to and including this position is acknowledged. Not all of it may be
-        durable yet."""
+        """Everything up to and including this position is acknowledged. Some of these
+        acknowledgements may not be durable yet."""
         return self._state.mark_delete
 
     def is_acked(self, position: Position) -> bool:
@@ -101,27 +100,28 @@ class Cursor:
         return bool(self._state.partial)
 
     def batch_ack_set(self, position: Position) -> tuple[int, ...] | None:
-        """The unacknowledged messages of a batch, as signed 64-bit words. None: no ack set is known
-        for it."""
+        """Return the unacknowledged messages of a batch, as signed 64-bit words. None: the cursor
+        has no ack set for this batch."""
         remaining = self._state.remaining(position)
         return None if remaining is None else ack_set_words(remaining)
 
     def first_unacked(self, position: Position) -> Position:
-        """The first unacknowledged entry at or after `position`. If there is none: the position
-        after the last entry of the log."""
+        """Return the first unacknowledged entry at or after `position`. If there is no such entry,
+        return the position after the last entry of the log."""
         return self._state.first_unacked(position)
 
     def nth_unacked(self, number: int) -> Position | None:
-        """The unacknowledged entry with this number, counted from 1. None: there are fewer."""
+        """Return the unacknowledged entry with this number, counted from 1. None: there are
+        fewer unacknowledged entries."""
         return self._state.nth_unacked(number)
 
     def ranges(self) -> Iterator[AckedRange]:
-        """The ranges of acknowledged entries after the mark, in order."""
+        """Return the ranges of acknowledged entries after the mark, in order."""
         return self._state.ranges()
 
     def holes(self) -> tuple[int, int]:
-        """The number of `ranges`, and the bytes of their bitmaps. A snapshot may take fewer bytes.
-        Costs 50 us for a million bits."""
+        """Return the number of `ranges`, and the size of their bitmaps in bytes. A snapshot of them
+        may be smaller. Costs 50 us for a million bits."""
         count = size = 0
         for _, _, bits in self._state.bitmap_slices():
             number = int.from_bytes(bits, "little")
@@ -135,8 +135,8 @@ class Cursor:
         return self.backlog_nowait().entries
 
     def backlog_nowait(self) -> Backlog:
-        """The backlog without a read. The number of messages may be an estimate: see
-        `Backlog.exact`."""
+        """Return the backlog without a read of entries. The number of messages may be an estimate:
+        see `Backlog.exact`."""
         return backlog.estimate(self._log.chain, self._state)
 
     @property
@@ -146,21 +146,21 @@ class Cursor:
         return backlog.size(log.chain, self._state, stored_bytes=log.stored_bytes)
 
     async def backlog(self) -> Backlog:
-        """The exact backlog, or an estimate if the exact one takes more than 100 reads. Raises
-        ReadFailed."""
+        """Return the exact backlog, or an estimate if an exact count takes more than 100 reads.
+        Raises ReadFailed."""
         return await backlog.count(self._log, self._state)
 
     # ---- acknowledging ---------------------------------------------------------------------------
 
     def acknowledge(self, positions: Sequence[Position], done: Receipt | None = None) -> int:
-        """Acknowledge whole entries. Returns the number of newly acknowledged entries. Entries that
-        are not in the log are ignored."""
+        """Acknowledge whole entries. Ignores entries that are not in the log. Returns the number of
+        newly acknowledged entries."""
         on_ack, durable, acked = self._state.on_ack, self.durable, self._acked
         count = 0
         for position in positions:
             if on_ack(position):
                 count += 1
-                if durable:  # does the same as `_note_entry`, without a call for each entry
+                if durable:  # as in `_note_entry`, without the cost of a call for each entry
                     entries = acked.get(position.ledger)
                     if entries is None:
                         entries = acked[position.ledger] = array("I")
@@ -186,8 +186,8 @@ class Cursor:
     def acknowledge_cumulative(
         self, position: Position, ack_set: Sequence[int] = (), done: Receipt | None = None
     ) -> bool:
-        """Acknowledge everything up to and including `position`, except the messages of that batch
-        which are in `ack_set`. Returns whether the mark moved."""
+        """Acknowledge everything up to and including `position`, except the messages in `ack_set`,
+        which belong to the batch at `position`. Returns whether the mark moved."""
         state = self._state
         if not any(ack_set):
             moved = state.on_ack_cumulative(position)
@@ -200,20 +200,21 @@ class Cursor:
         return moved
 
     def limit_batch(self, position: Position, messages: int) -> None:
-        """The batch has `messages` messages: clear the bits beyond them in its ack set."""
+        """Clear the bits beyond the first `messages` bits in the ack set of a batch, because the
+        batch has this number of messages."""
         if self._state.on_batch_size(position, messages):
             self._note_part(position)
             self._note()
 
     async def reset(self, start: Position, remaining: int = 0) -> None:
-        """Move the cursor: the first entry at or after `start` (EARLIEST, LATEST, or an entry) is
-        delivered next. All entries before it become acknowledged, all others unacknowledged.
-        `remaining`: the bits of the unacknowledged messages of this entry, which must be `start`
-        itself; 0: all its messages are unacknowledged.
+        """Move the cursor to the first entry at or after `start` (EARLIEST, LATEST, or an entry).
+        All entries before this entry become acknowledged; this and all later entries become
+        unacknowledged. `remaining`: the unacknowledged messages of the batch at `start`, as bits;
+        0: all its messages are unacknowledged.
 
-        Durable on return. The reset overrides acknowledgements that arrive during it. Raises
-        SubscriptionNotFound, or the error that ended the journal (LogFenced, LogClosed, or another
-        LogError).
+        When the call returns, the move of a durable cursor is durable. The reset overrides
+        acknowledgements that arrive during the call. Raises SubscriptionNotFound, or the error that
+        ended the journal (LogFenced, LogClosed, or another LogError).
         """
         target = Start(mark_before(self._log.chain, start), remaining)
         if self._journal is None:
@@ -224,14 +225,14 @@ class Cursor:
         await moved.wait()
 
     async def flush(self) -> None:
-        """Wait until all earlier acknowledgements are durable. Raises the errors that `done`
-        gets."""
+        """Wait until all earlier acknowledgements are durable. Raises the errors that the class's
+        docstring lists for `done`."""
         flushed = Waiting()
         self._note(flushed)
         await flushed.wait()
 
     def _acknowledge_part(self, position: Position, ack_set: Sequence[int]) -> None:
-        # Check the position first: parsing the bits costs more.
+        # Check the position first, because parsing the bits costs more.
         state = self._state
         if state.is_open(position) and state.on_ack_batch_index(position, ack_set_bits(ack_set)):
             self._note_part(position)
@@ -259,7 +260,7 @@ class Cursor:
 
     @property
     def changed(self) -> bool:
-        """True when there are changes to store."""
+        """True when the cursor has changes for the journal."""
         moved = self._state.mark_delete != self._known_mark
         acked = bool(self._acked) or bool(self._partly)
         return moved or acked or self.redeliveries.has_unstored
@@ -292,20 +293,20 @@ class Cursor:
         return stored.snapshot(self.number, self._state, self.redeliveries.all_counts())
 
     def on_stored(self, mark: Position) -> bool:
-        """`mark` is durable. Returns True if the cursor no longer needs one of the topic's ledgers
-        that it needed before."""
+        """Take note that `mark` is durable. Returns True if the cursor no longer needs one of the
+        topic's ledgers that it needed before."""
         chain, before = self._log.chain, self.durable_mark
         self.durable_mark = mark
         at_end = mark.entry + 1 >= chain.counts.get(mark.ledger, 0) and chain.is_closed(mark.ledger)
         return mark > before and (mark.ledger != before.ledger or at_end)
 
     def on_head_dropped(self) -> None:
-        """Ledgers at the head of the log were dropped."""
+        """Take note that the log has dropped ledgers at its head."""
         self._state.on_head_dropped()
 
     def restart(self, start: Start, number: int) -> None:
-        """Acknowledge the entries and messages before `start`, and take back all other
-        acknowledgements. The journal stores this state under `number`."""
+        """Acknowledge the entries and messages before `start`, and drop all other acknowledgements.
+        The journal stores the new state under `number`."""
         self._state.reset(start)
         self.durable_mark = self._state.mark_delete
         self.redeliveries.clear()
@@ -319,5 +320,5 @@ class Cursor:
 
 
 def mark_before(chain: Chain, start: Position) -> Position:
-    """The mark of a cursor whose next entry is the first one at or after `start`."""
+    """Return the mark of a cursor whose next entry is the first entry at or after `start`."""
     return chain.previous_position(chain.ceiling(start))

@@ -1,26 +1,27 @@
 """Decides whether a broker that owns a bundle is gone although it is still registered.
 
-This broker first sends a PING to the owner's port. A broker answers a PING without a CONNECT. There
-are three outcomes:
+This broker first sends a PING to the owner's port. Every broker answers a PING without a CONNECT.
+There are three outcomes:
 
 - The port answers: the owner is alive.
-- The port refuses several connections in a row: no process listens there, and the registration only
-  waits for its session to expire.
-- The port is silent: the process may be stopped, or it is cut off from this broker. Then the
-  bookies decide.
+- The port refuses several connections in a row: the owner is gone, because no process listens
+  there. Its registration remains until its metadata session expires.
+- The port is silent: the owner may be suspended, or the network may separate it from this broker.
+  Then this broker asks the bookies.
 
-Every broker sends a beat to each bookie every BEAT_S (bookie/witness.py). The bookies say when they
-last heard the owner:
+Every broker sends a beat to each bookie every BEAT_S (bookie/witness.py). The bookies answer when
+they last heard the owner:
 
-- One bookie has heard the owner just now: the owner is alive. Only this broker is cut off from it.
+- A bookie has heard the owner just now: the owner is alive. The network separates it only from this
+  broker.
 - Most of the registered bookies answer, and none has heard the owner for `silence_s`: the owner is
-  gone. It can neither append nor acknowledge, whatever the reason for its silence.
+  gone. Whatever the reason for its silence, it can neither append nor acknowledge.
 - Most of the bookies answer, and the silence is shorter: this broker asks again, for `silence_s` at
-  most.
-- Too few bookies answer: the owner counts as alive until its registration expires.
+  most. After that, the owner counts as alive.
+- Too few bookies answer: the owner counts as alive.
 
-A wrong decision is harmless: the topic record's epoch and the fencing at the bookies stop the
-broker that was replaced. The clients have to reconnect.
+A wrong decision loses no data: the epoch in the topic's record and the fencing at the bookies stop
+the replaced broker. The clients only have to reconnect.
 """
 
 from __future__ import annotations
@@ -45,24 +46,25 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import BrokerId, BrokerRegistration
 
 SILENCE_S: Final = 2.0
-"""The silence after which a broker counts as gone: four beats. An event loop is never busy for this
-long, except on an overloaded machine. A client that hears nothing for 2 s asks another broker; with
-a longer SILENCE_S that client would have to wait."""
+"""The silence in seconds after which a broker counts as gone: four beats. An event loop is never
+busy for this long, except on an overloaded machine. A client that hears nothing for 2 s asks
+another broker. With a longer SILENCE_S, the client would then have to wait."""
 
 REFUSALS: Final = 3  # consecutive refusals before an owner counts as dead
 REFUSAL_PAUSE_S: Final = 0.1  # the pause between refusals: a broker may be restarting its listener
 PING_S: Final = 0.25
-"""Time limit for connecting and for the answer to a PING. A broker that is only busy may exceed it;
-then the bookies say that they hear the broker."""
+"""The time limit in seconds for connecting and for the answer to a PING. A broker that is only busy
+may exceed this limit. Then the bookies answer that they hear the broker."""
 
-# The time in seconds for which an answer is used without asking again:
+# The times in seconds for which this broker uses an answer without asking again:
 ANSWER_FRESH_S: Final = 1.0  # the port has answered
-SILENCE_FRESH_S: Final = 0.25  # the port was silent
-REFUSAL_FRESH_S: Final = 0.5  # the port has refused
-ALIVE_FRESH_S: Final = 0.5  # the bookies say that the broker is alive, or cannot tell
-GONE_FRESH_S: Final = 1.0  # the bookies say that the broker is gone: a dead owner has many bundles
-JUST_NOW_S: Final = 1.5 * BEAT_S
-ASK_AGAIN_S: Final = 0.25
+SILENCE_FRESH_S: Final = 0.25  # the port is silent
+REFUSAL_FRESH_S: Final = 0.5  # the port has refused connections
+ALIVE_FRESH_S: Final = 0.5  # the bookies hear the broker, or cannot tell
+GONE_FRESH_S: Final = 1.0  # the bookies do not hear the broker; a gone owner has many bundles
+
+JUST_NOW_S: Final = 1.5 * BEAT_S  # a bookie that heard a broker within this time heard it just now
+ASK_AGAIN_S: Final = 0.25  # the pause before this broker asks the bookies again
 
 _PING: Final = framing.encode_command(pb.CommandPing())
 
@@ -90,7 +92,7 @@ class Finding(Enum):
 
 def judge(answers: Sequence[LastHeard | None], silence_s: float) -> tuple[Finding, float]:
     """Return the meaning of the bookies' answers, and the time in seconds for which the broker has
-    been silent at least. Pure."""
+    been silent at least (0.0: not known). Pure."""
     told = [answer for answer in answers if answer is not None]
     if any(answer.heard_s < JUST_NOW_S for answer in told):
         return Finding.HEARD, 0.0
@@ -109,8 +111,8 @@ class Port(Enum):
 
 
 class Liveness:
-    """This broker's knowledge of the liveness of other brokers. Concurrent lookups share one
-    question and its answer."""
+    """Tells which other brokers are alive. Concurrent calls for the same broker share one check and
+    its result."""
 
     def __init__(
         self,
@@ -136,8 +138,9 @@ class Liveness:
         return await self._ports.get(broker) is Port.ANSWERS
 
     async def is_gone(self, broker: BrokerRegistration) -> bool:
-        """Return whether the broker is gone, so that its bundles may be taken. False: it is alive,
-        or that is unknown. A call takes at most `silence_s` and a second."""
+        """Return whether the broker is gone, so that this broker may take its bundles. False: the
+        broker is alive, or its state is unknown. A call takes at most `silence_s` plus one
+        second."""
         match await self._ports.get(broker):
             case Port.ANSWERS:
                 return False
@@ -176,10 +179,10 @@ class _Known(Generic[T]):
 
 
 class _Shared(Generic[T]):
-    """Asks once for all callers, and keeps the answer while it is valid.
+    """Calls `ask` once for all callers, and keeps one answer for each broker while it is valid.
 
-    The first caller asks, and the others wait for its answer. If the first caller is cancelled,
-    another caller asks. One answer is kept for each broker until it is no longer valid.
+    The first caller calls `ask`, and the other callers wait for the answer. If the first caller is
+    cancelled, another caller calls `ask`.
     """
 
     def __init__(self, ask: Callable[[BrokerRegistration], Awaitable[tuple[T, float]]]) -> None:
@@ -188,7 +191,7 @@ class _Shared(Generic[T]):
         self._asking: dict[tuple[BrokerId, str], asyncio.Event] = {}
 
     def known(self, broker: BrokerRegistration) -> T | None:
-        """The answer that is kept; None: no valid answer is kept."""
+        """Return the kept answer. None: there is no valid answer."""
         known = self._known.get(broker.broker)
         if known is None or known.incarnation != broker.incarnation:
             return None
@@ -226,8 +229,8 @@ async def _look_at_port(broker: BrokerRegistration) -> tuple[Port, float]:
 
 
 async def _ping(broker: BrokerRegistration) -> Port:
-    """Ping a broker. An end of the connection counts as an answer: only a running process ends a
-    connection."""
+    """Ping a broker, or only connect to it if it has no Pulsar port. An end of the connection
+    counts as an answer, because only a running process ends a connection."""
     has_pulsar = bool(broker.pulsar_url)
     address = urlsplit(broker.pulsar_url if has_pulsar else broker.grpc_url)
     assert address.hostname is not None

@@ -1,18 +1,18 @@
-"""One watched copy per broker of tenants, namespaces and policies, which answers synchronously.
+"""The broker's cache of tenants, namespaces and policies, which answers without waiting.
 
-`ready(namespace)` loads a namespace when it is first needed. `follow(topic)` loads the policies of
-a topic that this broker serves. After that, `bundle_of` and `policies_of` answer without waiting.
-Watches keep the copy fresh: each report of a change queues a read, and a few reader tasks carry the
-reads out.
+`ready(namespace)` loads a namespace at its first use. `follow(topic)` loads the policies of a topic
+that this broker serves. After that, `bundle_of` and `policies_of` answer without waiting. Watches
+keep the cache fresh: each report of a change queues a read, and a few reader tasks carry out the
+reads.
 
-Without a connection to the metadata store the copy is stale: the last answers stay valid,
-`is_fresh` is False, and the cache reads every record again after reconnecting. A record that was
-never read is unknown. The cache never takes an unknown record for "no policies": the caller gets
-PoliciesUnavailable and retries.
+While the broker has no connection to the metadata store, the cache is stale. It still returns the
+values that it read last, and `is_fresh` returns False. After reconnecting, the cache reads every
+record again. A record that was never read is unknown. The cache never takes an unknown record for
+"no policies": the caller gets PoliciesUnavailable and retries.
 
 The cache keeps at most NAMESPACES_MAX namespaces. At the limit, it forgets the least recently used
-namespace without a served topic. If every namespace has a served topic, the cache refuses the next
-one with PoliciesUnavailable.
+namespace that is not needed: no topic of it is served, and no request waits for it. If every
+namespace is needed, the cache refuses another namespace with PoliciesUnavailable.
 """
 
 from __future__ import annotations
@@ -45,37 +45,38 @@ if TYPE_CHECKING:
     from magnetar.protos.names import NamespaceName, TopicName
 
 NAMESPACES_MAX: Final = 4_096
-"""The maximum number of namespaces in the cache. Each needs about 6 KiB with three watches: 24 MiB
-in all."""
+"""The maximum number of namespaces in the cache. Each namespace needs about 6 KiB, with three
+watches: 24 MiB in all."""
 
 READERS: Final = 8
-"""The maximum number of reads in flight. After a lost connection, 10,000 records take a second or
-two at 1 ms each."""
+"""The maximum number of concurrent reads. With eight readers and 1 ms for each read, the cache
+reads 10,000 records again in a second or two after a lost connection."""
 
 RETRY_S: Final = 0.2
 """The pause before the next attempt at a read that failed on a live connection."""
 
 CREATE_TIMEOUT_S: Final = 5.0
-"""Time limit of the creation of a namespace's record; the request that needs it has its own
-deadline."""
+"""The time limit in seconds for creating the record of a tenant or namespace. The request that
+needs the record has a deadline of its own."""
 
 NOTIFY_BATCH: Final = 256
-"""The maximum number of callbacks in one step of the event loop. Ten thousand would block the loop
-for too long."""
+"""The maximum number of callbacks in one step of the event loop. Ten thousand callbacks in one step
+would block the loop for too long."""
 
 log = get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """One part, its path, and the functions that read and apply its value."""
+    """A cached value (`Part`), its path, and the functions that read and apply the value."""
 
     part: Part[Any]
     path: str
     read: Callable[[], Awaitable[Any]]  # returns None when the namespace may be forgotten
     apply: Callable[[Any], Effects]
     unwatch: Callable[[], None] = lambda: None
-    attempt: asyncio.Future[None] | None = None  # the outcome of the next read; None: not asked for
+    # The outcome of the next read. None: no request has asked for a read.
+    attempt: asyncio.Future[None] | None = None
     dropped: bool = False
 
 
@@ -104,7 +105,8 @@ class PolicyCache:
         failures: Failures | None = None,
     ) -> None:
         """`namespace_bundles`: the number of bundles of a namespace whose record this broker
-        creates. `failures` counts unexpected exceptions of callbacks; None: they are raised."""
+        creates. `failures` counts unexpected exceptions of callbacks; None: the cache raises
+        them."""
         self._store = store
         self._new_bundles = NamespaceBundles.divided(namespace_bundles)
         self._defaults = defaults
@@ -119,8 +121,8 @@ class PolicyCache:
     async def ready(self, namespace: NamespaceName) -> None:
         """Wait until the namespace is known. Known values may be stale; see `is_fresh`.
 
-        Raises NamespaceNotFound, PoliciesUnavailable (the metadata store does not answer, or a
-        record cannot be read). The caller must limit the wait by a deadline of its own.
+        Raises NamespaceNotFound and PoliciesUnavailable (a read failed, a record is invalid, or the
+        metadata store is not connected). The caller must set a deadline for the wait.
         """
         entry = self._use(namespace)
         if entry.view.is_known:
@@ -133,32 +135,35 @@ class PolicyCache:
             raise
 
     def bundle_of(self, topic: TopicName) -> Bundle:
-        """The bundle of a topic. Raises PoliciesUnavailable if the namespace is not known."""
+        """Return the bundle of a topic. Raises PoliciesUnavailable if the namespace is unknown."""
         return self._known(topic).bundle_of(topic)
 
     def policies_of(self, topic: TopicName) -> EffectivePolicies:
-        """The policies of a topic. The namespace must be known, and the topic must be followed or
-        set no policies of its own. Raises PoliciesUnavailable when the policies are unknown."""
+        """Return the policies of a topic. The namespace must be known. The topic must be followed,
+        or must set no policies of its own. Raises PoliciesUnavailable if the policies are
+        unknown."""
         return self._known(topic).policies_of(topic)
 
     def policies_of_namespace(self, namespace: NamespaceName) -> EffectivePolicies:
-        """The policies of the topics in a known namespace that set no policies of their own. Raises
-        PoliciesUnavailable when the policies are unknown."""
+        """Return the policies of topics that set no policies of their own, in a known namespace.
+        Raises PoliciesUnavailable if the policies are unknown."""
         entry = self._entries.get(namespace)
         if entry is None:
             raise PoliciesUnavailable(str(namespace), "it was not read yet")
         return entry.view.policies_shared()
 
     def tenant_of(self, namespace: NamespaceName) -> TenantRecord:
-        """The tenant of a known namespace. Raises PoliciesUnavailable when it is unknown."""
+        """Return the tenant of a known namespace. Raises PoliciesUnavailable if the tenant is
+        unknown."""
         entry = self._entries.get(namespace)
         if entry is None or entry.view.tenant.value is None:
             raise PoliciesUnavailable(str(namespace), "its tenant was not read yet")
         return entry.view.tenant.value
 
     def is_fresh(self, topic: TopicName) -> bool:
-        """Return whether `policies_of` is up to date as far as the metadata store has reported.
-        Code that deletes data checks this first. Raises PoliciesUnavailable."""
+        """Return whether `policies_of` is up to date: the metadata store has reported no change
+        since the last read. Code that deletes data must check this first. Raises
+        PoliciesUnavailable."""
         return self._known(topic).is_fresh(topic)
 
     def _known(self, topic: TopicName) -> NamespaceView:
@@ -171,8 +176,8 @@ class PolicyCache:
 
     async def follow(self, topic: TopicName) -> None:
         """Read all records on which the topic's policies depend, and keep them fresh until
-        `unfollow`. A topic must not be followed twice at the same time. Raises NamespaceNotFound,
-        PoliciesUnavailable; then the topic is not followed."""
+        `unfollow`. A topic must not be followed twice at the same time. Raises NamespaceNotFound
+        and PoliciesUnavailable. After an error the topic is not followed."""
         entry = self._use(topic.namespace_name)
         entry.waiting += 1
         try:
@@ -201,9 +206,9 @@ class PolicyCache:
             self._drop_node(entry.nodes.pop(unneeded))
 
     def subscribe(self, topic: TopicName, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` when the policies of a followed topic may have changed. It runs on the
-        loop and must be short. Returns the function that ends these calls; `unfollow` ends them,
-        too."""
+        """Call `callback` when the policies of a followed topic may have changed. `callback` runs
+        on the event loop and must be short. Returns the function that ends these calls; `unfollow`
+        ends them, too."""
         return self._known(topic).subscribe(topic, callback).end
 
     # ---- reading ----
@@ -215,7 +220,7 @@ class PolicyCache:
             self._use(DEFAULT_NAMESPACE)  # this namespace always exists: its first read creates it
             for entry in self._entries.values():
                 for node in entry.nodes.values():
-                    self._queue_read(entry, node)  # the reads that an earlier run left
+                    self._queue_read(entry, node)  # reads that an earlier run did not complete
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._record_namespaces())
                 for _ in range(READERS):
@@ -229,7 +234,7 @@ class PolicyCache:
     async def _record_namespaces(self) -> None:
         try:
             await record_namespaces(self._store, self._new_bundles)
-        # Each namespace is recorded at its first use.
+        # Not fatal: the cache also records each namespace at its first use.
         except (MetadataError, InvalidRecord) as error:
             log.warning("recording the namespaces of topics failed", error=str(error))
 
@@ -240,7 +245,7 @@ class PolicyCache:
                 await self._wake.wait()
             node = next(iter(self._queue))
             entry = self._queue.pop(node)
-            if node.part.wants_read:  # otherwise another reader reads it, and queues it if needed
+            if node.part.wants_read:  # False: another reader reads the node, and queues it again
                 await self._read(entry, node)
 
     async def _read(self, entry: _Entry, node: _Node) -> None:
@@ -290,13 +295,14 @@ class PolicyCache:
             for subscription in effects.notify[start : start + NOTIFY_BATCH]:
                 try:
                     subscription.notify()
-                except Exception as error:  # guard.py
+                except Exception as error:  # see guard.py
                     if self._failures is None:
                         raise
                     self._failures.note("policy callback", str(subscription.topic), error)
 
     async def _wait_read(self, entry: _Entry, parts: Iterable[Part[Any]]) -> None:
-        """Wait for one read of each part. Raises PoliciesUnavailable if one fails."""
+        """Wait for one read of each part. Raises PoliciesUnavailable or NamespaceNotFound if a read
+        fails."""
         entry.waiting += 1
         try:
             attempts = [self._attempt(entry, entry.nodes[part]) for part in parts]
@@ -320,7 +326,7 @@ class PolicyCache:
         if node.attempt is not None:
             error = PoliciesUnavailable(node.path, why) if isinstance(why, str) else why
             node.attempt.set_exception(error)
-            node.attempt.exception()  # marks it as retrieved: perhaps no request waits for it
+            node.attempt.exception()  # avoids asyncio's warning: perhaps no request waits for it
             node.attempt = None
 
     def _queue_read(self, entry: _Entry, node: _Node) -> None:
@@ -333,7 +339,7 @@ class PolicyCache:
         self._queue_read(entry, node)
 
     def _on_session(self, state: SessionState) -> None:
-        """Make every part stale when the connection is lost: no watch reports a change then."""
+        """When the connection is lost, make every part stale, because watches report no changes."""
         self._wake.set()
         if state is SessionState.CONNECTED:
             return
@@ -345,7 +351,7 @@ class PolicyCache:
     # ---- namespaces that are kept ----
 
     def _use(self, namespace: NamespaceName) -> _Entry:
-        """The namespace's entry, which becomes the most recently used one."""
+        """Return the namespace's entry. The entry becomes the most recently used one."""
         entry = self._entries.pop(namespace, None)
         if entry is None:
             if len(self._entries) >= self._namespaces_max:
@@ -360,7 +366,7 @@ class PolicyCache:
             if not entry.is_needed:
                 self._drop(entry)
                 return
-            # An entry in use becomes the most recently used one.
+            # A needed entry becomes the most recently used one.
             self._entries[name] = self._entries.pop(name)
         why = f"this broker serves topics of {self._namespaces_max} other namespaces already"
         raise PoliciesUnavailable(str(namespace), why)
@@ -428,9 +434,10 @@ class PolicyCache:
     async def _get_or_create(
         self, entry: _Entry, path: str, new: bytes, *, is_tenant: bool
     ) -> bytes | None:
-        """The stored record. An absent record is created for a built-in namespace, and for a
-        namespace that has topics: an earlier version of Magnetar created these topics. None: the
-        record is absent and no request needs it. Raises NamespaceNotFound."""
+        """Return the stored record of a tenant or namespace. Create an absent record if the
+        namespace is built in or has topics: an earlier version of Magnetar created such topics
+        without a record. None: the record is absent, and the namespace is not needed. Raises
+        NamespaceNotFound."""
         found = await self._store.get(path)
         if found is None:
             await self._store.sync(path)  # an administrator may just have created it
@@ -453,7 +460,8 @@ class PolicyCache:
     async def _exists_without_record(self, name: NamespaceName, *, is_tenant: bool) -> bool:
         if name in BUILT_IN or await has_topics(self._store, name):
             return True
-        # The namespace may have a record from a version that kept no records of tenants.
+        # An earlier version of Magnetar kept no records of tenants. The namespace may have a record
+        # of that version.
         path = paths.namespace(name.tenant, name.namespace)
         return is_tenant and await self._store.get(path) is not None
 

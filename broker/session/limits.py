@@ -2,16 +2,17 @@
 
 The broker closes a refused connection after an ERROR that names the exceeded limit.
 
-Before CONNECT a client is unknown, so the broker bounds its input: a frame has at most
-HANDSHAKE_BYTES_MAX. gRPC delivers only whole messages, so over gRPC the broker learns the size too
-late. Therefore CONNECT travels in the metadata of the call, which gRPC bounds
-(runtime/grpc_frames.py). The broker reads no message of a client before it has accepted the
-CONNECT. The exception is a client that must answer a challenge. The broker reads at most
-HANDSHAKES_MAX streams of such clients at once; the others wait in FIFO order. While others wait,
-the broker closes a stream that takes longer than HANDSHAKE_FAIR_S. `Requests` limits the requests
-of other gRPC calls in the same way, with REQUESTS_READ_MAX and REQUEST_FAIR_S, and also limits
-their bytes. For each connection, gRPC bounds the bytes that it buffers of waiting streams
-(STREAMS_MAX, STREAM_WINDOW_BYTES).
+Before CONNECT a client is unknown, so the broker bounds its input. Over TCP, it accepts frames of
+at most HANDSHAKE_BYTES_MAX. gRPC delivers only whole messages, so over gRPC the broker would learn
+the size too late. Therefore CONNECT travels in the metadata of the gRPC call, which gRPC bounds
+(runtime/grpc_frames.py). The broker reads no message of a gRPC client before it has accepted the
+CONNECT, unless the client must answer a challenge.
+
+The broker reads at most HANDSHAKES_MAX streams of clients in the handshake at once; other streams
+wait in FIFO order. While others wait, the broker closes a stream that takes longer than
+HANDSHAKE_FAIR_S. `Requests` limits the requests of other gRPC calls in the same way, with
+REQUESTS_READ_MAX and REQUEST_FAIR_S. It also limits their bytes. For each connection, gRPC bounds
+the bytes that it buffers for waiting streams (STREAMS_MAX, STREAM_WINDOW_BYTES).
 """
 
 from __future__ import annotations
@@ -28,36 +29,38 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 HANDSHAKE_BYTES_MAX: Final = 64 << 10
-"""The limit of a frame before CONNECT. A CONNECT has some hundred bytes, and with a large token
-some kilobytes."""
+"""The size limit of a frame before CONNECT. A CONNECT has some hundred bytes, or some kilobytes
+with a large token."""
 
 HANDSHAKES_MAX: Final = 32
-"""The limit of streams that are read in the handshake. An honest client needs a few milliseconds.
-Over gRPC a challenged client may send 6 MB: 192 MB in all."""
-
-HANDSHAKE_FAIR_S: Final = 1.0
-"""The time of a handshake after which the stream is closed if others wait. A client on the other
-side of the world needs a third of it."""
-
-REQUESTS_READ_MAX: Final = 8
-"""The limit of requests that are read at once. gRPC accepts 6 MB for each and holds them twice: 96
+"""The maximum number of streams in the handshake that the broker reads at once. An honest client
+needs a few milliseconds. Over gRPC a challenged client may send 6 MB, so all together may send 192
 MB."""
 
+HANDSHAKE_FAIR_S: Final = 1.0
+"""The time in seconds after which the broker closes a stream in the handshake if others wait. A
+client on the other side of the world needs a third of this time."""
+
+REQUESTS_READ_MAX: Final = 8
+"""The maximum number of requests that the broker reads at once. gRPC accepts 6 MB for each request
+and holds it twice: 96 MB in all."""
+
 REQUEST_FAIR_S: Final = HANDSHAKE_FAIR_S / 4
-"""The time of reading a request after which it is refused if others wait. A request of at most
-STREAM_WINDOW_BYTES is already in gRPC's window when its turn comes, so reading it needs no round
-trip. With this value, slow requests free as many places per second as slow handshakes."""
+"""The reading time in seconds after which the broker refuses a request if others wait. A request of
+at most STREAM_WINDOW_BYTES is already in gRPC's window when its turn comes, so reading it needs no
+round trip. With this value, slow requests free as many places per second as slow handshakes."""
 
 REQUEST_BYTES_MAX: Final = 2 << 20
-"""The limit of one request: a thousand topics with their longest names. gRPC alone would accept the
-largest frame."""
+"""The size limit of one request: a thousand topics with names of the maximum length. Without this
+limit, a request could have the size of the largest gRPC frame."""
 
 REQUEST_FIELDS_MAX: Final = 6_000
-"""The limit of fields in one request. HoldTopics for a thousand topics has 5,003. Each field may be
-a topic's name, which takes 3 us to check; 2 MB of empty topics would take 3 s."""
+"""The maximum number of fields in one request. A HoldTopics request for a thousand topics has
+5,003. Each field may be a topic's name, which takes 3 us to check. Without this limit, 2 MB of
+empty topic names would take 3 s."""
 
 REQUESTS_BYTES_MAX: Final = 64 << 20
-"""The limit of the bytes of all requests that are being answered; beyond it the broker refuses
+"""The limit of the bytes of all requests that the broker is answering. Beyond this limit it refuses
 requests. The request of an honest client has some kilobytes."""
 
 
@@ -73,8 +76,8 @@ class ConnectionLimits:
         self._by_address: Counter[str] = Counter()
 
     def enter(self, peer: str) -> str | None:
-        """Count a connection, until `leave`. Returns the reason of a refusal; None: the connection
-        is admitted."""
+        """Count a connection, until `leave`. Returns the reason of a refusal. None: the broker
+        admits the connection."""
         address = address_of(peer)
         refusal = None
         if 0 < self._connections_max <= self.connections:
@@ -101,7 +104,7 @@ class ConnectionLimits:
 
 
 class Handshakes:
-    """The streams that the broker reads before their clients are connected."""
+    """The streams of clients in the handshake. The broker reads `places` of them at once."""
 
     def __init__(self, places: int = HANDSHAKES_MAX, *, fair_s: float = HANDSHAKE_FAIR_S) -> None:
         self._places = asyncio.Semaphore(places)
@@ -113,8 +116,9 @@ class Handshakes:
 
     @asynccontextmanager
     async def place(self, give_up: Callable[[], None]) -> AsyncIterator[Callable[[], None]]:
-        """Wait for a place, and hold it until the yielded function is called or the block ends.
-        `give_up` is called if this stream takes longer than `fair_s` while others wait."""
+        """Wait for a place, and hold it until the caller calls the yielded function or leaves the
+        block. If the stream holds the place longer than `fair_s` while others wait, `give_up` is
+        called; it must end the stream."""
         await self._acquire()
         key = object()
         self._running[key] = asyncio.get_running_loop().time(), give_up
@@ -138,7 +142,7 @@ class Handshakes:
             self._waiting -= 1
 
     def _end_slow(self) -> None:
-        """If streams wait, end those that have held their places for too long."""
+        """If streams wait, end the streams that have held their places for too long."""
         self._timer = None
         if self._waiting == 0:
             return
@@ -151,8 +155,8 @@ class Handshakes:
 
 
 class Requests:
-    """The requests of gRPC calls other than sessions. The broker reads at most REQUESTS_READ_MAX at
-    once, and answers requests of at most REQUESTS_BYTES_MAX at once."""
+    """The requests of gRPC calls other than sessions. The broker reads at most REQUESTS_READ_MAX
+    requests at once. All requests that it is answering have at most REQUESTS_BYTES_MAX."""
 
     def __init__(self) -> None:
         self._reading = Handshakes(REQUESTS_READ_MAX, fair_s=REQUEST_FAIR_S)
@@ -160,11 +164,12 @@ class Requests:
 
     @asynccontextmanager
     async def hold(self, read: Callable[[], Awaitable[bytes]]) -> AsyncIterator[bytes]:
-        """Read a request, and count its bytes until the block ends. Raises RequestRefused."""
+        """Read a request, and count its bytes until the caller leaves the block. Raises
+        RequestRefused."""
         request = await self._read(read)
         size = len(request)
         if size > REQUEST_BYTES_MAX:
-            del request  # the traceback would keep it until the garbage collector runs
+            del request  # the traceback would keep the bytes until the garbage collector runs
             raise RequestRefused(f"it has {size} bytes; at most {REQUEST_BYTES_MAX} are allowed")
         if self._bytes + size > REQUESTS_BYTES_MAX:
             raise RequestRefused(f"requests of {self._bytes} bytes are being answered; try again")
@@ -186,8 +191,8 @@ class Requests:
 
 
 def address_of(peer: str) -> str:
-    """Return the address in "127.0.0.1:5", "::1:5" or, as gRPC writes them, "ipv4:127.0.0.1:5" and
-    "ipv6:%5B::1%5D:5"."""
+    """Return the address in a peer's name such as "127.0.0.1:5" or "::1:5". gRPC writes these names
+    as "ipv4:127.0.0.1:5" and "ipv6:%5B::1%5D:5"."""
     text = unquote(peer)
     for scheme in ("ipv4:", "ipv6:"):
         text = text.removeprefix(scheme)

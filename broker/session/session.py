@@ -7,17 +7,17 @@ Theory of operation. A connection has three phases:
                     challenge    v    |    AUTH_RESPONSE
                                 (client)
 
-The machine passes CONNECT and each AUTH_RESPONSE to the authenticator, which accepts the client,
-challenges it, or refuses it. The handshake must be complete KEEPALIVE_S after the connection began.
-A PING is answered in every phase. Another command in a phase that does not admit it ends the
-connection.
+The machine passes the credentials of CONNECT and of each AUTH_RESPONSE to the authenticator, which
+accepts, challenges or refuses the client. The handshake must be complete within KEEPALIVE_S of the
+connection's start. The machine answers a PING in every phase. Any other command that its phase does
+not admit ends the connection.
 
-After the handshake the machine answers a command itself, or admits it. An admitted command is a
-*request* or a *notice*. The shell answers a request exactly once, and may wait for metadata or
-bookies. The shell carries out a notice at once. The machine admits SENDs in runs (`on_sends`). For
-each type of command, the rules say when it is admitted. Between commands the machine keeps the
-states of producer and consumer ids, the number of requests under way, and the time when the client
-was last heard.
+After the handshake the machine answers a command itself, or admits it. The rules state for each
+type of command when the machine admits it (commands.py). An admitted command is a *request* or a
+*notice*. The shell (connection.py) answers a request exactly once, and may wait for metadata or
+bookies. The shell carries out a notice at once. The machine admits SENDs in runs (`on_sends`).
+Between commands the machine keeps the states of producer and consumer ids, the number of requests
+under way, and the time when it last heard the client.
 
 Both transports use this machine: gRPC frames and Pulsar's TCP framing carry the same bytes.
 
@@ -29,9 +29,9 @@ The states of a producer or consumer id:
                                          v                 v
                                          +---> CLOSING <---+ --opened, failed, closed--> (unknown)
 
-SENDs can be under way to a producer that either side has closed. The machine drops these SENDs: the
-client sends them again after its reconnect. A SEND for an id that was never open ends the
-connection.
+An id whose opening fails becomes unknown, too. SENDs can be under way to a producer that either
+side has closed. The machine drops these SENDs. If the broker closed the producer, the client sends
+them again after its reconnect. A SEND for an id that was never open ends the connection.
 
 Invariants (see `check`):
     1. Before the client is connected no id exists and no request is under way.
@@ -62,22 +62,22 @@ if TYPE_CHECKING:
 PROTOCOL_VERSION: Final = 21
 BROKER_METADATA_SINCE: Final = 18  # the Pulsar protocol version that introduced broker metadata
 KEEPALIVE_S: Final = (
-    30.0  # Pulsar's keepAliveIntervalSeconds; a silent client is disconnected after two of them
+    30.0  # Pulsar's keepAliveIntervalSeconds; two silent intervals end the connection
 )
 REQUESTS_MAX: Final = (
-    10_000  # under way at once per connection; the shell stops reading much earlier, so that only
-    # a very large frame can hold this many
+    10_000  # under way at once per connection. The shell stops reading much earlier, so only a very
+    # large frame can hold this many requests.
 )
 PRODUCERS_MAX: Final = 50_000
 CONSUMERS_MAX: Final = 50_000
-"""The limits of producers and of consumers of one connection that are opening or open. An open
-topic costs its broker more than a producer or a consumer. A client that needs more opens another
-connection."""
+"""The limits of the producer ids and of the consumer ids in use on one connection. A client that
+needs more ids opens another connection. An open topic costs its broker more than a producer or a
+consumer."""
 
 CLOSED_PRODUCERS_MAX: Final = PRODUCERS_MAX
 """The limit of closed producers that the machine remembers, so that it recognises SENDs under way
-to them. The broker may unload all producers at once. A connection that reaches this number needs 8
-MB."""
+to them. The broker may close all producers at once when it unloads topics. At this limit, the
+closed producers of a connection need 8 MB."""
 
 Type = pb.BaseCommand.Type
 
@@ -125,12 +125,12 @@ class Unsupported:
     """Commands of this type are never admitted."""
 
     reason: str
-    ends_connection: bool = False  # False: it is a request, answered with an error
+    ends_connection: bool = False  # False: the command is a request, and the answer is an error
 
 
 @dataclass(slots=True)
 class Send:
-    """Put these bytes on the wire, before messages."""
+    """Send these bytes to the client, before messages that wait to be sent."""
 
     data: bytes
 
@@ -153,14 +153,15 @@ class Carry:
 
 @dataclass(slots=True)
 class Start:
-    """Carry out this request beside others, and call `on_request_ended` when it is answered."""
+    """Carry out this request, concurrently with others. Call `on_request_ended` after its
+    answer."""
 
     command: Command
 
 
 @dataclass(slots=True)
 class Confirm:
-    """The client asks again for a producer that is open: repeat the answer to its PRODUCER."""
+    """The client has sent PRODUCER again for an open producer: repeat the answer."""
 
     command: Command
 
@@ -199,7 +200,7 @@ class Session:
     phase: Phase = Phase.CONNECTING
     protocol_version: int = 0  # the lower version of both sides; 0: CONNECT has not come
     client_version: str = ""
-    supports_partial_producer: bool = False  # only statistics show it
+    supports_partial_producer: bool = False  # for statistics only
     # True: delivered entries begin with the broker's metadata.
     wants_broker_metadata: bool = False
     role: str = ""
@@ -232,8 +233,8 @@ class Session:
         if rule.request:
             return self._request(command, rule.admission)
         if rule.admission is Admission.OPEN_CONSUMER:
-            # The broker drops commands for a closed consumer, as Pulsar does: the entries of the
-            # consumer were or will be dispatched again.
+            # The broker drops commands for a closed consumer, as Pulsar does. The broker dispatches
+            # the consumer's entries again.
             if self.consumers.get(_id(command, "consumer_id")) is ResourceState.OPEN:
                 return [Carry(command)]
             is_answered = command.type == Type.NEGATIVE_ACK  # the client waits for the answer
@@ -255,7 +256,7 @@ class Session:
     # ---- time ------------------------------------------------------------------------------------
 
     def timer_at(self) -> float:
-        """Return the time of the next call of `on_timer`."""
+        """Return the time at which the shell must next call `on_timer`."""
         if self.phase is not Phase.CONNECTED:
             return self.began_at + KEEPALIVE_S
         return self.heard_at + KEEPALIVE_S * (2 if self.pinged else 1)
@@ -272,19 +273,21 @@ class Session:
         return [Send(reply.PING)]
 
     def on_stalled(self, lost_s: float, now: float) -> None:
-        """Do not count a time of `lost_s` in which the broker did not run: commands of the client
-        wait to be read."""
+        """Exclude the `lost_s` seconds in which the broker did not run from the time limits: the
+        client's commands may be waiting to be read."""
         self.heard_at = min(now, self.heard_at + lost_s)
         self.began_at = min(now, self.began_at + lost_s)
 
     def on_paused(self, now: float) -> None:
-        """Do not count the client's silence: the shell does not read."""
+        """Restart the client's silence: the shell does not read now, or saw another sign of
+        life."""
         self.heard_at, self.pinged = now, False
 
     # ---- what the shell has done -----------------------------------------------------------------
 
     def on_request_ended(self, command: Command, *, failed: bool) -> None:
-        """Take note that a `Start` was answered. `failed`: it opened no producer or consumer."""
+        """Take note that the request of a `Start` was answered. `failed`: the request opened no
+        producer or consumer."""
         assert self.requests > 0, "a request ended twice"
         self.requests -= 1
         if failed:
@@ -327,7 +330,7 @@ class Session:
     # ---- the handshake ---------------------------------------------------------------------------
 
     def _handshake(self, command: Command) -> list[Action]:
-        # Another broker sends PINGs without CONNECT (ownership/liveness.py).
+        # Other brokers send PINGs without CONNECT (ownership/liveness.py).
         if command.type == Type.PING:
             return [Send(reply.PONG)]
         rule = self.rules[command.type]
@@ -371,7 +374,7 @@ class Session:
     # ---- requests --------------------------------------------------------------------------------
 
     def _answer(self, command: Command, admission: Admission) -> list[Action]:
-        """Answer a command that needs no shell."""
+        """Answer a command that the shell does not carry out."""
         assert admission is not Admission.OPEN_PRODUCER, "SENDs go to on_sends"
         if admission is Admission.CONNECTING:
             return [Close(f"a second {_name(command.type)}")]
@@ -437,11 +440,11 @@ class Session:
     ) -> Action:
         state = states.get(resource_id)
         if state is not None:
-            # A close may take seconds. The id is not confirmed as open meanwhile.
+            # A close may take seconds. Meanwhile the machine must not confirm the id as open.
             states[resource_id] = ResourceState.CLOSING
         if state is ResourceState.OPEN:
             return Start(command)
-        # The id is not open, or is being closed already: a close is idempotent.
+        # The id is unknown, is not open yet, or is being closed. A close always succeeds.
         return Send(reply.success(_id(command, "request_id")))
 
     def _opened(self, states: dict[int, ResourceState], resource_id: int) -> bool:

@@ -1,6 +1,6 @@
 """The contract between a session and a topic: requests to the topic, and events to the session.
 
-Pure values and protocols; the numbers of the enums are those of Pulsar's protocol.
+This module has only values and protocols. The enums have the numbers of Pulsar's protocol.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class InitialPosition(IntEnum):
 
 
 class AccessMode(IntEnum):
-    """The right of other producers to produce to the topic beside this one."""
+    """The right of other producers to produce to the topic at the same time as this producer."""
 
     SHARED = 0
     EXCLUSIVE = 1
@@ -54,8 +54,9 @@ class AccessMode(IntEnum):
 
 
 class CloseReason(Enum):
-    """The reason why the broker closed a producer or consumer. The client looks the topic up again
-    and reconnects, for every reason. After DELETED it finds no topic, and does not create one."""
+    """The reason why the broker closed a producer or consumer. For every reason, the client looks
+    the topic up again and reconnects. After DELETED the client finds no topic, and does not create
+    it again."""
 
     UNLOADED = "the topic is not served here any more"
     TOPIC_FAILED = "the topic failed; send messages without a receipt again"
@@ -76,7 +77,8 @@ class ClientInfo:
 
     address: str
     version: str
-    supports_partial_producer: bool = False  # it opens a partition's producer at the first message
+    # True: the client opens the producer of a partition only at the partition's first message.
+    supports_partial_producer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,9 @@ class SubscribeRequest:
     initial_position: InitialPosition = InitialPosition.LATEST
     # The start of a non-durable subscription. None: `initial_position` applies.
     start: Position | None = None
-    start_rollback_s: int = 0  # a new subscription begins this long ago, by publish time; 0: off
-    priority: int = 0  # lower is served first
+    # A new subscription begins with the messages published in the last `start_rollback_s`; 0: off.
+    start_rollback_s: int = 0
+    priority: int = 0  # the dispatcher serves lower numbers first
     key_shared: KeySharedPolicy | None = None  # None: the client sent none
     # The epoch of the consumer's last redelivery request. None: the consumer sends no epochs.
     consumer_epoch: int | None = None
@@ -125,7 +128,7 @@ class LastMessage:
     position: Position  # EARLIEST: the topic is empty
     batch_index: int  # the index of the last message; -1: the entry is not a batch
     mark_delete: Position
-    partition: int = -1  # as in the ids of delivered messages; -1: the topic is no partition
+    partition: int = -1  # the partition in the ids of messages; -1: the topic is not a partition
 
 
 class ReadyProducer(Protocol):
@@ -137,19 +140,21 @@ class ReadyProducer(Protocol):
 
 
 class ProducerEvents(Protocol):
-    """The events of a producer, which its session handles. The topic calls the methods on the loop.
-    They must not call back synchronously."""
+    """The events of a producer, which its session handles. The topic calls the methods on the event
+    loop. The methods must not call the topic synchronously."""
 
     def receipts(self, ledger: int, receipts: Iterable[tuple[int, int, int]]) -> None:
-        """The sent entries are durable in this ledger. `receipts`: sequence id, highest sequence id
-        (0: the client sent none) and entry id of each, in send order. Ledger and entry ids are -1
-        for duplicates of stored entries."""
+        """Send receipts: the entries are durable in this ledger. `receipts`: the sequence id, the
+        highest sequence id (0: the client sent none) and the entry id of each entry, in send order.
+        Ledger and entry ids are -1 for duplicates of stored entries."""
 
     def send_error(self, sequence_id: int, error: Exception) -> None:
-        """The broker refuses this publish. Receipts and refusals come in send order."""
+        """Tell the client that the broker refuses this entry. Receipts and refusals come in send
+        order."""
 
     def ready(self, producer: ReadyProducer) -> None:
-        """The producer waited for exclusive access and has it now: answer PRODUCER again."""
+        """The producer waited for exclusive access and has it now: send the second answer to
+        PRODUCER."""
 
     def refused(self, error: Exception) -> None:
         """The producer waited for exclusive access and will not get it: tell the client. No other
@@ -165,21 +170,22 @@ class ProducerEvents(Protocol):
 
 class ConsumerEvents(Protocol):
     """The events of a consumer, which its session handles. The subscription calls the methods on
-    the loop. They must not call back synchronously."""
+    the event loop. The methods must not call the subscription synchronously."""
 
     def writable(self) -> bool:
-        """Returns True when the connection accepts more bytes now. After False, the session calls
-        `ConsumerHandle.on_writable` when the connection accepts more bytes again."""
+        """Return whether the connection accepts more bytes now. After False, the session calls
+        `ConsumerHandle.on_writable` as soon as the connection accepts more bytes."""
 
     def deliver(self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail]) -> None:
-        """Send these entries. `details`: see Deliver."""
+        """Send these entries. `details`: see `Deliver` in dispatch/dispatcher.py."""
 
     def reached_end(self) -> None:
         """Tell the client that its subscription has acknowledged all messages of a terminated
         topic."""
 
     def active_changed(self, active: bool) -> None:
-        """Tell the client whether its consumer is the active one (single-active types)."""
+        """Tell the client whether its consumer is the active consumer of an EXCLUSIVE or FAILOVER
+        subscription."""
 
     def closed(self, reason: CloseReason) -> None:
         """The broker has closed the consumer: tell the client. No other event follows."""

@@ -1,10 +1,11 @@
 """A producer of a topic: it accepts publishes, and answers each of them once, in send order.
 
-A publish passes the topic's stages, and then the log appends it, all in the step in which it was
-read. If a stage waits for the outcome of another publish, the producer holds the rest of the run
-and all later publishes until the outcome is known. The session does not read on meanwhile
-(`wait_room`), so the producer holds no more than the frame that was being read. While the producer
-waits only for the publish rate, the session reads on until the producer holds HELD_BYTES_MAX.
+A publish is a run of entries that the session has read from one frame. The publish passes the
+topic's stages, and then the log appends its entries, all in the same step of the event loop. If a
+stage waits for the outcome of another publish, the producer holds the rest of the run and all later
+publishes until the outcome is known. Meanwhile the session does not read the next frame
+(`wait_room`), so the producer holds one frame at most. If the producer waits only for the publish
+rate, the session reads more frames until the producer holds HELD_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -32,25 +33,27 @@ if TYPE_CHECKING:
     from magnetar.protos.sends import SendRun
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""The time in seconds that a closing producer waits for the outcome of its publishes. The log
-answers appends within milliseconds, or fails by itself."""
+"""The longest time in seconds for which a closing producer waits for the outcome of its publishes.
+The log answers appends within milliseconds, or fails by itself."""
 
 log = get_logger(__name__)
 
 ANSWERS_WAITING_MAX: Final = 1_000
 """The limit of refused entries and duplicates that wait for the outcome of earlier publishes.
-Beyond it the broker disconnects the producer. This stops a client that sends only refused publishes
-while the bookies do not answer."""
+Beyond this limit the broker closes the producer. The limit stops a client that sends only refused
+publishes while the bookies do not answer."""
 
 
 HELD_BYTES_MAX: Final = 256 << 10
-"""The limit of bytes that each producer holds for the topic's publish rate while the session still
-reads from its connection. It is a full frame, so that a producer over its rate does not stop the
-others on its connection at once. The limit is smaller if all producers together hold much: see
-HELD_SHARE."""
+"""The limit of bytes that a producer holds because of the topic's publish rate. At this limit, the
+session stops reading the producer's connection. The limit is the size of a full frame, so that a
+producer over the rate does not stop the other producers of its connection at once. The limit does
+not apply if all producers of the broker together hold more than HELD_SHARE (log/budget.py): then
+the session stops reading at once."""
 
 AHEAD_LOOK_S: Final = 0.25
-"""The period in which a producer whose publishes passed without tokens checks the rate again."""
+"""The interval in seconds at which a producer checks the publish rate again after the rate let its
+publishes pass without tokens."""
 
 
 class ProducerState(Enum):
@@ -100,7 +103,7 @@ class ProducerHandle:
         self._exceeds_rate = exceeds_rate
         self._order = AnswerOrder()
         self._held: deque[Decided | Held] = deque()
-        self._held_bytes = 0  # the bytes that the broker's budget counts
+        self._held_bytes = 0  # the held bytes that the producer last reported to the budget
         self._refused: set[type[Exception]] = set()  # types of errors that were logged already
         self._drained = asyncio.Event()
         self._released = asyncio.Event()
@@ -122,7 +125,8 @@ class ProducerHandle:
 
     def publish(self, sends: SendRun, now: float) -> None:
         """Accept entries that the client sent. The producer reports their outcome through `events`.
-        A producer that has ended ignores the entries, and the client sends them again."""
+        A producer that is not open ignores the entries. The client sends them again after it has
+        reconnected."""
         if self.state is not ProducerState.OPEN:
             return
         publish = Publish(self, sends, len(sends.entries))
@@ -136,14 +140,14 @@ class ProducerHandle:
 
     @property
     def has_room(self) -> bool:
-        """True when `wait_room` would return at once. The session asks after each run, because
-        `has_room` costs a fifth of `wait_room`."""
+        """True: `wait_room` returns at once. False: await `wait_room`. The session reads this
+        property after each run, because it costs a fifth of `wait_room`."""
         if self._held or self._exceeds_rate():
             return False
         return self.state is not ProducerState.OPEN or self._log.has_room
 
     async def wait_room(self) -> None:
-        """Return when the topic accepts more entries, or at once if the producer has ended."""
+        """Return when the session may read more entries, or at once if the producer is not open."""
         while self._held and self.state is ProducerState.OPEN and not self._may_gather():
             self._released.clear()
             await self._released.wait()
@@ -152,8 +156,8 @@ class ProducerHandle:
             await self._log.wait_room()
 
     async def close(self) -> None:
-        """The client closes the producer, which first answers the outstanding publishes, within
-        CLOSE_TIMEOUT_S."""
+        """Close the producer for its client. Before that, wait CLOSE_TIMEOUT_S at most for the
+        answers of the outstanding publishes."""
         if self.state is ProducerState.CLOSED:
             return
         self.state = ProducerState.CLOSING
@@ -161,18 +165,19 @@ class ProducerHandle:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self.wait_drained()
         except TimeoutError:
-            pass  # the client gets no answer for the rest, as if the broker had died
+            pass  # the client gets no answer for the other publishes, as if the broker had died
         finally:
             self.close_nowait()
 
     def close_nowait(self) -> None:
-        """The connection has closed: the producer ends, and answers nothing more."""
+        """End the producer without further answers, for example because its connection has closed,
+        and take it from the topic."""
         if self.state is not ProducerState.CLOSED:
             self._end()
             self._leave(self)
 
     async def wait_drained(self) -> None:
-        """Return when nothing is outstanding."""
+        """Return when no entry is outstanding, or the producer is closed."""
         while self.outstanding and self.state is not ProducerState.CLOSED:
             self._drained.clear()
             await self._drained.wait()
@@ -180,19 +185,19 @@ class ProducerHandle:
     # ---- called by the topic ---------------------------------------------------------------------
 
     def end(self) -> None:
-        """The producer ends; the caller tells its client."""
+        """End the producer. The caller tells the client."""
         if self.state is not ProducerState.CLOSED:
             self._end()
 
     def stop_taking(self) -> None:
-        """The topic closes. From now on the producer drops publishes. The client sends them again
-        when it learns of the close."""
+        """Drop all later publishes, because the topic closes. The client sends them again when it
+        learns of the close."""
         if self.state is ProducerState.OPEN:
             self.state = ProducerState.CLOSING
 
     def resume(self, now: float) -> bool:
-        """Continue with the held publishes, as far as the outcomes that they wait for are known.
-        Returns True when at least one continued."""
+        """Continue with the held publishes, in order, up to the first publish that still waits for
+        an outcome. Returns True when at least one publish continued."""
         progressed = False
         outstanding = self._order.outstanding
         while self._held:
@@ -200,7 +205,7 @@ class ProducerHandle:
             if isinstance(first, Held):
                 if not first.ready:
                     if self._order.outstanding > outstanding:
-                        self._holding[self] = self._holding.pop(self)  # the others' turn
+                        self._holding[self] = self._holding.pop(self)  # let the others go first
                     if progressed:
                         self._count_held()
                     return progressed
@@ -224,7 +229,7 @@ class ProducerHandle:
             self.events.closed(reason)
 
     def on_appended(self, parts: Sequence[Appended]) -> None:
-        """These entries are durable, in order, in one ledger."""
+        """Answer these entries, which are durable, in order, in one ledger."""
         if self.state is ProducerState.CLOSED:
             return
         run: list[Appended] = []
@@ -240,7 +245,7 @@ class ProducerHandle:
             self._drained.set()
 
     def describe(self, now: float) -> dict[str, Any]:
-        """The statistics in the form of Pulsar's PublisherStats."""
+        """Return the statistics in the form of Pulsar's PublisherStats."""
         rates, meter = self.meter.rates(now), self.meter
         return {
             "producerName": self.name,
@@ -259,8 +264,8 @@ class ProducerHandle:
         }
 
     def _may_gather(self) -> bool:
-        """Returns True when the producer holds publishes only for the topic's rate, and not too
-        many."""
+        """Return whether the producer may hold more publishes: it waits only for the topic's rate,
+        and it holds less than the limits allow."""
         first = self._held[0]
         if not (isinstance(first, Held) and isinstance(first.until, Gate)):
             return False
@@ -268,8 +273,8 @@ class ProducerHandle:
 
     async def _wait_rate(self) -> None:
         """Return when the topic's rate allows more, or when the budget may hold publishes again.
-        While the budget may not, the rate lets publishes pass without tokens, and the session must
-        not read more."""
+        While the budget may hold no more, publishes pass without tokens. Meanwhile the session must
+        not read."""
         while True:
             is_open = self.state is ProducerState.OPEN
             if not is_open or not self._exceeds_rate() or self._log.budget.may_hold:
@@ -277,7 +282,7 @@ class ProducerHandle:
             await asyncio.sleep(AHEAD_LOOK_S)
 
     def _count_held(self) -> None:
-        """Report the number of held bytes to the budget."""
+        """Report the change of the held bytes to the budget."""
         if not (self._held or self._held_bytes):
             return
         held = sum([sum(map(len, each.publish.sends.entries)) for each in self._held])
@@ -309,8 +314,8 @@ class ProducerHandle:
                     return
 
     def _stop_behind_refusal(self, following: Sequence[Decided | Held]) -> None:
-        """Drop the publishes after a refused one. The client learns of the refusal, and closes the
-        producer. Earlier publishes still get their receipts."""
+        """Drop the publishes after a refused publish. The client learns of the refusal, and closes
+        the producer. Earlier publishes still get their receipts."""
         if self.state is ProducerState.OPEN:
             self.state = ProducerState.CLOSING
         _drop(following)
@@ -375,15 +380,15 @@ class ProducerHandle:
 
 
 def _drop(parts: Iterable[Decided | Held]) -> None:
-    """Report that these publishes are not appended: publishes of another producer with the same
-    name may wait for this outcome."""
+    """Report the outcome of these publishes: they are not appended. Publishes of another producer
+    with the same name may wait for this outcome."""
     for each in parts:
         each.publish.on_outcome(each.publish.unknown)
 
 
 def resume_all(holding: Mapping[ProducerHandle, None], now: float) -> None:
-    """Continue the publishes that waited for an outcome, and then the publishes that waited for
-    these."""
+    """Continue the publishes whose outcomes are known now, and then the publishes that waited for
+    them."""
     while any(handle.resume(now) for handle in tuple(holding)):
         pass
 

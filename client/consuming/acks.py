@@ -1,11 +1,12 @@
-"""Groups acknowledgements, and keeps each until the broker has answered that it is durable.
+"""Groups acknowledgements, and keeps each group until the broker has answered that it is durable.
 
-A consumer acknowledges messages. The broker accepts acknowledgements of entries: of a whole entry,
-or of a part of it as a set of bits. The tracker gathers acknowledgements for up to ACK_DELAY_S or
-ACK_IDS_MAX ids, then the client sends them as groups. If the connection breaks before a group is
-answered, the client sends the group again on the next connection. Thus the failure of a broker
-loses no acknowledgement. Until the answer, the broker may redeliver a message that the user has
-acknowledged. `acknowledged` recognises such a message, and the client does not show it again.
+The user acknowledges messages. The broker accepts acknowledgements of entries: of a whole entry, or
+of some of its messages as a set of bits. The tracker gathers acknowledgements for ACK_DELAY_S at
+most, or until it has ACK_IDS_MAX ids. Then the client sends them as groups. If the connection
+breaks before the broker has answered a group, the client sends the group again on the next
+connection. So the failure of a broker loses no acknowledgement. Until the answer, the broker may
+redeliver a message that the user has acknowledged. `acknowledged` recognises such a message, and
+the client does not deliver it to the user again.
 """
 
 from __future__ import annotations
@@ -20,28 +21,30 @@ if TYPE_CHECKING:
     from magnetar.client.ids import Key
 
 ACK_DELAY_S: Final = 0.1
-"""The time in seconds for which the client gathers acknowledgements: the default of Apache's
-clients. A crash of the client loses the acknowledgements of this time."""
+"""The time in seconds for which the client gathers acknowledgements. It is the default of Apache's
+clients. If the client crashes, it loses the acknowledgements of this time."""
 
 ACK_IDS_MAX: Final = 1000
-"""Ids in a group. At this many gathered ids, the client sends a group without waiting. At about 12
-bytes an id, a command is 12 KB. If every id carries a set of 1,000 bits, a command is 170 KB. Both
-are below the limit of 256 KiB for a command."""
+"""The maximum number of ids in a group. When this many ids are pending, the client sends a group
+without waiting. At about 12 bytes an id, a command has 12 KB. If every id carries a set of 1,000
+bits, a command has 170 KB. Both sizes are below the limit of 256 KiB for a command."""
 
 ACK_GROUPS_IN_FLIGHT_MAX: Final = 8
-"""Unanswered groups. At this limit, further ids wait. A broker that answers in 5 ms accepts 1.6
-million ids a second; a broker that does not answer is not flooded."""
+"""The maximum number of unanswered groups. At this limit, further ids wait, so the client does not
+flood a broker that does not answer. A broker that answers in 5 ms accepts 1.6 million ids a
+second."""
 
 PENDING_IDS_MAX: Final = 100_000
-"""Ids that wait to be sent, about 200 bytes each. A broker can deliver messages and be unable to
-confirm acknowledgements, for example when too few bookies accept a cursor's entries. At this limit,
-the consumer requests no more messages until the broker has confirmed some ids. Messages requested
-before still arrive, and can be acknowledged. A consumer that acknowledges 200,000 entries a second
-has 20,000 pending ids after ACK_DELAY_S."""
+"""The limit of ids that wait to be sent, about 200 bytes each. At this limit, the consumer requests
+no more messages until the broker has confirmed some ids. The limit is needed because a broker can
+deliver messages and be unable to confirm acknowledgements, for example when too few bookies accept
+a cursor's entries. Messages that the consumer has already requested still arrive, and the user can
+acknowledge them. A consumer that acknowledges 200,000 entries a second has 20,000 pending ids after
+ACK_DELAY_S."""
 
 PARTIAL_BATCHES_MAX: Final = 100_000
-"""Batches of which only a part is acknowledged, about 300 bytes each. Beyond this limit, the client
-forgets the oldest: its acknowledged messages may be redelivered."""
+"""The maximum number of partly acknowledged batches, about 300 bytes each. Beyond this limit, the
+client forgets the oldest batch, and the user may get its acknowledged messages again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,8 @@ class AckGroup:
     """The content of one ACK command."""
 
     number: int
-    is_cumulative: bool  # a cumulative group has one id
-    # The bits of unacknowledged messages; 0: the whole entry is acknowledged.
+    is_cumulative: bool  # True: the group has one id
+    # For each entry, the bits of its unacknowledged messages; 0: the whole entry is acknowledged.
     ids: Mapping[Key, int]
 
     def covers(self, key: Key) -> bool:
@@ -64,6 +67,8 @@ class AckGroup:
 class AckTracker:
     """A machine: acknowledgements and answers in, groups out.
 
+    Invariants:
+
     1. A group acknowledges no message that the user did not acknowledge.
     2. Every acknowledgement of a whole entry is pending, in flight, or answered.
     3. No key is pending before the pending cumulative position.
@@ -72,7 +77,8 @@ class AckTracker:
     """
 
     def __init__(self, *, batch_indexes: bool) -> None:
-        """`batch_indexes`: True sends parts of batches, False sends complete batches only."""
+        """`batch_indexes`: True: send the acknowledgements of parts of batches, too. False: send
+        only acknowledgements of whole entries."""
         self._batch_indexes = batch_indexes
         self._pending: dict[Key, int] = {}
         self._partial: dict[Key, int] = {}
@@ -82,7 +88,7 @@ class AckTracker:
         self._in_flight: dict[int, AckGroup] = {}
         self._newest: Key = (-1, -1)  # no later entry was ever acknowledged
         self._oldest_at: float | None = None  # None: nothing is pending
-        self._not_before = 0.0  # loop time; later than now after a retriable refusal
+        self._not_before = 0.0  # in loop time: no group is sent earlier, after a retriable refusal
         self._number = 0
 
     def acknowledge(
@@ -134,7 +140,7 @@ class AckTracker:
         self._touch(now)
 
     def take(self, now: float, *, hurry: bool = False) -> list[AckGroup]:
-        """Return the groups to send now. `hurry`: do not wait for the grouping time."""
+        """Return the groups to send now. `hurry`: do not wait until ACK_DELAY_S has passed."""
         groups: list[AckGroup] = []
         due_at = self.timer_at()
         if due_at is None or now < (self._not_before if hurry else due_at):
@@ -179,9 +185,10 @@ class AckTracker:
         self._oldest_at = None
 
     def acknowledged(self, key: Key, batch_size: int) -> int:
-        """Return the bits of the acknowledged messages of an entry that the broker may redeliver.
+        """Return the acknowledged messages of an entry, as bits. The broker may redeliver them.
 
-        An entry that is not a batch has one message, bit 0. The result 0 means no message.
+        An entry that is not a batch has one message, bit 0. Returns 0 for an entry that the tracker
+        does not know.
         """
         if key > self._newest:
             return 0
@@ -192,7 +199,7 @@ class AckTracker:
         return everything if self._is_done(key) else 0
 
     def timer_at(self) -> float | None:
-        """Return the time when `take` has a group to give. None: not before the next event."""
+        """Return the time at which `take` returns a group. None: not before the next event."""
         if self._oldest_at is None or len(self._in_flight) >= ACK_GROUPS_IN_FLIGHT_MAX:
             return None
         delay_s = 0.0 if self.is_full else ACK_DELAY_S
@@ -200,17 +207,17 @@ class AckTracker:
 
     @property
     def is_full(self) -> bool:
-        """Return whether enough ids for a full group are pending."""
+        """True when enough ids for a full group are pending."""
         return len(self._pending) >= ACK_IDS_MAX
 
     @property
     def is_behind(self) -> bool:
-        """Return whether too many ids are pending: the consumer must request no more messages."""
+        """True when too many ids are pending, so the consumer must request no more messages."""
         return len(self._pending) >= PENDING_IDS_MAX
 
     @property
     def settled(self) -> bool:
-        """Return whether all acknowledgements so far are durable."""
+        """True when no acknowledgement is pending or in flight."""
         return self._oldest_at is None and not self._in_flight
 
     def check(self) -> None:
@@ -271,7 +278,7 @@ class AckTracker:
                 self._pending[key] = unacked & newer
 
     def _touch(self, now: float) -> None:
-        """Note the time if something is pending and nothing was before."""
+        """Note the time when the first id becomes pending; clear it when no id is pending."""
         if not self._pending and self._below is None:
             self._oldest_at = None
         elif self._oldest_at is None:

@@ -1,9 +1,10 @@
 """Frames between two processes, and the outbox that packs many items into few frames.
 
 In Python the cost of a message system is in the calls, not in the bytes. So a sender puts items
-into an `Outbox`. One task sends all pending items as one frame, then the items that were put in the
-meantime. Frames are small while a hop is idle, and larger while it is busy. Every hop uses a
-`FrameStream`, so gRPC, TCP, a pair in one process and a simulated network can replace each other.
+into an `Outbox`. One task sends the pending items as one frame, then the items that were put in the
+meantime. A hop is a connection between two processes. Frames are small while the hop is idle, and
+larger while it is busy. Every hop uses a `FrameStream`. So gRPC, TCP, an in-process pair of streams
+and a simulated network can replace each other.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ HOLD_S_MAX = 0.005
 millisecond; the limit is for a peer that answers late or never."""
 
 GATHER_S_MAX = 0.005
-"""The time after the previous frame until which an outbox gathers a group of items. At 1,000 items
-a second a frame then carries four items, and the two processes spend a third less time on each."""
+"""The longest time after the previous frame for which an outbox gathers a group of items. At 1,000
+items a second a frame then carries four items. The two processes spend a third less time on each
+item."""
 
 GROUP_ITEMS_MIN = 2
-"""The size of the first group, when the outbox knows nothing about its sender yet."""
+"""The size of the first group and of the smallest group."""
 
 GROUP_ITEMS_MAX = 4
 """The size of the largest group. A group of six saves hardly more processor time than a group of
@@ -56,16 +58,16 @@ GROWTH_PAUSE_MAX = 256
 """After at most this many groups an outbox tries a larger group again."""
 
 CONTROL_BYTES = 100
-"""The memory of a control item in Python. Pending bytes include it: a million answers of 13 bytes
-take more than 13 MB."""
+"""The memory that a control item takes in addition to its bytes. The pending bytes include this
+memory: a million answers of 13 bytes take more than 13 MB."""
 
 
 class FrameStream(Protocol):
-    """A two-way, ordered, bounded stream of byte frames: the seam for every hop.
+    """A two-way, ordered, bounded stream of byte frames: the interface of every hop.
 
-    One task receives and one task sends for the life of the stream. A second task in the same
-    direction is a bug, which an assertion reports. Cancelling a `send` or a `receive` ends the
-    stream, so set deadlines on requests, not on stream calls. A frame is never empty.
+    One task receives and one task sends for the life of the stream. If a second task sends or
+    receives, an assertion fails. Cancelling a `send` or a `receive` ends the stream, so set
+    deadlines on requests, not on stream calls. A frame is never empty.
     """
 
     peer: str
@@ -73,23 +75,23 @@ class FrameStream(Protocol):
     async def send(self, parts: Sequence[Buffer]) -> None:
         """Send the concatenation of `parts` as one frame. Waits while the peer is behind.
 
-        The parts must not change until this returns. Raises StreamClosed. Returning does not mean
-        that the frame has arrived.
+        The caller must not change the parts before the call returns. When the call returns, the
+        frame may not have arrived yet. Raises StreamClosed.
         """
 
     async def receive(self) -> memoryview:
         """Return the next frame, which stays valid for as long as it is referenced.
 
         Copy the parts that must outlive the frame: a view of 1 KB keeps the whole frame in memory.
-        Frames that the peer sent before it closed are still returned; after them every call raises
-        StreamClosed.
+        After the peer has closed the stream, the calls still return the frames that the peer sent
+        before. Then every call raises StreamClosed.
         """
 
     async def close(self) -> None:
         """End both directions. Idempotent; returns within a second.
 
         A peer that continues to receive gets all frames whose `send` has returned. At this end,
-        `send` and `receive` raise StreamClosed, including calls under way.
+        `send` and `receive` raise StreamClosed, also when they are already waiting.
         """
 
 
@@ -102,17 +104,20 @@ class Outbox:
     most the bytes that are put in one turn of the loop.
 
     With `hold_bytes`, the outbox holds bulk items until the peer answers the previous frame, as in
-    Nagle's algorithm, while less than `hold_bytes` are pending. Items that arrive one after the
-    other then share a frame, and the peer needs one sync and one answer for them.
+    Nagle's algorithm. It stops holding them when `hold_bytes` or more are pending. Items that
+    arrive one after the other then share a frame, and the peer needs one sync and one answer for
+    them.
 
     After the answer, the outbox may also gather a group of items (`GroupSize`), until GATHER_S_MAX
-    after the previous frame. Gathering begins when a sender puts an item before the answer and does
-    not wait for the outcome of its earlier items: its next item will probably come soon. Gathering
-    ends when a wait brings no second item. A sender that waits for each outcome (`alone`) never
-    begins it. Large items and control items are never held.
+    after the previous frame. It begins to gather when a sender puts an item before the answer and
+    does not wait for the outcome of its earlier items. The next item of such a sender will probably
+    come soon. For a sender that waits for each outcome (`alone`), the outbox does not begin to
+    gather. It stops gathering groups when a wait brings no second item. It never holds large items
+    and control items.
 
-    Call `run` once: it owns the sending side of the stream. When `run` ends, the outbox drops all
-    pending and later items: the stream has ended, and its reader gets the reason.
+    Call `run` once: it owns the sending side of the stream. `run` ends when the stream has ended.
+    Then the outbox drops all pending and later items. The task that receives from the stream gets
+    the reason.
     """
 
     def __init__(
@@ -127,9 +132,9 @@ class Outbox:
         self._pending_bytes_max = pending_bytes_max
         self._hold_bytes = hold_bytes
         self._release: asyncio.TimerHandle | None = None  # ends the hold; None: nothing is held
-        self._answered = False  # the previous frame was answered; now a group is gathered
+        self._answered = False  # True: the previous frame was answered; a group is being gathered
         self._group = GroupSize()
-        self._comes_soon = False  # items are put more often than frames are answered
+        self._comes_soon = False  # True: a sender puts items without waiting for their outcomes
         self._sent_s = 0.0  # when the previous frame was sent, in loop time
         self._control: deque[tuple[tuple[Buffer, ...], int]] = deque()
         self._full: deque[tuple[list[Buffer], int]] = deque()
@@ -141,9 +146,9 @@ class Outbox:
         self._ended = False
 
     def put(self, *parts: Buffer, items: int = 1, alone: bool = False) -> None:
-        """Add one bulk item, or several that stay in one frame. The parts must not change
-        afterwards. `alone`: the sender knows the outcome of all its earlier items, so it may be one
-        that waits for each outcome. Hot: several calls a message."""
+        """Add one bulk item, or several items that stay in one frame. The caller must not change
+        the parts afterwards. `alone`: the sender knows the outcome of all its earlier items, so it
+        may wait for each outcome. This is a hot path, with several calls a message."""
         size = 0
         for part in parts:
             size += len(part)
@@ -197,7 +202,7 @@ class Outbox:
             self._release = loop.call_at(until_s, self._end_hold)
 
     def _end_hold(self) -> None:
-        """A hold has reached its time limit, without an answer or without a whole group."""
+        """End a hold at its time limit: the answer or the rest of the group has not come."""
         self._release = None
         if self._answered:
             self._comes_soon = self._open_items >= GROUP_ITEMS_MIN
@@ -213,7 +218,7 @@ class Outbox:
             raise StreamClosed("the outbox has ended", clean=False)
 
     async def wait_sent(self) -> None:
-        """Return when every item has been sent. Await this before a close. Raises StreamClosed."""
+        """Return when every item has been sent. Await it before a close. Raises StreamClosed."""
         while self.pending_bytes:
             await self._wait_moved()
         if self._ended:
@@ -304,10 +309,11 @@ class Outbox:
 class GroupSize:
     """The number of items that an outbox gathers for a frame, at most GROUP_ITEMS_MAX.
 
-    After a full group, the next group is larger by one item. After a wait that brings fewer items,
-    the next group is as small as the group that came, and growth pauses for twice as many groups as
-    the last time. For example, with three senders that each wait for their answers, a fourth item
-    cannot come: the outbox waits for it only once in GROWTH_PAUSE_MAX groups.
+    After a full group, the next group is larger by one item. When a wait brings a smaller group,
+    the next group has this smaller size, and at least GROUP_ITEMS_MIN items. Growth then pauses,
+    for twice as many groups as at the previous pause. For example, with three senders that each
+    wait for their answers, a fourth item cannot come. The outbox then waits for a fourth item only
+    once in GROWTH_PAUSE_MAX groups.
     """
 
     def __init__(self) -> None:
@@ -339,7 +345,7 @@ def size_of(parts: Sequence[Buffer]) -> int:
 
 
 def is_stream_end(error: BaseException) -> bool:
-    """Return whether `error` is StreamClosed, or a group of StreamClosed only."""
+    """Return whether `error` is StreamClosed, or an exception group with only StreamClosed."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_stream_end, error.exceptions))
     return isinstance(error, StreamClosed)

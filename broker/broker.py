@@ -830,7 +830,7 @@ class Broker:
         await self._close(name, CloseReason.UNLOADED)
 
     async def owner_of(self, bundle: Bundle) -> BrokerRegistration | None:
-        """Return the live broker that owns the bundle; None: the bundle is free. Raises
+        """Return the registered broker that owns the bundle. None: the bundle is free. Raises
         MetadataError."""
         return await self._owners.owner_of(bundle)
 

@@ -4,15 +4,15 @@ A tree of small versioned values, after ZooKeeper's model:
 
 - A node has a value and a version. The version is 0 when the node is made and grows by one with
   each change. A node that was deleted and made again starts at 0 again.
-- Every change is conditional on the version. So a lost reply is harmless: read again, compare,
-  continue (`update` does that).
+- Every change is conditional on the version. So a caller that lost a reply can read the value again
+  and compare it (see `update`).
 - An ephemeral node lives as long as the session that made it, and has no children.
 - Within one store, calls take effect in the order in which they were made. Reads may be stale with
   respect to *other* sessions until `sync`. After a change by this session, even a refused one,
   reads are at least as new as the value with which the change was compared.
-- A session is CONNECTED, or SUSPENDED (no connection; the session and its ephemerals may be alive),
-  or LOST (its ephemerals are gone; the store begins a new session with a new `session_id`), or
-  CLOSED (by `close`; no session follows). SUSPENDED is not LOST.
+- A session has one of four states. CONNECTED. SUSPENDED: there is no connection; the session and
+  its ephemeral nodes may be alive. LOST: its ephemeral nodes are gone, and the store begins a new
+  session with a new `session_id`. CLOSED: `close` was called, and no session follows.
 
 Implementations: `memory` (tests and simulation), `embedded` (RocksDB, one process), `zookeeper`.
 """
@@ -40,11 +40,11 @@ __all__ = [
 ]
 
 UPDATE_ATTEMPTS_MAX: Final = 1_000
-"""The number of lost races after which `update` gives up. Another process succeeded each time: this
-is starvation."""
+"""The number of lost races after which `update` gives up. A lost race: another process changed the
+value first."""
 
 UPDATE_PAUSE_S: Final = 0.05
-"""Pause of `update` while the store does not answer: 20 attempts per second are cheap."""
+"""The pause of `update` between attempts while the store does not answer."""
 
 
 class SessionState(StrEnum):
@@ -77,8 +77,8 @@ class MetadataStore(Protocol):
         """Delete the node at version `expected`. Raises BadVersion, NoNode, NotEmpty."""
 
     async def children(self, path: str) -> list[str]:
-        """The names (not paths) of the node's children, sorted; []: it has none, or does not
-        exist."""
+        """The names (not paths) of the node's children, sorted. []: the node has no children, or
+        does not exist."""
 
     async def create_ephemeral(self, path: str, value: bytes) -> int:
         """Create a node that ends with the present session. Missing parents are created as
@@ -95,9 +95,9 @@ class MetadataStore(Protocol):
 
     def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` whenever the value, the existence or the set of children of `path` may
-        have changed, and after each reconnect. There may be needless calls, but no change is
-        missed. The callback must read the node again. The watch stays until the returned function
-        is called (idempotent; no call comes after it)."""
+        have changed, and after each reconnect. A call may come without a change, but after each
+        change there is a call. The callback must read the node again. The returned function ends
+        the watch: no call comes afterwards. It may be called more than once."""
 
     def watch_session(self, callback: Callable[[SessionState], None]) -> Callable[[], None]:
         """Call `callback` with each new session state, in order. Returns the function that ends the
@@ -108,7 +108,7 @@ class MetadataStore(Protocol):
 
 
 class Verdict(Enum):
-    """The answers of a change function that are not a value."""
+    """The results of a change function other than a value to store."""
 
     KEEP = "keep"  # the change is done already, or no longer wanted
     DELETE = "delete"
@@ -129,23 +129,23 @@ async def update(
     known: Versioned | None = None,
 ) -> Versioned | None:
     """Change a value by compare-and-set, and retry until that succeeds. Returns the value that is
-    stored then; None: the node is absent.
+    then stored; None: the node is absent.
 
-    `change` gets the stored value (None: absent) and returns the value to store, or DELETE, or KEEP
-    when no change is needed (any more). It is called again after each lost race and each lost
-    reply, so it must recognise a value that it has changed already. It may raise to give up, and
-    must not await. When it returns KEEP, the value that it got may be stale: if the decision must
-    be fresh, call `store.sync(path)` first. If it returns DELETE and the node is absent, `update`
-    reads the node again after a sync.
+    `change` gets the stored value (None: absent). It returns the value to store, or DELETE, or KEEP
+    when no change is needed (any more). `update` calls it again after each lost race and each lost
+    reply, so `change` must recognise a value that it has changed already. It may raise an error to
+    give up. Before KEEP, `change` may have got a stale value: if the decision must be fresh, call
+    `store.sync(path)` first. If `change` returns DELETE and the node is absent, `update` reads the
+    node again after a sync.
 
-    `known` is the value that the caller believes to be stored: the first attempt changes `known`
-    without a read. If `change` then returns KEEP or DELETE, `update` reads the node and calls
+    `known` is the value that the caller believes to be stored: the first attempt uses it instead
+    of a read. If `change` then returns KEEP or DELETE, `update` reads the node and calls
     `change` again.
 
     `deadline` is in loop time. When it passes, `update` raises OutcomeUnknown if a change may have
     been applied, else Unavailable. It raises Contended after UPDATE_ATTEMPTS_MAX lost races.
     """
-    pending = False  # a change of ours may have been applied, and the node was not read since
+    pending = False  # our change may have been applied, and the node was not read since
     absent = False  # the node did not exist; that read may have been stale
     lost_races = 0
     trouble = "the deadline passed"

@@ -1,16 +1,16 @@
 """MetadataStore on an Apache ZooKeeper ensemble. The only module that imports kazoo.
 
-kazoo runs three threads of its own. The loop gives it requests, each with a future. Answers, watch
-events and session states come from kazoo's threads to the loop by `call_soon_threadsafe`. kazoo
-itself reconnects, and replaces an expired session.
+kazoo runs three threads of its own. The store passes requests to kazoo on the event loop, each with
+a future. kazoo's threads pass answers, watch events and session states to the loop by
+`call_soon_threadsafe`. kazoo itself reconnects, and replaces an expired session.
 
-Without a connection the store refuses a request (Unavailable). It does not queue the request, which
-would be sent at an unknown time. If the connection breaks after kazoo has accepted a request, the
-request raises OutcomeUnknown.
+Without a connection the store refuses a request (Unavailable). It does not queue the request,
+because kazoo would send it at an unknown time. If the connection breaks after kazoo has accepted a
+request, the request raises OutcomeUnknown.
 
-ZooKeeper's watches fire once and end with the connection. This module arms a watched path again
-after each event and each reconnect, and calls back *after* the arming: a reader that reads when it
-is called cannot miss a change.
+ZooKeeper's watches fire once and end with the connection. This module arms the watches of a path
+again after each event and each reconnect, and calls back *after* the arming. A callback that reads
+the path therefore cannot miss a change.
 """
 
 import asyncio
@@ -69,13 +69,13 @@ CONNECT_TIMEOUT_S: Final = 15.0
 """Time limit of the first connection: the ensemble may be starting at the same time."""
 
 _CLOSE_S: Final = 5.0
-"""Time limit of ending a session. A session that was not ended expires."""
+"""The time limit for ending the session. A session that was not ended expires later."""
 
 _RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
-"""The pauses between rounds over the hosts. By default, kazoo would wait up to an hour."""
+"""The pauses between two attempts with all hosts. By default, kazoo pauses up to an hour."""
 
 _AGAIN_S: Final = 1.0
-"""Pause before a watch is armed again, or a stopped kazoo is started again."""
+"""The pause after a failure, before the store arms a watch again or starts kazoo again."""
 
 _PARENT_ROUNDS_MAX: Final = 20
 """The maximum number of attempts to create parents that other processes delete meanwhile."""
@@ -86,7 +86,7 @@ _LAST_SYSTEM_ERROR: Final = -100
 
 
 class ZooKeeperStore:
-    """Made by `connect`. Belongs to the loop that made it."""
+    """`connect` makes a store. All calls must run on the loop on which it was made."""
 
     def __init__(self, hosts: str, session_timeout_s: float, chroot: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -123,7 +123,8 @@ class ZooKeeperStore:
         chroot: str = "/magnetar",
     ) -> "ZooKeeperStore":
         """Connect to an ensemble. `hosts` is "host:port,host:port". Makes the chroot if it does not
-        exist. Raises Unavailable, which names the hosts, if there is no session in time."""
+        exist. Raises Unavailable, with the hosts, if no session begins within
+        `connect_timeout_s`."""
         check_path(chroot)
         store = cls(hosts, session_timeout_s, chroot)
         try:
@@ -210,10 +211,11 @@ class ZooKeeperStore:
         return await self._create(path_prefix, value, ephemeral=ephemeral, sequence=True)
 
     async def sync(self, path: str) -> None:
-        """Make a write, which a majority must accept. ZooKeeper's own `sync` is not enough: it asks
-        the leader that the server knows, and a deposed leader still answers for some seconds."""
+        """Write to the root node: a majority must accept a write. ZooKeeper's own `sync` is not
+        enough: it asks the leader that the server knows, and a deposed leader still answers for
+        some seconds."""
         check_path(path)
-        with suppress(NoNodeError):  # a majority has accepted the refusal, too
+        with suppress(NoNodeError):  # a majority must accept a refused write, too
             await self._request(path, lambda: self._client.set_async(self._root, b"", -1))
 
     def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
@@ -222,7 +224,7 @@ class ZooKeeperStore:
         arm = self._arms.get(path)
         if arm is None:
             arm = self._arms[path] = _Arm(self, path)
-        # Also for a path that is watched already: each callback is called once after an arming.
+        # Arm the path even if it is watched already, because the new callback needs its first call.
         arm.maybe_arm()
 
         def remove() -> None:
@@ -245,7 +247,7 @@ class ZooKeeperStore:
         self._watches.clear()
         self._arms.clear()
         stopped = self._in_thread(self._stop)
-        if self._session:  # otherwise there is no session to end, and the thread ends by itself
+        if self._session:  # without a session there is nothing to wait for
             await asyncio.wait({stopped}, timeout=_CLOSE_S)
 
     # ---- requests ----
@@ -287,13 +289,13 @@ class ZooKeeperStore:
             except NoChildrenForEphemeralsError:
                 raise ParentIsEphemeral(path) from None
             except OutcomeUnknown as error:
-                # The outcome of an empty parent is unknown; the requested node was refused.
+                # The parent may have been made. The requested node was not: ZooKeeper refused it.
                 reason = f"{path} has no parent: {error}"
                 raise _Disconnected(reason, hosts=self._hosts) from error
 
     async def _make_root(self) -> None:
-        """Make the root as soon as there is a session. Try again if the connection breaks
-        meanwhile."""
+        """Make the root node as soon as there is a session. Try again after the connection has
+        broken."""
         while True:
             await self._connected()
             try:
@@ -311,7 +313,7 @@ class ZooKeeperStore:
         request, MetadataError if the request failed."""
         if self._state is SessionState.CLOSED:
             raise StoreClosed
-        # kazoo's own state is newer: the reports to the loop take a moment.
+        # Check kazoo's own state, too: kazoo's reports reach the loop a moment later.
         if self._state is not SessionState.CONNECTED or not self._client.connected:
             raise _Disconnected(f"the session is {self._state}", hosts=self._hosts)
         session = self._session
@@ -326,7 +328,7 @@ class ZooKeeperStore:
             raise translated from error
 
     def _translate(self, path: str, session: int, error: KazooException) -> MetadataError | None:
-        """The MetadataError for an error of kazoo; None: a refusal that the caller handles."""
+        """Return the MetadataError for an error of kazoo. None: the caller handles the error."""
         match error:
             case ConnectionClosedError():  # in kazoo a subclass of SessionExpiredError
                 return OutcomeUnknown(path, "the connection was closed")
@@ -346,7 +348,7 @@ class ZooKeeperStore:
         return OutcomeUnknown(path, name)
 
     def _send(self, send: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Send a request. The returned future is always settled, also when kazoo's thread dies and
+        """Send a request. The returned future is always settled, even if kazoo's thread dies and
         never answers."""
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._open.add(answer)
@@ -385,7 +387,7 @@ class ZooKeeperStore:
         if state == KazooState.CONNECTED:
             self._session = session
         elif state == KazooState.LOST and self._client.client_state == KeeperState.CLOSED:
-            # An unexpected error ended kazoo's connection thread.
+            # kazoo's connection thread ended after an unexpected error.
             log.error("kazoo ended by itself and is started again", hosts=self._hosts)
             self._loop.call_later(_AGAIN_S, self._restart)
         self._state = _STATES[state]
@@ -418,9 +420,9 @@ class ZooKeeperStore:
         self._client.close()
 
     def _in_thread(self, call: Callable[[], object]) -> asyncio.Future[None]:
-        """Run `call` in a thread of its own, not in an executor: the loop waits for an executor
-        when it ends, and kazoo may take long. The future is always settled. An unexpected error
-        also goes to the loop's exception handler."""
+        """Run `call` in a thread of its own. An executor is no choice: the loop waits for its
+        executor at the end, and kazoo may take long. The returned future is always settled. An
+        unexpected error also goes to the loop's exception handler."""
         done: asyncio.Future[None] = self._loop.create_future()
 
         def run() -> None:
@@ -430,7 +432,7 @@ class ZooKeeperStore:
             except _THREAD_ERRORS as error:
                 log.warning("starting or stopping kazoo failed", error=repr(error))
                 failure = error
-            except BaseException as error:  # the thread ends here, so the loop reports it
+            except BaseException as error:  # report it on the loop: this thread ends here
                 unexpected = {"message": "kazoo failed in its thread", "exception": error}
                 self._hop(self._loop.call_exception_handler, unexpected)
                 failure = error
@@ -438,14 +440,14 @@ class ZooKeeperStore:
 
         try:
             threading.Thread(target=run, name="zookeeper", daemon=True).start()
-        except RuntimeError as error:  # our own thread cannot be started, either
+        except RuntimeError as error:  # no thread can be started
             _settle(done, None, error)
         return done
 
 
 _THREAD_ERRORS: Final = (KazooException, OSError, RuntimeError, AttributeError)
-"""The errors of starting and stopping kazoo: its own errors, and a lack of descriptors or threads.
-AttributeError: `stop` of a client that could not start for lack of descriptors."""
+"""The expected errors when kazoo starts or stops: its own errors, and a lack of descriptors or
+threads. `stop` raises AttributeError for a client that could not start for lack of descriptors."""
 
 
 class _Disconnected(Unavailable):
@@ -472,7 +474,8 @@ class _Arm:
         self._again = False  # True: a watch fired since this arming began
 
     def maybe_arm(self) -> None:
-        """Set both watches, then call the callbacks. During an arming, the next arming waits."""
+        """Set both watches, then call the callbacks. If an arming is under way, arm once more after
+        it."""
         store = self._store
         if store._arms.get(self._path) is not self:
             return
@@ -493,7 +496,8 @@ class _Arm:
 
     def _on_answer(self, answer: asyncio.Future[Any]) -> None:
         error = answer.exception()
-        # An absent node has no children to watch, but its creation is watched.
+        # NoNodeError is no failure: a missing node has no children, and `exists` watches for its
+        # creation.
         self._failed |= error is not None and not isinstance(error, NoNodeError)
         self._pending -= 1
         if self._pending:
@@ -507,8 +511,8 @@ class _Arm:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is untyped
-    """Limits the time for the TCP connection to a host. kazoo would wait for the session's timeout,
-    and lose the session if a host is silent. Also replaces the sockets that wake kazoo's thread."""
+    """Limits the time for the TCP connection to a host. Without this limit kazoo waits for a silent
+    host until the session has expired. Also replaces the sockets that wake kazoo's thread."""
 
     def __init__(self, connect_s_max: float) -> None:
         super().__init__()
@@ -527,9 +531,9 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is un
 
 
 class _Wakeups(FileIO):
-    """Wakes kazoo's thread, once per request. kazoo uses a pair of sockets, which is full after 278
-    requests. While kazoo's thread waits for the rest of a reply, and then connects, the next
-    request would block the loop. An eventfd only counts, and is never full."""
+    """Wakes kazoo's thread, once per request. kazoo's own pair of sockets is full after 278
+    requests, if kazoo's thread waits for a reply or connects meanwhile. The next request would then
+    block the loop. An eventfd only counts, and is never full."""
 
     def __init__(self) -> None:
         flags = os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC
@@ -546,9 +550,9 @@ class _Wakeups(FileIO):
 
 def _settle(answer: asyncio.Future[Any], value: object, error: BaseException | None) -> None:
     if answer.done():
-        return  # the caller was cancelled, or gave up
+        return  # the caller was cancelled, or the time limit has passed
     if error is not None:
         answer.set_exception(error)
-        answer.exception()  # the caller may be gone: then no error is logged
+        answer.exception()  # marks the error as retrieved: the caller may be gone
     else:
         answer.set_result(value)

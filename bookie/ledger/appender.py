@@ -1,4 +1,4 @@
-"""LedgerAppender: one ledger that this process writes. The shell around `writer.LedgerWriter`."""
+"""LedgerAppender: writes one ledger. It is the shell around the machine `writer.LedgerWriter`."""
 
 from __future__ import annotations
 
@@ -55,16 +55,18 @@ SLOW_ADD_S: Final = 1.0
 time."""
 
 SPARES_S: Final = 2.0
-"""The period in which the appender looks for spares again and checks an idle ledger. It also looks
-for spares at each change of the list of bookies."""
+"""The period in which the appender looks for spares again. It also looks for spares at each change
+of the list of bookies. This is also the period in which `tick` checks a ledger that has failed
+members but keeps no entries."""
 
 
 class LedgerAppender:
     """The only writer of its ledger. One task or callback chain on one loop owns it.
 
-    The appender calls `progress` on the loop, never inside `append_nowait`: once per frame of acks
-    that moved `confirmed`, and once when it has set `failure`. Entries beyond `confirmed` have an
-    unknown outcome when the ledger fails.
+    The appender calls `progress` on the loop, never inside `append_nowait`: after each event that
+    moved `confirmed`, such as a frame of acks, and once when the ledger fails. The outcome of the
+    entries beyond `confirmed` is then unknown. `close` and `abandon` may set `failure` without this
+    call.
     """
 
     def __init__(
@@ -93,12 +95,12 @@ class LedgerAppender:
         self._busy = False
         self._closing = False
         self._account = Account()
-        self._room: list[asyncio.Future[None]] = []  # the waits of tasks in `wait_room`
-        self._quiet: list[asyncio.Future[None]] = []  # the waits of tasks in `close`
+        self._room: list[asyncio.Future[None]] = []  # the futures of tasks in `wait_room`
+        self._quiet: list[asyncio.Future[None]] = []  # the futures of tasks in `close`
         self._failed_at: dict[Member, float] = {}
         self._refusals: dict[Member, BookieCode] = {}  # the last refusal of each member
         self._spares_sought_at = float("-inf")
-        self._rests_until = float("-inf")  # while nothing is kept, earlier ticks have nothing to do
+        self._rests_until = float("-inf")  # see `tick`
         self._seats: dict[AddStream, int] = {}
         self._streams: list[AddStream] = []  # one stream for each seat
         self._recorded = self._writer.ensemble  # the ensemble in durable metadata
@@ -111,8 +113,8 @@ class LedgerAppender:
         """Take a run of entries, each given by its parts, and send them to their bookies. Returns
         the id of the first entry.
 
-        Takes all entries, or takes none and raises EntryTooLarge (no id was taken), LedgerClosed or
-        `failure`. Never blocks: a caller that appends much awaits `wait_room` in between.
+        Takes all entries, or takes none and raises EntryTooLarge, LedgerClosed or `failure`. Never
+        blocks, so a caller with many entries must await `wait_room` between two calls.
         """
         self._raise_if_ended()
         sizes = [sum(map(len, payload)) for payload in payloads]
@@ -136,7 +138,7 @@ class LedgerAppender:
                 by_seat[seat] += add
                 entries[seat] += 1
             unsent_bytes += size
-            # An outbox never splits an item, and a frame has a limit.
+            # Start a new item here: an outbox never splits an item, and a frame has a limit.
             if unsent_bytes >= FRAME_BYTES_MAX:
                 self._put_out(by_seat, entries, alone=alone)
                 unsent_bytes = 0
@@ -167,8 +169,8 @@ class LedgerAppender:
         return not self._writer.writing or self._has_room()
 
     async def wait_room(self) -> None:
-        """Wait until the bytes in flight are below the limits of ledger and process, or the ledger
-        ends."""
+        """Wait until the bytes in flight are below the limits of the ledger and of the process, or
+        until the ledger ends."""
         while not self.has_room:
             waiting = self._loop.create_future()
             self._room.append(waiting)
@@ -179,7 +181,7 @@ class LedgerAppender:
 
     @property
     def confirmed(self) -> EntryId:
-        """The last entry such that it and all entries before it are durable. -1: none."""
+        """All entries up to and including this one are durable. -1: no entry is."""
         return EntryId(self._writer.confirmed)
 
     @property
@@ -193,12 +195,12 @@ class LedgerAppender:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes of the entries that are not confirmed, with the memory overhead of each."""
+        """The bytes of the unconfirmed entries, with the memory overhead of each entry."""
         return self._writer.in_flight_bytes
 
     @property
     def trouble(self) -> str:
-        """The failed members and their last answers, for logs. "": there are none."""
+        """The failed members and their last refusals, for logs. "": no member has failed."""
         failed = [self._writer.ensemble[seat] for seat in seat_numbers(self._writer.failed)]
         said = {
             member: self._refusals[member].name if member in self._refusals else "SILENT"
@@ -208,10 +210,9 @@ class LedgerAppender:
 
     @property
     def degraded(self) -> bool:
-        """True when entries get too few copies, or may soon, or go to a bookie that is being
-        drained or decommissioned. The owner should roll to a new ledger when enough bookies are
-        available.
-        """
+        """True in three cases: entries get too few copies; the ledger may change its ensemble no
+        more; or entries go to a bookie that is being drained or decommissioned. The owner should
+        roll to a new ledger when enough bookies are available."""
         writer = self._writer
         draining = self._services.directory.draining
         return (
@@ -237,9 +238,10 @@ class LedgerAppender:
         """Take no more entries, wait for the entries in flight, and record the end. Returns the
         metadata.
 
-        A failed ledger is closed at `confirmed`, and the entries in flight are then definitely not
-        in it. Raises LedgerFenced if another process owns the ledger, or the errors of the metadata
-        store. After an error of the store the caller may call `close` again.
+        A failed ledger ends at `confirmed`: after the close, the later entries are definitely not
+        in it. Raises LedgerFenced if another process owns the ledger, LedgerClosed after `abandon`,
+        or the errors of the metadata store. After an error of the store the caller may call `close`
+        again.
         """
         self._closing = True
         writer = self._writer
@@ -262,7 +264,7 @@ class LedgerAppender:
         return self.metadata
 
     def abandon(self) -> None:
-        """Take no more entries and detach, without recording an end: a recovery will do that."""
+        """Take no more entries and detach. A recovery must record the end of the ledger."""
         self._closing = True
         if self._writer.state is not WriterState.SEALED:
             self.failure = self.failure or LedgerClosed(self.ledger)
@@ -273,7 +275,7 @@ class LedgerAppender:
     # -- what bookies say (AddSink) --------------------------------------------------------------
 
     def on_acks(self, stream: AddStream, entries: list[int]) -> None:
-        # The appender has detached from members without a seat, so their acks do not arrive.
+        # Every stream here has a seat: the appender has detached from all other members.
         self._carry_out(self._writer.on_acks(self._seats[stream], entries))
 
     def on_add_failed(self, stream: AddStream, entry: int, code: BookieCode) -> None:
@@ -301,11 +303,11 @@ class LedgerAppender:
     # -- time, and the list of bookies -----------------------------------------------------------
 
     def tick(self, now: float) -> bool:
-        """Check timeouts. False: nothing is pending, and no more ticks are needed."""
+        """Check timeouts. Returns False when no more ticks are needed until the next `on_busy`."""
         writer = self._writer
         failed = writer.failed
         if failed and writer.writing and not writer.kept and now < self._rests_until:
-            return True  # there may be thousands of such ledgers while a bookie is away
+            return True  # save time: thousands of ledgers may be in this state at once
         actions = writer.on_tick(now)
         for seat in seat_numbers(writer.failed & ~failed):
             member = writer.ensemble[seat]
@@ -326,14 +328,14 @@ class LedgerAppender:
             self._carry_out(self._writer.on_spares())
 
     def _seek_help(self, now: float) -> None:
-        """Look for spares again, and retry failed members for which there is no spare."""
+        """Look for spares again. Retry failed members that no spare can replace."""
         writer, services = self._writer, self._services
         listed = services.ensembles.has_spare(writer.ensemble)
         hopeless = writer.declined if listed else writer.failed
         for seat in seat_numbers(hopeless):
             member = writer.ensemble[seat]
             since = self._failed_at.get(member, now)
-            # A draining or unlisted member keeps its own seat.
+            # A draining or unlisted member may get its own seat back; a full one may not.
             registration = services.directory.listed.get(member)
             is_full = registration is not None and registration.read_only
             if self._streams[seat].keeps_up and not is_full and now - since >= REJOIN_S:
@@ -352,7 +354,7 @@ class LedgerAppender:
         for action in actions:
             match action:
                 case Confirm():
-                    # W4: only acks of members in durable metadata confirm an entry.
+                    # Only acks of members in durable metadata confirm an entry (rule W4).
                     assert self._writer.ensemble is self._recorded
                     moved = True
                 case SendAdd(entry, seat):
@@ -401,7 +403,7 @@ class LedgerAppender:
             self._on_recorded(stored)
 
     def _on_recorded(self, stored: LedgerMetadata) -> None:
-        """Change metadata, machine, seats and streams in one step (W3). Callbacks may append."""
+        """Change metadata, machine, seats and streams in one step without an await."""
         writer = self._writer
         if not writer.writing:
             return
@@ -457,8 +459,8 @@ class LedgerAppender:
         return self._writer.in_flight_bytes < limit and not self._services.budget.exhausted
 
     def _settle_account(self) -> None:
-        """Report the bytes kept, fail a bookie that is too far behind, and wake tasks in
-        `wait_room`."""
+        """Report the retained bytes to the budget. Fail the bookies that are too far behind, and
+        wake the tasks in `wait_room`."""
         writer, budget = self._writer, self._services.budget
         lag, account = writer.lag_bytes, self._account
         retained = writer.in_flight_bytes + lag
@@ -512,7 +514,7 @@ class LedgerAppender:
         return LedgerRefused(self.ledger, f"a bookie answered {code.name}")
 
     def _note_missed(self, missed: Missed) -> None:
-        """Note entries that were confirmed without a member, so that repair copies them."""
+        """Note confirmed entries that the member may lack, so that a repair copies them."""
         self._services.bad_copies.note(self.ledger, missed.member, missed.first, missed.last)
 
     def _leave(self) -> None:

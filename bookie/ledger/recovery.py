@@ -360,8 +360,8 @@ class LedgerRecovery:
             self._trouble[self.asked[seat]] = code
 
     def _verify(self, entry: int, answer: ReadAnswer) -> tuple[BookieCode, int]:
-        """Return the answer's code and the length in the envelope. The code becomes CORRUPT if the
-        answer is an OK without a sound envelope of `entry`, or names another entry."""
+        """Return the answer's code and the length in the envelope. An OK without a sound envelope
+        of `entry` becomes CORRUPT, and so does a refusal of another entry."""
         if answer.entry == entry and answer.code is not BookieCode.OK:
             return answer.code, 0
         try:

@@ -1,16 +1,16 @@
 """Bundle ownership: one record per bundle, and takeover from dead brokers.
 
-The record {owner, incarnation, epoch} is persistent and changed by compare-and-set. When a client
-asks a broker for a bundle whose owner is dead, that broker may write the next record. If several
-brokers write at once, the compare-and-set of one of them succeeds.
+The record {owner, incarnation, epoch} is persistent. Brokers change it by compare-and-set. When a
+client asks a broker for a bundle whose owner is dead, the asked broker may write the next record.
+If several brokers write at once, one of them succeeds.
 
 Ownership only keeps brokers from fencing each other. The topic record's epoch and the fencing at
-the bookies ensure that two brokers never both append. So a wrong answer of this module loses no
+the bookies ensure that two brokers never both append. So a wrong decision of this module loses no
 data.
 
-An owner is dead in each of these cases: its registration is gone; the registration belongs to
-another incarnation; its port refuses connections; its port does not answer and no bookie hears it
-(liveness.py).
+An owner counts as dead in each of these cases: its registration is gone; the registration belongs
+to another incarnation; its port refuses connections; its port is silent, and so are its beats to
+the bookies (liveness.py).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from magnetar.metadata.model import BrokerId
     from magnetar.metadata.store import MetadataStore, Versioned
 
-RACES_MAX: Final = 10  # compare-and-set rounds of one lookup; then the client retries
+RACES_MAX: Final = 10  # rounds of one lookup; after the last one, the client must retry
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The broker to which a client goes for a bundle. `serves` False: that broker does not own the
-    free bundle yet, and the client asks it with `authoritative`."""
+    """The broker to which a client goes for a bundle. `serves` False: the bundle is free, and the
+    client asks this broker with `authoritative` to take it."""
 
     broker: BrokerRegistration
     serves: bool
@@ -88,12 +88,12 @@ class Owners:
         return bundle in self._held and bundle not in self._releasing
 
     async def locate(self, bundle: Bundle, *, authoritative: bool) -> Located:
-        """The broker that serves `bundle`. For a free bundle this broker chooses the next owner,
-        and takes the bundle if it chooses itself.
+        """Return the broker that serves `bundle`. If the bundle has no live owner, this broker
+        chooses the next owner. It takes the bundle if it chooses itself.
 
-        `authoritative`: another broker has chosen this one, so this broker takes a free bundle
-        without choosing again. Raises BundleUnavailable while the bundle is moving or no broker can
-        take it, MetadataError.
+        `authoritative`: another broker has chosen this one, so this broker does not choose again.
+        Raises BundleUnavailable while the bundle is being unloaded or no broker can take it. Raises
+        MetadataError.
         """
         if bundle in self._releasing:
             raise BundleUnavailable(str(bundle), "it is being unloaded")
@@ -107,7 +107,8 @@ class Owners:
         raise BundleUnavailable(str(bundle), "its owner keeps changing")
 
     async def owner_of(self, bundle: Bundle) -> BrokerRegistration | None:
-        """The live broker that owns the bundle; None: the bundle is free. Raises MetadataError."""
+        """Return the registered broker that owns the bundle. None: the bundle is free. Raises
+        MetadataError."""
         stored = await self._store.get(_path(bundle))
         if stored is None:
             return None
@@ -133,8 +134,8 @@ class Owners:
                 self._settled.set()
 
     async def verify(self) -> None:
-        """Read the records of all held bundles again. Returns when the lost bundles are given up;
-        `run` must be running. Raises MetadataError."""
+        """Read the records of all held bundles again. Returns when `run` has given up the bundles
+        that another broker has taken. Raises MetadataError."""
         await self._store.sync(paths.CLUSTER)
         self._settled.clear()
         self._suspects.update(self._held)
@@ -149,17 +150,17 @@ class Owners:
             self._suspect(bundle)
 
     def begin_stop(self) -> None:
-        """Take no more bundles; `release` hands over those that are held."""
+        """Take no more bundles. The caller then hands over the held bundles by `release`."""
         self._stopping = True
 
     def next_owner_of(self, bundle: Bundle) -> BrokerRegistration | None:
-        """The next owner of a bundle that is being released; None: the bundle is not being
-        released, or has no next owner."""
+        """Return the next owner of a bundle that is being released. None: the bundle is not being
+        released, or has no next owner (yet)."""
         return self._releasing.get(bundle)
 
     def recount(self, owners: Mapping[Bundle, Owner]) -> None:
-        """Replace the census by the owners of all bundles, which were just read. The bundles that
-        this broker holds are counted for it."""
+        """Replace the census by `owners`, the owners of all bundles as just read. A bundle that
+        this broker holds counts for this broker."""
         self.census.replace(owners)
         for bundle in self.held:
             self.census.note(bundle, owner_of(self._me))
@@ -177,11 +178,12 @@ class Owners:
         *,
         to: BrokerRegistration | None = None,
     ) -> None:
-        """Hand a bundle over: choose its next owner, unload, write the owner into the record.
+        """Hand a bundle over: choose its next owner, unload the bundle, and write the next owner
+        into the record.
 
-        `to`: the next owner; None: the live broker with the fewest bundles. If the metadata store
-        fails, the broker only unloads the bundle; another broker takes it over when this broker is
-        gone.
+        `to`: the next owner; None: the live broker with the fewest bundles. If no next owner is
+        found, the bundle becomes free. If the metadata store fails, the record stays unchanged;
+        another broker takes the bundle when this broker is gone.
         """
         if not self.holds(bundle):
             return
@@ -199,8 +201,8 @@ class Owners:
 
     def _require_known(self, bundle: Bundle) -> None:
         """Raise BundleUnavailable if a log of the bundle has failed and the metadata session is not
-        connected: this broker is then probably cut off and replaced. With a suspended session
-        alone, this broker still serves its bundles."""
+        connected. Another broker has then probably replaced this one. If only the session is not
+        connected, this broker still serves its bundles."""
         state = self._store.session_state
         if bundle in self._doubted and state is not SessionState.CONNECTED:
             raise BundleUnavailable(
@@ -216,12 +218,12 @@ class Owners:
         stored = await self._store.get(_path(bundle))
         record = codec.decode_ownership(stored.value) if stored is not None else None
         if record is not None:
-            if self._is_mine(stored):  # handed over to this broker, or taken with a lost reply
+            if self._is_mine(stored):  # handed over to this broker, or its write's reply was lost
                 self._require_running(bundle)
                 return self._hold(bundle)
             owner = await self._brokers.registration(record.owner)
             if owner is not None and owner.incarnation != record.incarnation:
-                owner = None  # that broker has restarted: the incarnation that owned is gone
+                owner = None  # the broker has restarted since it took the bundle
             if owner is not None and not await self._liveness.is_gone(owner):
                 self.census.note(bundle, owner_of(owner))
                 return Located(owner, serves=True)
@@ -232,7 +234,7 @@ class Owners:
         return await self._take(bundle, stored, record)
 
     async def _choose(self, bundle: Bundle) -> BrokerRegistration:
-        """The broker with the fewest bundles whose port answers."""
+        """Return the broker with the fewest bundles, among the brokers whose ports answer."""
         await self._brokers.refresh()
         live = {**self._brokers.live}
         if not self._stopping:
@@ -243,8 +245,8 @@ class Owners:
         return chosen
 
     async def _choose_next_owner(self, bundle: Bundle) -> BrokerRegistration | None:
-        """The broker that gets the bundle next; None: no other broker answers, or the metadata
-        store fails."""
+        """Return the broker that gets the bundle next. None: no other broker answers, or the
+        metadata store fails."""
         try:
             await self._brokers.refresh()
         except MetadataError as error:
@@ -256,8 +258,9 @@ class Owners:
     async def _choose_among(
         self, bundle: Bundle, brokers: Mapping[BrokerId, BrokerRegistration]
     ) -> BrokerRegistration | None:
-        """The first broker, in the census's order, whose port answers; None: no port answers. The
-        census counts each choice before the port answers, so that concurrent choices see it."""
+        """Return the first broker, in the census's order, whose port answers. None: no port
+        answers. The census counts a candidate before the port answers, so that concurrent choices
+        take it into account."""
         left = dict(brokers)
         while left:
             chosen = left.pop(self.census.order(bundle, left)[0])
@@ -284,7 +287,7 @@ class Owners:
             await self._store.put(_path(bundle), codec.encode_ownership(mine), expected=expected)
         except (BadVersion, OutcomeUnknown):
             return None
-        if self._stopping:  # the stop began meanwhile, and would not release this bundle
+        if self._stopping:  # the stop began meanwhile, and does not release this bundle
             await self._give(bundle, None)
             self._require_running(bundle)
         log.info("took a bundle", bundle=str(bundle), epoch=epoch)
@@ -309,7 +312,7 @@ class Owners:
                 _path(bundle), codec.encode_ownership(record), expected=stored.version
             )
         except MetadataError as error:
-            # Another broker has taken the bundle, or takes it when this broker is gone.
+            # Another broker has taken the bundle, or will take it when this broker is gone.
             log.info("a bundle was not handed over", bundle=str(bundle), error=str(error))
 
     def _is_mine(self, stored: Versioned | None) -> bool:

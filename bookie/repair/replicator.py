@@ -1,20 +1,25 @@
-"""Replicator: repairs ledgers with under-replication records, each under its lock, several at once.
+"""Replicator: repairs ledgers with under-replication records. It holds the lock of a ledger during
+its repair, and repairs several ledgers at once.
 
 For each lost member of a sealed segment, placement chooses another bookie. The replicator copies
 the entries of the seat to this bookie, durably. After that, the replicator names the new bookie in
-the metadata (`replace_member`, if the lost member still has the seat). The reads never disturb the
-ledger's writer. The lost member may be alive, or another replicator may repair the same ledger. In
-both cases the worst result is an extra copy, which its bookie deletes later.
+the metadata (`replace_member`, if the lost member still has the seat). The replicator's reads do
+not fence the ledger, so its writer continues. The lost member may be alive, or another replicator
+may repair the same ledger. In both cases the worst result is an extra copy, which its bookie
+deletes later.
 
-A ledger whose last segment is being written belongs to its writer, and a running writer replaces a
-lost bookie itself. If the writer has not done so after `open_grace_s`, the replicator recovers the
-ledger: it fences and closes it. This needs a spare bookie, unless a recovery has begun already.
+The last segment of an open ledger belongs to the ledger's writer. A running writer replaces a lost
+bookie itself. If the bookie is still a member after `open_grace_s`, the replicator recovers the
+ledger: it fences and closes the ledger. The replicator does this only for a member that is not
+listed, and only if there is a spare bookie or a recovery has begun already.
 
-A ledger that was created with too few bookies is widened after its close. Each of its bookies
-holds all entries. One more bookie with all entries changes nothing for readers, even with old
-metadata. A copy into a new ledger would change the positions of its messages.
+The replicator widens a ledger that was created with too few bookies, after the ledger is closed: it
+adds a bookie with all entries. The other bookies hold all entries, too, so readers with old
+metadata can still read the ledger. The replicator does not copy the entries into a new ledger,
+because this would change the positions of the messages.
 
-A failed repair is retried with growing pauses. The under-replication record holds the reason.
+The replicator retries a failed repair with growing pauses. The under-replication record holds the
+reason.
 """
 
 from __future__ import annotations
@@ -54,17 +59,17 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# The replicator reads the records when the first record appears, when bookies join or leave, and at
-# this interval. It polls because the store reports changes in a folder, but not below it. A read
-# that finds no record costs one request.
+# The replicator reads the records when the folder of the records changes, when bookies join or
+# leave, and at this interval. It polls because the store reports changes in a folder, but not in
+# the folders below. A read that finds no record costs one request.
 POLL_S: Final = 5.0
 SAMPLE_MAX: Final = 10_000
-"""Size of the random sample of ledgers with a record. It is random so that replicators seldom
-choose the same ledger."""
+"""The size of the sample of ledgers with a record that one read chooses. The sample is random, so
+that replicators seldom choose the same ledger."""
 
 TROUBLES_MAX: Final = 100_000
-"""Ledgers whose retry time, or whose wait for their writer, is remembered: 20 MB. At the limit the
-oldest ledger is forgotten, and tried again at once."""
+"""The limit of ledgers whose retry time the replicator remembers: 20 MB. At the limit, it forgets
+the oldest ledger, and tries this ledger again at once."""
 
 RETRY_S_FIRST: Final = 5.0
 RETRY_S_MAX: Final = 300.0
@@ -95,7 +100,8 @@ class _Trouble:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """A segment that is being written with a lost member."""
+    """The last segment of an open ledger, with a lost or bad member. `since`: the time when this
+    replicator first saw the segment in this state."""
 
     segment: Segment
     state: LedgerState
@@ -103,7 +109,8 @@ class _Tail:
 
 
 class Replicator:
-    """`run` must be running, and so must the `Ledgers` of `services` and `recover`."""
+    """Repairs ledgers while `run` is running. The `Ledgers` of `services` and `recover` must be
+    running, too."""
 
     def __init__(
         self,
@@ -161,11 +168,11 @@ class Replicator:
                 end()
 
     async def _due(self) -> Sequence[LedgerId]:
-        """Return ledgers with a record, in random order, except those that must wait. The result is
-        empty while repair is paused."""
+        """Return ledgers with a record, in random order. Ledgers that must wait, or whose repair is
+        running, are left out. The result is empty while repair is paused."""
         sample: list[LedgerId] = []
         count = 0
-        gone = {*self._troubles, *self._tails}  # ledgers whose records are not found below
+        gone = {*self._troubles, *self._tails}  # minus the ledgers whose records are found below
         try:
             async for ledger in self._under_replication.list():
                 count += 1
@@ -202,8 +209,9 @@ class Replicator:
     async def _repair(self, ledger: LedgerId, locked: Callable[[], bool]) -> None:
         """Do all possible steps for the ledger. Raises the errors of the metadata store.
 
-        After the loss of the lock the replicator names no further member in the metadata. A bookie
-        that is not named yet may delete its new copies when it holds the lock.
+        After the loss of the lock, the replicator names no further member in the metadata. The
+        bookie of a new copy may hold the lock then, and may delete the copy, because the metadata
+        does not name this bookie.
         """
         record = await self._under_replication.get(ledger)
         if record is None:
@@ -215,7 +223,7 @@ class Replicator:
                 return  # the record stays
             metadata = await self._services.records.get(ledger)
             if metadata is None:
-                break  # it was deleted
+                break  # the ledger was deleted
             plan = self._plan(metadata, record.faults)
             step = next((s for s in plan.steps if s not in done and s not in failed), None)
             if step is None:
@@ -244,8 +252,8 @@ class Replicator:
             self._forget(ledger)
 
     def _plan(self, metadata: LedgerMetadata, faults: UnderReplication) -> RepairPlan:
-        """Plan the repair. A member that is recorded as lost but is listed again is not
-        replaced."""
+        """Plan the repair. A member that is recorded as lost but is listed again keeps its seat,
+        unless its bookie is decommissioned."""
         directory = self._services.directory
         leaving = directory.decommissioned
         gone = frozenset(
@@ -339,8 +347,8 @@ class Replicator:
     async def _maybe_recover(
         self, metadata: LedgerMetadata, plan: RepairPlan
     ) -> RepairError | LedgerError | None:
-        """Recover the ledger if its writer has had enough time. None: the ledger was recovered and
-        is closed. Otherwise returns the reason."""
+        """Recover the ledger if its writer has had enough time. Returns None if the ledger was
+        recovered and is closed, otherwise the reason why not."""
         ledger, tail = metadata.ledger, metadata.last_segment
         listed = self._services.directory.listed
         seen = self._tails.get(ledger)
@@ -369,7 +377,7 @@ class Replicator:
     # -- postponed repairs -----------------------------------------------------------------------
 
     async def _note(self, record: UnderReplicationRecord, error: RepairError | LedgerError) -> None:
-        """Store the reason in the record if it has changed, so that not each attempt writes."""
+        """Store the reason in the record, unless the record has the same reason already."""
         log.warning("ledger not repaired", ledger=record.ledger, error=str(error))
         faults = record.faults.failed(str(error), self._clock.now_ms())
         if faults.failure != record.faults.failure:
@@ -390,8 +398,8 @@ class Replicator:
         return trouble is None or trouble.retry_at <= now
 
     def _on_bookies_changed(self) -> None:
-        """A failed repair may succeed now. If it fails again, its pause starts from the first
-        value. Otherwise a repair that failed repeatedly while bookies joined and left would wait
+        """A failed repair may succeed now. If it fails again, its pauses begin with RETRY_S_FIRST
+        again. Otherwise a repair that failed repeatedly while bookies joined and left would wait
         for minutes."""
         for trouble in self._troubles.values():
             trouble.retry_at, trouble.pause_s = 0.0, RETRY_S_FIRST / 2

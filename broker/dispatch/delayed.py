@@ -1,28 +1,33 @@
 """Delayed delivery: entries wait in an index until their delivery time, instead of at a consumer.
 
-Theory of operation. A dispatcher with several consumers asks its `Delays` at three places:
+Theory of operation. A dispatcher with several consumers calls its `Delays` at three places:
 
-    `hold_back`   after each read: the entries that are not due go into the index
-    `take_due`    before it reads new entries: the entries that have become due are read again
-    `first_new`   for the position of the next read: entries in the index are not read again
+- `hold_back` after each read. It puts the entries that are not due into the index.
+- `take_due` before it reads new entries. It returns the entries of the index that have become due.
+  The dispatcher reads these entries again.
+- `first_new` for the position of the next read. It skips entries that are in the index.
 
 The dispatcher sets its timer to `wake_s`. The subscription removes acknowledged entries from the
-index. The index belongs to the subscription: it stays when the last consumer leaves, over a seek,
-and when the subscription type changes. Exclusive and Failover subscriptions deliver at once and do
-not use the index.
+index. The subscription keeps its index when the last consumer leaves, after a seek, and when its
+type changes. Exclusive and Failover subscriptions deliver at once and do not use the index.
 
 *Ticks*: a timer fires on a multiple of `tick_ms` of the wall clock, so that many delivery times
-share one timer. By default an entry is delivered up to one tick early. With `strict` it is never
-early, and up to one tick late.
+share one timer. By default, an entry is delivered up to one tick early. With `strict`, an entry is
+never early, and up to one tick late.
 
-*Fixed delays*: if every message of a topic has the same delay, the first ones are due first, and
-reading on finds nothing to deliver. With `fixed_look_ahead` the dispatcher stops reading while
-three conditions hold. The index has this many entries; none of them is due; and they were read with
-ascending delivery times, without an undelayed entry among them. An undelayed message that is
-published after them waits, too.
+*Fixed delays*: if every message of a topic has the same delay, messages become due in the order of
+the log. While the first of them is not due, further reads find nothing to deliver. With
+`fixed_look_ahead`, the dispatcher stops reading while three conditions hold:
 
-The clock of a dispatcher is the time of the event loop; delivery times are wall time. `wall_ms`
-translates. The wall clock may jump, so a timer reads it again after at most CLOCK_LOOK_S.
+- The index has at least this many entries.
+- None of them is due.
+- They were read with ascending delivery times, without an undelayed entry among them.
+
+An undelayed message that is published after these entries waits, too.
+
+The clock of a dispatcher is the time of the event loop, but delivery times are wall time. `wall_ms`
+translates the first to the second. The wall clock may jump, so a timer reads it again after at most
+CLOCK_LOOK_S.
 """
 
 from __future__ import annotations
@@ -50,23 +55,23 @@ CLOCK_LOOK_S: Final = 60.0
 forwards."""
 
 _EMPTY: Final = DelayedIndex(run_entries=0)
-"""The index that all subscriptions without a delayed entry so far share. It takes no entries. An
-empty index for each of them would take a kilobyte."""
+"""The empty index that subscriptions share until their first delayed entry. It takes no entries. An
+empty index of their own would take a kilobyte each."""
 
 _JUMPS_MAX: Final = 64
-"""The limit of steps of `first_new` over acknowledged and indexed entries: about 0.3 ms. After them
-the dispatcher reads from the position that is reached. `hold_back` drops the entries of this read
-that are in the index already."""
+"""The limit of steps of `first_new` over acknowledged and indexed entries: about 0.3 ms. After this
+many steps, the dispatcher reads from the position that the search has reached. That read may return
+entries that are in the index. `hold_back` handles them."""
 
 _ROUNDS_MAX: Final = 10
-"""The limit of rounds of one `take_due`. In each round, due entries that were not read yet leave
-the index. The next events remove the rest: a million of them in one step would stop the loop."""
+"""The limit of rounds of one `take_due`. Each round removes due entries that were not read yet from
+the index. Later calls remove the rest: a million of them in one step would block the event loop."""
 
 
 @dataclass(slots=True)
 class DelayPolicy:
-    """The delayed-delivery policy of one topic. It follows the topic's policies while the topic is
-    open."""
+    """The delayed-delivery policy of one topic. The topic updates it when the topic's policies
+    change."""
 
     enabled: bool = True  # False: every entry is due at once
     tick_ms: int = 1_000
@@ -109,9 +114,9 @@ class Delays:
         subscription: str = "",
         entries_max: int = INDEX_ENTRIES_MAX,
     ) -> None:
-        """`wall_ms` translates a time of the event loop, which is about now, to wall time in
+        """`wall_ms` translates a time of the event loop near the present to wall time in
         milliseconds. `indexes` has the index of `subscription`, perhaps with entries that an
-        earlier owner of the topic has stored. None: the index is not stored."""
+        earlier owner of the topic has stored. `indexes` None: the index is not stored."""
         found = None if indexes is None else indexes.find(subscription)
         self.index = _EMPTY if found is None else found
         self._indexes = indexes
@@ -119,7 +124,7 @@ class Delays:
         self._policy = policy
         self._wall_ms = wall_ms
         self._entries_max = entries_max
-        self._wake_ms = -1  # the value that `wake_s` has translated last
+        self._wake_ms = -1  # the wall time that `wake_s` translated last, to `_wake_s`
         self._wake_s = 0.0
         # True: the delivery times ascend in the order in which the entries were added to the index.
         self._is_fixed = not self.index
@@ -131,8 +136,8 @@ class Delays:
         return len(self.index) >= self._entries_max
 
     def pauses(self, now: float) -> bool:
-        """Returns True when the dispatcher should not read new entries: the delays are fixed, so
-        the new entries would be due later than those in the index."""
+        """Returns True when the dispatcher should not read new entries: with fixed delays, they are
+        due later than the entries in the index."""
         look_ahead = self._policy.fixed_look_ahead
         if not look_ahead or not self._is_fixed or len(self.index) < look_ahead:
             return False
@@ -168,13 +173,12 @@ class Delays:
         return due
 
     def take_due(self, count: int, now: float, *, read_position: Position) -> list[Position]:
-        """Remove up to `count` entries that are due from the index, the earliest first. Returns
-        those that were read before, in ascending order of their positions.
+        """Remove due entries from the index, the earliest first. Returns up to `count` of them, in
+        ascending order of their positions.
 
-        Due entries at or after `read_position` leave the index, too, but are not returned: the
-        dispatcher has still to read them, and would deliver them twice. Such entries exist after a
-        failover, a seek or a change of the type: the index then has entries that the dispatcher has
-        not read."""
+        The method removes due entries at or after `read_position`, too, but does not return them.
+        The dispatcher has not read them yet, and would deliver them twice. The index has such
+        entries after a failover, a seek or a change of the subscription type."""
         if not self.index:
             return []
         until_ms = self._until_ms(now)
@@ -187,8 +191,8 @@ class Delays:
         return sorted(found)
 
     def first_new(self, position: Position, acks: Acks) -> Position:
-        """The first entry at or after `position` that is neither acknowledged nor in the index, or
-        an earlier entry if the search takes too many steps."""
+        """The first entry at or after `position` that is neither acknowledged nor in the index. If
+        the search takes too many steps: an earlier position."""
         position = acks.first_unacked(position)
         if self.index:
             for _ in range(_JUMPS_MAX):
@@ -215,13 +219,13 @@ class Delays:
         return self._wake_s
 
     def on_acked(self, positions: Sequence[Position]) -> None:
-        """These entries are acknowledged."""
+        """These entries are acknowledged: remove them from the index."""
         if self.index:
             for position in positions:
                 self.index.discard(position)
 
     def on_acked_through(self, position: Position) -> None:
-        """Every entry up to this one is acknowledged."""
+        """Every entry up to this one is acknowledged: remove them from the index."""
         if self.index:
             self.index.discard_through(position)
 

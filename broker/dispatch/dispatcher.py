@@ -7,7 +7,7 @@ next event.
 
 A dispatcher does no I/O:
 
-- It asks for entries with `Read` or `Replay`. At most one of them is outstanding.
+- It asks for entries with `Read` or `Replay`. At most one of these requests is outstanding.
 - It hands entries out with `Deliver`.
 - It reads the acknowledgements of the cursor through `Acks`, and the end of the log through
   `Environment.confirmed`.
@@ -55,7 +55,8 @@ class Deliver:
     consumer: Consumer
     entries: list[StoredEntry]
     details: dict[int, EntryDetail]  # keyed by index in `entries`; absent: EntryDetail(0, ())
-    messages: int  # the unacknowledged messages of `entries`; the permits were debited by it
+    # The number of unacknowledged messages of `entries`. The dispatcher has debited these permits.
+    messages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +152,20 @@ class Dispatcher(Protocol):
     def on_acked(
         self, consumer: Consumer, positions: Sequence[Position], now: float
     ) -> list[Action]:
-        """The consumer acknowledged these whole entries. The cursor has recorded it."""
+        """The consumer acknowledged these whole entries. The cursor has recorded the
+        acknowledgement."""
 
     def on_partly_acked(self, consumer: Consumer, position: Position, now: float) -> list[Action]:
         """The consumer acknowledged some messages of this batch, perhaps the last unacknowledged
-        ones. The cursor has recorded it."""
+        ones. The cursor has recorded the acknowledgement."""
 
     def on_acked_through(self, position: Position, now: float) -> list[Action]:
         """Every entry before `position` is acknowledged, and some or all messages of the entry at
-        `position`. The cursor has recorded it. The cause is a cumulative acknowledgement or a skip
-        by the broker. A cumulative acknowledgement comes only if `cumulative_acks` is True. A skip
-        comes to any dispatcher and acknowledges all messages at `position`."""
+        `position`. The cursor has recorded the acknowledgement.
+
+        The cause is a cumulative acknowledgement, or the broker skipped entries. A cumulative
+        acknowledgement occurs only if `cumulative_acks` is True. A skip can occur with any
+        dispatcher, and acknowledges all messages at `position`."""
 
     def on_entries(self, entries: list[StoredEntry], now: float) -> list[Action]:
         """The entries of the outstanding `Read`. []: there was no entry to read."""
@@ -183,17 +187,17 @@ class Dispatcher(Protocol):
         needs no timer."""
 
     def on_timer(self, now: float) -> list[Action]:
-        """The time that `next_timer` named has come: `now` is not before it. Called only if
-        `next_timer` named one."""
+        """The time of `next_timer` has come: `now` is this time or later. Not called if
+        `next_timer` is None."""
 
     def explain(self, now: float) -> list[Reason]:
-        """The reasons why the dispatcher delivers nothing now. Never empty if it delivers
+        """The reasons why the dispatcher delivers nothing now. Not empty if the dispatcher delivers
         nothing."""
 
     def check(self) -> None:
-        """Assert the invariants in the docstring of the module."""
+        """Assert the invariants in the docstring of the dispatcher's module."""
 
 
 def after(position: Position) -> Position:
-    """The position right after `position`. The log finds the entry that really follows."""
+    """The position right after `position`. If no entry is there, the log finds the next one."""
     return Position(position.ledger, position.entry + 1)

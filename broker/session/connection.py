@@ -1,14 +1,14 @@
 """The loop of one connection: reads frames, feeds the session machine, carries out its actions.
 
-One reader (the task of `run`), one writer (the outbox) and two timers live as long as the
-connection. Requests (LOOKUP, PRODUCER, SUBSCRIBE, …) may wait, so each runs in its own task. The
-reader task itself handles SEND, ACK and FLOW, in slices of a frame, without another task or a
-queue.
+Four tasks live as long as the connection: the reader (the task of `run`), the writer (it empties
+the outbox), the keep-alive, and the task that offers room to subscriptions. Requests (LOOKUP,
+PRODUCER, SUBSCRIBE, …) may wait, so each runs in its own task. The reader task itself handles SEND,
+ACK and FLOW, in slices of a frame.
 
-Back-pressure: while a topic has too many bytes in flight to its bookies, the readers of the
-connections that publish to it wait. While all topics together have too many, the readers of all
-connections that publish wait. While the outbox holds DELIVERY_BYTES_MAX or more, no subscription
-delivers to the connection. The connection calls those subscriptions when there is room again.
+Back-pressure: the reader waits while a topic to which its client publishes has too many bytes in
+flight to its bookies. The readers of all publishing connections wait while all topics together have
+too many. While the outbox holds DELIVERY_BYTES_MAX or more, no subscription delivers to the
+connection. When there is room again, the connection calls the subscriptions that it refused.
 
 An unexpected exception in these tasks is a bug. The connection logs and counts the exception, and
 ends. The broker continues.
@@ -58,23 +58,24 @@ STALL_BYTES: Final = 16 << 20  # pending bytes at which the broker stops reading
 REQUEST_TIMEOUT_S: Final = 60.0  # Pulsar's topicLoadTimeoutSeconds; no request may take longer
 REQUESTS_READ_MAX: Final = (
     1_000  # requests under way at which reading pauses. A program that opens all its producers at
-    # once sends thousands. After an error Apache's C++ client would close its whole connection.
+    # once sends thousands. If the broker answered with an error instead, Apache's C++ client would
+    # close its connection.
 )
 SLICE_COMMANDS: Final = 100
-"""The commands of one step of the event loop. A command takes 10 us, or up to 60 us if it starts a
-task."""
+"""The limit of commands in one step of the event loop. A command takes 10 us, or up to 60 us if it
+starts a task."""
 
 COMMAND_UNIT_BYTES: Final = 1 << 10
-"""The unit of large commands: a command counts as one more for each unit of its size, because all
-its bytes are parsed."""
+"""The bytes for which a large command counts as one more command of SLICE_COMMANDS, because the
+broker parses all its bytes."""
 
 PROBE_TIMEOUT_S: Final = 5.0  # Pulsar's connectionLivenessCheckTimeoutMillis
-# The client's time to take the last command, which gives the reason of the close.
+# The time limit for the client to take the last command, which states the reason of the close.
 LAST_COMMAND_TIMEOUT_S: Final = 1.0
 CLOSE_SLICE_S: Final = 0.005
-"""The time of one step that closes producers and consumers. A connection may have 50,000 consumers.
-Closing a consumer of a Key_Shared subscription takes 0.5 ms, and more if the subscription has more
-consumers."""
+"""The time limit of one step that closes producers and consumers. A connection may have 50,000
+consumers. Closing a consumer of a Key_Shared subscription takes 0.5 ms, or longer if the
+subscription has many consumers."""
 
 SERVER_VERSION: Final = "Magnetar 0.1.0"
 MALFORMED: Final = -1  # stands for the type of a command that cannot be read
@@ -124,17 +125,18 @@ class Connection:
             answers=endpoint.answers,
         )
         self._refusals = Refusals()
-        self._declined = 0  # requests that the machine refused and that are not answered yet
+        self._declined = 0  # refused requests whose answers are delayed
         self._transport = transport
         self._on_connected = on_connected
-        self._admitted = False  # the transport knows that the client is connected
+        self._admitted = False  # True: `on_connected` was called
         self._steps = endpoint.broker.steps
         self._standstill = endpoint.broker.standstill
         self._heard = asyncio.Event()
         self._answered = asyncio.Event()  # a request has ended
-        self._paused = False  # not reading: a topic of this client has too many bytes under way
-        self._draining = False  # not reading: too many bytes wait for this client
-        # The list whose pieces the next turns carry out; None: no list.
+        # True: not reading, because topics, the broker or the number of requests are at a limit.
+        self._paused = False
+        self._draining = False  # True: not reading, because too many bytes wait for this client
+        # The list that `_take_long` carries out next; None: no list.
         self._long: LongList | None = None
         self._turn: Turn | None = None  # None: no wait for the broker's publish budget
         self._tasks: asyncio.TaskGroup
@@ -207,8 +209,7 @@ class Connection:
             if self._transport is Transport.GRPC:
                 await self._shake_hands()
             while True:
-                # No variable for the frame: an idle connection would keep the frame until the next
-                # one.
+                # No variable holds the frame: an idle connection would keep it in memory.
                 await self._take(await self._stream.receive())
         except StreamClosed as end:
             if not (end.clean or context.over):
@@ -224,7 +225,7 @@ class Connection:
 
     async def _take(self, frame: memoryview) -> None:
         """Carry out one transport frame, which holds whole Pulsar frames, in slices. The event loop
-        has a turn between two slices. After the connection's end, drop the rest."""
+        runs other tasks between two slices. After the connection's end, drop the rest."""
         self._heard.set()
         context, session, steps = self._context, self._session, self._steps
         if context.over:
@@ -250,8 +251,8 @@ class Connection:
                 self._on_connected()
 
     def _take_slice(self, frame: memoryview, at: int) -> int:
-        """Carry out the commands from `at` on, up to a run of SENDs, a long list, or
-        SLICE_COMMANDS. Returns the place of the next command."""
+        """Carry out the commands from `at` on, up to a long list or SLICE_COMMANDS. Returns the
+        place of the next command."""
         now = asyncio.get_running_loop().time()
         context = self._context
         left = SLICE_COMMANDS
@@ -287,7 +288,7 @@ class Connection:
         return at
 
     async def _take_long(self, command: LongList) -> None:
-        """Carry out a list with very many message ids, one piece in each turn of the loop."""
+        """Carry out a command with very many message ids: one piece in each turn of the loop."""
         self._long = None
         loop, steps = asyncio.get_running_loop(), self._steps
         parts = in_pieces(self._context, command)
@@ -302,16 +303,16 @@ class Connection:
                 steps.end("long list", began)
             if more is None:
                 return
-            self._session.on_paused(loop.time())  # the client was heard
+            self._session.on_paused(loop.time())  # the client is not silent: its list is read
             await asyncio.sleep(0)
 
     async def _wait_room(self) -> None:
-        """Return when there is room to read on. Raises StreamClosed."""
+        """Return when the connection may read from its client again. Raises StreamClosed."""
         published = self._context.published
         self._paused = True
         for producer_id in published:
             while not await self._has_room(producer_id):
-                self._outbox.put_control(reply.PING)  # fails if the connection is lost
+                self._outbox.put_control(reply.PING)  # the send fails if the connection is lost
         if published:
             await self._wait_rate()
             await self._wait_turn()
@@ -332,7 +333,7 @@ class Connection:
         rate = self._endpoint.broker.publish_rate
         while not self._context.over and rate.wait_s(asyncio.get_running_loop().time()) > 0:
             if not await self._within(rate.wait()):
-                self._outbox.put_control(reply.PING)  # fails if the connection is lost
+                self._outbox.put_control(reply.PING)  # the send fails if the connection is lost
 
     async def _wait_turn(self) -> None:
         """Wait until the broker has memory for more publishes."""
@@ -343,7 +344,7 @@ class Connection:
         try:
             while not (turn.done() or self._context.over):
                 await asyncio.wait({turn}, timeout=PROBE_TIMEOUT_S)
-                self._outbox.put_control(reply.PING)  # fails if the connection is lost
+                self._outbox.put_control(reply.PING)  # the send fails if the connection is lost
         finally:
             self._turn = None
             budget.leave(turn)
@@ -432,8 +433,8 @@ class Connection:
             self._outbox.put_control(answer)
 
     async def _put_shared(self, answer: Answer) -> None:
-        """Send an answer that equal requests share. Its bytes count as waiting until the client has
-        taken nearly all of them."""
+        """Send an answer that equal requests share. The answer counts as waiting until the outbox
+        has room again."""
         try:
             self._outbox.put_control(*answer.parts)
             with suppress(StreamClosed):
@@ -457,7 +458,7 @@ class Connection:
         return delay_s
 
     def _answer_later(self, answer: bytes, delay_s: float) -> None:
-        """Put the answer after the delay. The request counts as under way until then."""
+        """Send the answer after the delay. The request counts as under way until then."""
         if delay_s == 0:
             self._outbox.put_control(answer)
             return
@@ -489,7 +490,7 @@ class Connection:
         await self._stream.close()
 
     def _leave(self) -> None:
-        """Close the producers and consumers: the connection is gone. Idempotent."""
+        """Close the producers and consumers of the lost connection. Idempotent."""
         begun = self._context.leave()
         self._heard.set()
         if self._turn is not None:
@@ -516,13 +517,13 @@ class Connection:
 
     async def _write(self) -> None:
         await self._outbox.run()
-        self._leave()  # the reader may wait for a topic
+        self._leave()  # the reader may not notice the end: it may wait for a topic
 
     async def _send(self, parts: Sequence[Buffer]) -> None:
         if not self._standstill.sure:
             await self._standstill.wait_sure()
         await self._stream.send(parts)
-        if self._draining:  # each frame that the client takes is a sign of life: 4 KB/s suffice
+        if self._draining:  # the client is alive: it has taken a frame
             self._session.on_paused(asyncio.get_running_loop().time())
 
     async def _keep_alive(self) -> None:
@@ -539,7 +540,7 @@ class Connection:
                 self._carry_out(action)
 
     async def _offer_room(self) -> None:
-        """When there is room again, call the subscriptions that were refused room."""
+        """Whenever there is room again, call the subscriptions that the connection refused."""
         context = self._context
         with suppress(StreamClosed):
             while True:

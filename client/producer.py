@@ -58,16 +58,16 @@ class Producer:
 
         Messages that several tasks send in the same turn of the loop share a batch.
 
-        - `content`: the payload, or the value that the schema encodes. None: no value; it deletes
-          the key on a compacted topic.
+        - `content`: the payload, or the value that the schema encodes. None: no value. On a
+          compacted topic, a message without a value deletes its key.
         - `properties`: texts that the application attaches to the message.
         - `partition_key`: the key of the message.
         - `ordering_key`: the key that Key_Shared subscriptions use instead of `partition_key`.
-        - `sequence_id`: the number of the message. None: the producer chooses it.
+        - `sequence_id`: the number of the message. None: the producer chooses the number.
         - `event_timestamp`: the application's own time, in milliseconds since 1970.
         - `deliver_at`: the time when Shared and Key_Shared subscriptions deliver the message, in
           milliseconds since 1970. Other subscriptions deliver it at once.
-        - `deliver_after`: the delay from this call to `deliver_at`.
+        - `deliver_after`: the delay from this call to the delivery, a `timedelta`.
 
         At the limit of pending messages, the call waits if the producer has `block_if_queue_full`.
         Otherwise it raises ProducerQueueIsFull or MemoryBufferIsFull. Raises Timeout if no receipt
@@ -124,10 +124,10 @@ class Producer:
     ) -> None:
         """Publish a message without waiting, and call `callback(result, message_id)` later.
 
-        The parameters are those of `send`. The call never waits. If the limit of pending messages
-        is reached, or other sends wait at the limit, the client calls the callback at once with
-        ProducerQueueIsFull or MemoryBufferIsFull. Raises InvalidMessage if the message is invalid.
-        Apache's asyncio client does not have this method; its synchronous client does.
+        The parameters are those of `send`. If the limit of pending messages is reached, or other
+        sends wait at the limit, the client calls the callback at once, with ProducerQueueIsFull or
+        MemoryBufferIsFull. Raises InvalidMessage if the message is invalid. Apache's asyncio client
+        does not have this method; its synchronous client does.
         """
         done: Done = partial(report, callback)
         if self._hooks is None:
@@ -160,7 +160,7 @@ class Producer:
                 self._hooks.close()
 
     def get_stats(self) -> ProducerStatistics:
-        """Return what the producer counted since it was created, and its rates."""
+        """Return the producer's counts since its creation, and its rates."""
         stats = self._publisher.statistics()
         stats.messages_per_second, stats.bytes_per_second = self._rates.rates(
             stats.messages_sent, stats.bytes_sent, self._loop.time()
@@ -199,7 +199,7 @@ class Producer:
     def on_burst_end(self) -> None:
         """Admit waiting sends in the next turn of the loop. Internal to the client.
 
-        During this call the publisher may be sending earlier messages.
+        Not in this turn, because the publisher may be sending earlier messages during this call.
         """
         if self._waiting and not self._let_in_is_due:
             self._let_in_is_due = True

@@ -338,16 +338,16 @@ class Producer:
 
         The producer sends the message's batch at once, without waiting for more messages.
 
-        - `content`: the payload, or the value that the schema encodes. None: no value; it deletes
-          the key on a compacted topic.
+        - `content`: the payload, or the value that the schema encodes. None: no value. On a
+          compacted topic, a message without a value deletes its key.
         - `properties`: texts that the application attaches to the message.
         - `partition_key`: the key of the message.
         - `ordering_key`: the key that Key_Shared subscriptions use instead of `partition_key`.
-        - `sequence_id`: the number of the message. None: the producer chooses it.
+        - `sequence_id`: the number of the message. None: the producer chooses the number.
         - `event_timestamp`: the application's own time, in milliseconds since 1970.
         - `deliver_at`: the time when Shared and Key_Shared subscriptions deliver the message, in
           milliseconds since 1970. Other subscriptions deliver it at once.
-        - `deliver_after`: the delay from this call to `deliver_at`.
+        - `deliver_after`: the delay from this call to the delivery, a `timedelta`.
 
         At the limit of pending messages, the call waits if the producer has `block_if_queue_full`.
         Otherwise it raises ProducerQueueIsFull or MemoryBufferIsFull. Raises Timeout if no receipt

@@ -46,17 +46,16 @@ PORTS: Final = "ports.json"
 DESCRIPTION: Final = "cluster.json"
 ENVIRONMENT: Final = "env.sh"
 HOST: Final = "127.0.0.1"
-RESTART_PAUSE_S: Final = 0.5  # before a process that ended is started again
+RESTART_PAUSE_S: Final = 0.5  # before an ended process is started again
 
 log = get_logger(__name__)
 
 
 class LocalCluster:
-    """Runs the cluster as a context manager: `async with LocalCluster(directory, ...) as cluster:`
-    Entering the context starts all processes. It raises DirectoryRefused, JavaMissing,
-    ZooKeeperJarsMissing or ProcessFailed, and then leaves no process running. Enter the context on
-    a thread that lives as long as the cluster: the kernel kills the processes when the thread ends.
-    Leaving the context stops all processes.
+    """An asynchronous context manager that runs the cluster. Entering the context starts all
+    processes. If this raises DirectoryRefused, JavaMissing, ZooKeeperJarsMissing or ProcessFailed,
+    no process stays running. Leaving the context stops all processes. Enter the context on a thread
+    that lives as long as the cluster: the kernel kills the processes when the thread ends.
 
     Processes are named by role ("zookeeper", "bookie", "broker", "autorecovery") and id
     ("bookie-1", ...). The cluster does not start a decommissioned bookie.
@@ -332,7 +331,7 @@ async def _launch(processes: Sequence[LocalProcess]) -> None:
 
 
 class _Ports:
-    """The ports of the processes, recorded so that the next start uses the same ones."""
+    """The ports of the processes, recorded so that the next start uses the same ports."""
 
     def __init__(self, directory: Path) -> None:
         """Raises DirectoryRefused if the file with the recorded ports is damaged."""
@@ -402,7 +401,7 @@ def _is_free(port: int) -> bool:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Replace the file in one step: a reader sees the old content or the new one."""
+    """Replace the file in one step: a reader sees the old or the new content."""
     new = file.with_name(f"{file.name}.new")
     new.write_text(text)
     os.replace(new, file)
@@ -416,11 +415,10 @@ async def run_local_cluster(
     on_ready: Callable[[], None],
     watchdog: bool = False,
 ) -> None:
-    """Run the cluster until `stop` is set. `on_ready` is called when all processes are ready.
+    """Run the cluster until `stop` is set. Call `on_ready` when all processes are ready.
 
-    With `restart`, a process that ends is started again. With `watchdog`, a server whose /health is
-    silent is killed: see watchdog.py. Raises the errors of entering the cluster, in an
-    ExceptionGroup.
+    `restart`: True starts ended processes again. `watchdog`: True kills a server that stands still
+    (watchdog.py). Raises the errors of entering the cluster, in an ExceptionGroup.
     """
     async with asyncio.TaskGroup() as group:
         running = group.create_task(

@@ -1,14 +1,15 @@
 """Runs of SENDs: the broker's form of the frames that one producer sends.
 
 A run is a series of consecutive SENDs of one producer, in any form. One SEND is a run of one. This
-module refuses no SEND: the run carries the stated checksums and the errors of SENDs (claims.py),
-and later stages of the topic refuse SENDs.
+module refuses no SEND. The run carries the stated checksums and the errors of SENDs (claims.py),
+and later steps of the broker refuse SENDs.
 
-Most SENDs are *plain*: the command has a producer and a sequence id and at most `num_messages = 1`,
-and the entry is one message with a checksum. Its metadata has only the fields that clients write
-into each message (`plain_rest`), and perhaps a key (`plain_key`). Consecutive plain SENDs differ
-little. So this module compares each plain SEND with the expected successor of the SEND before, in a
-sixth of the time that parsing takes. `parse_command` and `parse_sent` parse every other SEND.
+Most SENDs are *plain*. The command of a plain SEND has a producer id, a sequence id, perhaps
+`num_messages = 1`, and nothing else. The entry is one message with a checksum. Its metadata has
+only the fields that clients write into each message (`plain_rest`), and perhaps a key
+(`plain_key`). Consecutive plain SENDs differ little. So this module compares each plain SEND with
+the fields that it expects after the previous SEND. This takes a sixth of the time of parsing.
+`parse_command` and `parse_sent` parse every other SEND.
 """
 
 import struct
@@ -45,9 +46,9 @@ class SendRun:
     views: dict[int, EntryView] = field(default_factory=dict)
     # The errors of entries, keyed by place.
     errors: dict[int, EntryError] = field(default_factory=dict)
-    end: int = 0  # the beginning of the frame after the last one
+    end: int = 0  # the place after the last frame of the run
     parsed_bytes: int = 0  # the size of the SENDs that are not plain
-    # The encoded fields of producer names in plain entries; None: they were not noted.
+    # The encoded fields of producer names in plain entries; None: not collected.
     plain_names: set[bytes] | None = None
 
     def __len__(self) -> int:
@@ -70,8 +71,8 @@ class SendRun:
 
 
 RUN_ENTRIES_MAX: Final = 250
-"""The most entries of a run. The broker publishes a run in one step of the loop: 5 ms, or 15 ms on
-a busy machine."""
+"""The maximum number of entries of a run. The broker publishes a run in one step of the loop, which
+takes 5 ms, or 15 ms on a busy machine."""
 
 RUN_PARSED_BYTES_MAX: Final = 128 << 10
 """A run ends when its SENDs that are not plain have this size: parsing their metadata may take
@@ -79,9 +80,8 @@ RUN_PARSED_BYTES_MAX: Final = 128 << 10
 
 
 def read_sends(buffer: memoryview, at: int) -> SendRun | None:
-    """Return the longest run, of at most RUN_ENTRIES_MAX entries, that begins with the frame whose
-    total is at `at`. None: no SEND in the form of the clients begins there; the caller then uses
-    `parse_command`."""
+    """Return the longest run within the limits that begins with the frame at `at`. None: this frame
+    is not a SEND that this module can read; the caller then uses `parse_command`."""
     run: SendRun | None = None
     size, parsed = len(buffer), 0
     while at < size and (run is None or len(run.entries) < RUN_ENTRIES_MAX):
@@ -112,7 +112,7 @@ def run_of(command: Command) -> SendRun:
 # Mechanics
 
 _IDS_AT: Final = 12
-_HEADS: Final = {  # by the size of `ids`: total, command, its type and tag, body, `ids`
+_HEADS: Final = {  # by the size of `ids`: total, command size, type and tag, body size, `ids`
     size: struct.Struct(f">II3sB{size}s") for size in range(3, 13)
 }
 _ENTRY_HEAD: Final = struct.Struct(">HII")
@@ -123,13 +123,14 @@ _CHECKED: Final = 0x0E01
 
 def _read_plain(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendRun | None, int]:
     """Add the plain SENDs from `at` on to the run. Returns the run, and the place of the first
-    other frame."""
+    frame that is not added."""
     size = len(buffer)
     # The expected parts of the next SEND.
     ids = b"" if run is None else _ids_of(run.producer_id)
     head = _HEADS[len(ids) or _ids_bytes(buffer, at)]
     rest = name_field = rest_fields = b""
-    high = carry = 0  # the sequence id's bits above its low byte; 0x80 if other bytes follow that
+    # `high`: the sequence id without its lowest seven bits. `carry`: 0x80 if it has further bytes.
+    high = carry = 0
     spare = 0  # bytes after the sequence id that state num_messages = 1
     count = 0
     sequence_ids: list[int] = []
@@ -192,8 +193,8 @@ def _read_plain(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendR
 
 
 def _read_other(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendRun | None, int]:
-    """Add one SEND of any form. Returns the run, and the place of the next frame; `at`: the frame
-    is not a SEND of this producer."""
+    """Add one SEND of any form. Returns the run, and the place of the next frame. This place is
+    `at` if the frame is not a SEND of this producer, or cannot be parsed."""
     if buffer[at + 8 : at + 10] != _SEND[:2]:
         return run, at
     try:

@@ -1,26 +1,25 @@
 """RangeRead: decides which replica a read of confirmed entries asks next, and when it gives up.
 
-No I/O, no clock, no tasks. A read asks one replica at a time for its range. After any wrong answer
-it asks the next replica: an error, no such entry, a damaged envelope, another entry's envelope.
-When an answer takes too long, it asks the next replica in addition. When all replicas have failed,
-the metadata may be outdated, because replicas are moved. So the metadata is read again, once, and
-the read asks the new replicas. A sound envelope from one replica is enough, because the entry is
-confirmed.
+No I/O, no clock, no tasks. A read asks one replica at a time for its range. It asks the next
+replica after a wrong answer: an error, no such entry, a damaged envelope, another entry's envelope.
+If an answer takes too long, the read asks the next replica in addition. If all replicas have
+failed, the metadata may be outdated, because repair moves replicas. The caller then reads the
+metadata again, once (`Refresh`), and the read asks the new replicas. A sound envelope from one
+replica is enough, because the entry is confirmed.
 
-The caller orders the replicas by `standing`, then by distance. The best standing is healthy, then
-slow or recently failed, then read-only: a bookie with a full disk should save its capacity. The
-last is not listed: the bookie is probably down.
+The caller orders the replicas by `Standing` first. Healthy bookies come first, then bookies that
+are slow or failed recently. Read-only bookies follow: a bookie with a full disk should save its
+capacity. Bookies that are not listed come last: they are probably down.
 
-A ledger whose write quorum is smaller than its ensemble is *striped*: no bookie holds two
-neighbouring write sets completely. The reader reads a range of it in stripes (handle.py). If that
-fails, it reads windows (`windows`), several at a time, each from one bookie that holds the whole
-window.
+A ledger whose write quorum is smaller than its ensemble is *striped*: each bookie holds only a part
+of the entries. The handle (handle.py) reads a range of a striped ledger in stripes. If that fails,
+it reads windows (`windows`), several at a time. For each window, one bookie holds all entries.
 
 Invariants (see `check`):
 
-1. Each replica is asked at most once.
-2. While no answer was sound, a replica is being asked, or the last action was Refresh or GiveUp.
-3. At most one Deliver or GiveUp is returned, and no action follows it.
+1. The read asks each replica at most once.
+2. Until a sound answer arrives, a replica is being asked, or the last action was Refresh or GiveUp.
+3. The read returns at most one Deliver or GiveUp, and no action after it.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ if TYPE_CHECKING:
     from magnetar.protos.envelope import Buffer
 
 NEGATIVE = frozenset({BookieCode.NO_SUCH_ENTRY, BookieCode.NO_SUCH_LEDGER})
-"""The explicit negatives: the bookie's undamaged store does not have the entry."""
+"""The codes with which a bookie reports that its undamaged store does not have the entry."""
 
 
 WINDOWS_MAX: Final = 16
-"""Windows of a striped ledger that are read at the same time, one stream each."""
+"""The maximum number of windows that one read requests at the same time, one stream each."""
 
 
 class Standing(IntEnum):
@@ -64,19 +63,19 @@ class Standing(IntEnum):
 
 
 class LedgerEntry(NamedTuple):
-    """A confirmed, sound entry. To copy the entry, this value is enough."""
+    """A confirmed, sound entry, with all that a copy of the entry needs."""
 
     entry: EntryId
-    envelope: bytes  # the entry as bookies store it, in memory of its own
+    envelope: bytes  # the entry as bookies store it; not a view of a frame
 
     @property
     def payload(self) -> memoryview:
-        """A view of the entry's own bytes, not of a frame."""
+        """A view of `envelope`, without its header."""
         return memoryview(self.envelope)[ENVELOPE.size :]
 
     @property
     def length(self) -> int:
-        """Payload bytes of the ledger's entries up to and including this one."""
+        """The payload bytes of the ledger's entries up to and including this one."""
         length: int = ENVELOPE.unpack_from(self.envelope)[4]
         return length
 
@@ -103,7 +102,7 @@ class Refresh:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """No replica could be read; `answers` holds each reason."""
+    """No replica returned the first entry; `answers` holds the reason of each replica."""
 
     answers: dict[Member, BookieCode]
 
@@ -112,8 +111,8 @@ Action = Ask | Deliver | Refresh | GiveUp
 
 
 class RangeRead:
-    """The read of one range that each of `replicas` holds completely. `replicas` are in the order
-    of preference.
+    """The read of one range. `replicas`: the members that hold the first entry of the range, in the
+    order of preference.
 
     `now` is in seconds of any clock that does not go backwards.
     """
@@ -124,14 +123,14 @@ class RangeRead:
         self.done = False
         self._waiting = list(replicas)
         self._speculate_after_s = speculate_after_s
-        self._speculate_at: float | None = None  # None: no replica is left, or none is being asked
+        self._speculate_at: float | None = None  # None: no replica was asked yet
         self._refreshed = False
 
     def begin(self, now: float) -> list[Action]:
         return self._ask_next(now)
 
     def on_entries(self, member: Member, entries: Sequence[LedgerEntry]) -> list[Action]:
-        """The replica returned at least the first entry, and it is sound."""
+        """The replica returned these sound entries, from the first entry of the range on."""
         assert entries
         self.asking.pop(member, None)
         if self.done:
@@ -153,12 +152,13 @@ class RangeRead:
         return self._ask_next(now) if self._waiting else []
 
     def on_refreshed(self, replicas: Sequence[Member], now: float) -> list[Action]:
-        """`replicas`: the holders of the range by freshly read metadata; () if that read failed."""
+        """`replicas`: as in the constructor, by freshly read metadata; (): the metadata could not
+        be read."""
         self._waiting = [member for member in replicas if member not in self.answers]
         return self._ask_next(now)
 
     def timer_at(self) -> float | None:
-        """Return the time at which to call `on_tick`. None: only another event matters."""
+        """Return the time at which to call `on_tick`. None: no call is needed."""
         return None if self.done or not self._waiting else self._speculate_at
 
     def check(self) -> None:
@@ -192,10 +192,11 @@ def standing(registration: BookieRegistration | None, grade: Grade) -> Standing:
 def windows(
     first: int, last: int, *, size: int, entry_bytes: float, bytes_max: int
 ) -> tuple[list[tuple[int, int]], int]:
-    """Return the windows of a striped range to read at the same time, and the bytes to ask for in
-    each. The windows are (first, last) pairs of `size` entries. Together they make about
-    `bytes_max` at about `entry_bytes` per entry. Each window asks for twice its share of the bytes:
-    if a window were cut short, the windows after it would be useless."""
+    """Return the windows of a striped range to read at the same time, and the bytes to request for
+    each window. A window is a pair (first, last) of `size` entries; the last window may be shorter.
+    With `entry_bytes` per entry, all windows together have about `bytes_max`. The bytes for each
+    window are twice its share of `bytes_max`: if a window were cut short, the windows after it
+    would be useless."""
     count = min(max(round(bytes_max / (entry_bytes * size)), 1), WINDOWS_MAX)
     starts = range(first, min(last + 1, first + count * size), size)
     found = [(start, min(start + size - 1, last)) for start in starts]
@@ -240,8 +241,8 @@ def sound_stripes(
 
 
 def outranking(answers: Iterable[BookieCode]) -> BookieCode:
-    """Return the answer that best says why an entry cannot be read. "Unknown" outranks "no", so
-    that an entry that may exist is never reported as absent."""
+    """Return the answer that best says why an entry cannot be read. An answer outside NEGATIVE
+    comes first, so that an entry that may exist is never reported as absent."""
     answers = list(answers)
     unknown = [code for code in answers if code not in NEGATIVE]
     return (unknown or answers or [BookieCode.CONNECTION_LOST])[0]

@@ -1,20 +1,22 @@
 """Partitioned topics: their records, and the records of their partitions.
 
 A partitioned topic is a record with the number of its partitions. Each partition is a topic of its
-own, `<topic>-partition-<n>`, with an owner of its own. This module writes the records of partitions
-without an owner: a topic without entries needs no owner.
+own, `<topic>-partition-<n>`, with an owner of its own. This module writes the records of new
+partitions, although no broker owns them yet: they have no entries, so no owner is needed.
 
-The order of the writes matters: a crash between two writes must leave something that can be used or
-finished.
+The order of the writes matters. After a crash between two writes, the topic must be usable, or
+another request must be able to finish the change.
 
 - Creation writes the record of the partitioned topic first, then the records of its partitions. If
   a partition's record was not written, the first use of the partition creates the record.
-- Growth writes the new partitions first, with all durable subscriptions of the other partitions,
-  which begin at the first message. Then it writes the number. So a consumer that learns of a
-  partition finds its subscription there, and misses no message. If a crash leaves partitions beyond
-  the number, the next growth completes them, and a deletion of the topic deletes them.
-- Deletion writes the mark `deleting` first, after which the topic cannot be used any more. Then it
-  deletes the partitions, then the record. To finish a deletion after a crash, repeat the request.
+- Growth writes the records of the new partitions first, with all durable subscriptions of the other
+  partitions. These subscriptions begin at the first message. Then growth writes the new number of
+  partitions. So a consumer that learns of a new partition finds its subscription there, and misses
+  no message. A crash may leave records of partitions above the number. The next growth completes
+  these records, and a deletion of the topic deletes them.
+- Deletion writes the mark `deleting` first. From then on, the topic cannot be used. Then the
+  partitions are deleted, and last the record. To finish a deletion after a crash, repeat the
+  request.
 """
 
 from __future__ import annotations
@@ -53,14 +55,14 @@ producer for each partition. Writing the records of this many partitions takes 1
 ZooKeeper."""
 
 METADATA_TIMEOUT_S: Final = 10.0
-"""Time limit of one access to a record while the metadata store does not answer."""
+"""The time limit of one change of a record while the metadata store does not answer."""
 
 WRITES_MAX: Final = 32
 """The number of partitions' records that are written at the same time."""
 
 
 class PartitionedTopics:
-    """The records of partitioned topics. `partitions_max`: the limit for one topic; 0:
+    """The records of partitioned topics. `partitions_max`: the limit of partitions of one topic. 0:
     PARTITIONS_MAX."""
 
     def __init__(self, store: MetadataStore, clock: Clock, *, partitions_max: int = 0) -> None:
@@ -98,19 +100,19 @@ class PartitionedTopics:
         value = codec.encode_partitioned_topic(record)
 
         def add(stored: bytes | None) -> bytes:
-            if stored is not None and stored != value:  # equal: our write, whose reply was lost
+            if stored is not None and stored != value:  # equal: our write; its reply was lost
                 raise TopicExists(str(name))
             return value
 
         await self._update(_path(name), add)
-        if await self._is_plain(name):  # a plain topic was created meanwhile, and stays
+        if await self._is_plain(name):  # a plain topic was created in the meantime: it stays
             await self._update(_path(name), lambda _: DELETE)
             raise TopicExists(str(name))
         await self._write_partitions(name, range(partitions), {})
 
     async def grow(self, name: TopicName, partitions: int) -> None:
         """Add partitions. Raises InvalidPartitionCount, TopicNotFound, MetadataError."""
-        record = await self.require(name)  # this also makes the reads of subscriptions fresh
+        record = await self.require(name)  # its sync makes the reads of subscriptions fresh, too
         self._require_count(name, partitions, more_than=record.partitions)
         subscriptions = await self._subscriptions(name, record.partitions)
         await self._write_partitions(name, range(record.partitions, partitions), subscriptions)
@@ -124,13 +126,13 @@ class PartitionedTopics:
             return codec.encode_partitioned_topic(replace(found, partitions=partitions))
 
         await self._update(_path(name), raise_count)
-        # The new partitions do not know the subscriptions that were created meanwhile.
+        # The new partitions lack the subscriptions that were created in the meantime.
         newer = await self._subscriptions(name, record.partitions)
         if missing := {it: newer[it] for it in newer.keys() - subscriptions.keys()}:
             await self._write_partitions(name, range(record.partitions, partitions), missing)
 
     async def begin_deletion(self, name: TopicName) -> list[TopicName]:
-        """Mark the topic as deleted. Returns the partitions to delete, including those of an
+        """Write the mark `deleting`. Returns the partitions to delete, including those of an
         unfinished growth. Raises TopicNotFound, MetadataError."""
 
         def mark(stored: bytes | None) -> bytes:
@@ -152,7 +154,7 @@ class PartitionedTopics:
         )
 
     async def delete_untouched(self, partitions: Sequence[TopicName]) -> list[TopicName]:
-        """Delete the records of partitions that no broker has opened: such a partition has no other
+        """Delete the records of those partitions that no broker has opened: they have no other
         data. Returns the other partitions. If a broker opens a partition at the same time, the
         compare-and-set decides. Raises MetadataError."""
         left: list[TopicName] = []
@@ -176,9 +178,9 @@ class PartitionedTopics:
         return sorted(left, key=lambda it: it.partition or 0)
 
     async def end_deletion(self, name: TopicName) -> None:
-        """Remove the shared policies, the schema and the record, after all partitions were deleted.
-        If another request finished this deletion before, and the topic was created again, the new
-        topic stays."""
+        """Delete the topic policies, the schema and the record of the topic. Call this when all
+        partitions are deleted. If another request has finished this deletion, and the topic was
+        created again, the new topic stays."""
         policies_path = paths.topic_policies(name.tenant, name.namespace, name.domain, name.topic)
         schema_path = paths.schema(name.tenant, name.namespace, name.topic)
         await self._store.sync(policies_path)
@@ -239,9 +241,9 @@ class PartitionedTopics:
     async def _write_partition(
         self, name: TopicName, subscriptions: Mapping[str, Mapping[str, str]]
     ) -> None:
-        """Create the partition's record, or add the subscriptions that it lacks. If an owner has
-        opened the partition, the record stays as it is: the owner creates the subscriptions that
-        consumers ask for."""
+        """Create the partition's record, or add the subscriptions that the record lacks. If a
+        broker has opened the partition, the record stays as it is: its owner creates the
+        subscriptions that consumers ask for."""
 
         def write(value: bytes | None) -> bytes | Verdict:
             record = TopicRecord(epoch=0) if value is None else codec.decode_topic(value)

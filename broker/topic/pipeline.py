@@ -2,13 +2,13 @@
 
 Theory of operation. A publish is a run of entries of one producer. Each stage in turn decides on
 the publish. "Append": the next stage decides. "Duplicate" or "refuse": the publish ends here.
-"Wait": the stage needs the outcome of another publish. A stage may answer differently for parts of
-the run. Then the run is split, and the later stages see only the remaining parts.
+"Wait": the stage needs the outcome of another publish, or more time. A stage may answer differently
+for parts of the run. Then the run is split, and the later stages see only the accepted parts.
 
-If a stage answers "wait", the rest of the run is held, and so are all later publishes of its
-producer. When the outcome is known, the same stage decides on the rest again. The earlier stages do
-not see the rest again. So every stage sees the entries of a producer in send order, and sees an
-entry again until it has decided on the entry.
+If a stage answers "wait", the producer's handle holds the rest of the run, and all later publishes
+of the producer. When the wait is over, the same stage decides on the rest. The earlier stages
+do not see the rest again. So every stage sees the entries of a producer in send order. No stage
+sees an entry again after it has decided on the entry.
 
 Stages are machines: they do no I/O, and time is passed in.
 """
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 
 CLOCK_SKEW_MS_MAX: Final = 60_000
-"""The time by which a client's clock may be ahead of the broker's when a delay is measured."""
+"""The time by which a client's clock may be ahead of the broker's when `DelayStage` computes a
+delay."""
 
 
 class Publisher(Protocol):
@@ -53,7 +54,7 @@ class Publisher(Protocol):
     def name(self) -> str: ...
 
     @property
-    def topic_epoch(self) -> int | None: ...  # None: it is not exclusive
+    def topic_epoch(self) -> int | None: ...  # None: the producer is not exclusive
 
     @property
     def meter(self) -> Meter: ...
@@ -66,12 +67,12 @@ class Publisher(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Publish:
-    """A run of entries of one producer that passes through the stages into the log."""
+    """A run of entries of one producer. It passes through the stages into the log."""
 
     publisher: Publisher
     sends: SendRun
-    unknown: int  # the number of its entries without an outcome
-    whole: Publish | None = None  # the publish that this is a part of; None: it is no part
+    unknown: int  # the number of its entries that have no outcome yet
+    whole: Publish | None = None  # the publish of which this is a part; None: not a part
 
     @property
     def known(self) -> bool:
@@ -108,7 +109,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """The log holds the next entries already: the producer gets receipts without a position."""
+    """The log has the next entries already: the producer gets receipts without a position."""
 
     count: int
     stored_sequence_id: int  # the highest sequence id of this producer in the log
@@ -123,7 +124,8 @@ class Refuse:
 
 
 class Gate:
-    """A gate behind which a stage holds publishes that wait only for time. The stage opens it."""
+    """The condition of publishes that wait only for time to pass, not for another publish. The
+    stage opens the gate when they may continue."""
 
     __slots__ = ("known",)
 
@@ -136,7 +138,7 @@ class Wait:
     """The stage decides on the rest of the run again when the outcome of a publish is known, or
     when a gate is open."""
 
-    # A publish that the same stage accepted; None: the part of this run before the wait.
+    # A publish that the same stage accepted, or a gate. None: the part of this run before the wait.
     until: Publish | Gate | None
 
 
@@ -160,12 +162,12 @@ class Held:
 
     publish: Publish
     stage: int = 0  # the index of the stage
-    # The publish or gate for which it waits. None: it waits only for its turn.
+    # The publish or gate for which this publish waits. None: it waits only for earlier publishes.
     until: Publish | Gate | None = None
 
     @property
     def ready(self) -> bool:
-        """True when the stage can decide now, if this is the first held publish of its producer."""
+        """True when the wait is over. The stage decides once no earlier publish is held."""
         return self.until is None or self.until.known
 
 
@@ -221,11 +223,11 @@ class Pipeline:
 
 
 class SizeStage:
-    """Refuses entries that are larger than the size that the broker announced at CONNECT, and those
-    that a consumer would have to expand to more than UNCOMPRESSED_FACTOR times that size.
+    """Refuses entries that are larger than the size that the broker announced at CONNECT.
 
-    Apache's clients compare the payload after compression with the announced size, so a message, or
-    a batch, may be larger before compression.
+    Apache's clients compare the payload after compression with the announced size, so a message or
+    a batch may be larger before compression. The stage refuses an entry whose uncompressed size is
+    more than UNCOMPRESSED_FACTOR times the announced size, unless the entry is a chunk.
     """
 
     __slots__ = (
@@ -286,8 +288,8 @@ class FormatStage:
 class DelayStage:
     """Refuses messages with a longer delay than the policies allow.
 
-    The delay begins at the publish time, which is the client's, or at the arrival if that is later.
-    The publish time counts only up to CLOCK_SKEW_MS_MAX after the arrival.
+    The delay begins at the publish time by the client's clock, or at the arrival, whichever is
+    later. A publish time counts as at most CLOCK_SKEW_MS_MAX after the arrival.
     """
 
     __slots__ = (
@@ -317,7 +319,7 @@ class DelayStage:
 
 
 class AccessModeStage:
-    """Refuses entries that an exclusive producer sends after another one has taken its place."""
+    """Refuses entries of a producer whose exclusive access has gone to another producer."""
 
     __slots__ = (
         "_current_epoch",
@@ -338,7 +340,8 @@ class AccessModeStage:
 
 
 def refusing(publish: Publish, refused: Mapping[int, Exception]) -> Sequence[Answer]:
-    """Refuse the entries at these places, and append the others. (): no entry is refused."""
+    """Return answers that refuse the entries at these places and append the others. (): no entry
+    is refused."""
     if not refused:
         return ()
     answers: list[Answer] = []

@@ -1,4 +1,4 @@
-"""The interface of every kind of topic for sessions, the broker and the admin calls."""
+"""The interface that topics of every kind offer to sessions, the broker and the admin calls."""
 
 from __future__ import annotations
 
@@ -60,10 +60,11 @@ class Producer(Protocol):
         """Return when the topic accepts more entries, or at once if the producer has ended."""
 
     async def close(self) -> None:
-        """The client closes the producer, which first answers the outstanding publishes."""
+        """Close the producer for its client. Before it ends, it answers the outstanding
+        publishes."""
 
     def close_nowait(self) -> None:
-        """The connection has closed: the producer ends, and answers nothing more."""
+        """End the producer because its connection has closed. It answers nothing more."""
 
 
 class ServedTopic(Protocol):
@@ -85,13 +86,14 @@ class ServedTopic(Protocol):
 
     @property
     def delivered_total(self) -> tuple[int, int]:
-        """The numbers of messages and bytes that were delivered since the topic was opened."""
+        """The numbers of messages and bytes delivered since the topic was opened."""
 
     async def add_producer(self, request: ProducerRequest, events: ProducerEvents) -> Producer:
         """Admit a producer. If another producer blocks it, the topic probes the client of the other
-        one, and evicts the other one if its client does not answer. A producer that asks to wait
-        for exclusive access may be queued: its state is then WAITING, and the topic calls `ready`
-        or `refused` of its events later.
+        producer, and evicts that producer if the client does not answer. A producer that asks for
+        exclusive access with fencing ends the others without a probe. A producer that asks to
+        wait for exclusive access may be queued. Then its `is_waiting` is True, and the topic later
+        calls `ready` or `refused` of its events.
 
         Raises ProducerBusy, ProducerFenced, NotAllowed, PoliciesUnavailable, TopicClosing,
         TopicTerminated, TopicFull; BacklogQuotaHeld, BacklogQuotaRefused; LogError.
@@ -141,12 +143,13 @@ class Topic(ServedTopic, Protocol):
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
-        """The subscriptions by name. A name means the durable subscription if there is one."""
+        """The subscriptions by name. A non-durable subscription is left out if a durable one has
+        the same name."""
 
     @property
     def backlog_age_s(self) -> int:
-        """The age in seconds of the oldest entry that a durable subscription has not acknowledged,
-        by the times that are known without a read. -1: no such time is known."""
+        """The age in seconds of the oldest entry that a durable subscription has not acknowledged.
+        Only append times that the topic knows without a read count. -1: it knows none."""
 
     @property
     def all_subscriptions(self) -> Sequence[Subscription]:
@@ -163,9 +166,9 @@ class Topic(ServedTopic, Protocol):
         """Drop the ledgers that no subscription needs and retention does not keep."""
 
     async def truncate(self) -> None:
-        """Drop every message published before this call, acknowledged or not, even if retention
-        would keep it. The topic disconnects the consumers, which reconnect. Raises TopicClosing,
-        SubscriptionFenced, LogError."""
+        """Drop every message published before this call, even if it is not acknowledged or if
+        retention would keep it. The topic disconnects the consumers; they reconnect. Raises
+        TopicClosing, SubscriptionFenced, LogError."""
 
     async def terminate(self) -> Position:
         """Accept no more messages, permanently. Returns the position of the last message; EARLIEST:
@@ -178,16 +181,17 @@ class Topic(ServedTopic, Protocol):
         """The reasons why a subscription delivers nothing now. Raises SubscriptionNotFound."""
 
     def begin_deletion(self, *, force: bool) -> frozenset[str]:
-        """Disconnect all clients, and admit no more. Returns the names of the clients as a
-        tombstone stores them. Raises TopicInUse (unless `force`), TopicClosing."""
+        """Disconnect all clients, and admit no more. Returns the keys of the clients for the
+        tombstone (`client_key`). Raises TopicInUse (unless `force`), TopicClosing."""
 
     async def wait_released(self) -> None:
-        """Return when nothing holds the topic any more. Call it after `begin_deletion`."""
+        """Return when no running work delays the deletion any more. Call it after
+        `begin_deletion`."""
 
     @property
     def idle_since(self) -> float | None:
-        """The loop's time since which the topic has had no clients and no work. None: it has
-        clients or work."""
+        """The time of the event loop since which the topic has had no clients and no work. None:
+        the topic has clients or work."""
 
     def end_deletion(self) -> None:
         """End the topic after `begin_deletion`: the topic is deleted, or the outcome of its

@@ -5,9 +5,10 @@
         note = String()
 
 The schema of a class is the same JSON as in Apache's client, so that both clients share the
-versions in the registry. If a field is not required, its type is a union with null. The schema has
-the default of a field only with `required_default=True`. A new version that adds a field needs this
-default: otherwise its consumers cannot read earlier messages.
+versions in the registry. If a field is not required, its type is a union with null. The schema
+contains the default of a field only with `required_default=True`. When a new version of a class
+adds a field, the schema must contain the field's default. Otherwise consumers with the new version
+cannot read earlier messages.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Field:
     """A field of a record.
 
     - `default`: the value of the field in a record that is created without this field.
-    - `required`: True: the type of the field is not a union with null.
-    - `required_default`: True: the schema has the default.
+    - `required`: if True, the type of the field in the schema is not a union with null.
+    - `required_default`: if True, the schema contains the default.
     """
 
     kind: ClassVar[str] = ""  # the name of the type in Avro
@@ -65,7 +66,7 @@ class Field:
         return self.schema_info(set())
 
     def schema_info(self, _defined_names: set[str]) -> Any:
-        """Return the schema, or only the name of a type that is in the set of defined names."""
+        """Return the schema. If the type's name is in `_defined_names`, return only the name."""
         return self.kind
 
     def default(self) -> Any:
@@ -192,8 +193,8 @@ class CustomEnum(Field):
         return {"type": "enum", "name": name, "symbols": [it.name for it in self.enum_type]}
 
 
-# Array and Map declare all parameters again, because the first one has a different name in each, as
-# in Apache's client.
+# Array and Map declare all parameters again, because the name of the first parameter differs, as in
+# Apache's client.
 
 
 class Array(Field):
@@ -273,13 +274,14 @@ class _RecordMeta(type):
 
 
 class Record(metaclass=_RecordMeta):
-    """The base class of record classes. A program creates an instance with the fields as keywords.
+    """The base class of record classes. The constructor takes the fields as keyword arguments. It
+    ignores keywords that are not fields.
 
-    If a program sets a field to a value of another type, the record raises TypeError. If the class
-    does not declare the field, the record raises AttributeError.
+    If a program sets a field to a value of a wrong type, the record raises TypeError. If a program
+    sets an attribute that is not a field, the record raises AttributeError.
 
-    A class can set two attributes. `_avro_namespace` is the namespace of the record in Avro.
-    `_sorted_fields` True puts the fields of the schema into alphabetical order.
+    A class can set two attributes. `_avro_namespace` is the namespace of the record in Avro. With
+    `_sorted_fields = True`, the fields of the schema are in alphabetical order.
     """
 
     _avro_namespace: ClassVar[str | None] = None
@@ -312,7 +314,8 @@ class Record(metaclass=_RecordMeta):
 
     @classmethod
     def schema_info(cls, defined_names: set[str]) -> Any:
-        """Return the schema, or only the full name of a record that is in `defined_names`."""
+        """Return the schema. If the record's full name is in `defined_names`, return only this
+        name."""
         name = cls.__name__
         full = name if cls._avro_namespace is None else f"{cls._avro_namespace}.{name}"
         if full in defined_names:
@@ -341,7 +344,8 @@ class Record(metaclass=_RecordMeta):
         return type(self)
 
     def validate_type(self, name: str, val: Any) -> Any:
-        """Check a value as a field does, because a record can be a field of another record."""
+        """Return the value that another record stores for `val` in a field of this type. Raises
+        TypeError for a wrong type."""
         if val is None and not self._required:
             return self.default()
         if not isinstance(val, type(self)):
@@ -388,7 +392,8 @@ class Record(metaclass=_RecordMeta):
 
 
 def _made(kind: Any, value: Any) -> Any:
-    """Return the value of a field. If the field is a record, convert a dict to this record."""
+    """Return the value of a field. If the field is a record, convert a dict to the record. The same
+    applies to the items of arrays and the values of maps."""
     if isinstance(kind, Record) and isinstance(value, dict):
         return _record(kind, value)
     if isinstance(kind, Array) and isinstance(value, list):

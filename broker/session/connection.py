@@ -69,6 +69,10 @@ COMMAND_UNIT_BYTES: Final = 1 << 10
 """The bytes for which a large command counts as one more command of SLICE_COMMANDS, because the
 broker parses all its bytes."""
 
+NEGATIVE_ACK_UNIT_IDS: Final = 100
+"""The unit of negative acknowledgements, which count as one more for each unit: 100 message ids
+take 0.3 ms. So the longest one ends its slice."""
+
 PROBE_TIMEOUT_S: Final = 5.0  # Pulsar's connectionLivenessCheckTimeoutMillis
 # The time limit for the client to take the last command, which states the reason of the close.
 LAST_COMMAND_TIMEOUT_S: Final = 1.0
@@ -281,6 +285,9 @@ class Connection:
                 if type(command.body) is pb.CommandSend:
                     publish_parsed(context, command, now)
                 else:
+                    if type(command.body) is pb.CommandNegativeAck:
+                        ids = len(command.body.message_ids) + len(command.body.returned)
+                        left -= ids // NEGATIVE_ACK_UNIT_IDS
                     for action in self._session.on_command(command, now):
                         self._carry_out(action)
         except FrameError as error:

@@ -12,6 +12,7 @@ from fakes.place import place
 from support import wait_until
 
 from magnetar.broker.session.limits import HANDSHAKE_BYTES_MAX
+from magnetar.broker.topic.consumer import NEGATIVE_ACKS_MAX
 from magnetar.protos import framing
 from magnetar.protos import pulsar_pb2 as pb
 from magnetar.runtime.steps import STEP_CPU_S_MAX
@@ -216,6 +217,23 @@ async def test_a_long_request_for_redelivery_is_carried_out_in_pieces() -> None:
         again, _ = await client.message()
         assert again.message_id == message.message_id
         assert again.redelivery_count == 1
+        check_steps(here)
+
+
+async def test_long_negative_acks_of_one_frame_are_carried_out_in_steps_of_their_own() -> None:
+    """Two of them took 60 ms together."""
+    async with place() as here:
+        client = await here.client()
+        policy = pb.KeySharedMeta(keySharedMode=pb.AUTO_SPLIT, ordered_negative_acks=True)
+        await client.subscribe(TOPIC, subType=pb.CommandSubscribe.Key_Shared, keySharedMeta=policy)
+        body = pb.CommandNegativeAck(consumer_id=1, request_id=5)
+        body.message_ids.extend(ids(NEGATIVE_ACKS_MAX // 2))
+        body.returned.extend(ids(NEGATIVE_ACKS_MAX // 2))
+        before = sum(here.broker.steps.kinds["commands"].cpu.counts)
+        await client.wire.send(framing.encode_command(body) * 2)
+        for _ in range(2):
+            await client.expect(pb.CommandSuccess)
+        assert sum(here.broker.steps.kinds["commands"].cpu.counts) == before + 2
         check_steps(here)
 
 

@@ -22,7 +22,7 @@ class LogError(BrokerError):
 
 
 class LogFenced(LogError):
-    """Another broker has taken the topic over, the topic was deleted, or its cursors failed
+    """Another broker has taken the topic over, the topic was deleted, or the topic's cursors failed
     permanently. This log accepts no more appends."""
 
     definite = False
@@ -44,7 +44,7 @@ class LogClosed(LogError):
 
 
 class LogUnavailable(LogError):
-    """Bookies or metadata do not answer at the moment; try again later."""
+    """Bookies or the metadata store do not answer at the moment; try again later."""
 
     definite = False
 
@@ -278,7 +278,7 @@ class InvalidPartitionCount(BrokerError):
 
 
 class UnsupportedPattern(BrokerError):
-    """A pattern of topic names that the broker does not evaluate."""
+    """The broker does not evaluate this pattern of topic names."""
 
     def __init__(self, pattern: str, why: str) -> None:
         super().__init__(f"pattern {pattern[:200]!r}: {why}")
@@ -304,8 +304,8 @@ class TooManyWatchers(BrokerError):
 
 
 class BundleUnavailable(BrokerError):
-    """No broker serves the bundle's topics at the moment: the bundle moves between brokers. Look
-    the topic up again."""
+    """No broker serves the bundle's topics at the moment: the bundle is moving between brokers.
+    Look the topic up again."""
 
     def __init__(self, bundle: str, why: str) -> None:
         # Apache's C++ client closes the whole connection on some errors, unless their text contains
@@ -456,7 +456,7 @@ class ProducerFenced(BrokerError):
 
 
 class StraddlingBatch(BrokerError):
-    """Deduplication finds a part of the batch stored already. The broker does not cut batches."""
+    """Only a part of the batch is stored already. Deduplication drops or stores whole batches."""
 
     def __init__(self, first: int, last: int, stored: int) -> None:
         super().__init__(

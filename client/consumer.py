@@ -212,7 +212,7 @@ class Consumer:
         return last
 
     async def get_last_message_ids(self) -> list[MessageId]:
-        """Return the id of the last message of each topic. The ids have their `topic_name()`.
+        """Return the id of the last message of each topic. Each id has its `topic_name()`.
 
         With `enable_retry`, the ids of the retry topic come last.
 
@@ -224,7 +224,7 @@ class Consumer:
     async def unsubscribe(self) -> None:
         """Delete the subscription and close the consumer.
 
-        Raises the broker's refusal if the subscription has other consumers.
+        Raises the broker's error if the subscription has other consumers.
         """
         await self._subscriber.unsubscribe()
 
@@ -380,7 +380,7 @@ class LoopQueue:
         return message
 
     async def wait(self) -> None:
-        """Return when `first` may have a message or an error."""
+        """Wait until `first` may have a message or an error."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:

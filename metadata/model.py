@@ -324,8 +324,8 @@ class TopicLedger:
 
 @dataclass(frozen=True, slots=True)
 class DroppedHead:
-    """The newest ledger that a topic dropped from its head. The record keeps it so that new ledgers
-    get larger ids and new messages larger indexes, even if the topic has no other ledger."""
+    """The newest ledger that a topic dropped from its head. The topic's record keeps its id and its
+    end, so that new ledgers get larger ids and new messages get larger indexes."""
 
     ledger: LedgerId
     entry: EntryId  # the last entry of the ledger
@@ -412,8 +412,8 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class TopicTombstone:
-    """The record of a deleted topic. It stays while a broker may still believe that it owns the
-    topic, or while a client may still reconnect to the topic."""
+    """The record of a deleted topic. The tombstone stays while a broker may still believe that it
+    owns the topic, or while a client may still reconnect to the topic."""
 
     incarnation: str  # the incarnation of the deleted topic
     epoch: int  # the topic's last epoch; a new topic of the name begins above it
@@ -481,7 +481,7 @@ class SchemaVersion:
     """One version of a topic's schema, or the mark that the schema was deleted."""
 
     version: int
-    deleted: bool = False  # True: this is the mark. Earlier versions only decode older messages
+    deleted: bool = False  # True: the mark; earlier versions only decode older messages
     type: int = 0  # a number of Pulsar's Schema.Type
     name: str = ""
     data: bytes = b""

@@ -66,7 +66,7 @@ class OutgoingMessage:
     partition_key: str | None = None
     partition_key_b64: bool = False  # partition_key is base64 of bytes
     ordering_key: bytes | None = None
-    event_time_ms: int = 0  # 0: none
+    event_time_ms: int = 0  # 0: no event time
     deliver_at_ms: int | None = None  # None: at once; a delayed message is never in a batch
     null_value: bool = False
     schema_version: bytes | None = None  # None: the producer's; b"": no version. Never in a batch
@@ -135,7 +135,7 @@ def encode_message(message: OutgoingMessage, header: EntryHeader) -> list[bytes]
 
     Raises EntryTooLarge.
     """
-    if header.is_plain and message.is_plain:  # a third of the time of protobuf
+    if header.is_plain and message.is_plain:  # this takes a third of protobuf's time
         number = varint(message.sequence_id)
         return _checked_entry(header.before + number + header.behind, message.payload)
     metadata = _message_metadata(message, header)
@@ -143,7 +143,9 @@ def encode_message(message: OutgoingMessage, header: EntryHeader) -> list[bytes]
 
 
 def encode_batch(messages: Sequence[OutgoingMessage], header: EntryHeader) -> list[bytes]:
-    """Encode the entry for a batch of one or more messages: [everything before, payload].
+    """Encode the entry for a batch of at least one message.
+
+    Returns [everything before the payload, payload].
 
     A key or an ordering key that all messages share is also in the entry's metadata. So a broker
     can dispatch by key without opening the batch. A delayed message cannot be in a batch. Raises
@@ -193,7 +195,7 @@ def encode_chunks(
 
 @dataclass(slots=True)
 class ReceivedEntry:
-    """An entry as a consumer receives it. It is never changed; it is not frozen, for speed."""
+    """An entry as a consumer receives it. No code changes it, but for speed it is not frozen."""
 
     producer_name: str
     sequence_id: int
@@ -277,7 +279,7 @@ def decode_messages(
 
 
 def open_messages(entry: ReceivedEntry, *, bytes_max: int = UNCOMPRESSED_BYTES_MAX) -> Batch:
-    """Return the messages of an entry that is a batch. Each message is decoded on access.
+    """Return the messages of an entry that is a batch. The result decodes each message on access.
 
     Raises the errors of `decode_messages`.
     """
@@ -296,7 +298,7 @@ def plain_message(plain: PlainMessage) -> ReceivedMessage:
 
 
 def undecoded_message(entry: ReceivedEntry) -> ReceivedMessage:
-    """Return an entry whose payload cannot be decoded as one message with the raw payload.
+    """Return one message with the raw payload of `entry`. Use it if the payload cannot be decoded.
 
     Raises MalformedEntry.
     """

@@ -171,7 +171,7 @@ class Auditor:
             self._services.directory.watch(self._changed.set),
             self._store.watch(paths.BOOKIE_COOKIES, self._changed.set),
         ]
-        seen: object = None  # the subject of the last audit; None: that audit failed
+        seen: object = None  # the subject of the last audit; None: none, or it failed
         due_at = loop.time()
         try:
             while True:
@@ -237,7 +237,7 @@ class Auditor:
         """Read every ledger once, and record the ledgers that need repair. Raises MetadataError;
         the audit is then incomplete."""
         if not self._services.directory.listed:
-            return  # no bookie is registered: no copy is possible, and no disk need be lost
+            return  # no bookie to copy from or to; probably no disk was lost
         findings, ledgers, unreadable = self.findings, 0, 0
         self._unknown_members.clear()
         async for batch in all_ledgers(self._store, self._scan_pace):
@@ -264,7 +264,7 @@ class Auditor:
             each for each in members if self._lost_bookies.presence(each) is Presence.UNKNOWN
         }
         if unknown - self._unknown_members:
-            await self._look()  # the members may be new
+            await self._look()  # the members may belong to new bookies
             self._unknown_members |= unknown
         leaving = self._services.directory.decommissioned
         lost = {

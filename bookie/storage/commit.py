@@ -135,7 +135,7 @@ class GroupCommit:
     async def wait_durable(self) -> None:
         """Wait until all earlier writes are durable. If the sync fails, the call never returns.
 
-        Raises StorageFailed when something has failed already.
+        Raises StorageFailed if a write or sync failed before the call.
         """
         if self._failure is not None:
             raise self._failure

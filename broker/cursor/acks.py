@@ -195,8 +195,8 @@ class AckState:
         return True
 
     def on_batch_size(self, position: Position, messages: int) -> bool:
-        """Take the number of messages of a batch, and clear the bits of further messages in its ack
-        set. If no bit is left, acknowledge the whole entry. Returns whether the state changed."""
+        """The size of a batch is now known: clear the bits after `messages` in its ack set. If no
+        bit is left, acknowledge the whole entry. Returns whether the state changed."""
         remaining = self._partial.get(position)
         if remaining is None or remaining.bit_length() <= messages:
             return False

@@ -1,11 +1,11 @@
 """The delayed entries of a subscription: their delivery times and positions, in flat arrays.
 
 Theory of operation. The index puts new entries into a *buffer*. When the buffer has RUN_ENTRIES
-entries, the index makes a *run* of them. A run has the positions in ascending order, the delivery
-time of each position, and the order of the delivery times. The index only removes entries from a
-run: a byte for each entry says whether the entry is removed. A heap has the next due entry of each
-run. When three quarters of a run are removed, the index moves the remaining entries back into the
-buffer.
+entries, the index *seals* the buffer: it makes a *run* of the entries. A run has the positions in
+ascending order, the delivery time of each position, and the order of the delivery times. The index
+only removes entries from a run: a byte for each entry says whether the entry is removed. A heap has
+the next due entry of each run. When three quarters of a run are removed, the index moves the
+remaining entries back into the buffer.
 
 The entries arrive in the order of the log, so most entries of a run are neighbours. Acknowledging
 the log up to a position drops whole runs. With random delays, the remaining entries of an old run
@@ -54,9 +54,9 @@ _Due = tuple[int, int, int]  # delivery time, ledger, entry
 
 
 class DelayedIndex:
-    """The delayed entries of one subscription. The index calls `on_sealed` with each new run, and
-    `on_dropped` with each run that it no longer uses. The remaining entries of a dropped run go
-    back into the buffer."""
+    """The delayed entries of one subscription. The index calls `on_sealed` with each run that it
+    makes of the buffer, and `on_dropped` with each run that it no longer uses. The remaining
+    entries of a dropped run go back into the buffer."""
 
     def __init__(self, run_entries: int = RUN_ENTRIES) -> None:
         self.on_sealed: Callable[[Run], None] = _ignore

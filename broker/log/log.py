@@ -114,8 +114,8 @@ class LogConfig:
 
     ledger_entries_max: int = 50_000
     ledger_bytes_max: int = 2 << 30
-    """Applies to a ledger of any age, because a ledger is trimmed and repaired as a whole. A topic
-    that takes 100 MB/s fills 2 GiB in 20 s, and a roll costs about 20 ms."""
+    """The limit applies to a ledger of any age, because trim and repair handle whole ledgers. A
+    topic that takes 100 MB/s fills 2 GiB in 20 s, and a roll costs about 20 ms."""
     ledger_age_s_max: float = 4 * 3600.0
     ledger_age_s_min: float = 600.0
     """The minimum age in seconds at which `ledger_entries_max` applies. Without it, a topic with
@@ -751,7 +751,7 @@ class Log:
 
     @property
     def last_index(self) -> int:
-        """Index of the last confirmed message; -1: the log never had one."""
+        """The index of the last confirmed message; -1: the log never had a message."""
         return self.chain.next_index - 1
 
     @property

@@ -57,9 +57,9 @@ CHANGES_MAX: Final = 50
 blocks the event loop for up to 0.3 ms."""
 
 VERSIONS_PASSED_MAX: Final = 1_000
-"""The highest version that `_pass_version` exceeds; 1,000 writes take some seconds. The deleted
-record may have had a higher version. A stale owner's write could then still succeed, but only at
-the moment when the new record has that version."""
+"""The maximum of `version_min` in `_pass_version`: 1,000 writes take some seconds. If the deleted
+record had a higher version, a stale owner's write could still succeed, but only while the new
+record has that version."""
 
 
 class _Change:
@@ -252,7 +252,7 @@ class OwnedRecord:
 
     def _changed(self, record: TopicRecord, change: _Change) -> TopicRecord:
         """Return the record after `change`. If `change` raises an error, keep the error for its
-        caller, and return the same record."""
+        caller, and return `record` unchanged."""
         change.error = None
         try:
             if record.deleted:  # by an earlier change of the same write
@@ -283,9 +283,9 @@ class OwnedRecord:
         return self.lost
 
     def may_be_recorded(self, ledger: LedgerId) -> bool:
-        """Return whether the stored record may list this ledger. This broker may have listed it
-        just before another broker took the topic over, although the reply to that write was lost.
-        The new owner then uses the ledger."""
+        """Return whether the stored record may list this ledger. A write of this broker may have
+        succeeded although its reply was lost, just before another broker took the topic over. The
+        new owner then uses the ledger."""
         record = self._successor
         if record is None:
             return True

@@ -104,7 +104,7 @@ class StreamDriver:
         return symbolic(self._options.start.text)
 
     def freeze(self) -> None:
-        """Limit the query to the messages that are published now (AvailableNow)."""
+        """Limit the query to the messages that the topics have now (AvailableNow)."""
         self._view.discover()
         self._ask_states(dict.fromkeys(self._view.topics, 0))
         self._frozen = True
@@ -112,7 +112,7 @@ class StreamDriver:
     def latest(
         self, start: dict[str, Any], *, rows_max: int | None, bytes_max: int | None
     ) -> dict[str, Any]:
-        """Return the end of the batch that begins at `start`, or `start` if no batch is to be read.
+        """Return the end of the batch that begins at `start`, or `start` if there is no batch.
 
         Raises DataLost, QueryFenced, TopicNotFound, InvalidOffsets, ReadRefused, ReadStalled.
         """
@@ -203,7 +203,8 @@ class StreamDriver:
     # Mechanics
 
     def _begin(self) -> dict[str, Place]:
-        """Return the place where each topic begins, and create the subscription at these places."""
+        """Return the place where the query begins in each topic. Create the subscription at these
+        places."""
         if not self._frozen:
             self._view.discover()
             self._ask_states(dict.fromkeys(self._view.topics, 0))
@@ -399,7 +400,7 @@ class StreamDriver:
         )
 
     def _hold(self, places: Mapping[str, Place]) -> None:
-        """Move the subscription to these places, and log failures. If a broker was lost, the driver
+        """Move the subscription to `places`, and log failures. If a broker was lost, the driver
         tries again, at most once in `pollIntervalMs`. If a broker refused a place, the driver does
         not try this place again.
 

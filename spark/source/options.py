@@ -90,7 +90,7 @@ class ValueFormat(Enum):
     JSON = "json"
     AVRO = "avro"
     PROTOBUF = "protobuf"
-    AUTO = "auto"  # the format of each message's version of the topic's schema
+    AUTO = "auto"  # from the topic's schema, in the version of each message
     INT8 = "int8"
     INT16 = "int16"
     INT32 = "int32"

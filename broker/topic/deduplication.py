@@ -137,8 +137,7 @@ class Deduplication:
 
     def last_sequence_id(self, producer: str) -> int:
         """The highest stored sequence id; -1: deduplication is off, or no sequence id is known."""
-        sequences = self.stage.sequences
-        return -1 if sequences is None else sequences.get(producer)
+        return self.stage.last_sequence_id(producer)
 
     def on_appended(self, part: Appended, publish: Publish) -> None:
         """These entries are durable. The topic calls this in the log's order, before it sends the

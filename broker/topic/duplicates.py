@@ -14,6 +14,10 @@ does not cut batches.
 The chunks of a large message share one sequence id, which is stored with the last chunk. Until
 then the stage distinguishes chunks by the message's uuid and the number of the chunk.
 
+`Sequences` may forget a producer in the step in which its entries become durable. So the stage
+remembers the stored sequence id of each producer itself until the next `forget_idle`. Otherwise a
+held entry that repeats an entry of its own run would wait for its own outcome.
+
 The stage must be the last one, because it counts every entry that passes as in flight to the log.
 """
 
@@ -68,6 +72,7 @@ class _Progress:
     # The publishes that have passed, wholly or in part, each with its highest sequence id.
     passed: deque[tuple[int, Publish]] = field(default_factory=deque)
     chunked: _ChunkedMessage | None = None
+    stored: int = -1  # the stored sequence id; -1: no entry was stored since the last `forget_idle`
 
     def prune(self) -> None:
         """Drop the publishes whose outcome is known: they hold megabytes. Afterwards the outcome of
@@ -103,7 +108,7 @@ class DuplicatesStage:
             progress = self._progress[name] = _Progress(_name_field(name))
         else:
             progress.prune()
-        stored = through = sequences.get(name)
+        stored = through = max(sequences.get(name), progress.stored)
         if progress.passed and progress.passed[-1][0] > through:
             through = progress.passed[-1][0]
         sends = publish.sends
@@ -112,13 +117,20 @@ class DuplicatesStage:
             return ()
         return _Decision(publish, progress, stored, through).answers()
 
+    def last_sequence_id(self, name: str) -> int:
+        """The stored sequence id of this producer; -1: deduplication is off, or none is known."""
+        if self.sequences is None:
+            return -1
+        progress = self._progress.get(name)
+        return max(self.sequences.get(name), -1 if progress is None else progress.stored)
+
     def on_appended(self, publish: Publish, start: int, stop: int, at: Position, ms: int) -> None:
         """The entries at these places are durable, the last one at this position."""
         sequences = self.sequences
         if sequences is None:
             return
         name, sends = publish.publisher.name, publish.sends
-        stored = sequences.get(name)
+        stored = self.last_sequence_id(name)
         progress = self._progress.get(name)
         if sends.views:
             for place in range(start, stop):
@@ -131,6 +143,7 @@ class DuplicatesStage:
             stored = max(stored, sends.sequence_ids[stop - 1])  # the sequence ids of a run rise
         sequences.put(name, stored, at, ms)
         if progress is not None:
+            progress.stored = stored
             progress.prune()
 
     def forget_idle(self) -> None:
@@ -143,6 +156,7 @@ class DuplicatesStage:
                 if progress.chunked is None:
                     del self._progress[name]
                 else:
+                    progress.stored = -1
                     chunked.append(name)
         for name in chunked[: max(len(chunked) - CHUNKED_IDLE_MAX, 0)]:
             del self._progress[name]

@@ -233,6 +233,24 @@ async def test_a_producer_that_is_inactive_for_long_is_forgotten() -> None:
         assert it.topic.deduplication.last_sequence_id("two") == 8
 
 
+async def test_a_held_duplicate_of_a_forgotten_producer_is_a_duplicate() -> None:
+    """The broker forgets the producer in the step in which its first entry becomes durable."""
+    world = ClusterState()
+    config = DeduplicationConfig(producers_max=2)
+    async with opened_topic(world, policies=on(), deduplication=config) as it:
+        one, *others = [await sender(it, name) for name in ("one", "two", "three", "four")]
+        world.ledgers.hold()
+        one.send(numbered("one", 5, 5))
+        for other in others:
+            other.send(numbered(other.handle.name, 1))
+        await settle()
+        world.ledgers.release()
+        await wait_until(lambda: len(one.session.answers) == 2)
+        assert [_shown(answer) for _, answer in one.session.answers] == ["stored", "duplicate"]
+        assert it.topic.deduplication.last_sequence_id("one") == 5
+        assert await stored(it) == ["5", "1", "1", "1"]
+
+
 async def test_users_cannot_take_the_reserved_name() -> None:
     async with opened_topic(ClusterState()) as it:
         with pytest.raises(NotAllowed, match=DEDUPLICATION):

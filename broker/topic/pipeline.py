@@ -136,7 +136,12 @@ class Gate:
 @dataclass(frozen=True, slots=True)
 class Wait:
     """The stage decides on the rest of the run again when the outcome of a publish is known, or
-    when a gate is open."""
+    when a gate is open.
+
+    The client must have sent all entries of that publish before the rest of the run. Then no two
+    publishes can wait for each other. DuplicatesStage, the only stage that waits for a publish,
+    waits only for earlier publishes of a producer with the same name.
+    """
 
     # A publish that the same stage accepted, or a gate. None: the part of this run before the wait.
     until: Publish | Gate | None
@@ -201,7 +206,8 @@ class Pipeline:
             if isinstance(answer, Wait):
                 until = answer.until or before
                 assert until is not None, "there is nothing to wait for"
-                assert not (isinstance(until, Publish) and publish.is_in(until)), "it is itself"
+                is_own = isinstance(until, Publish) and publish.is_in(until)
+                assert not is_own, "the publish would wait for itself"
                 found.append(Held(publish.part(at, len(publish.sends)), number, until))
                 return found
             part = publish.part(at, at + answer.count)

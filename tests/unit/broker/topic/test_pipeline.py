@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from fakes.entries import entry_of, sends_of
+from fakes.numbered import chunks, numbered
 from fakes.sessions import FakeProducerSession
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from magnetar.broker.cursor.sequences import Sequences, SequenceState
 from magnetar.broker.errors import ProducerFenced
 from magnetar.broker.log.budget import PublishBudget
 from magnetar.broker.log.outstanding import Appended, Outstanding
+from magnetar.broker.log.position import Position
 from magnetar.broker.topic.contract import ClientInfo, ProducerRequest
+from magnetar.broker.topic.duplicates import DuplicatesStage
 from magnetar.broker.topic.meter import Meter
 from magnetar.broker.topic.pipeline import (
     AccessModeStage,
@@ -36,15 +40,14 @@ from magnetar.broker.topic.producer import ProducerHandle, resume_all
 from magnetar.protos.compression import UNCOMPRESSED_FACTOR
 from magnetar.protos.entry import ENTRY_SENT_BYTES_MAX, MESSAGE_BYTES_MAX, NO_CHECKSUM, Chunk
 from magnetar.protos.errors import ChecksumMismatch, EntryTooLarge, MalformedEntry
+from magnetar.protos.sends import SendRun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from magnetar.broker.errors import LogError
     from magnetar.broker.log.log import Log
-    from magnetar.broker.log.position import Position
     from magnetar.protos.entry import EntryView
-    from magnetar.protos.sends import SendRun
 
 NUMBERS = 1_000_000  # sequence ids in all: what is stored has the highest
 
@@ -54,9 +57,11 @@ NUMBERS = 1_000_000  # sequence ids in all: what is stored has the highest
 
 @dataclass
 class Scripted:
-    """A stage with a fixed answer for each entry. The stage waits before some of the answers."""
+    """A stage with a fixed answer for each entry. The stage waits before some of the answers, only
+    for publishes whose entries were all sent before (see Wait)."""
 
     plan: Mapping[tuple[str, int], str]
+    sent: Sequence[tuple[str, int]] = ()  # the entries of all producers in send order
     seen: list[tuple[str, int]] = field(default_factory=list)
     passed: list[Publish] = field(default_factory=list)
     waits: dict[tuple[str, int], Publish | None] = field(default_factory=dict)
@@ -69,7 +74,7 @@ class Scripted:
             what = self.plan.get(key, "append")
             if what.startswith("wait") and key not in self.waits:
                 within = what.endswith("within") and any(isinstance(a, Append) for a in answers)
-                others = [each for each in self.passed if not publish.is_in(each)]
+                others = [each for each in self.passed if self._is_before(each, key)]
                 if within or others:
                     self.waits[key] = None if within else others[len(others) // 2]
                     answers.append(Wait(self.waits[key]))
@@ -79,6 +84,10 @@ class Scripted:
             self.seen.append(key)
             answers.append(_answer(what))
         return self._passing(publish, answers)
+
+    def _is_before(self, other: Publish, key: tuple[str, int]) -> bool:
+        last = other.publisher.name, other.sends.sequence_ids[-1]
+        return self.sent.index(last) < self.sent.index(key)
 
     def _passing(self, publish: Publish, answers: list[Answer]) -> Sequence[Answer]:
         if any(isinstance(answer, Append) for answer in answers):
@@ -97,28 +106,46 @@ class World:
     """Producers, the topic's part of their work, and a log that confirms when the test calls
     `confirm`."""
 
-    def __init__(self, names: Sequence[str], stages: Sequence[Scripted]) -> None:
+    def __init__(self, names: Sequence[str], stages: Sequence[Scripted | DuplicatesStage]) -> None:
         self.outstanding = Outstanding(next_index=0)
         self.budget = PublishBudget()
+        self.sent: list[tuple[str, int]] = []
         self.appended: list[tuple[str, int]] = []
         self.entry = 0
+        self.stages = stages
+        for stage in stages:
+            if isinstance(stage, Scripted):
+                stage.sent = self.sent
         self.holding: dict[ProducerHandle, None] = {}
-        self.sessions = {name: FakeProducerSession() for name in names}
-        self.handles = {
-            name: ProducerHandle(
-                ProducerRequest(1, name, ClientInfo("here", "1")),
-                name,
-                self.sessions[name],
-                cast("Log", self),
-                Pipeline(stages),
-                self.holding,
-                connected_since="",
-                leave=lambda _: None,
-                log_failed=self.failed,
-                now=0.0,
-            )
-            for name in names
-        }
+        self.sessions: dict[str, FakeProducerSession] = {}
+        self.handles: dict[str, ProducerHandle] = {}
+        for name in names:
+            self.connect(name)
+
+    def connect(self, name: str) -> None:
+        """Connect a producer of this name. It takes the place of the earlier one, if any."""
+        if name in self.handles:
+            self.handles[name].close_nowait()
+            self.resume()
+        self.sessions[name] = FakeProducerSession()
+        self.handles[name] = ProducerHandle(
+            ProducerRequest(1, name, ClientInfo("here", "1")),
+            name,
+            self.sessions[name],
+            cast("Log", self),
+            Pipeline(self.stages),
+            self.holding,
+            connected_since="",
+            leave=lambda _: None,
+            log_failed=self.failed,
+            now=0.0,
+        )
+
+    def send(self, name: str, count: int) -> None:
+        """Send the next entries of this producer as one publish."""
+        first = sum(sender == name for sender, _ in self.sent)
+        self.sent += [(name, first + place) for place in range(count)]
+        self.handles[name].publish(sends_of(*[entry_of("x")] * count, first=first), 0.0)
 
     def failed(self, error: LogError) -> None:
         raise error
@@ -146,6 +173,10 @@ class World:
         for part in parts:
             publish = cast("Publish", part.context)
             publish.on_outcome(part.count)
+            at = Position(1, part.first_entry + part.count - 1)
+            for stage in self.stages:
+                if isinstance(stage, DuplicatesStage):
+                    stage.on_appended(publish, part.start, part.stop, at, 0)
             groups.setdefault(cast("ProducerHandle", publish.publisher), []).append(part)
         for handle, group in groups.items():
             handle.on_appended(group)
@@ -170,6 +201,11 @@ STEPS = st.lists(
 
 
 @settings(max_examples=400)
+@example(
+    first={},
+    second=dict.fromkeys((("a", 2), ("a", 3), ("b", 1)), "wait append"),
+    steps=[("a", 1), ("a", 3), ("a", 1), ("b", 2)],
+)
 @given(PLANS, PLANS, STEPS)
 def test_answers_come_in_send_order_whatever_the_stages_say(
     first: dict[tuple[str, int], str],
@@ -183,8 +219,7 @@ def test_answers_come_in_send_order_whatever_the_stages_say(
         if who == "confirm":
             world.confirm(count)
         else:
-            sends = sends_of(*[entry_of("x")] * count, first=sent[who])
-            world.handles[who].publish(sends, 0.0)
+            world.send(who, count)
             sent[who] += count
         for name, session in world.sessions.items():
             numbers = [number for number, _ in session.answers]
@@ -223,13 +258,71 @@ def fate(
     return "append"
 
 
+NUMBER = st.integers(0, 6)
+BATCH = st.tuples(NUMBER, st.integers(1, 3)).map(lambda it: tuple(range(it[0], it[0] + it[1] + 1)))
+SENDS = st.builds(
+    lambda name, numbers: (name, numbered(name, *numbers)),
+    st.sampled_from("ab"),
+    st.lists(NUMBER | BATCH, min_size=1, max_size=5),
+) | st.builds(
+    lambda name, number, which: (name, chunks(name, number, 3, which=tuple(which))),
+    st.sampled_from("ab"),
+    NUMBER,
+    st.lists(st.integers(0, 2), min_size=1, max_size=5),
+)
+RESENDS = st.lists(
+    SENDS
+    | st.tuples(st.just("connect"), st.sampled_from("ab"))
+    | st.tuples(st.just("confirm"), st.integers(1, 8))
+    | st.just(("visit", 0)),
+    min_size=4,
+    max_size=14,
+)
+
+
+@settings(max_examples=400)
+@example(steps=[("a", numbered("a", 5, 5)), ("b", numbered("b", 1))], producers_max=1)
+@given(RESENDS, st.sampled_from([1, 2]))
+def test_every_repeated_entry_gets_an_answer(
+    steps: list[tuple[str, SendRun | str | int]], producers_max: int
+) -> None:
+    """No entry waits for ever for the outcome of another one. With `producers_max` 1, the stored
+    sequence ids of one producer are forgotten when the other producer stores an entry."""
+    stage = DuplicatesStage()
+    stage.sequences = Sequences(1, SequenceState(), producers_max=producers_max)
+    world = World("ab", [stage])
+    sent: dict[str, list[int]] = {"a": [], "b": []}
+    with_chunks: set[str] = set()
+    for what, value in steps:
+        if isinstance(value, SendRun):
+            world.handles[what].publish(value, 0.0)
+            sent[what] += value.sequence_ids
+            if any(view.chunk is not None for view in value.views.values()):
+                with_chunks.add(what)
+        elif isinstance(value, str):
+            world.connect(value)
+            sent[value].clear()
+        elif what == "confirm":
+            world.confirm(value)
+        else:
+            stage.forget_idle()
+    while world.outstanding.in_flight:
+        world.confirm(8)
+    assert world.holding == {}
+    for name, session in world.sessions.items():
+        assert [number for number, _ in session.answers] == sent[name]
+        stored = [number for owner, number in world.appended if owner == name]
+        if producers_max == 2 and name not in with_chunks:
+            assert stored == sorted(set(stored)), "each sequence id is stored once, in order"
+
+
 def test_the_rest_of_a_run_is_decided_after_its_held_part() -> None:
     """The first stage splits the run; the second holds the first part."""
     first = Scripted({("a", 2): "refuse"})
     second = Scripted({("a", 1): "wait append"})
     world = World("a", [first, second])
-    world.handles["a"].publish(sends_of(entry_of("x")), 0.0)
-    world.handles["a"].publish(sends_of(*[entry_of("x")] * 3, first=1), 0.0)
+    world.send("a", 1)
+    world.send("a", 3)
     assert second.seen == [("a", 0)]
     assert world.sessions["a"].answers == []
     world.confirm(1)
@@ -248,7 +341,7 @@ def test_publishes_held_at_the_end_of_a_producer_get_an_outcome() -> None:
     first = Scripted({})
     second = Scripted({("a", 1): "wait append within"})
     world = World("ab", [first, second])
-    world.handles["a"].publish(sends_of(*[entry_of("x")] * 2), 0.0)
+    world.send("a", 2)
     assert world.handles["a"].outstanding == 2
     [held] = first.passed
     world.confirm(0)

@@ -128,8 +128,9 @@ class ConsumerDeadLetterPolicy:
 
     - `max_redeliver_count`: the number of redeliveries before the move; at least 1.
     - `dead_letter_topic`: the topic of the copies. None: `<topic>-<subscription>-DLQ`.
-    - `initial_subscription_name`: a subscription that the broker creates with the dead-letter
-      topic. None: no subscription; messages can be deleted before a consumer subscribes.
+    - `initial_subscription_name`: the name of a subscription of the dead-letter topic. The broker
+      creates the subscription before it stores the first copy. None: no subscription; messages can
+      be deleted before a consumer subscribes.
     - `retry_letter_topic`: the retry topic. None: `<topic>-<subscription>-RETRY`. Apache's Python
       client does not have this parameter; its Java client does.
     - `encryption_keys`: the names of the public keys with which the consumer encrypts the copies on

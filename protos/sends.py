@@ -48,7 +48,8 @@ class SendRun:
     errors: dict[int, EntryError] = field(default_factory=dict)
     end: int = 0  # the place after the last frame of the run
     parsed_bytes: int = 0  # the size of the SENDs that are not plain
-    # The encoded fields of producer names in plain entries; None: not collected.
+    # The encoded fields of producer names in plain entries. None: not collected, because the run
+    # begins with a SEND that is not plain.
     plain_names: set[bytes] | None = None
 
     def __len__(self) -> int:
@@ -80,7 +81,7 @@ RUN_PARSED_BYTES_MAX: Final = 128 << 10
 
 
 def read_sends(buffer: memoryview, at: int) -> SendRun | None:
-    """Return the longest run within the limits that begins with the frame at `at`. None: this frame
+    """Return the longest run within the limits that begins with the frame at `at`. None: the frame
     is not a SEND that this module can read; the caller then uses `parse_command`."""
     run: SendRun | None = None
     size, parsed = len(buffer), 0

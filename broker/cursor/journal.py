@@ -17,6 +17,9 @@ ledger to write a snapshot, because memory holds the whole state.
 
 The topic's record may hold the snapshot of a subscription inline. The replay for this subscription
 begins at the place in the ledger where the journal added the subscription.
+
+The journal also stores the sequence ids of the topic's producers (sequences.py), in the same way as
+the cursor of one more subscription.
 """
 
 from __future__ import annotations
@@ -181,7 +184,7 @@ class CursorJournal:
             self._ledger.forget(number)
 
     def next_number(self) -> int:
-        """The number for a new or reset subscription."""
+        """Return the number for a new or reset subscription, greater than all earlier numbers."""
         self.newest_number += 1
         return self.newest_number
 

@@ -244,7 +244,7 @@ class Subscription:
     def attach(
         self, request: SubscribeRequest, events: ConsumerEvents, *, connected_since: str
     ) -> ConsumerHandle:
-        """A consumer joins. If the type changes, the subscription gets a new dispatcher.
+        """A consumer joins. A new type or Key_Shared mode gives the subscription a new dispatcher.
 
         Raises SubscriptionFenced, NotAllowed, ConsumerBusy or ConsumerRefused. The subscription is
         then unchanged.

@@ -1,14 +1,17 @@
 """Reads and verifies all stored entries slowly, to find damage while other copies still exist.
 
-The scrub reports an entry that is unreadable or wrong, and leaves it in place; a repair replaces
-it. A missing file damages thousands of neighbouring entries, which the scrub reports as one range.
-If the ledgers cannot be listed, the table with their records is damaged. A repair of single ledgers
-is then impossible, and the other content of the table is unknown. So the bookie ends, as after a
-compaction that meets such a table (storage/rot.py).
+The scrub reports an entry that is unreadable or wrong, and leaves the entry in place. A repair
+replaces it. A missing file damages thousands of neighbouring entries, which the scrub reports as
+one range.
 
-The first round begins after a random time, at most an hour. A round begins `interval_s` after the
-begin of the previous round, or a second after the end of a longer round. Each round begins at a
-random ledger. Otherwise a bookie that restarts often would check the same ledgers each time.
+If the table with the ledgers' records is damaged, the scrub cannot list the ledgers. A repair of
+single ledgers is then impossible, and the other content of the table is unknown. So the bookie
+ends, as after a compaction that meets such a table (storage/rot.py).
+
+The first round begins after a random time, at most an hour. The time from the beginning of one
+round to the next is `interval_s`. If a round takes longer, the next one begins a second after its
+end. Each round begins at a random ledger. Otherwise a bookie that restarts often would check the
+same ledgers each time.
 """
 
 from __future__ import annotations
@@ -36,8 +39,9 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 T = TypeVar("T")
 
-RUN_BYTES: Final = 256 << 10  # per read: about a millisecond on the read thread
-ENTRIES: Final = 1_000  # per read, likewise
+# The limits of one read. A read keeps the read thread busy for about a millisecond.
+RUN_BYTES: Final = 256 << 10
+ENTRIES: Final = 1_000
 LEDGERS_PAGE: Final = 1_000
 
 
@@ -54,7 +58,7 @@ class ScrubCounts:
 
     entries: int = 0
     bytes: int = 0
-    bad: int = 0  # damaged entries; each round counts an entry again
+    bad: int = 0  # damaged entries; each round counts them again
     rounds: int = 0
     finished_s: float = 0.0  # end of the last round, in loop time; 0: none yet
 
@@ -71,10 +75,10 @@ class Scrub:
         read_thread: Worker,
         config: ScrubConfig,
     ) -> None:
-        """`report` gets the bad copies: ledger, first and last entry. The scrub logs metadata
-        errors of `report` and continues, because the next round finds the entries again. `on_sound`
-        is called after each round that read everything and found nothing bad. `on_rot` ends the
-        process: a table is damaged, and the ledgers cannot be listed."""
+        """`report` gets each range of bad entries: the ledger, the first and the last entry. The
+        scrub logs metadata errors of `report` and continues, because the next round finds the
+        entries again. `on_sound` is called after each round that read everything and found no
+        damage. `on_rot` must end the process: a damaged table prevents a list of the ledgers."""
         self.counts = ScrubCounts()
         self._storage = storage
         self._report = report
@@ -108,8 +112,8 @@ class Scrub:
             self._on_sound()
 
     async def _begin(self) -> int:
-        """Return the id after which the round begins: random in the span of the stored ledgers,
-        found without a list of all ledgers."""
+        """Return the id after which the round begins. The id is random within the span of the
+        stored ledgers."""
         span = await self._list(self._span)
         return -1 if span is None else self._chance.randint(span[0] - 1, span[1] - 1)
 
@@ -147,7 +151,7 @@ class Scrub:
         await self._tell(ledger)
 
     async def _run(self, ledger: int, first: int) -> int:
-        """Verify the entries from `first` up to a gap; returns the first missing entry."""
+        """Verify the entries from `first` up to a gap. Returns the first missing entry."""
         at = first
         while True:
             size, count, bad = await self._on_thread(partial(self._verified, ledger, at, ENTRIES))
@@ -161,12 +165,13 @@ class Scrub:
             await asyncio.sleep(self._pace.delay_s(size, asyncio.get_running_loop().time()))
 
     async def _next_entry(self, ledger: int, absent: int) -> int | None:
-        """Return the first entry from `absent` on. None: there is none, or the search failed."""
+        """Return the first stored entry from `absent` on. None: there is none, or the search
+        failed."""
         return await self._read(partial(self._seek, ledger, absent))
 
     def _seek(self, ledger: int, absent: int) -> int | None:
-        """Search for the first entry from `absent` on, on the read thread. The search fails if that
-        entry is unreadable. Then read up to ENTRIES single ids to find it."""
+        """Return the first stored entry from `absent` on. Runs on the read thread. If this entry is
+        unreadable, the search by the store fails. Then try ENTRIES ids one by one."""
         try:
             found = self._storage.entry_ids(ledger, absent, entries_max=1)
         except StorageFailed:
@@ -180,8 +185,8 @@ class Scrub:
         return found[0] if found else None
 
     def _verified(self, ledger: int, first: int, entries: int) -> tuple[int, int, list[int]]:
-        """Verify entries from `first` up to a gap or a limit, on the read thread. Return the number
-        of bytes and of entries, and the bad entries."""
+        """Verify entries from `first` up to a gap or a limit. Returns the number of bytes, the
+        number of entries, and the bad entries. Runs on the read thread."""
         try:
             found = self._storage.run(
                 ledger, first, first + entries - 1, bytes_max=RUN_BYTES, entries_max=entries
@@ -194,8 +199,8 @@ class Scrub:
         return sum(map(len, found)), len(found), bad
 
     def _alone(self, ledger: int, entry: int) -> tuple[int, int, list[int]]:
-        """Verify the entry at which a run failed. Either this entry is unreadable, or one after a
-        gap."""
+        """Verify one entry, after a run that begins with it has failed. The unreadable entry is
+        this one, or one after a gap."""
         try:
             value = self._storage.entry(ledger, entry)
         except StorageFailed:
@@ -224,7 +229,7 @@ class Scrub:
             log.warning("damage not reported", ledger=ledger, first=first, error=str(error))
 
     async def _list(self, read: Callable[[], T]) -> T | None:
-        """Read a list of ledgers. None: it cannot be read; the failure is logged."""
+        """Read a list of ledgers. None: the read failed, and the failure was logged."""
         try:
             return await self._on_thread(read)
         except StorageFailed as error:
@@ -234,7 +239,7 @@ class Scrub:
             return None
 
     async def _read(self, read: Callable[[], T]) -> T | None:
-        """Return the result of `read`. None: it failed; the failure is logged."""
+        """Return the result of `read`. None: `read` failed, and the failure was logged."""
         try:
             return await self._on_thread(read)
         except StorageFailed as error:

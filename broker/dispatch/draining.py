@@ -1,23 +1,25 @@
 """The draining hashes of a Key_Shared subscription (PIP-379).
 
-Theory of operation. A slot *drains* if it moved to another consumer while entries of it are pending
-at the previous one. Until the last of them is acknowledged or returned, no other consumer gets an
-entry of the slot. So the entries of a key are unacknowledged at one consumer at a time.
+Theory of operation. A slot that moves to another consumer *drains* at its previous consumer, as
+long as entries of the slot are pending there. Until the last of these entries is acknowledged or
+returned, no other consumer gets an entry of the slot. So all unacknowledged entries of a key are at
+one consumer.
 
-The dispatcher registers the pending entries of the slots that moved. It reports each entry that is
-no longer pending. While no slot drains, `DrainingHashes` is empty, and the dispatcher does not ask
+The dispatcher registers the pending entries of a slot that moves, and reports entries that are no
+longer pending. While no slot drains, `DrainingHashes` is empty, and the dispatcher does not call
 it.
 
-A slot can drain at *several* consumers if the subscription delivered out of order before. Such a
-slot has the owner `None` here. No consumer gets an entry of it until none is pending.
+A slot can drain at *several* consumers if the subscription delivered out of order before. Here the
+owner of such a slot is `None`. No consumer gets an entry of the slot while any of its entries is
+pending.
 
-The state is integers in a dict and in two arrays with an element for each slot. It takes 3 MB for
-65,535 draining slots. The arrays exist while a slot drains. An object for each slot would take 8
-MB. The time to make these objects would stop the other keys when a consumer joins.
+The state is integers: in a dict, and in two arrays with an element for each slot. It takes 3 MB for
+65,535 draining slots. The arrays exist only while a slot drains. An object for each slot would take
+8 MB. Making the objects when a consumer joins would block the deliveries of all keys.
 
 Invariants (`check`):
-    1. `references` is the number of pending entries of the slot at the draining consumer, or at all
-       consumers if several drain it; above 0.
+    1. `references` maps each draining slot to the number of its pending entries, which is above 0.
+       The entries are at the consumer that drains the slot, or at several consumers.
     2. `_counts` has the number of slots that drain at each consumer.
 """
 
@@ -40,7 +42,7 @@ _NONE: Final = array("I")
 
 @dataclass(frozen=True, slots=True)
 class DrainingHash:
-    consumer: Consumer | None  # the one with the pending entries; None: several may have some
+    consumer: Consumer | None  # has the pending entries; None: several consumers may have some
     references: int
     blocked_attempts: int  # deliveries of the slot that had to wait
 
@@ -59,7 +61,7 @@ class DrainingHashes:
     )
 
     def __init__(self) -> None:
-        self.references: dict[int, int] = {}  # keyed by slot; no zero
+        self.references: dict[int, int] = {}  # keyed by slot; always above 0
         self._blocked = self._owners = _NONE  # indexed by slot; empty while nothing drains
         self._consumers: dict[int, Consumer | None] = {}  # keyed by the number in `_owners`
         self._numbers: dict[Consumer | None, int] = {}
@@ -67,7 +69,7 @@ class DrainingHashes:
         # The number of slots that each consumer drains, above 0.
         self._counts: dict[Consumer | None, int] = {}
         self._cleared: dict[Consumer, int] = {}  # slots that have drained, by connected consumer
-        self.blocked_attempts = 0  # the attempts of all slots, also of those that have drained
+        self.blocked_attempts = 0  # of all slots, including slots that have drained
 
     def __bool__(self) -> bool:
         return bool(self.references)
@@ -86,7 +88,8 @@ class DrainingHashes:
         return DrainingHash(consumer, references, self._blocked[slot])
 
     def of(self, consumer: Consumer | None) -> dict[int, DrainingHash]:
-        """The slots that drain at this consumer alone. `consumer` None: at several consumers."""
+        """Return the slots that drain only at this consumer. `consumer` None: return the slots that
+        drain at several consumers."""
         if consumer not in self._counts:
             return {}
         number = self._numbers[consumer]
@@ -97,7 +100,8 @@ class DrainingHashes:
         }
 
     def by_consumer(self) -> dict[Consumer | None, dict[int, int]]:
-        """The blocked attempts of each slot, by the consumer that drains it. None: several do."""
+        """Return the blocked attempts of each slot, by the consumer that drains the slot. None:
+        several consumers drain it."""
         found: dict[Consumer | None, dict[int, int]] = {owner: {} for owner in self._counts}
         of_number = {self._numbers[consumer]: slots for consumer, slots in found.items()}
         for slot in self.references:
@@ -105,13 +109,13 @@ class DrainingHashes:
         return found
 
     def cleared(self, consumer: Consumer) -> int:
-        """The number of slots that have drained at the consumer since it connected."""
+        """Return the number of slots that have drained at the consumer since it connected."""
         return self._cleared.get(consumer, 0)
 
     def register(self, consumer: Consumer | None, references: Mapping[int, int]) -> None:
-        """These slots moved away from the consumer. `references` has the number of pending entries
-        of each slot. They are at the consumer, or at the consumer that drains the slot already.
-        `consumer` None: they are at several consumers. Hot: a join registers 30,000 slots."""
+        """Register slots that moved away from `consumer`. `references` has the number of pending
+        entries of each slot. A slot that drains already keeps its owner. `consumer` None: the
+        entries are at several consumers. Hot: a join registers 30,000 slots."""
         if not references:
             return
         if not self.references:
@@ -133,8 +137,8 @@ class DrainingHashes:
             self._counts[consumer] = self._counts.get(consumer, 0) + len(references)
 
     def blocks(self, slot: int, consumer: Consumer | None) -> bool:
-        """Returns True when the consumer that has the slot now must wait, and counts the attempt.
-        If the slot has moved back to the consumer that drains it, its draining ends."""
+        """Return True if a delivery of the slot must wait, and count the attempt. `consumer`: the
+        present consumer of the slot. If this is the one that drains the slot, the draining ends."""
         if slot not in self.references:
             return False
         owner = self._consumers[self._owners[slot]]
@@ -146,8 +150,8 @@ class DrainingHashes:
         return True
 
     def on_gone(self, slot: int, consumer: Consumer, count: int = 1) -> bool:
-        """`count` entries of the slot are no longer pending at the consumer. Returns True when they
-        were the last ones: deliveries of the slot may continue."""
+        """Note that `count` entries of the slot are no longer pending at the consumer. Returns True
+        if they were the last ones: deliveries of the slot may continue."""
         references = self.references.get(slot)
         if references is None:
             return False
@@ -182,13 +186,13 @@ class DrainingHashes:
         return drained
 
     def clear(self) -> None:
-        """No slot waits any more: entries may be delivered out of order."""
+        """End the draining of all slots: the subscription may deliver out of order now."""
         self._forget()
         self._counts = {}
 
     def on_left(self, consumer: Consumer) -> list[int]:
-        """The consumer has left, and nothing is pending at it. Returns the slots that it drained
-        alone."""
+        """Forget a consumer that has left and has no pending entries. Returns the slots that
+        drained only at this consumer."""
         slots: list[int] = []
         if consumer in self._counts:
             number = self._numbers[consumer]
@@ -201,7 +205,7 @@ class DrainingHashes:
         return slots
 
     def hand_over(self, consumer: Consumer, heir: Consumer) -> None:
-        """All pending entries of the consumer are at another one now, which had none."""
+        """Note that `heir`, which had no pending entries, now has all those of `consumer`."""
         number = self._numbers.pop(consumer, None)
         if number is not None:
             self._numbers[heir], self._consumers[number] = number, heir
@@ -225,7 +229,7 @@ class DrainingHashes:
             self._forget()
 
     def _forget(self) -> None:
-        """No slot drains: free the memory."""
+        """Free the memory, because no slot drains."""
         self.references = {}
         self._blocked = self._owners = _NONE
         self._consumers, self._numbers, self._next_number = {}, {}, 0

@@ -1,8 +1,8 @@
 """The arithmetic of a log: its ledgers, and the number of entries of each ledger.
 
 The chain computes the next position, or the number of entries between two positions, from the
-counts alone, without a read. Pure. Only the log changes the chain, when ledgers open, grow, close
-or are dropped.
+counts alone. It does no I/O. Only the log changes the chain: when a ledger opens, grows, closes or
+is dropped.
 
 Invariants (`check`):
     1. Ledger ids strictly increase. First indexes never decrease.
@@ -20,7 +20,9 @@ from magnetar.metadata.model import DroppedHead, EntryId, LedgerId, TopicLedger
 
 
 class Chain:
-    """`ledgers`: closed ledgers with entries, in order. `next_index`: index of the next message."""
+    """The ledgers of one log, from the oldest to the newest.
+
+    `ledgers`: closed ledgers with entries. `next_index`: the index of the next message."""
 
     __slots__ = ("_at", "_ids", "_records", "_starts", "counts", "dropped", "next_index")
 
@@ -35,7 +37,7 @@ class Chain:
         self._ids: list[int] = []
         self._starts: list[int] = []  # for each ledger the number of entries in all earlier ledgers
         self._at: dict[int, int] = {}  # ledger id -> place in the lists
-        self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; always the same dict
+        self.counts: dict[int, int] = {}  # ledger id -> confirmed entries; never replaced
         self.next_index = next_index
         self.dropped = dropped  # None: the first ledger is the first that the log ever had
         for record in ledgers:
@@ -76,8 +78,8 @@ class Chain:
 
     @property
     def end(self) -> Position:
-        """The position right after `confirmed`. If the next entry opens a new ledger, its position
-        is in that ledger; `ceiling(end)` then returns it."""
+        """The position right after `confirmed`. If the log opens a new ledger, the next entry goes
+        there: `ceiling` then turns an `end` read earlier into the position of that entry."""
         return self.next_position(self.confirmed)
 
     @property
@@ -85,12 +87,12 @@ class Chain:
         return tuple(self._records)
 
     def records_from(self, ledger: int) -> list[TopicLedger]:
-        """The ledgers from this one on, as `records` has them."""
+        """Return the part of `records` that begins with this ledger."""
         return self._records[bisect_left(self._ids, ledger) :]
 
     @property
     def newest(self) -> int:
-        """Id of the last ledger, also if it was dropped; -1 when there was none."""
+        """The id of the last ledger, even if it was dropped. -1: there was never a ledger."""
         if self._ids:
             return self._ids[-1]
         return -1 if self.dropped is None else self.dropped.ledger
@@ -109,12 +111,13 @@ class Chain:
         return self.next_index - self.first_index
 
     def next_ledger(self, ledger: int) -> int | None:
-        """The id of the next ledger; None: this ledger is the last one, or not part of the log."""
+        """Return the id of the next ledger. None: this ledger is the last, or not in the chain."""
         place = self._at.get(ledger)
         return None if place is None or place + 1 == len(self._ids) else self._ids[place + 1]
 
     def index_bounds(self, ledger: int) -> tuple[int, int]:
-        """Index of the first message in this ledger, and of the first message after it."""
+        """Return the index of the first message in this ledger, and of the first message after this
+        ledger."""
         place = self._at[ledger]
         following = place + 1 < len(self._ids)
         end = self._records[place + 1].first_index if following else self.next_index
@@ -126,13 +129,13 @@ class Chain:
         return end - first == self.counts[ledger]
 
     def messages_per_entry(self, ledger: int) -> float:
-        """The messages of an entry on average. 1.0 while the ledger has no entries."""
+        """Return the average number of messages in an entry. 1.0 while the ledger has no entry."""
         first, end = self.index_bounds(ledger)
         return (end - first) / self.counts[ledger] if self.counts[ledger] > 0 else 1.0
 
     def index_near(self, position: Position) -> tuple[int, bool]:
-        """Index of the last message at or before `position`, and True if it is exact. Inside a
-        ledger with batches the index is interpolated."""
+        """Return the index of the last message at or before `position`, and True if this index is
+        exact. Inside a ledger with batches it is interpolated."""
         if not self.is_entry(position):
             position = self.previous_position(self.ceiling(position))
         if not self.is_entry(position):
@@ -148,7 +151,7 @@ class Chain:
         return place is not None and self._records[place].closed_ms > 0
 
     def droppable(self, position: Position) -> int:
-        """The number of closed ledgers at the head that have no entry after `position`."""
+        """Return the number of closed ledgers at the head without an entry after `position`."""
         count = 0
         for record in self._records:
             last = Position(record.ledger, self.counts[record.ledger] - 1)
@@ -158,7 +161,8 @@ class Chain:
         return count
 
     def head_without(self, count: int) -> DroppedHead | None:
-        """The value of `dropped` after the first `count` ledgers, all closed, are dropped."""
+        """Return the value that `dropped` gets when the first `count` ledgers are dropped. They
+        must be closed."""
         if count == 0:
             return self.dropped
         last = self._records[count - 1]
@@ -186,7 +190,8 @@ class Chain:
         return Position(position.ledger, max(position.entry, -1) + 1)
 
     def previous_position(self, position: Position) -> Position:
-        """The entry before `position`; `(L, -1)`: `position` is at or before the first entry."""
+        """Return the entry before `position`. If there is none, return entry -1 of the ledger of
+        `position`."""
         place = self._at.get(position.ledger)
         count = self.counts.get(position.ledger, 0)
         if position.entry > 0 and count > 0:
@@ -201,7 +206,7 @@ class Chain:
         return Position(before, self.counts[before] - 1)
 
     def ceiling(self, position: Position) -> Position:
-        """The first entry at or after `position`; `end` when there is none."""
+        """Return the first entry at or after `position`. If there is none, return `end`."""
         if position == LATEST:
             return self.end
         place = self._at.get(position.ledger)
@@ -214,7 +219,7 @@ class Chain:
         return Position(self._ids[place], 0) if place < len(self._ids) else self.end
 
     def rank(self, position: Position) -> int:
-        """The number of entries at or before `position`."""
+        """Return the number of entries at or before `position`."""
         place = self._at.get(position.ledger)
         if place is None:
             place = bisect_right(self._ids, position.ledger)
@@ -222,13 +227,13 @@ class Chain:
         return self._starts[place] + min(max(position.entry + 1, 0), self.counts[position.ledger])
 
     def at_rank(self, rank: int) -> Position:
-        """The entry with this rank; ranks count from 1."""
+        """Return the entry with this rank. The first entry has rank 1."""
         assert 1 <= rank <= self.entry_count, rank
         place = bisect_left(self._starts, rank) - 1
         return Position(self._ids[place], rank - 1 - self._starts[place])
 
     def entries(self, *, after: Position, through: Position) -> int:
-        """The number of entries after `after`, up to and including `through`."""
+        """Return the number of entries after `after`, up to and including `through`."""
         return max(self.rank(through) - self.rank(after), 0)
 
     # ---- changes, by the log ---------------------------------------------------------------------
@@ -247,7 +252,7 @@ class Chain:
         self.next_index = next_index
 
     def close_ledger(self, *, length: int, closed_ms: int) -> TopicLedger | None:
-        """Close the last ledger. Returns its record; None: the ledger was empty and is dropped."""
+        """Close the last ledger. Returns its record. None: it was empty, so it was removed."""
         assert self._records[-1].closed_ms == 0, "closed already"
         ledger = self._ids[-1]
         entries = self.counts[ledger]

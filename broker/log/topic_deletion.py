@@ -1,16 +1,17 @@
-"""Deletes a topic. After a crash at any step another broker can finish the deletion.
+"""Deletes topics. After a crash at any step another broker can finish the deletion.
 
 Theory of operation. A deletion has four steps, each of which may be repeated:
-    1. The broker writes a *tombstone* beside the topic's record. It names the topic that is being
-       deleted, so that the sweeper finds a deletion that has stopped half-way.
-    2. One compare-and-set of the topic's record says `deleted` and lists all ledgers, of data and
-       of cursors, as being deleted. The topic is deleted from now on: every owner that reads the
-       record is fenced, and no broker opens the topic.
-    3. The broker deletes the ledgers, the topic's own policies and its schema.
-    4. The broker deletes the record, if it is still that of the deleted topic (`incarnation`).
+    1. The broker writes a *tombstone* beside the topic's record. The tombstone names the topic, so
+       that the sweeper finds a deletion that has stopped half-way.
+    2. The broker changes the topic's record by one compare-and-set. The record now says `deleted`
+       and lists all ledgers of the topic as ledgers to delete. From now on the topic is deleted:
+       every owner that reads the record is fenced, and no broker opens the topic.
+    3. The broker deletes the ledgers. It also deletes the topic's own policies and schema, unless
+       the topic is a partition.
+    4. The broker deletes the record, if the record still has the deleted topic's `incarnation`.
 
-The tombstone stays until all other brokers that were registered at the deletion have ended. It has
-three uses:
+The tombstone stays until all other brokers that were registered at the deletion have ended, for
+RETURN_S_MAX at least and for TOMBSTONE_S_MAX at most. It has three uses:
     - The epochs of a new topic of the same name begin above the old epochs. This also fences a
       stale owner that does not know incarnations (an earlier version of Magnetar).
     - The versions of the new topic's record begin above those of the removed record. So a write
@@ -51,19 +52,19 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LEDGERS_PER_PASS: Final = 100
-"""Ledgers deleted between two changes of the topic's record. A crash repeats at most this many
-deletions."""
+"""The number of ledgers that the broker deletes between two changes of the topic's record. After a
+crash, at most this many deletions are repeated."""
 
 CLIENTS_MAX: Final = 1_000
 """The maximum number of connected clients that a tombstone names: about 60 KB. Further clients may
 create the topic again when they reconnect over another connection."""
 
 RETURN_S_MAX: Final = 600.0
-"""The time for which a tombstone keeps reconnecting clients from creating the topic again: ten
-times the longest pause between two attempts of Pulsar's clients."""
+"""The time for which a tombstone prevents reconnecting clients from creating the topic again. It is
+ten times the longest pause between two attempts of Pulsar's clients."""
 
 STALLED_S: Final = 30.0
-"""The age of a deletion from which the sweeper finishes it."""
+"""The minimum age of a deletion that the sweeper finishes."""
 
 TOMBSTONE_S_MAX: Final = 86_400.0
 """The sweeper removes a tombstone after a day, even if brokers that were registered at the deletion
@@ -140,14 +141,14 @@ class TopicDeletions:
 
     async def _delete_with(self, name: TopicName, record: TopicRecord, path: str) -> None:
         """Delete the deleted topic's node at this path. Keep the node if another broker has removed
-        the topic's record meanwhile: it may then belong to a topic that was created since."""
-        found = await self._store.get(path)  # read before the record
+        the topic's record meanwhile: the node may then belong to a new topic of the same name."""
+        found = await self._store.get(path)  # must be read before the record
         stored = await self._store.get(topic_path(name))
         if found is not None and stored is not None and _is_deleted(stored.value, record):
             await self._update(path, same_or_keep(found.value))
 
     async def _note_version(self, name: TopicName, record: TopicRecord) -> None:
-        """Write the version of the record, which is about to be removed, into the tombstone."""
+        """Write the version of the record into the tombstone, before the record is removed."""
         stored = await self._store.get(topic_path(name))
         if stored is None or not _is_deleted(stored.value, record):
             return
@@ -162,7 +163,7 @@ class TopicDeletions:
         await self._update(paths.deleted_topic(str(name)), note)
 
     async def tombstone(self, name: TopicName) -> TopicTombstone | None:
-        """The tombstone of an earlier topic of this name; None: there is none."""
+        """Return the tombstone of an earlier topic of this name. None: there is no tombstone."""
         stored = await self._store.get(paths.deleted_topic(str(name)))
         return None if stored is None else decode_tombstone(stored.value)
 
@@ -229,7 +230,7 @@ class TopicDeletions:
             for ledger in left[:LEDGERS_PER_PASS]:
                 try:
                     await self._ledgers.delete(ledger)
-                except InvalidRecord as error:  # delete the topic without this ledger
+                except InvalidRecord as error:  # continue without this ledger
                     refused.add(ledger)
                     log.warning(
                         "cannot delete a ledger", topic=str(name), ledger=ledger, error=str(error)
@@ -244,17 +245,17 @@ class TopicDeletions:
 
 
 def same_or_keep(seen: bytes) -> Change:
-    """The change that deletes a node only if its value is still `seen`."""
+    """Return a change that deletes a node only if its value is still `seen`."""
     return lambda value: DELETE if value == seen else KEEP
 
 
 def client_key(kind: str, *names: str) -> str:
-    """The name of a producer or consumer in a tombstone."""
+    """Return the name of a producer or consumer in a tombstone."""
     return "/".join((kind, *names))
 
 
 def deleted(record: TopicRecord) -> TopicRecord:
-    """The record of a topic that is deleted from now on."""
+    """Return the record with the topic marked as deleted, and all its ledgers to be deleted."""
     used = [part.ledger for part in record.ledgers]
     used += [*record.cursor_ledgers, *record.delayed_ledgers]
     emptied = replace(
@@ -271,7 +272,7 @@ def deleted(record: TopicRecord) -> TopicRecord:
 
 
 def _is_deleted(value: bytes | None, of: TopicRecord | TopicTombstone) -> bool:
-    """Return whether `value` is the record of the topic `of` and says that it is deleted."""
+    """Return whether `value` is the record of the topic `of` and marks this topic as deleted."""
     if value is None:
         return False
     record = decode_topic(value)

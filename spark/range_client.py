@@ -1,9 +1,10 @@
 """Blocking calls to a broker for Spark's Python processes.
 
 Each call carries the credentials of the options in its metadata, as a CONNECT command. Each process
-keeps one channel for each broker and access until the process ends. Spark reuses a worker for many
-tasks, and a channel costs more than a small task. This module imports grpc and is loaded after
-Spark's start, because grpc's threads do not survive the fork that creates a worker.
+keeps one channel for each pair of an `Access` and a broker until the process ends: Spark reuses a
+worker for many tasks, and opening a channel costs more than a small task. This module imports grpc,
+so Spark's processes load it only after Spark's start. grpc's threads do not survive the fork that
+creates a worker.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
 
     from magnetar.spark.access import Access
 
-# Frames to read ahead. A frame has about 2 MiB, and at most 16 MiB.
+# The number of frames to read ahead. A frame has about 2 MiB, and at most 16 MiB.
 FRAMES_AHEAD: Final = 2
-# If a broker sends nothing for this time, the reader looks for the owner again. Opening a topic
-# after a takeover takes up to 3 s.
+# If a broker sends nothing for this number of seconds, the reader looks for the owner again. After
+# a takeover, a broker needs up to 3 s to open a topic.
 SILENCE_S_MAX: Final = 10.0
 
-NO_LEDGERS: Final = (1 << 63) - 1  # in a TopicAsk: the answer must list no ledgers
+NO_LEDGERS: Final = (1 << 63) - 1  # as a TopicAsk's first ledger: the answer lists none
 
 _SERVICE: Final = "/magnetar.broker.Broker/"
 _PLAN: Final = f"{_SERVICE}PlanRange"
@@ -50,13 +51,13 @@ _READ: Final = f"{_SERVICE}ReadRange"
 Reply = TypeVar("Reply", bound="Message")
 
 Pushes: TypeAlias = "tuple[Iterator[Reply], Callable[[], object]]"
-"""The messages that a broker pushes, to be read in a thread of their own, and a function that ends
-the pushes. The iterator raises BrokerLost, BrokerRefused."""
+"""An iterator over the messages that a broker pushes, and a function that ends the pushes. The
+iterator blocks, so read it in a thread of its own. It raises BrokerLost, BrokerRefused."""
 
 
 class BrokerLost(Exception):
     """The broker does not answer or does not own the topic. Find the owner and try again. `name` is
-    the broker's name for the error, if it named one."""
+    the broker's name for the error; "": the broker named no error."""
 
     definite = False
 
@@ -103,7 +104,8 @@ def topic_policies(
 def find_topics(
     access: Access, broker: str, topics: Sequence[str], namespaces: Sequence[str]
 ) -> pb.FindTopicsReply:
-    """Ask any broker for the topics and partitions. Raises BrokerLost, BrokerRefused."""
+    """Ask any broker for the existing topics and partitions among `topics` and in `namespaces`.
+    Raises BrokerLost, BrokerRefused."""
     request = pb.FindTopicsRequest(topics=topics, namespaces=namespaces)
     return _ask(access, broker, f"{_SERVICE}FindTopics", request, pb.FindTopicsReply)
 
@@ -120,8 +122,8 @@ def plan_topics(access: Access, broker: str, topics: Mapping[str, int]) -> list[
 def ledger_copies(
     access: Access, broker: str, ledgers: Mapping[str, Sequence[int]]
 ) -> pb.PlanTopicsReply:
-    """Ask a broker where the copies of sealed ledgers are. `ledgers`: {topic: its ledgers}. Raises
-    BrokerLost, BrokerRefused."""
+    """Ask a broker which bookies have the copies of sealed ledgers. `ledgers`: {topic: its
+    ledgers}. Raises BrokerLost, BrokerRefused."""
     asks = [
         pb.TopicAsk(topic=topic, from_ledger=NO_LEDGERS, copies_of=part)
         for topic, part in ledgers.items()
@@ -142,18 +144,21 @@ def watch_positions(
 def watch_topics(
     access: Access, broker: str, topics: Sequence[str], namespaces: Sequence[str]
 ) -> Pushes[pb.TopicsUpdate]:
-    """Ask any broker to push the existing topics and partitions."""
+    """Ask any broker to push the existing topics and partitions among `topics` and in
+    `namespaces`."""
     request = pb.FindTopicsRequest(topics=topics, namespaces=namespaces)
     return _watch(access, broker, "WatchTopics", request, pb.TopicsUpdate)
 
 
 def find_entry(access: Access, broker: str, request: pb.FindEntryRequest) -> pb.FindEntryReply:
-    """Ask a broker for the place of an entry. Raises BrokerLost, BrokerRefused."""
+    """Ask a broker for the ledger and entry id at an index, a publish time or a place. Raises
+    BrokerLost, BrokerRefused."""
     return _ask(access, broker, f"{_SERVICE}FindEntry", request, pb.FindEntryReply)
 
 
 def hold_topics(access: Access, broker: str, request: pb.HoldTopicsRequest) -> list[pb.HeldTopic]:
-    """Ask a broker to move a subscription on topics. Raises BrokerLost, BrokerRefused."""
+    """Ask a broker to create a subscription on topics that lack it, and to acknowledge the entries
+    before the requested places. Raises BrokerLost, BrokerRefused."""
     reply = _ask(access, broker, f"{_SERVICE}HoldTopics", request, pb.HoldTopicsReply)
     return _as_many(broker, reply.topics, len(request.topics))
 
@@ -226,7 +231,7 @@ def _ask_once(
 def frames_of(
     access: Access, broker: str, topic: str, span: Span
 ) -> Iterator[Iterator[memoryview]]:
-    """Yield an iterator over the frames of a span. A thread reads ahead inside of the block.
+    """Yield an iterator over the frames of a span. A thread reads ahead until the block ends.
 
     The iterator raises BrokerLost and BrokerRefused.
     """
@@ -313,7 +318,7 @@ _channels_lock = threading.Lock()
 
 
 def _channel(access: Access, broker: str) -> grpc.Channel:
-    """The channel to a broker. Raises BrokerRefused if TLS cannot be used."""
+    """Return the channel to a broker. Raises BrokerRefused if TLS cannot be used."""
     with _channels_lock:
         if (access, broker) not in _channels:
             _channels[access, broker] = _new_channel(access, broker)
@@ -335,8 +340,8 @@ def _new_channel(access: Access, broker: str) -> grpc.Channel:
 
 
 def _greeting(access: Access) -> tuple[tuple[str, bytes], ...]:
-    """The metadata of a call: the credentials. Raises BrokerLost if the client cannot get them
-    now."""
+    """Return the metadata of a call: the credentials. Raises BrokerLost if the client cannot get
+    the credentials now."""
     authentication = access.authentication()
     if authentication is None:
         return ()
@@ -356,7 +361,7 @@ def _on_refused(access: Access) -> None:
 
 
 def _failure(error: Any, broker: str) -> BrokerLost | BrokerRefused:
-    """Convert the error of a gRPC call. A failed call is always a grpc.Call too."""
+    """Convert the error of a gRPC call. Each such error is also a grpc.Call."""
     code, text = error.code(), error.details() or ""
     if code is grpc.StatusCode.ABORTED:
         name, _, reason = text.partition(": ")

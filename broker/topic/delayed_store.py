@@ -1,14 +1,14 @@
-"""The delayed-delivery indexes of a topic in a ledger: dispatch/DELAYED_FORMAT.md.
-
+"""Stores a topic's indexes of delayed messages in ledgers. Format: dispatch/DELAYED_FORMAT.md.
 Theory of operation. An index seals its entries in runs. The store writes each run as a segment into
-the topic's delayed ledger, and counts the bytes of the live segments of each ledger. It deletes the
-ledgers without live segments. When dead segments take more bytes than live segments, the store
-writes the live segments into a new ledger.
+the topic's delayed ledger. A segment is live while the index uses its run; then it is dead. The
+store counts the bytes of the live segments of each ledger, and deletes the ledgers without live
+segments. When dead segments take more bytes than live segments, the store writes the live segments
+into a new ledger.
 
-A stored segment is never wrong (delayed_segment.py), so no other part waits for the store.
-Deliveries and acknowledgements continue while a segment is being written. A lost segment costs only
-reads of the log. The store replaces a failed ledger. It ends when the topic is lost, or when a new
-ledger would fail, too.
+A stored segment is never wrong (delayed_segment.py), so no other part of the topic waits for the
+store. Deliveries and acknowledgements continue while the store writes a segment. A lost segment
+costs only reads of the log. The store replaces a failed ledger. The store ends when the broker
+loses the topic, or when a new ledger would fail, too.
 
 A topic without delayed messages has no delayed ledger and costs nothing.
 """
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from magnetar.runtime.on_demand import Spawn
 
 READ_BYTES_MAX: Final = 4 << 20
-"""The bytes of one read of a delayed ledger: 250 segments of 1,024 entries."""
+"""The most bytes of one read of a delayed ledger: about 340 segments of 1,024 entries."""
 
 WRITE_SEGMENTS_MAX: Final = 32
 """The limit of segments in flight: about 400 KB."""
@@ -59,8 +59,8 @@ LEDGERS_MAX: Final = 4
 the store writes the live segments into one ledger."""
 
 RESTORE_TIMEOUT_S: Final = 20.0
-"""The time limit for reading the delayed ledgers. After it the topic opens without the rest of
-them."""
+"""The time limit in seconds for reading the delayed ledgers. At the limit the topic opens without
+the segments that were not read."""
 
 log = get_logger(__name__)
 
@@ -68,14 +68,14 @@ log = get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class DelayedStoreConfig:
     run_entries: int = RUN_ENTRIES
-    """The entries of a segment."""
+    """The number of entries of a full run, which is stored as one segment."""
 
     garbage_bytes_min: int = 1 << 20
     """The store writes the live segments again only if there are more dead bytes than this."""
 
     close_entries_min: int = 100
-    """A clean close stores the entries of an index that are in no run yet, if there are this many.
-    The next owner then reads fewer entries from the log."""
+    """A clean close stores the entries of an index that are in no run yet, if there are at least
+    this many. The next owner then reads fewer entries from the log."""
 
 
 _DEFAULTS: Final = DelayedStoreConfig()
@@ -126,7 +126,7 @@ class DelayedStore:
         self._size = dict.fromkeys(listed, 0)  # bytes of all segments of each ledger
         self._live = dict.fromkeys(listed, 0)  # bytes of the live segments of each ledger
         self._appender: Appender | None = None  # None: no ledger is open for writing
-        self._began_s = 0.0  # the time when that ledger was opened
+        self._began_s = 0.0  # the loop's time when `_appender` was created
         self._moving = False  # the live segments are being written into a new ledger
         self._progress = Event()
         self._closing = False
@@ -195,8 +195,8 @@ class DelayedStore:
         return self._indexes.get(subscription)
 
     def index_of(self, subscription: str) -> DelayedIndex:
-        """The index of a durable subscription. Creates the index if the subscription has none yet.
-        The store writes the runs of this index."""
+        """Return the index of a durable subscription. Creates the index if the subscription has
+        none yet. The store writes the runs of this index."""
         index = self._indexes.get(subscription)
         if index is None:
             index = self._indexes[subscription] = DelayedIndex(self._config.run_entries)
@@ -205,14 +205,14 @@ class DelayedStore:
         return index
 
     def forget(self, subscription: str) -> None:
-        """The subscription is deleted: its segments are dead now."""
+        """Drop the index of a deleted subscription. Its segments are then dead."""
         index = self._indexes.pop(subscription, None)
         if index is not None:
             index.clear()
             index.on_sealed = index.on_dropped = _ignore
 
     def start(self, spawn: Spawn) -> None:
-        """Begin to write, in tasks of `spawn`."""
+        """Begin to write. `spawn` starts the tasks."""
         self._work.start(spawn)
 
     # ---- events ----------------------------------------------------------------------------------
@@ -305,7 +305,8 @@ class DelayedStore:
                 await asyncio.sleep(next(delays))
 
     def _begin_move(self) -> None:
-        """Queue the live segments to write them again. Their old ledgers are then dead."""
+        """Queue the live segments to write them again. The old ledgers then have no live
+        segments."""
         self._moving = False
         self._abandon_ledger()
         for run, stored in self._stored.items():
@@ -323,7 +324,7 @@ class DelayedStore:
             payloads.append(encode_segment(name, run.left()))
             if appender.failure is None:
                 appender.append_nowait([[payloads[-1]]])
-            await asyncio.sleep(0)  # a segment takes a millisecond
+            await asyncio.sleep(0)  # encoding a segment takes a millisecond
         while appender.failure is None and appender.confirmed < appender.appended:
             self._progress.clear()
             await self._progress.wait()
@@ -348,7 +349,8 @@ class DelayedStore:
         """Create a ledger and list it in the topic's record. Raises LogFenced, LogDamaged,
         TopicFull."""
         newest = max((*self._live, self._log.chain.newest), default=-1)
-        # These ledgers failed before a segment was stored. They would pile up while writes fail.
+        # These ledgers failed before they stored a segment. Without this removal, the record would
+        # list more and more of them while writes fail.
         unused = [it for it, size in self._size.items() if size == 0]
         appender = await self._rolling.create(newer_than=LedgerId(newest))
         ledger = appender.ledger
@@ -369,8 +371,8 @@ class DelayedStore:
         self._size[ledger] = self._live[ledger] = 0
 
     async def _drop_dead(self) -> None:
-        """Delete the ledgers without live segments. The open ledger goes, too, if `_is_wasteful`
-        says so."""
+        """Delete the ledgers without live segments. Deletes the open ledger, too, if it has no live
+        segments and `_is_wasteful` is true."""
         if self._appender is not None and self._live_bytes == 0 and self._is_wasteful:
             self._abandon_ledger()
         is_open = None if self._appender is None else self._appender.ledger
@@ -412,7 +414,8 @@ class DelayedStore:
         self._end()
 
     def abandon(self) -> None:
-        """End at once. The next owner reads the entries that are not stored from the log."""
+        """End at once. The next owner reads the log for the entries that are in no stored
+        segment."""
         self._work.cancel()
         self._end()
 

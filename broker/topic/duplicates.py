@@ -1,18 +1,19 @@
 """The stage that recognises duplicates: entries that the topic holds already.
 
 Theory of operation. A producer's sequence ids rise. The *stored* sequence id of a producer is the
-sequence id of its last durable entry. `Sequences` has it. An entry is a duplicate if its last
-sequence id is at most the stored one. It is no duplicate if its first sequence id is higher than
-those of all entries that passed.
+sequence id of its last durable entry. `Sequences` keeps it. An entry is a duplicate if its last
+sequence id is at most the stored sequence id. An entry is new if its first sequence id is higher
+than the sequence ids of all entries that have passed the stage.
 
-Between these two cases, the entry repeats an entry that has passed and whose outcome is unknown: a
-client has reconnected and resends the entries without a receipt. The stage waits for that outcome
-and then decides. If the earlier entry is stored, this entry is a duplicate. If the earlier entry
-was dropped, this entry is appended. The stage refuses a batch of which a part is stored: the broker
-does not cut batches.
+Between these two cases, the entry repeats an entry that has passed and has no known outcome: a
+client has reconnected and resends the entries without a receipt. The stage waits for the outcome of
+the earlier entry and then decides. If the earlier entry is stored, this entry is a duplicate. If
+the earlier entry was dropped, this entry is appended. If only a part of a batch is stored, the
+stage refuses the batch, because the broker does not cut batches.
 
-The chunks of a large message share one sequence id, which is stored with the last chunk. Until
-then the stage distinguishes chunks by the message's uuid and the number of the chunk.
+The chunks of a large message share one sequence id. It becomes the stored sequence id only when the
+last chunk is durable. Until then the stage distinguishes chunks by the message's uuid and the
+number of the chunk.
 
 `Sequences` may forget a producer in the step in which its entries become durable. So the stage
 remembers the stored sequence id of each producer itself until the next `forget_idle`. Otherwise a
@@ -44,23 +45,24 @@ if TYPE_CHECKING:
     from magnetar.protos.sends import SendRun
 
 CHUNKED_IDLE_MAX: Final = 1_000
-"""The limit of producers of a topic whose unfinished chunked messages are remembered although they
-have no publish in flight: 1 MB. Beyond it the stage forgets the producers that came first, as after
-a takeover of the topic. If a forgotten producer sends its chunks again, they are stored again."""
+"""The stage remembers the unfinished chunked messages of at most this many producers without a
+publish in flight. They take 1 MB. Beyond the limit, the stage forgets the producers that came
+first. A takeover of the topic forgets all of them. If a forgotten producer sends its chunks again,
+the topic stores them again."""
 
 
 @dataclass(slots=True)
 class _ChunkedMessage:
-    """A message of which the producer has sent chunks, but not the last one yet."""
+    """A message of which the producer has sent chunks, but not the last chunk yet."""
 
     uuid: str
-    passed: int  # the highest chunk that has passed
+    passed: int  # the highest number of a chunk that has passed
     publish: Publish | None  # the publish with that chunk; None: its outcome is known
-    stored: int = -1  # the highest chunk that is stored
+    stored: int = -1  # the highest number of a stored chunk
 
     @property
     def reached(self) -> int:
-        """The highest chunk that is stored or may still be stored."""
+        """The highest number of a chunk that is stored or may still be stored."""
         return self.stored if self.publish is None or self.publish.known else self.passed
 
 
@@ -75,14 +77,14 @@ class _Progress:
     stored: int = -1  # the stored sequence id; -1: no entry was stored since the last `forget_idle`
 
     def prune(self) -> None:
-        """Drop the publishes whose outcome is known: they hold megabytes. Afterwards the outcome of
-        the last one, if any, is not known."""
+        """Drop the publishes at both ends of `passed` whose outcome is known: they hold megabytes.
+        Afterwards the outcome of the last publish in `passed` is not known."""
         chunked, passed = self.chunked, self.passed
         if chunked is not None and chunked.publish is not None and chunked.publish.known:
             chunked.publish = None
         while passed and passed[0][1].unknown == 0:
             passed.popleft()
-        while passed and passed[-1][1].unknown == 0:  # its producer was closed
+        while passed and passed[-1][1].unknown == 0:  # the publish's producer was closed
             passed.pop()
 
 
@@ -125,7 +127,8 @@ class DuplicatesStage:
         return max(self.sequences.get(name), -1 if progress is None else progress.stored)
 
     def on_appended(self, publish: Publish, start: int, stop: int, at: Position, ms: int) -> None:
-        """The entries at these places are durable, the last one at this position."""
+        """Record that the entries at the places `start` to `stop - 1` of a publish are durable.
+        `at`: the position of the last entry. `ms`: the append time in milliseconds."""
         sequences = self.sequences
         if sequences is None:
             return
@@ -147,8 +150,8 @@ class DuplicatesStage:
             progress.prune()
 
     def forget_idle(self) -> None:
-        """Drop the progress of producers that have no publish in flight. Of the producers that have
-        not sent the last chunk of a message, CHUNKED_IDLE_MAX are kept."""
+        """Drop the progress of producers that have no publish in flight. Keeps at most
+        CHUNKED_IDLE_MAX of those that have not sent the last chunk of a message."""
         chunked: list[str] = []
         for name, progress in list(self._progress.items()):
             progress.prune()
@@ -162,13 +165,13 @@ class DuplicatesStage:
             del self._progress[name]
 
     def clear(self) -> None:
-        """Deduplication was switched off."""
+        """Let every publish pass: deduplication was switched off."""
         self.sequences = None
         self._progress.clear()
 
 
 class _Decision:
-    """The answers to one publish that is not plainly new."""
+    """Decides on each entry of a publish that `_is_new` does not accept as a whole."""
 
     def __init__(self, publish: Publish, progress: _Progress, stored: int, through: int) -> None:
         self._publish = publish
@@ -234,7 +237,8 @@ class _Decision:
         return Append(1)
 
     def _wait(self) -> Wait:
-        """The wait until the outcome of all publishes of the producer in flight is known."""
+        """Return a wait for the outcome of the producer's last publish in flight. If a part of this
+        publish has passed, that part is the last."""
         return Wait(None if self._appended else self._progress.passed[-1][1])
 
     def _add(self, answer: Answer) -> None:
@@ -253,8 +257,8 @@ class _Decision:
 
 
 def _is_new(sends: SendRun, through: int, name_field: bytes) -> bool:
-    """Returns True when the run has only plain messages of this producer, and their sequence ids
-    rise from above `through`. Hot."""
+    """Return True when the run has only plain messages of this producer, and their sequence ids
+    rise and are above `through`. Runs for every publish."""
     numbers = sends.sequence_ids
     first, last = numbers[0], numbers[-1]
     if sends.views or first <= through or last > SEQUENCE_ID_MAX:
@@ -271,8 +275,8 @@ def _is_new(sends: SendRun, through: int, name_field: bytes) -> bool:
 
 
 def _is_of(entry: bytes, view: EntryView | None, name: str, name_field: bytes) -> bool:
-    """Returns True when the entry's metadata names this producer: a recovery reads the name
-    there."""
+    """Return True when the entry's metadata names this producer. A recovery reads the producer's
+    name from the metadata."""
     if view is not None:
         return view.producer_name == name
     return entry.startswith(name_field, CHECKED_HEAD_BYTES)
@@ -284,7 +288,7 @@ def _name_field(name: str) -> bytes:
 
 
 def _numbers_at(sends: SendRun, place: int) -> tuple[int, int]:
-    """The first and the last sequence id of an entry."""
+    """Return the first and the last sequence id of an entry."""
     first = sends.sequence_ids[place]
     last = max(first, sends.highest_sequence_ids[place])
     view = sends.views.get(place)

@@ -1,12 +1,12 @@
-"""The one outstanding read of a subscription.
+"""The loop that reads the log for a subscription's dispatcher, one read at a time.
 
 The loop enforces the dispatch rates of the topic and the subscription: a read waits for tokens, and
 takes tokens for the entries that it returns.
 
 The loop runs in a task as long as one read follows another, so an idle subscription has no task.
 `stop` cancels the task. After a failed read the loop waits, reports the failure to the dispatcher,
-and then makes the read that the dispatcher asks for. The delays grow up to RETRY_S_MAX; there is no
-limit on the attempts. `failure` is set until a read succeeds.
+and then makes the next read that the dispatcher asks for. The delays grow up to RETRY_S_MAX. The
+number of attempts has no limit. `failure` is set until a read succeeds.
 """
 
 from __future__ import annotations
@@ -45,25 +45,26 @@ if TYPE_CHECKING:
 
 RETRY_S_FIRST: Final = 0.1
 RETRY_S_MAX: Final = 10.0
-"""The longest delay before a retry. A bookie that restarts is back within seconds. A lost entry is
-requested six times a minute until an operator restores or skips it."""
+"""The longest delay in seconds before a retry. A bookie that restarts is back within seconds. The
+loop requests a lost entry six times a minute until an operator restores or skips the entry."""
 
 RATE_LOOK_S: Final = 1.0
-"""The period in which a read that waits for a dispatch rate checks the rate again."""
+"""The time in seconds after which a read that waits for a dispatch rate checks the rate again."""
 
 REPLAY_GAP_ENTRIES: Final = 8
-"""The limit of unwanted entries that a replay reads to save a request: a request to a bookie costs
-about as much as reading this many entries of 1 KB."""
+"""The most unwanted entries between two wanted entries that a replay reads to save a request. A
+request to a bookie costs about as much as reading this many entries of 1 KB."""
 
 SKIP_ENTRIES: Final = 1_000
-"""The number of lost entries that are acknowledged in one step of the loop: about a millisecond."""
+"""The most lost entries that one step of the event loop acknowledges: about a millisecond."""
 
 log = get_logger(__name__)
 
 
 class ReadLoop:
-    """`tell` reports an answer to the dispatcher and executes its actions. One of these actions may
-    call `want` for the next read. `on_read` gets the entries before the dispatcher."""
+    """`tell` reports an answer to the dispatcher and executes the dispatcher's actions. One of
+    these actions may call `want` for the next read. `on_read` gets the entries before the
+    dispatcher gets them."""
 
     __slots__ = (
         "_ahead",
@@ -110,7 +111,7 @@ class ReadLoop:
         self._skip = skip
         self._wanted: Read | Replay | None = None  # None: there is no read to start
         self._task: asyncio.Task[None] | None = None  # None: no read is outstanding
-        self._retry_at = 0.0  # the next attempt after a failure
+        self._retry_at = 0.0  # the loop's time of the next attempt after a failure
         self._delays: Iterator[float] = iter(())  # before the next attempts
 
     @property
@@ -128,7 +129,8 @@ class ReadLoop:
             assert self._task is asyncio.current_task(), "a second read"
 
     def explain(self) -> str:
-        """A text about the failed read that the loop retries, with advice for an operator."""
+        """Return a text about the failed read that the loop retries, with advice for an
+        operator."""
         assert self.failure is not None
         detail = f"the broker retries a failed read: {self.failure}"
         if isinstance(self.failure, ReadFailed):
@@ -148,8 +150,8 @@ class ReadLoop:
         self._ahead.drop()
 
     def drop_ahead(self) -> None:
-        """Drop the entries that were read ahead: no consumer is connected, and perhaps none will
-        come."""
+        """Drop the entries that were read ahead. Call it when no consumer is connected: perhaps no
+        consumer will connect again."""
         self._ahead.drop()
 
     async def _run(self) -> None:
@@ -170,8 +172,8 @@ class ReadLoop:
                 self._task = None
 
     async def _answer_whole(self, wanted: Read | Replay) -> None:
-        """Turn a cancellation that is not meant for this task into a failed read. Without an answer
-        the dispatcher would never ask for another read."""
+        """Answer one read. If another task's cancellation ends the read, raise LogUnavailable: an
+        unanswered dispatcher would never ask for another read."""
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -185,12 +187,13 @@ class ReadLoop:
 
     @property
     def retry_in_s(self) -> float:
-        """The time until the next attempt after a failure; 0: the attempt is under way."""
+        """The time in seconds until the next attempt after a failure. 0: the attempt is under
+        way."""
         return max(0.0, self._retry_at - _now())
 
     @property
     def rate_wait_s(self) -> float:
-        """The time that the next read must wait for the dispatch rates."""
+        """The time in seconds that the next read must wait for the dispatch rates."""
         return longest_wait(self._rates, _now())[0]
 
     @property
@@ -208,7 +211,7 @@ class ReadLoop:
             await asyncio.sleep(min(wait_s, RATE_LOOK_S))
 
     def _room(self) -> tuple[int, int]:
-        """The numbers of messages and bytes that the next read may have."""
+        """Return the limits of messages and bytes for the next read."""
         rooms = [rate.room(_now()) for rate in self._rates if rate.limited]
         messages_max = min((messages for messages, _ in rooms), default=sys.maxsize)
         return messages_max, min([self._bytes_max, *(size for _, size in rooms)])
@@ -241,8 +244,8 @@ class ReadLoop:
     async def _replay(
         self, positions: list[Position], bytes_left: int
     ) -> tuple[list[StoredEntry], Position]:
-        """Read the entries at these positions. Returns them, and the last position that was tried:
-        the byte limit, or a failure after the first entries, ends a replay early."""
+        """Read the entries at these positions. Returns the entries, and the last position that was
+        tried. The byte limit ends a replay early, and so does a failure after the first entries."""
         entries: list[StoredEntry] = []
         through = EARLIEST
         for first, last in runs(positions, REPLAY_GAP_ENTRIES):
@@ -284,16 +287,16 @@ class ReadLoop:
         return True
 
     async def _is_certain(self, lost: LostRange, error: ReadFailed) -> bool:
-        """Returns True when the entries are certainly lost. First verify that this broker still
-        owns the topic: otherwise the next owner may have deleted the ledger. Then read the ledger's
-        metadata again, because the copy before this check may be an old one."""
+        """Return True when the entries are certainly lost. First verify that this broker still owns
+        the topic: if it does not, the next owner may have deleted the ledger. Then read the
+        ledger's metadata again, because the failed read may have used outdated metadata."""
         topic_log = self._log
         try:
             await topic_log.owned_record.verify()
             metadata = await topic_log.ledgers.metadata(LedgerId(lost.ledger))
         except (LogUnavailable, LogDamaged, MetadataError, LedgerError):
             return False
-        if not topic_log.chain.is_closed(lost.ledger):  # it was trimmed
+        if not topic_log.chain.is_closed(lost.ledger):  # the ledger was trimmed
             return False
         return (metadata is None) == isinstance(error.cause, LedgerNotFound)
 

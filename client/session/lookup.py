@@ -31,19 +31,19 @@ REDIRECTS_MAX: Final = 20
 
 QUESTIONS_MAX: Final = 6
 """A lookup divides the time limit of an operation among at most this many questions. With 30 s,
-each question has 5 s. A broker needs less to take over the topics of a dead broker."""
+each question has at least 5 s. A broker takes over the topics of a dead broker in less time."""
 
 
 OTHERS_MAX: Final = 3
-"""The maximum of brokers that the client asks about a silent broker."""
+"""The most brokers that the client asks about a silent broker."""
 
 OTHERS_PAUSE_S: Final = 0.3
 """The time in seconds between two questions about a silent broker. The client asks the next broker
 only if no broker has answered yet."""
 
 OPINION_S: Final = 5.0
-"""The time limit in seconds for the first answer of these brokers. A broker needs up to 3 s to find
-out whether a silent owner is alive."""
+"""The time limit in seconds for the first answer about a silent broker. A broker needs up to 3 s to
+find out whether a silent owner is alive."""
 
 
 class Owner(NamedTuple):
@@ -54,7 +54,7 @@ class Owner(NamedTuple):
 
 
 class Lookup:
-    """Asks the brokers of the service URL in turn, beginning with the one that answered last.
+    """Asks the brokers of the service URL in turn, beginning with the broker that answered last.
 
     Each question has its own time limit. Thus an operation succeeds even if only one of the brokers
     answers.
@@ -111,7 +111,7 @@ class Lookup:
 
         Raises ConnectError if no broker of the service URL is reachable, or if the broker does not
         answer. Raises the broker's error if it answers with one. After an error, the next question
-        goes to the next broker, because this one may be cut off from the cluster.
+        goes to the next broker, because this broker may be cut off from the cluster.
         """
         try:
             return await self._ask(topic, await self.any_broker())
@@ -120,7 +120,7 @@ class Lookup:
             raise
 
     def knows_others(self, broker: str) -> bool:
-        """Return whether the service URL names another address than `broker`."""
+        """Return whether the service URL names an address other than `broker`."""
         return any(it != broker for it in self._brokers)
 
     async def owner_besides(self, topic: str, broker: str) -> str | None:
@@ -172,8 +172,8 @@ class Lookup:
         return owner.url
 
     async def _ask(self, topic: str, connection: Connection, *, besides: str = "") -> Owner:
-        """Ask for the owner of `topic`, and follow redirects. A redirect to `besides` is the
-        answer: the client does not ask this broker."""
+        """Ask for the owner of `topic`, and follow redirects. If a broker redirects to `besides`,
+        return `besides` as the owner without asking it."""
         authoritative = False
         for _ in range(REDIRECTS_MAX):
             answer = await self._answer(
@@ -271,8 +271,8 @@ class Lookup:
         return found
 
     async def any_broker(self, purpose: Purpose = Purpose.PUBLISH) -> Connection:
-        """Try the brokers of the service URL in turn. Return a session with the first that accepts
-        one.
+        """Try the brokers of the service URL in turn. Return a session with the first broker that
+        accepts a session.
 
         Raises ConnectError if no broker is reachable.
         """
@@ -310,7 +310,8 @@ class Lookup:
         self._first = (self._first + 1) % len(self._brokers)
 
     def _named(self, answer: pb.CommandLookupTopicResponse) -> str:
-        """Return the URL in a broker's answer that this client can use. Raises ConnectError."""
+        """Return the owner's URL from a broker's answer, for this client's transport. Raises
+        ConnectError if the answer has no such URL."""
         text = answer.brokerServiceUrlTls if self._scheme.is_tls else answer.brokerServiceUrl
         try:
             (url,) = parse_service_url(text)

@@ -13,8 +13,8 @@ bookie's ledgers with the metadata. Four rules make this safe:
        candidate up again, after a `sync`. Ledger ids are never reused, so a deleted ledger stays
        absent.
     3. The round ends without a deletion when the metadata store is the wrong one, or was restored
-       from an old backup. There are three signs of such a store. It belongs to another cluster. It
-       never had a ledger. Or it has not handed out the id of a ledger with entries on this bookie.
+       from an old backup. There are three signs of such a store: it belongs to another cluster, it
+       never had a ledger, or it has not handed out the id of a ledger with entries on this bookie.
        Any error ends the round, too. A client can fence an id that was never handed out, and the
        fence creates a record without a ledger. The bookie keeps such a record, and the round
        continues.
@@ -156,7 +156,7 @@ class Collector:
         self._page = page
         self._pace = Pace(config.looks_per_s)
         self._left_over: dict[int, float] = {}  # ledger -> loop time of the first look
-        self._looked_at = -1  # the last ledger of the rotation
+        self._looked_at = -1  # the last ledger that was examined for a left-over copy
 
     async def run(self) -> None:
         """Run a round every `interval_s`, until cancelled. Raises StorageFailed when a write
@@ -326,9 +326,9 @@ class Collector:
         return deleted
 
     async def _maybe_delete_copy(self, ledger: int) -> bool:
-        """Look at the copy a second time, and delete it if it is still left over. Return whether it
-        was deleted. The bookie must still hold the ledger's lock when it has read the metadata:
-        otherwise a repair may be making this copy again."""
+        """Look at the copy a second time, and delete it if it is still left over. Return whether
+        the copy was deleted. The bookie must still hold the ledger's lock after it has read the
+        metadata: otherwise a repair may be making this copy again."""
         loop = asyncio.get_running_loop()
         await self._wait_turn()
         owner = f"bookie {self._member.bookie}"
@@ -435,8 +435,8 @@ class Collector:
         return True
 
     async def _reclaim_unreclaimed(self) -> None:
-        """In the first round, tell the reclaimer the ledgers whose space an earlier run of the
-        process did not reclaim after their deletion."""
+        """In the first round, pass to the reclaimer the ledgers that an earlier run of the process
+        deleted without reclaiming their space."""
         if self.counts.rounds == 0:
             async for page in self._tombstones():
                 self._reclaimer.note_dead(at for at, stone in page if not stone.reclaimed)

@@ -69,9 +69,9 @@ class EntryView:
     highest_sequence_id: int  # the id of the last message; sequence_id if the producer sends none
     publish_time_ms: int
     num_messages: int
-    is_batch: bool  # the layout of the payload; a batch may hold one message
+    is_batch: bool  # True: the payload has a batch's layout; a batch may hold only one message
     partition_key: str | None
-    partition_key_b64: bool  # partition_key is base64 of bytes
+    partition_key_b64: bool  # True: partition_key is the base64 form of a key of bytes
     null_partition_key: bool
     ordering_key: bytes | None
     event_time_ms: int  # 0: none
@@ -213,7 +213,7 @@ def strip_broker_metadata(
     return BrokerMetadata(parsed.broker_timestamp, parsed.index), view[end:]
 
 
-# The layers of an entry, also for message.py
+# Functions that open an entry; message.py uses them, too
 
 
 def open_entry(data: memoryview) -> tuple[pb.MessageMetadata, bytes, int]:
@@ -234,8 +234,8 @@ def open_entry(data: memoryview) -> tuple[pb.MessageMetadata, bytes, int]:
 
 @dataclass(slots=True)
 class PlainMessage:
-    """An entry with one message that has no key, no properties and no schema version. Do not change
-    the object after its creation. The class is not frozen, for speed."""
+    """An entry with one uncompressed message that has no key, no properties and no schema version.
+    Do not change the object after its creation. The class is not frozen, for speed."""
 
     producer_name: str
     sequence_id: int
@@ -386,10 +386,10 @@ _COMPRESSIONS = tuple(Compression)
 PLAIN_METADATA_BYTES_MAX: Final = 180
 NO_CHECKSUM: Final = -1
 _SCHEMA_TAG = b"\x82\x01"
-_PLAIN_KEY_AT = 7  # the place after the publish time
+_PLAIN_KEY_AT = 7  # the offset after the publish time
 _NOT_BASE64 = b"\x88\x01\x00"
-_CONTINUED = bytes(range(0x80, 0x100))  # bytes of a varint before its last one
-_PLAIN_SCHEMA_BYTES_MAX = 16  # Apache's Java client sends none or eight
+_CONTINUED = bytes(range(0x80, 0x100))  # the bytes that can precede the last byte of a varint
+_PLAIN_SCHEMA_BYTES_MAX = 16  # Apache's Java client sends no version or eight bytes
 _COMPRESSION_TAG = pb.MessageMetadata.COMPRESSION_FIELD_NUMBER << 3
 
 _Head = tuple[int, int, int]
@@ -539,7 +539,7 @@ def _plain_fields(metadata: bytes) -> tuple[str, int, int] | None:
     both, and the offset of the rest. None: the metadata is not plain."""
     try:
         at = 2 + metadata[1]
-        # Consecutive entries have the same producer name, so `plain_name` caches it.
+        # Consecutive entries often have the same producer name, so `plain_name` caches names.
         producer_name = plain_name(metadata[:at])
         if producer_name is None or metadata[at] != 0x10:
             return None

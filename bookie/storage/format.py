@@ -1,6 +1,6 @@
 """The bookie's data on disk, as bytes. FORMAT.md describes every layout in this file.
 
-Keys sort like their ids: ids are never negative, and are big-endian.
+Keys sort like their ids, because ids are never negative and are encoded in big-endian order.
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ def decode_watermark(slots: bytes) -> Watermark:
     """Return the later watermark of the two slots. One slot may be torn. Raises FormatDamaged when
     both slots are torn.
 
-    In an idle store both slots have the same sequence. Then a clean close counts as later, and
-    otherwise the later MANIFEST.
+    In an idle store both slots have the same sequence. Then the slot with a clean close counts as
+    later. If both slots or no slot has a clean close, the slot with the later MANIFEST counts.
     """
     found: list[Watermark] = []
     reasons: list[str] = []

@@ -79,8 +79,8 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Tell the client whether its consumer is the active one of a single-active subscription
-    type."""
+    """Tell the client whether its consumer is the active consumer of an EXCLUSIVE or FAILOVER
+    subscription."""
 
     consumer: Consumer
     active: bool

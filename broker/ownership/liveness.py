@@ -9,8 +9,8 @@ There are three outcomes:
 - The port is silent: the owner may be suspended, or the network may separate it from this broker.
   Then this broker asks the bookies.
 
-Every broker sends a beat to each bookie every BEAT_S (bookie/witness.py). The bookies answer when
-they last heard the owner:
+Every broker sends a beat to each bookie every BEAT_S (bookie/witness.py). Each bookie tells this
+broker how long ago it last heard the owner:
 
 - A bookie has heard the owner just now: the owner is alive. The network separates it only from this
   broker.
@@ -18,7 +18,7 @@ they last heard the owner:
   gone. Whatever the reason for its silence, it can neither append nor acknowledge.
 - Most of the bookies answer, and the silence is shorter: this broker asks again, for `silence_s` at
   most. After that, the owner counts as alive.
-- Too few bookies answer: the owner counts as alive.
+- Too few bookies answer: the owner counts as alive until its registration expires.
 
 A wrong decision loses no data: the epoch in the topic's record and the fencing at the bookies stop
 the replaced broker. The clients only have to reconnect.
@@ -63,7 +63,7 @@ REFUSAL_FRESH_S: Final = 0.5  # the port has refused connections
 ALIVE_FRESH_S: Final = 0.5  # the bookies hear the broker, or cannot tell
 GONE_FRESH_S: Final = 1.0  # the bookies do not hear the broker; a gone owner has many bundles
 
-JUST_NOW_S: Final = 1.5 * BEAT_S  # a bookie that heard a broker within this time heard it just now
+JUST_NOW_S: Final = 1.5 * BEAT_S  # a beat within this time counts as "heard just now"
 ASK_AGAIN_S: Final = 0.25  # the pause before this broker asks the bookies again
 
 _PING: Final = framing.encode_command(pb.CommandPing())

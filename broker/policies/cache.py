@@ -53,7 +53,7 @@ READERS: Final = 8
 reads 10,000 records again in a second or two after a lost connection."""
 
 RETRY_S: Final = 0.2
-"""The pause before the next attempt at a read that failed on a live connection."""
+"""The pause in seconds before the cache repeats a read that failed on a live connection."""
 
 CREATE_TIMEOUT_S: Final = 5.0
 """The time limit in seconds for creating the record of a tenant or namespace. The request that
@@ -161,9 +161,9 @@ class PolicyCache:
         return entry.view.tenant.value
 
     def is_fresh(self, topic: TopicName) -> bool:
-        """Return whether `policies_of` is up to date: the metadata store has reported no change
-        since the last read. Code that deletes data must check this first. Raises
-        PoliciesUnavailable."""
+        """Return whether `policies_of` is up to date: since the last read, the metadata store has
+        reported no change, and its connection was not lost. Code that deletes data must check this
+        first. Raises PoliciesUnavailable."""
         return self._known(topic).is_fresh(topic)
 
     def _known(self, topic: TopicName) -> NamespaceView:
@@ -245,7 +245,8 @@ class PolicyCache:
                 await self._wake.wait()
             node = next(iter(self._queue))
             entry = self._queue.pop(node)
-            if node.part.wants_read:  # False: another reader reads the node, and queues it again
+            # False: another reader is reading the node. That reader queues it again if needed.
+            if node.part.wants_read:
                 await self._read(entry, node)
 
     async def _read(self, entry: _Entry, node: _Node) -> None:
@@ -339,7 +340,7 @@ class PolicyCache:
         self._queue_read(entry, node)
 
     def _on_session(self, state: SessionState) -> None:
-        """When the connection is lost, make every part stale, because watches report no changes."""
+        """When the connection is lost, make every part stale: watches report no changes then."""
         self._wake.set()
         if state is SessionState.CONNECTED:
             return

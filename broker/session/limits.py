@@ -2,9 +2,9 @@
 
 The broker closes a refused connection after an ERROR that names the exceeded limit.
 
-Before CONNECT a client is unknown, so the broker bounds its input. Over TCP, it accepts frames of
-at most HANDSHAKE_BYTES_MAX. gRPC delivers only whole messages, so over gRPC the broker would learn
-the size too late. Therefore CONNECT travels in the metadata of the gRPC call, which gRPC bounds
+In the handshake a client is unknown, so the broker bounds its input: a frame has at most
+HANDSHAKE_BYTES_MAX. gRPC delivers only whole messages, so over gRPC the broker learns a frame's
+size too late. Therefore CONNECT travels in the metadata of the gRPC call, which gRPC bounds
 (runtime/grpc_frames.py). The broker reads no message of a gRPC client before it has accepted the
 CONNECT, unless the client must answer a challenge.
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 HANDSHAKE_BYTES_MAX: Final = 64 << 10
-"""The size limit of a frame before CONNECT. A CONNECT has some hundred bytes, or some kilobytes
+"""The size limit of a frame in the handshake. A CONNECT has some hundred bytes, or some kilobytes
 with a large token."""
 
 HANDSHAKES_MAX: Final = 32

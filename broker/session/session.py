@@ -9,8 +9,8 @@ Theory of operation. A connection has three phases:
 
 The machine passes the credentials of CONNECT and of each AUTH_RESPONSE to the authenticator, which
 accepts, challenges or refuses the client. The handshake must be complete within KEEPALIVE_S of the
-connection's start. The machine answers a PING in every phase. Any other command that its phase does
-not admit ends the connection.
+connection's start. The machine answers a PING in every phase. Any other command that the current
+phase does not admit ends the connection.
 
 After the handshake the machine answers a command itself, or admits it. The rules state for each
 type of command when the machine admits it (commands.py). An admitted command is a *request* or a
@@ -36,8 +36,8 @@ them again after its reconnect. A SEND for an id that was never open ends the co
 Invariants (see `check`):
     1. Before the client is connected no id exists and no request is under way.
     2. `requests` is between 0 and REQUESTS_MAX.
-    3. There are at most PRODUCERS_MAX producers and CONSUMERS_MAX consumers, and at most
-       CLOSED_PRODUCERS_MAX closed producers are remembered.
+    3. There are at most PRODUCERS_MAX producers and CONSUMERS_MAX consumers. The machine remembers
+       at most CLOSED_PRODUCERS_MAX closed producers.
     4. The client has grants if and only if it is connected.
 """
 
@@ -279,8 +279,8 @@ class Session:
         self.began_at = min(now, self.began_at + lost_s)
 
     def on_paused(self, now: float) -> None:
-        """Restart the client's silence: the shell does not read now, or saw another sign of
-        life."""
+        """Count the client's silence from now on: the shell does not read, or has seen another sign
+        of life."""
         self.heard_at, self.pinged = now, False
 
     # ---- what the shell has done -----------------------------------------------------------------

@@ -109,7 +109,7 @@ class SubscribeRequest:
     initial_position: InitialPosition = InitialPosition.LATEST
     # The start of a non-durable subscription. None: `initial_position` applies.
     start: Position | None = None
-    # A new subscription begins with the messages published in the last `start_rollback_s`; 0: off.
+    # A new subscription begins with the messages of the last `start_rollback_s` seconds; 0: off.
     start_rollback_s: int = 0
     priority: int = 0  # the dispatcher serves lower numbers first
     key_shared: KeySharedPolicy | None = None  # None: the client sent none

@@ -47,9 +47,9 @@ publishes while the bookies do not answer."""
 HELD_BYTES_MAX: Final = 256 << 10
 """The limit of bytes that a producer holds because of the topic's publish rate. At this limit, the
 session stops reading the producer's connection. The limit is the size of a full frame, so that a
-producer over the rate does not stop the other producers of its connection at once. The limit does
-not apply if all producers of the broker together hold more than HELD_SHARE (log/budget.py): then
-the session stops reading at once."""
+producer over the rate does not stop the other producers of its connection at once. If all producers
+of the broker together hold more than HELD_SHARE allows (log/budget.py), the session does not wait
+for this limit: it stops reading at once."""
 
 AHEAD_LOOK_S: Final = 0.25
 """The interval in seconds at which a producer checks the publish rate again after the rate let its
@@ -170,8 +170,8 @@ class ProducerHandle:
             self.close_nowait()
 
     def close_nowait(self) -> None:
-        """End the producer without further answers, for example because its connection has closed,
-        and take it from the topic."""
+        """End the producer without further answers, for example because its connection has closed.
+        Remove it from the topic."""
         if self.state is not ProducerState.CLOSED:
             self._end()
             self._leave(self)

@@ -88,7 +88,8 @@ class AckTracker:
         self._in_flight: dict[int, AckGroup] = {}
         self._newest: Key = (-1, -1)  # no later entry was ever acknowledged
         self._oldest_at: float | None = None  # None: nothing is pending
-        self._not_before = 0.0  # in loop time: no group is sent earlier, after a retriable refusal
+        # After a retriable refusal: the loop time before which no group is sent.
+        self._not_before = 0.0
         self._number = 0
 
     def acknowledge(

@@ -113,7 +113,7 @@ class Outbox:
     does not wait for the outcome of its earlier items. The next item of such a sender will probably
     come soon. For a sender that waits for each outcome (`alone`), the outbox does not begin to
     gather. It stops gathering groups when a wait brings no second item. It never holds large items
-    and control items.
+    or control items.
 
     Call `run` once: it owns the sending side of the stream. `run` ends when the stream has ended.
     Then the outbox drops all pending and later items. The task that receives from the stream gets
@@ -218,7 +218,8 @@ class Outbox:
             raise StreamClosed("the outbox has ended", clean=False)
 
     async def wait_sent(self) -> None:
-        """Return when every item has been sent. Await it before a close. Raises StreamClosed."""
+        """Return when every item has been sent. Await this call before you close the stream. Raises
+        StreamClosed."""
         while self.pending_bytes:
             await self._wait_moved()
         if self._ended:
@@ -311,9 +312,9 @@ class GroupSize:
 
     After a full group, the next group is larger by one item. When a wait brings a smaller group,
     the next group has this smaller size, and at least GROUP_ITEMS_MIN items. Growth then pauses,
-    for twice as many groups as at the previous pause. For example, with three senders that each
-    wait for their answers, a fourth item cannot come. The outbox then waits for a fourth item only
-    once in GROWTH_PAUSE_MAX groups.
+    for twice as many groups as at the previous pause. When a larger group was full, the next pause
+    is one group again. For example, with three senders that each wait for their answers, a fourth
+    item cannot come. The outbox then waits for a fourth item only once in GROWTH_PAUSE_MAX groups.
     """
 
     def __init__(self) -> None:

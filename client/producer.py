@@ -124,10 +124,10 @@ class Producer:
     ) -> None:
         """Publish a message without waiting, and call `callback(result, message_id)` later.
 
-        The parameters are those of `send`. If the limit of pending messages is reached, or other
-        sends wait at the limit, the client calls the callback at once, with ProducerQueueIsFull or
-        MemoryBufferIsFull. Raises InvalidMessage if the message is invalid. Apache's asyncio client
-        does not have this method; its synchronous client does.
+        The parameters are those of `send`. If the limit of pending messages is reached, the client
+        calls the callback at once, with ProducerQueueIsFull or MemoryBufferIsFull. It does so also
+        if other sends wait at the limit. Raises InvalidMessage if the message is invalid. Apache's
+        asyncio client does not have this method; its synchronous client does.
         """
         done: Done = partial(report, callback)
         if self._hooks is None:

@@ -1,9 +1,9 @@
 """A subscription of a topic: a cursor, its consumers, and the dispatcher that assigns the entries.
 
 Theory of operation. The subscription is the shell of its dispatcher. It reports each event
-(permits, acknowledgements, new entries in the log, the end of a read) and executes the returned
-actions in the same synchronous step. The subscription passes entries to the sessions, and starts
-reads (`ReadLoop`, at most one read at a time). It keeps one timer, for the time that the
+(permits, acknowledgements, new entries in the log, the end of a read) to the dispatcher. It
+executes the returned actions in the same synchronous step: it passes entries to the sessions, and
+starts reads (`ReadLoop`, at most one read at a time). It keeps one timer, for the time that the
 dispatcher's `next_timer` returns.
 
 Consumers join with `attach` and leave with `detach`. The subscription has the type of its connected

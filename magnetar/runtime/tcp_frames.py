@@ -19,7 +19,7 @@ close the socket earlier. The kernel resets a connection whose socket is closed 
 and the reset can destroy the last frames in flight to the peer. After `close_s`, this end resets
 the connection in any case. Without goodbye, the end of a stream is unclean.
 
-Half-open connections. Each end sends a beat when it has sent nothing for `beat_s`, and ends the
+Half-open connections. Each end sends a beat when it has sent nothing for `beat_s`. It ends the
 stream when it has received nothing for `silent_beats` times `beat_s`. A beat needs no answer, so a
 peer that reads slowly does not count as dead. An end does not count the peer's silence while it has
 paused its own reading, or after a standstill of its own process.
@@ -54,7 +54,7 @@ log = get_logger(__name__)
 
 FRAME_LIMIT_BYTES: Final = (16 << 20) - 1
 """The largest data frame: the largest size that fits into three bytes. A frame of an outbox has at
-most 256 KiB and one more item, and the largest item is a stored entry of little more than 5 MiB."""
+most 256 KiB and one more item. The largest item is a stored entry of little more than 5 MiB."""
 
 WRITE_HIGH_BYTES: Final = 256 << 10
 """`send` waits while the transport holds more bytes. The value is the size of one frame of an

@@ -473,7 +473,7 @@ class BacklogQuotaHeld(BrokerError):
     quota."""
 
     def __init__(self, topic: str, why: str) -> None:
-        super().__init__(f"{topic} holds its producers: {why}")
+        super().__init__(f"{topic} makes its producers wait: {why}")
         self.topic = topic
         self.why = why
 

@@ -545,7 +545,7 @@ class Log:
         metadata = await self._rolling.close(appender)
         assert metadata.last_entry is not None
         assert metadata.length is not None
-        assert metadata.last_entry >= self._reported, "a ledger was closed below what is confirmed"
+        assert metadata.last_entry >= self._reported, "a ledger was closed before a reported entry"
         self._report(appender.ledger, metadata.last_entry)
         self.chain.close_ledger(length=metadata.length, closed_ms=max(self._clock.now_ms(), 1))
         self._reader.keep(appender.ledger, self.ledgers.reader(metadata))

@@ -384,8 +384,8 @@ class StreamDriver:
             self._view.forget(list(behind))
             retries.wait(
                 BrokerLost(
-                    f"{state.owner} knows {topic} up to message {state.next_index - 1}, the planned"
-                    f" batch ends with {ends[topic].index - 1}"
+                    f"{state.owner} knows {topic} up to message {state.next_index - 1}, but the"
+                    f" planned batch ends with message {ends[topic].index - 1}"
                 )
             )
             states |= self._view.states({it: starts[it].ledger for it in behind})

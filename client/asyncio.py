@@ -371,7 +371,7 @@ class Client:
                 "no broker answered the request for the letter topics", topic=str(topics)
             ) from None
         subscription = replace(self._named(subscription), dead_letters=policy)
-        # Only this subscription publishes to the retry topic, so it reads every message there.
+        # Only this subscription publishes to the retry topic, so it begins at the first message.
         later = replace(
             subscription, initial_position=InitialPosition.Earliest, presents_schema=False
         )

@@ -384,8 +384,8 @@ def _code(value: int) -> BookieCode:
 
 
 def is_read_end(frame: Buffer) -> bool:
-    """Return whether a frame of a bookie on a connection for reads is READ_END. A read answer is
-    longer."""
+    """Return whether a frame that a bookie sent on a connection for reads is READ_END. A read
+    answer is longer."""
     return len(frame) == len(READ_END)
 
 

@@ -95,8 +95,8 @@ def plan_range(access: Access, broker: str, topic: str) -> Plan:
 def topic_policies(
     access: Access, broker: str, topic: str, sink: str = ""
 ) -> pb.TopicPoliciesReply:
-    """Ask a broker for the policies of a topic, and for the last note of a sink. Raises BrokerLost,
-    BrokerRefused."""
+    """Ask a broker for the policies of a topic, and for the last batch that a sink noted in the
+    topic. Raises BrokerLost, BrokerRefused."""
     request = pb.TopicPoliciesRequest(topic=topic, sink=sink)
     return _ask(access, broker, f"{_SERVICE}TopicPolicies", request, pb.TopicPoliciesReply)
 
@@ -111,8 +111,8 @@ def find_topics(
 
 
 def plan_topics(access: Access, broker: str, topics: Mapping[str, int]) -> list[pb.TopicPlan]:
-    """Ask a broker for the plans of topics. `topics`: {topic: first ledger of interest}. Raises
-    BrokerLost, BrokerRefused."""
+    """Ask a broker for the plans of topics. `topics`: {topic: the first ledger that its plan must
+    list}. Raises BrokerLost, BrokerRefused."""
     asks = [pb.TopicAsk(topic=topic, from_ledger=ledger) for topic, ledger in topics.items()]
     request = pb.PlanTopicsRequest(topics=asks)
     reply = _ask(access, broker, f"{_SERVICE}PlanTopics", request, pb.PlanTopicsReply)
@@ -135,7 +135,8 @@ def ledger_copies(
 def watch_positions(
     access: Access, broker: str, topics: Mapping[str, int]
 ) -> Pushes[pb.PositionsUpdate]:
-    """Ask a broker to push the states of topics. `topics`: {topic: first ledger of interest}."""
+    """Ask a broker to push the states of topics. `topics`: {topic: the first ledger that its state
+    must list}."""
     asks = [pb.TopicAsk(topic=topic, from_ledger=ledger) for topic, ledger in topics.items()]
     request = pb.WatchPositionsRequest(topics=asks)
     return _watch(access, broker, "WatchPositions", request, pb.PositionsUpdate)

@@ -331,7 +331,7 @@ def _value(cursor: RdictIter) -> bytes:
 
 class _Door:
     """Raises StorageFailed when the rocksdict call inside it fails. It is no generator, for speed:
-    a single add needs four of them."""
+    a single add uses four doors."""
 
     __slots__ = ("_operation",)
 

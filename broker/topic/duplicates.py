@@ -19,7 +19,7 @@ number of the chunk.
 remembers the stored sequence id of each producer itself until the next `forget_idle`. Otherwise a
 held entry that repeats an entry of its own run would wait for its own outcome.
 
-The stage must be the last one, because it counts every entry that passes as in flight to the log.
+This must be the last stage: it counts every entry that passes as in flight to the log.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class ReadLoop:
         self._wanted: Read | Replay | None = None  # None: there is no read to start
         self._task: asyncio.Task[None] | None = None  # None: no read is outstanding
         self._retry_at = 0.0  # the loop's time of the next attempt after a failure
-        self._delays: Iterator[float] = iter(())  # before the next attempts
+        self._delays: Iterator[float] = iter(())  # the delays before the next attempts
 
     @property
     def _name(self) -> str:

@@ -293,7 +293,7 @@ class PersistentTopic:
         self._removed_messages = 0  # delivered by deleted subscriptions
         self._removed_bytes = 0
         self._holds = 0
-        self._released = Event()  # no hold is left
+        self._released = Event()  # set when no `held` block is open
         self._closed = Event()
         self.trimmer = Trimmer(log, cursors, policies, clock)
         log.on_head_dropped = self._on_head_dropped
@@ -862,9 +862,9 @@ class PersistentTopic:
         self._closed.set()
 
     async def close(self, reason: CloseReason = CloseReason.UNLOADED) -> None:
-        """Stop serving the topic. Returns when all clients are disconnected, within CLOSE_TIMEOUT_S
-        and the turns that their number takes. Never raises operating errors. May be called more
-        than once."""
+        """Stop serving the topic. Returns within CLOSE_TIMEOUT_S plus the turns of the event loop
+        that the disconnection of all clients takes. Never raises operating errors. May be called
+        more than once."""
         if self.state is TopicState.CLOSING or self.state is TopicState.CLOSED:
             await self._closed.wait()
             return

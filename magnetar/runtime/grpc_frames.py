@@ -364,7 +364,7 @@ async def grpc_server(
     on a connection (None: any number). Port 0: any free port. Raises PortInUse, AddressUnusable.
 
     At the end of the context, the server accepts no new call. After `grace_s` it cancels the calls
-    under way, so the caller should close long-lived streams before.
+    under way, so the caller should close long-lived streams first.
     """
     bind_port(host, port).close()  # gRPC raises one error for all reasons, and also prints it
     limit = ("grpc.max_receive_message_length", frame_bytes_max + 16)

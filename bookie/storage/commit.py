@@ -12,7 +12,7 @@ HELD_S_MAX the bookie refuses their adds (`overloaded`).
 
 Invariants:
     1. The task calls a `done` given to `when_durable` only after a sync that began after all
-       earlier writes, and after the watermark has recorded the sequence of these writes.
+       earlier writes. Before the call, the watermark has recorded the sequence of these writes.
     2. After a failed write or sync, this module writes, syncs and acknowledges nothing more. The
        state of the disk is unknown, and another sync could succeed without writing (the kernel
        drops the pages of a failed sync). The process must end.

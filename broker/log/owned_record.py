@@ -190,7 +190,7 @@ class OwnedRecord:
             raise ours.error
 
     async def _write(self, changes: Sequence[_Change]) -> None:
-        """Make `changes`, the first of the waiting changes. After a cancellation they still
+        """Make `changes`, the first of the waiting changes. If the call is cancelled, they still
         wait."""
         try:
             await self._make(changes)

@@ -450,8 +450,8 @@ def _start(view: TopicView, topic: str, bounds: Bounds, state: TopicState) -> Pl
 
 
 def _end(view: TopicView, topic: str, bounds: Bounds, state: TopicState) -> Place:
-    """Return the place where the read ends. If the end is in the middle of an entry, the place is
-    after the entry, and the place's index is that of the first message not read."""
+    """Return the place where the read ends. Its index is that of the first message not read. If the
+    end is in the middle of an entry, the place is after the entry."""
     bound = bounds.of(TopicName.parse(topic))
     place = view.place_of(topic, bound, state)
     if isinstance(bound, MessagePlace) and bound.batch_index:

@@ -171,7 +171,7 @@ class Scrub:
 
     def _seek(self, ledger: int, absent: int) -> int | None:
         """Return the first stored entry from `absent` on. Runs on the read thread. If this entry is
-        unreadable, the search by the store fails. Then try ENTRIES ids one by one."""
+        unreadable, the store's search fails. Then read up to ENTRIES ids one by one."""
         try:
             found = self._storage.entry_ids(ledger, absent, entries_max=1)
         except StorageFailed:

@@ -171,7 +171,7 @@ class LedgerRecovery:
         self._negatives: dict[int, Seats] = {}
         self._answers: dict[int, Seats] = {}  # the seats that gave any answer
         self._trouble: dict[Member, BookieCode] = {}  # the last failed answer
-        # The length of the last entry written back; None: no entry was.
+        # The length in the last entry that was written back; None: nothing was written back.
         self._length: int | None = None
         self._segments = [metadata.last_segment]  # the private continuation of the stored segments
         self._missed: list[Missed] = []
@@ -274,7 +274,7 @@ class LedgerRecovery:
 
     @property
     def owed(self) -> dict[Member, list[int]]:
-        """The written-back entries that members may still store, keyed by member."""
+        """The written-back entries whose acks are outstanding, keyed by member."""
         owed = {} if self._writer is None else self._writer.owed
         return {self.ensemble[seat]: entries for seat, entries in owed.items()}
 

@@ -78,8 +78,8 @@ class Chain:
 
     @property
     def end(self) -> Position:
-        """The position right after `confirmed`. If the log opens a new ledger, the next entry goes
-        there: `ceiling` then turns an `end` read earlier into the position of that entry."""
+        """The position of the next entry, right after `confirmed`. When the log opens a new ledger,
+        the end moves there. `ceiling` turns an older end into the entry that followed it."""
         return self.next_position(self.confirmed)
 
     @property

@@ -72,7 +72,7 @@ class Owners:
         self._held: dict[Bundle, Callable[[], None]] = {}  # bundle -> ends the watch on its record
         self._releasing: dict[Bundle, BrokerRegistration | None] = {}  # bundle -> its next owner
         self._released = asyncio.Event()  # set when `_releasing` becomes empty
-        self._suspects: set[Bundle] = set()  # held bundles whose record changed
+        self._suspects: set[Bundle] = set()  # held bundles whose record `run` reads again
         self._suspected = asyncio.Event()
         self._settled = asyncio.Event()  # set while there are no suspects
         self._doubted: set[Bundle] = set()  # suspects of which a log has failed
@@ -84,7 +84,7 @@ class Owners:
         return frozenset(self._held.keys() - self._releasing.keys())
 
     def holds(self, bundle: Bundle) -> bool:
-        """Return whether this broker may open the bundle's topics, as far as it knows."""
+        """Return whether this broker, as far as it knows, may open the bundle's topics."""
         return bundle in self._held and bundle not in self._releasing
 
     async def locate(self, bundle: Bundle, *, authoritative: bool) -> Located:

@@ -264,7 +264,7 @@ class Subscriber:
         self._acknowledge([(_key_of(message_id), index, size, 1)])
 
     def on_acknowledged(self, runs: Sequence[Run]) -> None:
-        """Acknowledge delivered messages. Messages from another cluster are left out."""
+        """Acknowledge delivered messages. Leave out messages from another cluster."""
         cluster = self.cluster
         self._acknowledge(
             [
@@ -287,7 +287,8 @@ class Subscriber:
             self._dead_letters.on_acknowledged(done)
 
     def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Acknowledge a message and all earlier messages. Sent within ACK_DELAY_S."""
+        """Acknowledge a message and all earlier messages. The client sends the acknowledgement
+        within ACK_DELAY_S."""
         key = _key_of(message_id)
         index, size = message_id.batch_index(), message_id.batch_size()
         self.stats.acknowledged += 1
@@ -592,8 +593,8 @@ class Subscriber:
             self.subscription.decoder.doubt(self.topic)
         self._permits.on_attached()
         # Send the acknowledgements before the permits: the broker then delivers no acknowledged
-        # message. In the other order, the broker could answer an acknowledgement and deliver its
-        # message afterwards, when the client has forgotten the acknowledgement.
+        # message. In the other order, the broker could confirm an acknowledgement and deliver the
+        # message afterwards. By then the client has forgotten the acknowledgement.
         self._acks.on_attached(connection, consumer_id)
         self._grant()
 
@@ -703,8 +704,8 @@ class Subscriber:
     def _decrypted(self, received: ReceivedEntry) -> tuple[ReceivedEntry, EncryptionContext]:
         """Return an encrypted entry with its payload decrypted.
 
-        If the decryption fails, return the entry unchanged if the user wants this; otherwise raise
-        CryptoError.
+        If the decryption fails, raise CryptoError. With the failure action CONSUME, return the
+        entry unchanged instead.
         """
         try:
             payload = self._opener.open(received)
@@ -717,8 +718,8 @@ class Subscriber:
         return replace(received, body=payload, payload_at=0), context_of(received, failed=False)
 
     def _refuse_undecryptable(self, key: Key, error: CryptoError, permits: int) -> None:
-        """Handle an entry that cannot be decrypted: acknowledge it, or leave it unacknowledged and
-        give the user the error, as the user chose."""
+        """Handle an entry that cannot be decrypted. With the failure action DISCARD, acknowledge
+        the entry. Otherwise leave it unacknowledged, and give the user the error."""
         self.stats.undecryptable += 1
         self._permits.on_delivered(permits, 0, 0)
         discards = self.subscription.crypto_failure is ConsumerCryptoFailureAction.DISCARD

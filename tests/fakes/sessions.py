@@ -37,14 +37,14 @@ class FakeProducerSession:
         self.refusal = error
 
     def receipts(self, ledger: int, receipts: Iterable[tuple[int, int, int]]) -> None:
-        assert self.reason is None, "answered after it was closed"
+        assert self.reason is None, "the producer answered after its close"
         answers = [(number, Position(ledger, entry)) for number, _, entry in receipts]
         assert answers
         self.batches.append(len(answers))
         self.answers += answers
 
     def send_error(self, sequence_id: int, error: Exception) -> None:
-        assert self.reason is None, "answered after it was closed"
+        assert self.reason is None, "the producer answered after its close"
         self.answers.append((sequence_id, error))
 
     def closed(self, reason: CloseReason) -> None:
@@ -79,7 +79,7 @@ class FakeConsumerSession:
         return self.room
 
     def deliver(self, entries: Sequence[StoredEntry], details: Mapping[int, EntryDetail]) -> None:
-        assert self.reason is None, "delivered after it was closed"
+        assert self.reason is None, "the consumer got entries after its close"
         assert self.room, "delivered without room"
         assert entries
         self.deliveries += 1

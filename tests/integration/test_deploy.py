@@ -116,7 +116,7 @@ def test_each_zookeeper_is_configured_with_all_three() -> None:
 def test_the_stop_grace_period_exceeds_the_time_that_servers_need() -> None:
     own_s = max(RELEASE_TIMEOUT_S, STOP_GRACE_S) + CLOSE_TIMEOUT_S
     for service in ours().values():
-        assert service["init"], "signals reach the server before it has set its handlers"
+        assert service["init"], "an early signal reaches a server without handlers"
         assert float(service["stop_grace_period"].removesuffix("s")) > own_s
     assert own_s < STOP_S
 

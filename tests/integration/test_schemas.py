@@ -134,7 +134,9 @@ def test_records_travel_in_both_directions(
     their_producer.send(their)
     for _ in range(2):
         message = consumer.receive(TIMEOUT_MS)
-        assert message.schema_version().encode("latin-1") == bytes(8), "they share one version"
+        assert message.schema_version().encode("latin-1") == bytes(8), (
+            "both clients share one schema version"
+        )
         check(message.value())
         assert message.value().raw == raw
         check(their_consumer.receive(TIMEOUT_MS).value())

@@ -205,7 +205,9 @@ async def test_a_continued_owner_confirms_nothing_and_gives_its_topics_up(tmp_pa
             if isinstance(body, pb.CommandAckResponse) and not body.HasField("error")
         ]
         assert confirmed == []
-        assert [texts for _, texts in said if texts] == [], "they were acknowledged elsewhere"
+        assert [texts for _, texts in said if texts] == [], (
+            "the messages were acknowledged elsewhere"
+        )
         closes = [
             body
             for body, _ in said

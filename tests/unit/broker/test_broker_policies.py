@@ -42,8 +42,8 @@ async def test_a_topic_of_an_unreadable_namespace_is_neither_located_nor_opened(
             await here.broker.locate(T, authoritative=True)
         with pytest.raises(PoliciesUnavailable):
             await here.broker.topic(T)
-        assert await other.get(TOPIC) is None, "its epoch was bumped"
-        assert await other.children(f"{paths.OWNERSHIP}/acme") == [], "its bundle was taken"
+        assert await other.get(TOPIC) is None, "the topic's epoch was raised"
+        assert await other.children(f"{paths.OWNERSHIP}/acme") == [], "the broker took the bundle"
 
 
 async def test_a_topic_whose_own_policies_are_unreadable_is_not_opened() -> None:
@@ -53,7 +53,7 @@ async def test_a_topic_whose_own_policies_are_unreadable_is_not_opened() -> None
         await other.put(OWN, b"\xff\xff\xff", expected=ABSENT)
         with pytest.raises(PoliciesUnavailable):
             await here.broker.topic(T)
-        assert await other.get(TOPIC) is None, "its epoch was bumped"
+        assert await other.get(TOPIC) is None, "the topic's epoch was raised"
         value = codec.encode_topic_policies(TopicPolicies(Policies(message_ttl_s=4)))
         await other.put(OWN, value, expected=0)
         await here.broker.topic(T)

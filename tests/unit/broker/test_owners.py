@@ -315,7 +315,7 @@ async def test_a_bundle_whose_log_failed_is_not_served_blindly() -> None:
         await owners.locate(bundle_of(name), authoritative=True)
         owners.doubt(bundle_of(name))
         assert (await owners.locate(bundle_of(name), authoritative=False)).serves, (
-            "it can still look"
+            "the broker can still read the ownership record"
         )
         peers[0].store.suspend()
         owners.doubt(bundle_of(name))
@@ -449,7 +449,7 @@ async def test_a_bundle_taken_while_the_stop_begins_is_not_served() -> None:
             store.replies.set()
             assert await asked is not None
         assert not owners.holds(bundle_of(name))
-        assert await record_of(peers[0], name) is None, "it is free for others"
+        assert await record_of(peers[0], name) is None, "the bundle is free for other brokers"
 
 
 async def test_without_the_metadata_store_a_bundle_is_still_unloaded() -> None:

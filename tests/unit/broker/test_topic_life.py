@@ -172,7 +172,7 @@ async def test_an_idle_topic_is_unloaded_and_the_next_request_loads_it() -> None
         client = await here.client()
         await client.produce(TOPIC)
         await asyncio.sleep(25)
-        assert len(here.broker.topics) == 1, "it has a producer"
+        assert len(here.broker.topics) == 1, "the topic has a producer"
         await client.ask(pb.CommandCloseProducer(producer_id=1))
         await asyncio.sleep(25)
         assert here.broker.topics == []
@@ -236,7 +236,7 @@ async def test_an_inactive_topic_without_subscriptions_is_deleted() -> None:
         client = await here.client()
         await client.produce(TOPIC)
         await asyncio.sleep(45)
-        assert await here.broker.exists(NAME), "it has a producer"
+        assert await here.broker.exists(NAME), "the topic has a producer"
         await client.ask(pb.CommandCloseProducer(producer_id=1))
         await asyncio.sleep(25)
         assert await here.broker.exists(NAME)

@@ -101,7 +101,7 @@ async def test_t29_mass_loss_records_nothing_until_it_is_over() -> None:
             await nodes.register(nodes.bookies[0])
             await until(lambda: not auditor.held)
             await asyncio.sleep(590)
-            assert await marked(nodes) == {}, "the last one may be on its way as well"
+            assert await marked(nodes) == {}, "the last bookie may be about to return"
             await asyncio.sleep(20)
             members = {each for lost_ones in (await lost(nodes)).values() for each in lost_ones}
             assert members == {nodes.bookies[1].member}

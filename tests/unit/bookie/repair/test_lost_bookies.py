@@ -79,7 +79,7 @@ def test_a_decommission_declares_only_the_named_bookies_lost() -> None:
     lost_bookies.on_bookies(cluster(9), all_but(9, 1, 2), {member(1).bookie}, now=600)
     assert not lost_bookies.held
     assert lost_bookies.presence(member(2)) is Presence.AWAITED, (
-        "it was not waited for it alone yet"
+        "the delay for bookie 2 alone has not begun"
     )
     lost_bookies.on_bookies(cluster(9), all_but(9, 1, 2), {member(1).bookie}, now=1200)
     assert lost_bookies.presence(member(2)) is Presence.LOST

@@ -74,7 +74,7 @@ def test_only_a_process_that_computes_without_io_spins() -> None:
     before = Effort(1.0, 500)
     assert Effort(4.5, 500).spins_since(before, 30)
     assert not Effort(4.5, 501).spins_since(before, 30)
-    assert not Effort(1.1, 500).spins_since(before, 30), "it waits for the disk, or for its turn"
+    assert not Effort(1.1, 500).spins_since(before, 30), "the process waits for the disk or a core"
     unknown = effort_of(2**22 + 1)  # no such process
     assert not unknown.spins_since(unknown, 30)
 

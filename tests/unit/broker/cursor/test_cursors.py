@@ -142,7 +142,7 @@ async def test_acknowledgements_with_receipt_survive_a_crash() -> None:
         assert shared.acknowledge([positions[7], positions[2]], receipts.of("shared")) == 2
         assert shared.acknowledge([positions[7], Position(77, 0)]) == 0
         exclusive.acknowledge_cumulative(positions[6], done=receipts.of("exclusive"))
-        assert receipts.given == [], "answered before it was durable"
+        assert receipts.given == [], "the answer came before the ack was durable"
         await receipts.wait(2)
         assert receipts.given == [("shared", None), ("exclusive", None)]
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
@@ -489,7 +489,7 @@ async def test_cancelled_reset_is_atomic() -> None:
             async with asyncio.timeout(0):
                 await cursor.reset(EARLIEST)
         await settle()
-        assert cursor.mark_delete == positions[9], "given up before it began"
+        assert cursor.mark_delete == positions[9], "the caller gave up before the reset began"
         async with asyncio.TaskGroup() as tasks:
             reset = tasks.create_task(cursor.reset(EARLIEST))
             await settle(3)
@@ -672,7 +672,9 @@ async def test_an_idle_degraded_cursor_ledger_moves_without_a_change() -> None:
         [after] = topic.log.owned_record.record.cursor_ledgers
         cursors.tend()
         await wait_until(lambda: cursors.is_settled)
-        assert topic.log.owned_record.record.cursor_ledgers == (after,), "it moved twice"
+        assert topic.log.owned_record.record.cursor_ledgers == (after,), (
+            "the cursor ledger moved twice"
+        )
         position = topic.appended[1][1]
     async with opened(world) as topic, opened_cursors(topic.log) as cursors:
         cursor = cursors.get("s")

@@ -255,7 +255,7 @@ def test_other_delays_do_not_stop_reading(
     for _ in range(8):
         it.append(delay_ms=20_000)
     it.settle()
-    assert len(it.delays.index) == 8, "one read took them all"
+    assert len(it.delays.index) == 8, "one read took all delayed entries"
     it.append()
     it.settle()
     assert len(member.inbox) == 11

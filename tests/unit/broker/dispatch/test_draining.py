@@ -21,7 +21,7 @@ def test_slot_drains_until_its_last_entry_is_acknowledged() -> None:
     assert set(it.of(two)) == {8}
     it.check()
     assert it.blocks(7, two)
-    assert not it.blocks(7, one), "its consumer has it again"
+    assert not it.blocks(7, one), "consumer one has the hash again"
     assert it.get(7) is None
     assert it.on_gone(9, two) is False
     assert it.on_gone(9, one) is True

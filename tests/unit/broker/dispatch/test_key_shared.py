@@ -259,7 +259,7 @@ def test_order_is_kept_while_one_consumer_requires_order() -> None:
     assert it.machine.policy.allow_out_of_order is False
     it.append(key=key)
     it.settle()
-    assert second.inbox == [], "it waits for the consumer that wants the order"
+    assert second.inbox == [], "the entry waits for the consumer that requires order"
     assert Why.DRAINING in it.whys()
     third = it.join(name="third", policy=RELAXED)
     it.leave(first)
@@ -282,7 +282,7 @@ def test_slots_drain_at_several_consumers_when_the_order_begins() -> None:
     it.append(key=key)
     it.settle()
     slot = it.machine.slot_of_key(key.encode())
-    assert it.machine.holder(slot)[1] is None, "two consumers have pending entries of it"
+    assert it.machine.holder(slot)[1] is None, "two consumers have pending entries of the slot"
     [reason] = [it for it in it.machine.explain(it.now) if it.why is Why.DRAINING]
     assert "2 entries are pending at several consumers; 1 entries wait for" in reason.detail
     assert (reason.facts["pending"], reason.facts["pendingAt"]) == (2, None)
@@ -308,7 +308,7 @@ def test_order_that_begins_amid_a_chunked_message_waits_for_its_end() -> None:
     first, second, key = it.handover(RELAXED, RELAXED)
     it.append(key=key, chunk=Chunk("u", 0, 2, 30))
     it.settle()
-    assert second.inbox == [Position(0, 1)], "it pins the slot"
+    assert second.inbox == [Position(0, 1)], "the chunk pins the slot"
     it.flow(it.join(name="third"), 100)
     it.append(key=key, chunk=Chunk("u", 1, 2, 30))
     it.append(key=key)
@@ -340,7 +340,7 @@ def test_entries_of_a_departed_consumer_return_in_parts() -> None:
     assert returning.next_s == pytest.approx(PART_PAUSE_S, abs=0.001)
     it.append(key="key-34")
     it.settle()
-    assert Position(0, 35) not in second.inbox, "an earlier entry of its key is to come"
+    assert Position(0, 35) not in second.inbox, "an earlier entry of the same key comes first"
     it.acks.acknowledge(Position(0, 33))  # a late acknowledgement
     it.carry_out(it.machine.on_acked(second.machine, [Position(0, 33)], it.tick()))
     it.fire_timer()
@@ -477,11 +477,11 @@ def test_pinned_hash_waits_for_the_entries_of_a_departed_consumer(order_begins: 
     it.append(key=key)
     it.append(key=key, chunk=Chunk("u", 0, 3, 30))
     it.settle()
-    assert second.inbox == [Position(0, 1), Position(0, 2)], "it pins the hash"
+    assert second.inbox == [Position(0, 1), Position(0, 2)], "the chunk pins the hash"
     for number in range(20):
         it.append(key=f"other-{number}")
     it.settle()
-    assert len(first.inbox) > 2, "it leaves in several parts"
+    assert len(first.inbox) > 2, "the consumer leaves in several parts"
     if order_begins == "before the leave":
         it.join(name="third")
     it.leave(first)
@@ -490,7 +490,7 @@ def test_pinned_hash_waits_for_the_entries_of_a_departed_consumer(order_begins: 
     it.append(key=key, chunk=Chunk("u", 1, 3, 30))
     it.settle()
     last = it.log[-1].position
-    assert last not in second.inbox, "an earlier entry of its key is to come"
+    assert last not in second.inbox, "an earlier entry of the same key comes first"
     slot = it.machine.slot_of_key(key.encode())
     assert [reason.why for reason in it.machine.explain_slot(slot, it.now)] == [Why.RETURNING]
     it.wait(100 * PART_PAUSE_S)

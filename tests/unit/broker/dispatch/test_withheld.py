@@ -141,7 +141,7 @@ def test_skipping_a_lost_entry_releases_the_later_entries_of_its_hash() -> None:
     it.negative_ack(member, [first, second], [third, fourth])
     it.settle()
     it.redeliver(member, [first, second])
-    assert it.outstanding is not None, "the broker reads them again"
+    assert it.outstanding is not None, "the broker reads both entries again"
     for lost in (first, second):
         it.acks.acknowledge(lost)
         it.given_back.pop(lost, None)

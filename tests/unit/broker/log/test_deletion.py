@@ -130,7 +130,7 @@ async def test_a_crash_at_any_call_leaves_each_ledger_listed_or_deleted(after: b
     number = 0
     while await dies_while_dropping(Steps(number, after=after)):
         number += 1
-    assert number >= 5, "it died at hardly any call"
+    assert number >= 5, "the script died at fewer than 5 calls"
 
 
 async def dies_while_dropping(steps: Steps) -> bool:
@@ -196,7 +196,7 @@ async def test_a_ledger_that_cannot_be_deleted_does_not_delay_the_others() -> No
         topic.log.drop_through(LATEST)
         await wait_until(lambda: world.ledgers.deleted == [second])
         await asyncio.sleep(LONG_S)
-        assert ledgers.asked == 2, "it is not asked for again and again"
+        assert ledgers.asked == 2, "the broker does not repeat a refused deletion"
     assert (await record_of(world)).deleting == (first,)
 
 

@@ -113,7 +113,9 @@ async def test_a_ledger_rolls_at_its_size_at_any_age() -> None:
         await wait_until(lambda: len(topic.appended) == len(NAMES))
         assert len(world.ledgers.ledgers) > 2
         sizes = [sum(map(len, stored.entries)) for stored in world.ledgers.ledgers.values()]
-        assert all(300 <= size < 400 for size in sizes[:-1]), "the entry that fills it is its last"
+        assert all(300 <= size < 400 for size in sizes[:-1]), (
+            "the entry that fills a ledger is the last"
+        )
 
 
 async def test_a_young_ledger_is_not_rolled_for_its_entries_and_an_old_one_for_its_age() -> None:

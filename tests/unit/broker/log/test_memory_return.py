@@ -15,7 +15,7 @@ from magnetar.runtime.memory import trim
 def test_memory_is_returned_once_after_each_burst() -> None:
     memory = MemoryReturn()
     assert not memory.is_due(peak=BURST_BYTES - 1, used=0), "no burst"
-    assert not memory.is_due(peak=BURST_BYTES, used=BURST_BYTES // 2), "it continues"
+    assert not memory.is_due(peak=BURST_BYTES, used=BURST_BYTES // 2), "the burst continues"
     assert memory.is_due(peak=BURST_BYTES // 2, used=BURST_BYTES // 4)
     assert not memory.is_due(peak=BURST_BYTES // 4, used=0)
     assert memory.is_due(peak=BURST_BYTES, used=0)
@@ -44,7 +44,7 @@ def test_held_publishes_and_backlogs_read_ahead_count() -> None:
     budget.hold_ahead(100)
     assert budget.used == 400
     assert budget.take_peak() == 300
-    assert not budget.may_read_ahead(100), "it is more than an eighth of the budget"
+    assert not budget.may_read_ahead(100), "200 bytes exceed an eighth of the budget"
     budget.hold(-200)
     budget.hold_ahead(-100)
     assert budget.used == 100

@@ -130,7 +130,7 @@ async def test_a_ledger_of_a_crash_at_any_call_is_swept(after: bool) -> None:
     number = 0
     while await dies_at(Steps(number, after=after)):
         number += 1
-    assert number >= 25, "it died at hardly any call"
+    assert number >= 25, "the script died at fewer than 25 calls"
 
 
 def deleting(topic: TopicLog) -> bool:

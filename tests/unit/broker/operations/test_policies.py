@@ -119,7 +119,7 @@ async def test_every_policy_is_set_read_and_removed() -> None:
 
 
 async def check_life(admin: httpx.AsyncClient, row: PolicyRow, path: str, parameter: str) -> None:
-    assert (await admin.get(path)).status_code == 204, "it is not set"
+    assert (await admin.get(path)).status_code == 204, "the policy is not set"
     applied = await admin.get(path, params={"applied": True})
     default = row.shown(getattr(BROKER_DEFAULTS, row.field))
     as_json = default.model_dump(by_alias=True) if hasattr(default, "model_dump") else default
@@ -131,7 +131,7 @@ async def check_life(admin: httpx.AsyncClient, row: PolicyRow, path: str, parame
     if row.namespace_key:
         await check_shown(admin, row, path)
     assert (await admin.delete(path)).status_code == 204
-    assert (await admin.get(path)).status_code == 204, "it is not set"
+    assert (await admin.get(path)).status_code == 204, "the policy is not set"
 
 
 async def check_shown(admin: httpx.AsyncClient, row: PolicyRow, path: str) -> None:

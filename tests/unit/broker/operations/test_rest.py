@@ -52,7 +52,7 @@ async def test_a_request_for_a_missing_topic_is_refused_and_creates_no_topic(
         found = await get(broker, path)
         assert found.status_code == status
         assert text in found.json()["reason"]
-        assert broker.broker.topics == [], "asking does not make it"
+        assert broker.broker.topics == [], "the request created the topic"
 
 
 @pytest.mark.parametrize(("topic", "quoted"), [("t", "t"), ("a?b#50% ü", "a%3Fb%2350%25%20%C3%BC")])
@@ -95,7 +95,7 @@ async def test_create_answers_conflict_for_an_existing_topic() -> None:
 async def test_a_subscription_from_creation_to_deletion() -> None:
     async with running_broker(ClusterState()) as broker, admin_of(broker) as admin:
         one = f"{T}/subscription/a%2Fb"  # slashes are part of the name
-        assert (await admin.put(one)).status_code == 204, "it creates the topic, too"
+        assert (await admin.put(one)).status_code == 204, "the request creates the topic, too"
         assert (await admin.put(one)).status_code == 409
         assert (await admin.get(f"{T}/subscriptions")).json() == ["a/b"]
         assert (await admin.post(f"{one}/resetcursor/0")).status_code == 204

@@ -196,7 +196,9 @@ async def test_skip_clear_and_expire_over_http() -> None:
             assert [cursor.backlog_entries for cursor in cursors] == [7, 9]
             await post("all_subscription/expireMessages/3600")
             await post("subscription/s/expireMessages/3600")
-            assert [cursor.backlog_entries for cursor in cursors] == [7, 9], "they are younger"
+            assert [cursor.backlog_entries for cursor in cursors] == [7, 9], (
+                "the messages are younger than an hour"
+            )
             last = receipt.message_id
             body = {"ledgerId": last.ledgerId, "entryId": last.entryId}
             await post("subscription/s/expireMessages", json={**body, "isExcluded": True})

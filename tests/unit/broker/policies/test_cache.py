@@ -150,7 +150,7 @@ async def test_two_brokers_that_create_a_namespace_at_once_agree_on_its_bundles(
             for cache in caches:
                 assert cache.bundle_of(T).range == bundles.bundle_of(T.bundle_hash)
             outcomes.add(len(bundles.names))
-    assert outcomes == {4, 8}, "each of them was the first once"
+    assert outcomes == {4, 8}, "each count of bundles was stored first once"
 
 
 async def test_the_cache_does_not_answer_for_a_namespace_that_is_not_loaded() -> None:

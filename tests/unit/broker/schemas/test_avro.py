@@ -180,7 +180,7 @@ def test_large_unions_do_not_take_a_comparison_of_each_pair() -> None:
     assert avro.unreadable(parsed(many), parsed(many)) == ""
     others = [record(A, name=f"S{number}", aliases=["R0"]) for number in range(1_000)]
     problem = avro.unreadable(parsed(others), parsed(["null", *many][1:]))
-    assert problem, "it is refused within COMPARISONS_MAX steps"
+    assert problem, "the schema is refused within COMPARISONS_MAX steps"
 
 
 def seconds(reader: Any, writer: Any) -> float:

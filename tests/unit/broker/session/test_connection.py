@@ -157,7 +157,7 @@ async def test_a_producer_of_a_full_topic_waits_and_counts_as_alive() -> None:
             publishing = tasks.create_task(publish())
             await wait_until(lambda: here.connections[0]._paused, deadline_s=60)
             assert here.topic.log.describe()["queued"] * len(text) < 2 * PENDING_BYTES_MAX
-            assert not publishing.done(), "it is not read"
+            assert not publishing.done(), "the broker does not read the connection"
             refused = await other.produce(TOPIC, producer_name="me")
             assert refused.error == pb.ProducerBusy
             asked = tasks.create_task(other.ended())  # keeps the other one alive
@@ -250,7 +250,7 @@ async def test_answers_for_a_client_that_does_not_read_are_bounded() -> None:
         async with asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(ask())
             await asyncio.sleep(5)
-            assert not asking.done(), "it is not read any more"
+            assert not asking.done(), "the broker reads the connection no more"
             pending = here.connections[0]._outbox.pending_bytes
             assert STALL_BYTES < pending < STALL_BYTES + 8 * answer_bytes
             numbers = [
@@ -508,7 +508,9 @@ async def test_a_topic_whose_bundle_moves_during_the_open_is_not_opened() -> Non
             await store.put(path, codec.encode_ownership(other), expected=0)
             await wait_until(lambda: not here.broker._owners.holds(bundle))
             gone.set()
-        assert await store.get(topic_path(name)) == Versioned(record, 0), "its epoch was bumped"
+        assert await store.get(topic_path(name)) == Versioned(record, 0), (
+            "the topic's epoch was raised"
+        )
 
 
 @pytest.mark.parametrize("opening", [False, True])

@@ -96,4 +96,4 @@ async def test_a_client_that_vanishes_while_it_waits_for_the_publish_rate_leaves
         began = loop.time()
         await client.wire.break_off()
         await here.serving[0]
-        assert loop.time() - began < 3 * PROBE_TIMEOUT_S, "its debt takes minutes"
+        assert loop.time() - began < 3 * PROBE_TIMEOUT_S, "the producer's debt takes minutes"

@@ -143,7 +143,9 @@ def test_all_producers_of_a_connection_may_be_closed_at_once() -> None:
     for number in range(PRODUCERS_MAX):
         session.on_producer_closed(number)
     for number in range(PRODUCERS_MAX):
-        assert session.on_sends(number, 1.0) is Sends.DROP, "sent before it knew"
+        assert session.on_sends(number, 1.0) is Sends.DROP, (
+            "the client did not know of the close yet"
+        )
     open_one(PRODUCERS_MAX)
     session.on_producer_closed(PRODUCERS_MAX)
     session.check()

@@ -167,7 +167,9 @@ def test_a_bucket_is_full_at_first_and_exact_on_average() -> None:
     rate.take(30, 7, 100.0)  # a batch
     assert rate.wait_s(100.0) == pytest.approx(21 / 5)
     rate.set(Rate(10, 0, 2), 101.0)
-    assert rate.wait_s(101.0) == pytest.approx(21 / 5 - 1), "an unchanged policy refilled it"
+    assert rate.wait_s(101.0) == pytest.approx(21 / 5 - 1), (
+        "an unchanged policy refilled the bucket"
+    )
     rate.set(Rate(0, 1_000, 1), 101.0)
     assert rate.room(101.0)[1] == 1_000
     rate.take(1, 1_500, 101.0)

@@ -270,7 +270,9 @@ async def test_a_topic_closes_many_clients_in_several_turns_of_the_loop() -> Non
     async with asyncio.TaskGroup() as tasks:
         closing = [tasks.create_task(world.topic.close()) for _ in range(2)]
         while told[-1] < len(sessions):
-            assert not any(task.done() for task in closing), "it is closed too early"
+            assert not any(task.done() for task in closing), (
+                "the close ended before all clients were told"
+            )
             await asyncio.sleep(0)
             told.append(sum(session.reason is not None for session in sessions))
             with pytest.raises(TopicClosing):

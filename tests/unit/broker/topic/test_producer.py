@@ -210,7 +210,7 @@ async def test_a_producer_that_stops_at_a_refusal_stores_no_later_send() -> None
     it.handle.publish(sends_of(*[entry_of("x")] * 6), 0.0)
     it.publish(6, 7)
     assert it.log.pending == 3
-    assert it.session.answers == [], "the refusal waits for its turn"
+    assert it.session.answers == [], "the refusal waits for the entries before"
     it.confirm(3)
     assert [number for number, _ in it.session.answers] == [0, 1, 2, 3]
     assert it.session.answers[-1] == (3, REFUSED)

@@ -146,7 +146,7 @@ async def test_truncate_drops_all_messages_published_before_it() -> None:
         data = {record.ledger for record in it.topic.log.chain.records}
         await it.topic.truncate()
         assert it.topic.log.chain.records == ()
-        assert session.reason is not None, "its consumer reconnects"
+        assert session.reason is not None, "the consumer reconnects"
         await wait_until(lambda: data <= set(world.ledgers.deleted))
         [position] = await it.publish("after")
         assert it.topic.subscriptions["s"].cursor.backlog_entries == 1

@@ -35,7 +35,7 @@ def test_a_bucket_may_go_below_zero_and_fills_at_its_rate() -> None:
     assert bucket.has_tokens(1.61)
     assert bucket.has_tokens(100.0)
     bucket.take(10)
-    assert not bucket.has_tokens(100.0), "it holds the tokens of one period"
+    assert not bucket.has_tokens(100.0), "the bucket holds the tokens of one period at most"
 
 
 def test_a_bucket_without_a_limit_is_never_empty() -> None:

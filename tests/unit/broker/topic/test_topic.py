@@ -260,7 +260,9 @@ async def test_close_disconnects_many_clients_in_several_turns_of_the_loop() -> 
         async with asyncio.TaskGroup() as tasks:
             closing = [tasks.create_task(it.topic.close()) for _ in range(2)]
             while told[-1] < len(sessions):
-                assert not any(task.done() for task in closing), "it is closed too early"
+                assert not any(task.done() for task in closing), (
+                    "the close ended before all clients were told"
+                )
                 await asyncio.sleep(0)
                 told.append(sum(session.reason is not None for session in sessions))
         assert max(after - before for before, after in pairwise(told)) == CLIENTS_PER_TURN
@@ -294,7 +296,9 @@ async def test_clients_of_a_topic_that_is_closing_find_it_closed() -> None:
             last_consumer.close_nowait()
             last_producer.close_nowait()
             assert not closing.done()
-        assert unaware.reason is also_unaware.reason is None, "they had left before"
+        assert unaware.reason is also_unaware.reason is None, (
+            "both clients left before the broker told them"
+        )
         assert also_unaware.texts == []
     assert it.failures == []
 

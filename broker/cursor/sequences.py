@@ -118,8 +118,9 @@ class Sequences:
         return len(gone)
 
     def _forget_oldest(self) -> None:
-        """Forget a tenth of the producers at once, so that not every new producer needs a sort."""
-        count = len(self._state.producers) - self._producers_max * 9 // 10
+        """Forget a tenth of the producers at once, so that not every new producer needs a sort.
+        Keep at least one producer."""
+        count = len(self._state.producers) - max(self._producers_max * 9 // 10, 1)
         by_age = sorted(self._state.producers.items(), key=lambda item: item[1].seen_ms)
         self._forget([name for name, _ in by_age[:count]])
 

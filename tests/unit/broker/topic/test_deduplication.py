@@ -251,6 +251,18 @@ async def test_a_held_duplicate_of_a_forgotten_producer_is_a_duplicate() -> None
         assert await stored(it) == ["5", "1", "1", "1"]
 
 
+async def test_a_limit_of_one_producer_keeps_the_newest_one() -> None:
+    world = ClusterState()
+    config = DeduplicationConfig(producers_max=1)
+    async with opened_topic(world, policies=on(), deduplication=config) as it:
+        one, two = await sender(it, "one"), await sender(it, "two")
+        await one.numbers(7)
+        await two.numbers(8)
+        await it.topic.deduplication.visit({"one", "two"})
+        assert it.topic.deduplication.last_sequence_id("one") == -1
+        assert it.topic.deduplication.last_sequence_id("two") == 8
+
+
 async def test_users_cannot_take_the_reserved_name() -> None:
     async with opened_topic(ClusterState()) as it:
         with pytest.raises(NotAllowed, match=DEDUPLICATION):

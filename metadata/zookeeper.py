@@ -72,7 +72,7 @@ _CLOSE_S: Final = 5.0
 """The time limit for ending the session. A session that was not ended expires later."""
 
 _RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
-"""The pauses between two attempts with all hosts. By default, kazoo pauses up to an hour."""
+"""The pauses of kazoo after it could not connect to any host. Its default maximum is an hour."""
 
 _AGAIN_S: Final = 1.0
 """The pause after a failure, before the store arms a watch again or starts kazoo again."""
@@ -215,7 +215,7 @@ class ZooKeeperStore:
         enough: it asks the leader that the server knows, and a deposed leader still answers for
         some seconds."""
         check_path(path)
-        with suppress(NoNodeError):  # a majority must accept a refused write, too
+        with suppress(NoNodeError):  # ZooKeeper answers NoNode, too, only with a majority
             await self._request(path, lambda: self._client.set_async(self._root, b"", -1))
 
     def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:
@@ -420,9 +420,9 @@ class ZooKeeperStore:
         self._client.close()
 
     def _in_thread(self, call: Callable[[], object]) -> asyncio.Future[None]:
-        """Run `call` in a thread of its own. An executor is no choice: the loop waits for its
-        executor at the end, and kazoo may take long. The returned future is always settled. An
-        unexpected error also goes to the loop's exception handler."""
+        """Run `call` in a thread of its own, not in the loop's executor. `asyncio.run` waits for
+        the executor before it returns, and kazoo may take long. The returned future is always
+        settled. An unexpected error also goes to the loop's exception handler."""
         done: asyncio.Future[None] = self._loop.create_future()
 
         def run() -> None:
@@ -543,7 +543,7 @@ class _Wakeups(FileIO):
         os.eventfd_write(self.fileno(), len(data))
 
     def recv(self, _size: int) -> None:
-        """Take one wake-up for any size, as kazoo expects. Do nothing if there is none."""
+        """Take one wake-up, if there is one. kazoo asks for one byte and ignores the result."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.fileno())
 

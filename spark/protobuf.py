@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 FIELDS_MAX: Final = 10_000
-"""The fields of a definition. The fields of a type count once for each place that has the type."""
+"""The maximum number of fields of a definition. If several fields have the same message type, the
+fields of this type count again for each of them."""
 TIMESTAMP: Final = "google.protobuf.Timestamp"
 
 
@@ -85,7 +86,7 @@ def parse_protobuf_schema(text: str) -> ProtobufType:
 
 
 def protobuf_decoder(protobuf: ProtobufType, kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    """A decoder for `decode_values`. A null payload is null."""
+    """A decoder for `values.decode_values`. It decodes a null payload to null."""
     parse = protobuf.message.FromString
     descriptor = protobuf.descriptor
     has_required = _has_required(descriptor)
@@ -101,7 +102,7 @@ def protobuf_decoder(protobuf: ProtobufType, kind: pa.DataType) -> Callable[[pa.
                     raise ValueError("a required field is missing")
         try:
             return _structs(messages, descriptor, kind)
-        except (OverflowError, TypeError) as error:  # a time, for example
+        except (OverflowError, TypeError) as error:  # for example, a timestamp is out of range
             raise ValueError(str(error)) from None
 
     return decode

@@ -44,9 +44,9 @@ _IDENTITY: Final = re.compile(
     rb"crc32c = (?P<crc>[0-9a-f]{8})\n"
 )
 _IDENTITY_BYTES_MAX: Final = 4096
-# An intent is the token of a start that read the cookie, but ended before it knew whether its own
-# cookie was written. An intent takes 33 bytes, so all intents take 2,112 of the 4,096 bytes. The
-# other lines take less than 700 bytes.
+# Each start of a bookie draws a token and writes it to the cookie. An intent is the token of a
+# start that ended before it knew the outcome of this write. An intent takes 33 bytes, so all
+# intents take 2,112 of the 4,096 bytes. The other lines take less than 700 bytes.
 INTENTS_MAX: Final = 64
 _IDENTITY_FIELDS: Final = frozenset({"bookie", "cluster", "incarnation", "boot_epoch", "state"})
 _IDENTITY_FIELDS_LATER: Final = frozenset({"former", "start", "intents"})  # may be absent
@@ -113,7 +113,7 @@ class LedgerRecord:
     master_key: int
     fenced: bool
     created_ms: int  # the time of this bookie's wall clock; for information only
-    verified: bool = False  # the metadata once confirmed this bookie for the ledger
+    verified: bool = False  # the metadata once confirmed that this bookie takes ordinary adds
 
     def fence(self) -> LedgerRecord:
         return replace(self, fenced=True)
@@ -285,8 +285,8 @@ class Identity:
     # start has no token.
     start: str
     state: DirectoryState
-    # The tokens of earlier starts with the same boot epoch, oldest first. The metadata store may
-    # still receive the cookies that these starts wrote.
+    # The tokens of earlier starts with the same boot epoch, oldest first. A cookie write of such a
+    # start may still reach the metadata store.
     intents: tuple[str, ...] = ()
 
 

@@ -84,9 +84,9 @@ class Cursors:
         """The lowest of the durable mark-delete positions of the durable cursors. None: there is no
         durable cursor.
 
-        Cursors that are being created or reset count, too. The sequence ids count like a cursor: a
-        recovery reads the entries after the position up to which they are durable. These entries
-        are few.
+        Cursors that are being created or reset count, too. The sequence ids count like a cursor,
+        because a recovery reads the log after the position up to which they are durable. This
+        position advances regularly, so the log keeps few entries for it.
         """
         marks = [cursor.durable_mark for cursor in self._cursors.values()]
         if self.sequences is not None:
@@ -157,8 +157,8 @@ class Cursors:
         except (LogUnavailable, asyncio.CancelledError) as error:
             cause = error.cause if isinstance(error, LogUnavailable) else error
             if not isinstance(cause, Unavailable | Contended):
-                # The record may be deleted already, so later acknowledgements may not be durable.
-                # The next owner reads the true outcome.
+                # The subscription may be deleted already, so later acknowledgements may not be
+                # durable. The next owner reads the true outcome.
                 self._owned_record.lose(f"subscription {name!r} may be deleted")
             raise
         cursor = self._cursors.pop(name, None)
@@ -173,7 +173,7 @@ class Cursors:
     # ---- the sequence ids of producers -----------------------------------------------------------
 
     def new_sequences(self, through: Position) -> Sequences:
-        """Begin sequence ids in memory. They cover the log up to `through`, without a producer."""
+        """Begin sequence ids in memory. They cover the log up to `through` and hold no producer."""
         state = SequenceState()
         state.through = through
         return self._sequences_of(self._journal.next_number(), state)

@@ -1,15 +1,16 @@
 """The rule for ledgers that belong to no topic any more. Pure.
 
 A broker creates a ledger, and then lists it in its topic's record. If the broker dies in between,
-no record names the ledger: the ledger is an *orphan*. The rule must never name a ledger that a
-living broker may still list. So each ledger's own metadata names its topic and the *epoch* under
-which its creator owned the topic. A change of the record under an epoch succeeds only while the
-record has that epoch.
+no record names the ledger: the ledger is an *orphan*. The rule must never treat a ledger as an
+orphan while a living broker may still list it. So each ledger's own metadata names its topic and
+the *epoch* under which its creator owned the topic. A change of the record under an epoch succeeds
+only while the record has that epoch.
 
 Hence a ledger is an orphan in two cases. The topic has no record. Or the topic's record, read after
 the ledger's metadata, does not list the ledger and has a later epoch. While the record has the
-ledger's epoch, the ledger is kept: the next owner of the topic raises the epoch. The epochs of a
-topic that is created again begin above the last epoch of the deleted topic.
+ledger's epoch, the ledger is kept, because its creator may still own the topic. The next owner of
+the topic raises the record's epoch. The epochs of a topic that is created again begin above the
+last epoch of the deleted topic.
 
 The rule always keeps a ledger that is younger than the grace period, and a ledger whose metadata
 does not name its topic, kind and epoch.
@@ -58,8 +59,8 @@ def custom_of(topic: str, *, kind: str, epoch: int) -> dict[str, bytes]:
 
 
 def origin_of(custom: Mapping[str, bytes]) -> Origin | None:
-    """Parse a ledger's custom metadata. None: the metadata names no topic, or a kind of ledger that
-    is not in KINDS."""
+    """Parse a ledger's custom metadata. None: the topic, the kind or the epoch is missing or
+    invalid, or the kind is not in KINDS."""
     try:
         kind, epoch = custom["kind"].decode(), int(custom["epoch"])
         topic = TopicName.parse(custom["topic"].decode())

@@ -1,7 +1,7 @@
 """The JSON bodies of operations, with the names of Pulsar's admin API.
 
-Models of statistics accept unknown fields, so that a part of a topic can report more without a
-change here.
+Models of statistics accept unknown fields. So a dispatcher, for example, can report a new statistic
+without a change in this module.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ConsumerStats(_Statistics):
     )
     draining_hashes_count: int = Field(
         default=0,
-        description="hashes that move to another consumer, but of which this one has messages",
+        description="hashes that move away when this consumer has acknowledged their messages",
     )
     draining_hashes_cleared_total: int = Field(
         default=0, description="drained hashes since the consumer connected"
@@ -86,7 +86,7 @@ class ConsumerStats(_Statistics):
     draining_hashes: list[DrainingHashStats] = []
     key_hash_range_arrays: list[list[int]] | None = Field(
         default=None,
-        description="the consumer's hashes, each range with both ends; null: not Key_Shared",
+        description="the consumer's hash ranges; both ends are included; null: not Key_Shared",
     )
     address: str = ""
     client_version: str = ""
@@ -139,7 +139,7 @@ class SubscriptionStats(_Statistics):
         default=0.0, description="messages of a non-persistent topic dropped per second"
     )
     active_consumer_name: str = Field(
-        default="", description="empty: no consumer is active, or all consumers are"
+        default="", description="empty: no consumer is active, or all consumers are active"
     )
     message_ack_rate: float = Field(default=0.0, description="messages per second")
     chunked_message_rate: float = 0.0
@@ -151,7 +151,9 @@ class SubscriptionStats(_Statistics):
     msg_backlog_no_delayed: int = Field(
         default=0, description="the backlog without delayed entries"
     )
-    msg_in_replay: int = Field(default=0, description="entries that wait for their consumer")
+    msg_in_replay: int = Field(
+        default=0, description="entries in the replay queue, which wait for a consumer"
+    )
     key_shared_mode: str | None = Field(default=None, description="null: not Key_Shared")
     allow_out_of_order_delivery: bool = False
     draining_hashes_count: int = Field(default=0, description="draining hashes of all consumers")
@@ -297,7 +299,9 @@ class MessagePosition(BaseModel):
     batch_index: int = Field(
         default=-1, ge=-1, le=INT32_MAX, description="index in the batch; -1: the whole entry"
     )
-    is_excluded: bool = Field(default=False, description="true: without this message itself")
+    is_excluded: bool = Field(
+        default=False, description="true: the operation does not include this message"
+    )
 
 
 class OrphanedLedger(_Statistics):

@@ -1,10 +1,13 @@
 """Deduplication of one topic: switched by policy, restored at the open, journaled periodically.
 
 While the policy is on, the stage (duplicates.py) drops entries that are stored already. The
-sequence ids of durable entries are kept in memory, and journaled beside the cursors every
-`entries_interval` entries, every `interval_s`, and at a clean close. A new owner reads the
-journaled sequence ids and then the later entries of the log. So it recognises a message with a
-receipt even if the former owner died before it journaled anything.
+sequence ids of durable entries are kept in memory, and are journaled beside the cursors. The broker
+journals them after `entries_interval` entries, SNAPSHOT_BYTES bytes or `interval_s` seconds, when
+the log drops ledgers, and at a clean close.
+
+A new owner reads the journaled sequence ids and then the later entries of the log. So the new owner
+recognises every message for which the former owner sent a receipt, also when the former owner died
+before it journaled the message's sequence id.
 
 Deduplication knows the sequence ids of the entries that are confirmed after it was switched on, and
 no earlier ones. Switching it off forgets all sequence ids.
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
 REPLAY_ENTRIES_MAX: Final = 1_000
 REPLAY_BYTES_MAX: Final = 4 << 20
-"""The bytes of one read while a topic opens."""
+"""The maximum bytes of one read of the log, when sequence ids are restored."""
 
 SNAPSHOT_BYTES: Final = 64 << 20
 """The number of published bytes after which the next snapshot is due. A recovery then reads little
@@ -190,7 +193,7 @@ class Deduplication:
         log.info("deduplication is off", topic=str(self._log.name))
 
     async def _replay(self, sequences: Sequences) -> None:
-        """Add the sequence ids of the entries after the journaled ones, which the log still has."""
+        """Read the entries after the position that `sequences` covers, and add their sequence ids."""
         chain = self._log.chain
         while True:
             entries = await self._log.read(

@@ -15,10 +15,11 @@ INTERRUPTED: Final = 130  # 128 + SIGINT, the exit code of shells
 def run_interruptible(work: Coroutine[Any, Any, None]) -> None:
     """Run `work` as `asyncio.run` does, but let a signal wake the loop.
 
-    Raises KeyboardInterrupt after Ctrl-C. The interpreter handles a signal between two of its
-    steps. With `asyncio.run`, a signal that arrives just before the loop sleeps, or in another
-    thread, does not wake the loop. It would cancel `work` only when another event ends the sleep,
-    for example a client's keep-alive after 30 s.
+    Raises KeyboardInterrupt after Ctrl-C. The interpreter calls a signal's handler only while the
+    main thread runs Python code, not while the loop sleeps. With `asyncio.run`, a signal that
+    arrives just before the loop sleeps, or in another thread, does not wake the loop. The signal
+    would cancel `work` only when another event ends the sleep, for example a client's keep-alive
+    after 30 s.
     """
     try:
         asyncio.run(_woken(work))

@@ -36,8 +36,8 @@ GROUP_BYTES: Final = 512 << 10
 GROUP_ENTRIES: Final = 512
 
 KEPT_BYTES: Final = 16 << 20
-"""The bytes of the block that makes glibc keep freed memory. A process then keeps up to twice as
-many freed bytes."""
+"""The size of the block that `_keep_freed_memory` frees. The process then keeps up to twice this
+size in freed memory."""
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ def read_task(options: ReadOptions, schema: StructType, task: Task) -> Iterator[
 def _keep_freed_memory() -> None:
     """Let the allocator keep memory that is freed. The decoder takes and frees some MB for each
     group of entries. By default glibc returns them to the system and requests them again, page by
-    page, which took 40 % of a task's CPU. glibc keeps memory after a block of this size was
-    freed."""
+    page, which took 40 % of a task's CPU. glibc stops doing so after it has freed a block of
+    KEPT_BYTES once."""
     np.empty(KEPT_BYTES, np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""The bookie's gRPC port: protobuf outside, `BookieService` and values inside.
+"""The bookie's gRPC port: decodes protobuf, calls `BookieService` and encodes the answer.
 
 It serves the rare calls. Adds and reads use the data port: data_port.py.
 """
@@ -26,7 +26,7 @@ SERVICE: Final = "magnetar.bookie.Bookie"
 
 def handlers(service: BookieService) -> Mapping[str, grpc.RpcMethodHandler[bytes, bytes]]:
     """Return the methods of SERVICE, for `grpc_server`. They answer malformed protobuf with
-    BAD_REQUEST."""
+    BAD_REQUEST, except Info, which does not read its request."""
     edge = _Edge(service)
     return {
         "LastConfirmed": unary_handler(edge.last_confirmed),

@@ -1,8 +1,9 @@
-"""A program for Apache Pulsar's Python client that uses Magnetar instead.
+"""A program written for Apache Pulsar's Python client. It uses Magnetar's client instead.
 
     python examples/from_apache_client.py
 
-Only the two marked lines differ from the program for `pip install pulsar-client`.
+The original program used Apache's package pulsar-client. Only the two places with a comment
+`# was: ...` differ from it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Decodes Avro's binary encoding with one writer's schema: a small part of Avro, without a library.
+"""Decodes Avro's binary encoding by the writer's schema alone, without an Avro library.
 
-The decoder reads all types of Avro 1.11. It knows the logical types date, timestamp-millis,
-timestamp-micros and uuid, and reads other logical types as their base types. A union must be of
-null and one other type. The parser refuses a recursive schema. Types in Spark: record -> struct,
-enum -> string, map -> map, fixed -> binary.
+The decoder reads all types of Avro 1.11. It knows the logical types date, timestamp-millis and
+timestamp-micros, and reads other logical types as their base types (uuid as string). A union must
+be of null and one other type. The parser refuses a recursive schema. Types in Spark: record ->
+struct, enum -> string, map -> map, fixed -> binary.
 
 A value must fill its payload. Bytes after the value, lengths beyond the payload and invalid indexes
 are errors (ValueError).
@@ -42,7 +42,10 @@ from magnetar.protos.entry import read_varint
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ITEMS_MAX: Final = 1_000_000  # the items of one array or map: an item can have 0 bytes
+ITEMS_MAX: Final = 1_000_000
+"""The maximum number of items of one array or map. The payload's size does not limit the number,
+because an item can have 0 bytes."""
+
 DEPTH_MAX: Final = 64  # the depth of nested types
 
 
@@ -75,7 +78,7 @@ def avro_decoder(avro: AvroType, kind: pa.DataType) -> Callable[[pa.Array], pa.A
         decoded = [None if it is None else _whole(avro, it) for it in values.to_pylist()]
         try:
             return pa.array(decoded, kind)
-        except (OverflowError, TypeError) as error:  # a time, or null where it is not allowed
+        except (OverflowError, TypeError) as error:  # such as a time too large for Arrow
             raise ValueError(str(error)) from None
 
     return decode
@@ -101,7 +104,7 @@ def _read_long(data: bytes, at: int) -> tuple[int, int]:
 def _read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
     size, at = _read_long(data, at)
     if not 0 <= size <= len(data) - at:
-        raise ValueError(f"a value of {size} bytes is longer than the payload")
+        raise ValueError(f"the size of a value, {size}, is negative or longer than the payload")
     return data[at : at + size], at + size
 
 

@@ -2,13 +2,13 @@
 
 A chunked message is a row of the range that holds its last chunk. A range can begin in the middle
 of a message. Then the executor searches backwards through the entries before the range, up to chunk
-0. The result of this search defines the message. A range keeps pieces of messages in memory only to
-save searches. The search has three rules:
+0. The search decides whether the message exists and what its payload is. A range keeps pieces of
+messages in memory only to save searches. The search has three rules:
 
 1. If a chunk has several entries, the newest one before the last chunk counts. A producer without a
    receipt sends chunks again.
-2. If the search finds another last chunk of the message before it has all chunks, the message ended
-   there. The newer last chunk is a copy, and no row.
+2. If the search finds an older last chunk of the message while other chunks are missing, the
+   message ended at the older one. The newer one is a copy and does not become a row.
 3. If the search reaches the first stored entry before it has all chunks, a part of the message was
    deleted: the message is lost.
 
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 PENDING_BYTES_MAX: Final = 256 << 20
 """Bytes of the pieces of incomplete messages that one range keeps. Beyond this limit, the range
-drops the pieces of the oldest message, unless it is the only one. If the last chunk of this message
-arrives, a search reads the pieces again."""
+drops the pieces of the oldest messages. It never drops the message that the newest piece belongs
+to. If the last chunk of a dropped message arrives, a search reads its pieces again."""
 
 MESSAGE_BYTES_MAX: Final = 1 << 30
-"""Bytes of one chunked message, as its producer sent it. A row of Spark has at most 2 GiB."""
+"""The maximum bytes of all chunks of one message, before decompression. A row of Spark has at most
+2 GiB."""
 
 SEARCH_ENTRIES_MAX: Final = 100_000
 """Entries that one search reads for the chunks of a message."""

@@ -1,7 +1,7 @@
-"""Sticky ranges: each consumer brings the hash ranges that it wants.
+"""Sticky ranges: each consumer names the hash ranges that it wants.
 
-The ranges of different consumers must not overlap. The application must cover all slots: the
-entries of a slot without a consumer wait until a consumer brings the slot.
+The ranges of different consumers must not overlap. The application must cover all slots. If no
+consumer has a slot, the entries of this slot wait until a consumer with the slot subscribes.
 
 Invariants (`check`): ranges are ascending and do not overlap.
 """
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from magnetar.broker.dispatch.permits import Consumer
 
 RANGES_MAX: Final = 10_000
-"""The limit of hash ranges of one consumer. No consumer needs as many, and the broker checks them
-in a few milliseconds."""
+"""The maximum number of hash ranges of one consumer. No consumer needs so many ranges. The broker
+checks this number of ranges in a few milliseconds."""
 
 
 class StickyRanges:

@@ -27,7 +27,7 @@ NAMESPACE_NAME_BYTES_MAX: Final = 512
 def topic_name(
     tenant: str, namespace: str, topic: str, domain: Domain = Domain.PERSISTENT
 ) -> TopicName:
-    """Return the topic with these parts of a path. Raises InvalidTopicName."""
+    """Return the name of the topic that has these parts. Raises InvalidTopicName."""
     return TopicName.parse(f"{domain}://{tenant}/{namespace}/{topic}")
 
 

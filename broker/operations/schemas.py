@@ -38,21 +38,26 @@ async def list_schemas(broker: Broker, name: TopicName) -> StoredSchemas:
 
 
 async def upload_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Version:
-    """Add a version, and return its number. Raises InvalidSchema, IncompatibleSchema,
-    TooManySchemas."""
+    """Add a version, unless an equal version exists. Returns the number of the version.
+
+    Raises InvalidSchema, InvalidArgument, IncompatibleSchema, TooManySchemas.
+    """
     compatibility = await _compatibility(broker, name)
     schema = await parsed_body(broker, body)
     return Version(version=await broker.schemas.put(name, schema, compatibility))
 
 
 async def delete_schema(broker: Broker, name: TopicName, *, force: bool) -> Version:
-    """Delete the schema; `force`: with all its versions. Returns the number of the deletion, or
-    with `force` that of the newest version. Raises NoSchema."""
+    """Delete the schema, which adds a deletion mark to its versions. Returns the version number of
+    the mark. Raises NoSchema.
+
+    `force`: delete all versions and marks permanently. Returns the number of the newest one.
+    """
     return Version(version=await broker.schemas.delete(name, force=force))
 
 
 async def check_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Compatibility:
-    """Check whether the schema could become a version. Raises InvalidSchema."""
+    """Check whether the schema could become a version. Raises InvalidSchema, InvalidArgument."""
     compatibility = await _compatibility(broker, name)
     schema = await parsed_body(broker, body)
     try:
@@ -63,7 +68,10 @@ async def check_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Com
 
 
 async def version_of_schema(broker: Broker, name: TopicName, body: SchemaBody) -> Version:
-    """Return the number of the version that equals the body. Raises InvalidSchema, NoSchema."""
+    """Return the number of the version that equals the body.
+
+    Raises InvalidSchema, InvalidArgument, NoSchema.
+    """
     schema = await parsed_body(broker, body)
     return Version(version=await broker.schemas.version_of(name, schema))
 
@@ -83,7 +91,7 @@ async def parsed_body(broker: Broker, body: SchemaBody) -> Schema:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return False if the text has half of a surrogate pair, which JSON can escape."""
+    """Return False if the text has half of a surrogate pair. A JSON escape can produce one."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -135,6 +143,9 @@ def _joined(text: bytes) -> bytes:
         texts = [it if isinstance(it, str) else json.dumps(it) for it in parts]
         encoded = [it.encode() for it in texts]
     except (ValueError, RecursionError, KeyError, TypeError):
-        expected = "no KEY_VALUE schema: it is not JSON with the keys key and value"
+        expected = (
+            "a KEY_VALUE schema must be a JSON object of Unicode text with the keys 'key' and"
+            " 'value'"
+        )
         raise InvalidSchema(expected) from None
     return b"".join(len(it).to_bytes(4) + it for it in encoded)

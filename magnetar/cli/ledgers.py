@@ -49,4 +49,4 @@ def orphans(
             ),
         )
     verb = "deleted" if delete else "found"
-    typer.echo(f"{verb} {len(found)} orphaned ledgers of {examined}")
+    typer.echo(f"examined {examined} ledgers, {verb} {len(found)} orphaned ledgers")

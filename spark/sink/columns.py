@@ -73,7 +73,7 @@ _JSON_SCALARS: Final = (
 
 
 class Target(NamedTuple):
-    """A topic, as it is named in the options or in the column `__topic`."""
+    """The topic or partition that a message goes to, by its full name."""
 
     topic: str
 
@@ -83,7 +83,7 @@ class Addressed(NamedTuple):
 
     target: Target
     message: OutgoingMessage
-    size: int  # bytes, as entries count it
+    size: int  # the approximate bytes of the message in an entry
     row: int  # number of the row in its task, from 0
 
 
@@ -96,7 +96,9 @@ def check_columns(schema: spark.StructType, options: WriteOptions) -> None:
             raise InvalidSchema(field.name, f"must be {' or '.join(kinds)}, not {kind}")
         if field.name.startswith("__") and kinds is None and field.name not in ASSIGNED:
             names = ", ".join(METADATA)
-            raise InvalidSchema(field.name, f"is unknown; a sink has value and {names}")
+            raise InvalidSchema(
+                field.name, f"is unknown; the metadata columns of a sink are {names}"
+            )
     if options.topic is None and "__topic" not in schema.names:
         raise InvalidOption("topic", "is required without a column __topic")
     others = _record_columns(schema)
@@ -104,14 +106,15 @@ def check_columns(schema: spark.StructType, options: WriteOptions) -> None:
         if not others:
             raise InvalidSchema("value", "is missing, and there are no columns for a JSON object")
         if options.value_format is ValueFormat.BYTES:
-            raise InvalidOption("valueFormat", "bytes needs a column value (binary or string)")
+            raise InvalidOption("valueFormat", "bytes needs the column 'value' (binary or string)")
         for name in others:
             _check_json(name, schema[name].dataType)
         return
     if others:
         raise InvalidSchema(
             others[0],
-            "cannot be written beside a column value: put it into value, or leave out value",
+            "cannot be written together with the column 'value': move it into 'value', or remove"
+            " 'value'",
         )
     value = schema["value"].dataType
     if value.simpleString() in _TEXT:
@@ -259,7 +262,9 @@ def _check_json(column: str, kind: spark.DataType) -> None:
         _check_json(column, kind.elementType)
     elif isinstance(kind, spark.MapType):
         if not isinstance(kind.keyType, spark.StringType):
-            raise InvalidSchema(column, "is a map whose keys are not strings, which JSON needs")
+            raise InvalidSchema(
+                column, "is a map whose keys are not strings: JSON needs string keys"
+            )
         _check_json(column, kind.valueType)
     elif not isinstance(kind, _JSON_SCALARS):
         raise InvalidSchema(

@@ -193,7 +193,7 @@ class Deduplication:
         log.info("deduplication is off", topic=str(self._log.name))
 
     async def _replay(self, sequences: Sequences) -> None:
-        """Read the entries after the position that `sequences` covers, and add their sequence ids."""
+        """Read the entries after the position that `sequences` covers; add their sequence ids."""
         chain = self._log.chain
         while True:
             entries = await self._log.read(

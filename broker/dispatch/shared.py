@@ -171,6 +171,11 @@ class Shared:
             gone = consumer.pending.pop_through(position)
             consumer.on_unacked(-sum(sum(entries.values()) for entries in gone.values()))
         self._replay.drop_through(position)
+        for owner in list(self._parked):
+            later = [parked for parked in self._parked.pop(owner) if parked > position]
+            if later:
+                self._parked[owner] = later
+        self._chunks.on_gone_through(position)
         return self.advance(now)
 
     def on_entries(self, entries: list[StoredEntry], now: float) -> list[Action]:

@@ -160,6 +160,54 @@ def test_unfinished_messages_are_bounded() -> None:
     assert got(it, member)[-1] == ("m0", 1)
 
 
+def test_expired_messages_take_no_room_from_an_unfinished_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunks, "MESSAGES_MAX", 3)
+    it = world()
+    first = it.join()
+    it.flow(first, 5)
+    append(it, "m", 0, 2)
+    for uuid in ("x", "y"):
+        append(it, uuid, 0, 2)
+        append(it, uuid, 1, 2)
+    it.settle()
+    second = it.join()
+    it.flow(second, 100)
+    it.skip_through(it.log[-1].position)
+    append(it, "z", 0, 2)
+    it.settle()
+    assert got(it, second) == [("z", 0)]
+    append(it, "m", 1, 2)
+    it.settle()
+    it.flow(first, 1)
+    it.settle()
+    assert got(it, first)[-1] == ("m", 1)
+
+
+def test_expired_chunks_do_not_wait_for_their_consumer() -> None:
+    it = world()
+    first = it.join()
+    it.flow(first, 1)
+    append(it, "m", 0, 3)
+    it.settle()
+    second = it.join()
+    it.flow(second, 100)
+    append(it, "m", 1, 3)
+    append(it, "m", 2, 3)
+    it.settle()
+
+    def parked() -> list[int]:
+        reasons = it.machine.explain(it.now)
+        return [int(str(it.facts["chunks"])) for it in reasons if it.why is Why.CHUNKS]
+
+    assert parked() == [2]
+    it.skip_through(it.log[1].position)
+    assert parked() == [1]
+    it.skip_through(it.log[2].position)
+    assert parked() == []
+
+
 class Clients:
     """The messages that clients build from the chunks that they get."""
 

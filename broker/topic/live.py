@@ -326,9 +326,13 @@ class NonPersistentTopic:
         clients: list[LiveProducer | ConsumerHandle] = list(self.producers.values())
         for subscription in self.subscriptions.values():
             clients += subscription.consumers.values()
-        await self._turns.each(
-            clients, lambda client: client.evict(reason), slice_items=CLOSED_PER_TURN
-        )
+        try:
+            await self._turns.each(
+                clients, lambda client: client.evict(reason), slice_items=CLOSED_PER_TURN
+            )
+        finally:
+            for client in clients:  # the close was cancelled
+                client.evict(reason)
 
     def _maybe_idle(self) -> None:
         """Keep a timer while there is neither a producer nor a consumer."""

@@ -281,6 +281,19 @@ async def test_a_topic_closes_many_clients_in_several_turns_of_the_loop() -> Non
     assert world.topic.users == 0
 
 
+async def test_a_cancelled_close_disconnects_every_client() -> None:
+    world = World()
+    sessions = [(await world.consume())[1] for _ in range(2 * CLOSED_PER_TURN)]
+    async with asyncio.TaskGroup() as tasks:
+        closing = tasks.create_task(world.topic.close())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert sum(session.reason is not None for session in sessions) == CLOSED_PER_TURN
+        closing.cancel()
+    assert all(session.reason is CloseReason.UNLOADED for session in sessions)
+    assert world.topic.users == 0
+
+
 async def test_only_the_active_consumer_of_a_failover_subscription_gets_messages() -> None:
     world = World()
     one, first = await world.consume(kind=FAILOVER)

@@ -78,13 +78,19 @@ class ChunkRoutes:
     def must_wait(self, chunk: Chunk, position: Position, acks: Acks) -> bool:
         """Returns True when an earlier chunk of the message waits, too, and must be delivered
         first."""
-        message = self._messages.get(chunk.uuid)
+        first = self.first_waiting(chunk.uuid, acks)
+        return first is not None and first < position
+
+    def first_waiting(self, uuid: str, acks: Acks) -> Position | None:
+        """The lowest position of the message that was given back and is not delivered again. None:
+        there is none."""
+        message = self._messages.get(uuid)
         if message is None:
-            return False
+            return None
         waiting, lowest = message.waiting, message.lowest
         while lowest and (lowest[0] not in waiting or acks.is_acked(lowest[0])):
             heappop(lowest)
-        return bool(lowest) and lowest[0] < position
+        return lowest[0] if lowest else None
 
     def on_given(self, chunk: Chunk, position: Position, consumer: Consumer) -> None:
         """The consumer gets the chunk. If the message has no owner, the consumer becomes the
@@ -132,8 +138,8 @@ class ChunkRoutes:
         found = dict.fromkeys(positions)
         for position in list(found):
             uuid = self._messages_by_position.get(position)
-            if uuid is not None:
-                message = self._messages[uuid]
+            message = None if uuid is None else self._messages[uuid]
+            if message is not None and position in message.out:
                 found |= dict.fromkeys(sorted(message.out))
                 self._give_back(message)
         return list(found)

@@ -35,14 +35,16 @@ With `ordered_nacks` (a policy of the consumers), an entry that is later than a 
 acknowledged one of its slot waits as well, at gates 2 and 3 (withheld.py).
 
 `allow_out_of_order` is a policy of each consumer. While all connected consumers have it, no slot
-drains and gate 1 is open. When a consumer without it joins, a slot may have pending entries at
-several consumers. Then every slot with pending entries drains once, at all of these consumers.
+drains and gate 1 is open, except for chunks: a chunk waits for the earlier chunks of its message.
+When a consumer without it joins, a slot may have pending entries at several consumers. Then every
+slot with pending entries drains once, at all of these consumers.
 
 A consumer that leaves may have 50,000 pending entries. The dispatcher returns them in parts, so
 that other keys continue. The next part follows PART_PAUSE_S later, and waits for no
 acknowledgement. Until the last entry is returned, the consumer is *departed*, and its slots drain
 at it. A pinned slot does not drain. If it has pending entries at a departed consumer, it is *late*
-until they are returned, and no consumer gets an entry of it.
+until they are returned, and no consumer gets an entry of it. While entries may be delivered out of
+order, no slot drains; a slot is late if a departed consumer has earlier chunks of its next chunk.
 
 A consumer may also ask for the redelivery of all its entries. The dispatcher then moves the entries
 to a departed consumer, and returns them in the same way. The consumer stays, without entries.
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
     from magnetar.broker.dispatch.selector import Moved, Selector
     from magnetar.broker.log.entry import StoredEntry
     from magnetar.broker.log.position import Position
+    from magnetar.protos.entry import Chunk
 
 _UNKNOWN: Final = 0  # stands for the slot of a delayed entry before its read; no slot has it
 
@@ -133,7 +136,9 @@ class KeyShared:
         self._unqueued: set[int] = set()  # slots that may have to be queued, in parts
         self._part_at = 0.0  # the next part; valid while `_departed` or `_unqueued` is not empty
         self._unsettled: set[int] = set()  # pinned when the order began: maybe at several consumers
-        self._late: set[int] = set()  # unsettled, with pending entries at departed consumers
+        # Slots that wait until departed consumers have none of their entries: unsettled ones, and
+        # those of a message that has chunks there.
+        self._late: set[int] = set()
         self._unblocked: set[int] = set()  # drained slots with waiting entries, until the timer
         self._unblock_at = 0.0  # valid while `_unblocked` is not empty
         self._reading: Read | Replay | None = None  # None: no read is outstanding
@@ -556,12 +561,10 @@ class KeyShared:
             for slot, at_several in self._draining.of(None).items():
                 assert at_several.references == self._per_slot[slot], "4: at several"
             assert self._unsettled <= self._pins.keys(), "3: pinned no more"
-            assert self._late <= self._unsettled, "a late slot drains or is settled"
-            assert self._departed or not self._late, "a slot stays late without end"
         else:
             assert not self._draining
             assert not self._unsettled
-            assert not self._late
+        assert self._departed or not self._late, "a slot stays late without end"
         for slot in self._replay.slots():
             target = self._target(slot)
             lowest = self._replay.lowest(slot)
@@ -610,14 +613,17 @@ class KeyShared:
                 waits = True
             if withheld and withheld.withholds(slot, position):
                 waits = True
+            chunk = entry.view.chunk
+            if chunk is not None and not waits:
+                waits = self._overtakes(chunk, position, slot)
             if not waits:
                 room = self._room(consumer, rooms)
                 waits = room <= 0
             if waits or consumer is None:
                 held.add(slot)
                 self._wait(position, slot)
-                if entry.view.chunk is not None:
-                    self._chunks.on_deferred(entry.view.chunk, position)
+                if chunk is not None:
+                    self._chunks.on_deferred(chunk, position)
                 continue
             rooms[consumer] = room - messages
             delivery = deliveries.get(consumer)
@@ -632,8 +638,8 @@ class KeyShared:
             consumer.pending.set(position, messages)
             self.slots.set(position, slot)
             per_slot[slot] = per_slot.get(slot, 0) + 1
-            if entry.view.chunk is not None:
-                self._on_chunk(entry, slot, consumer)
+            if chunk is not None:
+                self._on_chunk(chunk, position, slot, consumer)
                 drains = bool(draining)
         for consumer, delivery in deliveries.items():
             consumer.on_given(len(delivery.entries), delivery.messages)
@@ -794,9 +800,11 @@ class KeyShared:
             self._late.clear()
             self._queue_in_parts(self._replay.slots(), now)
         else:
+            late, self._late = self._late, set()
             self._unsettled = {slot for slot in self._pins if slot in self._per_slot}
             self._draining.register(None, self._astray(self._per_slot))
             self._find_late()
+            self._queue(late)  # those without pending entries do not drain
 
     def _find_late(self) -> None:
         """Mark as late the unsettled slots that have pending entries at departed consumers."""
@@ -856,12 +864,22 @@ class KeyShared:
 
     # ---- chunks ----------------------------------------------------------------------------------
 
-    def _on_chunk(self, entry: StoredEntry, slot: int, consumer: Consumer) -> None:
-        chunk = entry.view.chunk
-        assert chunk is not None
+    def _overtakes(self, chunk: Chunk, position: Position, slot: int) -> bool:
+        """Returns True when an earlier chunk of the message is to be delivered again: it waits in
+        this slot, or is pending at a departed consumer. In the second case the slot becomes late.
+        A chunk with another slot does not count, because its producer gave it another key."""
+        first = self._chunks.first_waiting(chunk.uuid, self._acks)
+        if first is None or first >= position:
+            return False
+        if self.slots.get(first) == slot and any(it.pending.get(first) for it in self._departed):
+            self._late.add(slot)
+            return True
+        return slot in self._replay and self._replay.lowest(slot) <= first
+
+    def _on_chunk(self, chunk: Chunk, position: Position, slot: int, consumer: Consumer) -> None:
         if self._chunks.owner(chunk) not in (None, consumer):
             return  # its producer gave the chunks of one message different keys
-        self._chunks.on_given(chunk, entry.position, consumer)
+        self._chunks.on_given(chunk, position, consumer)
         if chunk.index < chunk.count - 1:
             self._unfinished.setdefault(chunk.uuid, slot)
             self._pins[self._unfinished[chunk.uuid]] = consumer

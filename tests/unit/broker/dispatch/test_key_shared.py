@@ -590,6 +590,71 @@ def test_returned_chunk_brings_its_whole_message_back() -> None:
     assert first.inbox == [Position(0, n) for n in (0, 1, 2, 0, 1, 2)]
 
 
+@pytest.mark.parametrize("part_entries", [1, 10], ids=["in parts", "at once"])
+def test_last_chunk_waits_for_the_chunks_of_a_consumer_that_left(part_entries: int) -> None:
+    """The broker reads the last chunk while the consumer leaves. No slot drains: both consumers
+    allow delivery out of order."""
+    it = world(settings=KeySharedSettings(part_entries=part_entries))
+    first = it.join(name="first", policy=RELAXED)
+    it.flow(first, 100)
+    chunks = [Chunk("u", index, 3, 30) for index in range(3)]
+    for chunk in chunks[:2]:
+        it.append(key="k", chunk=chunk)
+    it.settle()
+    second = it.join(name="second", policy=RELAXED)
+    it.flow(second, 100)
+    it.append(key="k", chunk=chunks[2])
+    it.leave(first)
+    it.settle()
+    while it.machine.next_timer() is not None:
+        it.fire_timer()
+        it.settle()
+    assert second.inbox == [Position(0, n) for n in range(3)]
+
+
+def test_order_that_begins_while_a_chunk_waits_for_a_left_consumer_queues_its_slot() -> None:
+    """The consumer that left has no entry of the slot any more, but one of another key."""
+    it = world(settings=KeySharedSettings(part_entries=1))
+    first = it.join(name="first", policy=RELAXED)
+    it.flow(first, 100)
+    it.append(key="k", chunk=Chunk("u", 0, 2, 20))
+    it.append(key="other")
+    it.settle()
+    second = it.join(name="second", policy=RELAXED)
+    it.flow(second, 100)
+    it.append(key="k", chunk=Chunk("u", 1, 2, 20))
+    it.leave(first)
+    it.settle()
+    it.fire_timer()  # returns the first chunk
+    third = it.join(name="third")
+    it.flow(third, 100)
+    it.settle()
+    while it.machine.next_timer() is not None:
+        it.fire_timer()
+        it.settle()
+    message = [Position(0, 0), Position(0, 2)]
+    inboxes = [[one for one in member.inbox if one in message] for member in (second, third)]
+    assert sorted(inboxes) == [[], message]
+
+
+def test_a_chunk_with_another_key_does_not_wait_for_its_message() -> None:
+    """A producer gave the chunks of one message different keys. The first chunk waits for room."""
+    it = world()
+    first = it.join(name="first", policy=RELAXED)
+    it.flow(first, 1)
+    [moving] = it.moving_keys(first, "second", 1)
+    it.append(key=moving, chunk=Chunk("u", 0, 2, 20))
+    it.settle()
+    second = it.join(name="second", policy=RELAXED)
+    it.redeliver(first)
+    it.settle()
+    it.flow(first, 1)
+    it.append(key=it.key_for(first), chunk=Chunk("u", 1, 2, 20))
+    it.settle()
+    assert Position(0, 1) in first.inbox
+    assert second.inbox == []
+
+
 def test_failed_read_is_requested_again() -> None:
     it = world()
     first = it.join()

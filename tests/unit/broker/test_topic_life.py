@@ -189,6 +189,34 @@ async def test_a_request_that_meets_the_unloading_loads_the_topic_again() -> Non
         assert here.topic is not first
 
 
+@pytest.mark.parametrize("turns", [1, 2, 4, 8])
+async def test_an_unload_that_is_cancelled_leaves_no_closed_topic_behind(turns: int) -> None:
+    """An administrator's request is cancelled at its time limit."""
+    async with place() as here, asyncio.TaskGroup() as group:
+        await here.broker.topic(NAME)
+        unload = group.create_task(here.broker.unload_topic(NAME))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        unload.cancel()
+        await settle()
+        client = await here.client()
+        assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
+        assert here.topic.state is TopicState.OPEN
+
+
+async def test_a_cancelled_second_unload_leaves_the_topic_to_the_first() -> None:
+    async with place() as here, asyncio.TaskGroup() as group:
+        topic = await here.broker.topic(NAME)
+        first, second = (group.create_task(here.broker.unload_topic(NAME)) for _ in range(2))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.sleep(0)
+        assert here.broker.topics == [topic], "the first unload still closes the topic"
+        await first
+        assert here.broker.topics == []
+
+
 async def test_a_topic_with_a_backlog_stays_loaded() -> None:
     async with place(life=QUICK) as here:
         client = await here.client()

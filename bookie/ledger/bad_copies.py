@@ -67,7 +67,7 @@ class BadCopies:
         self._notes[key] = merged if len(merged) <= RANGES_MAX else [(merged[0][0], merged[-1][1])]
 
     def drain(self) -> list[tuple[LedgerId, BadCopy]]:
-        """Take all notes, oldest first. A caller that cannot record them returns them (`note`)."""
+        """Take all notes, oldest first. A caller that cannot record them adds them again."""
         notes, self._notes = self._notes, {}
         return [
             (ledger, BadCopy(member, EntryId(first), EntryId(last)))

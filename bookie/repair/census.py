@@ -28,8 +28,8 @@ Found = tuple["LedgerId", "LedgerMetadata | None"]
 
 
 async def all_ledgers(store: MetadataStore, pace: Pace) -> AsyncIterator[Sequence[Found]]:
-    """Yield all ledgers in batches, ascending. `pace` counts ledgers. Raises the errors of the
-    metadata store."""
+    """Yield all ledgers in batches, ascending. `pace` limits the ledgers per second. Raises the
+    errors of the metadata store."""
     loop = asyncio.get_running_loop()
     batch: list[LedgerId] = []
     async for ledger in ledger_ids(store, paths.LEDGERS):

@@ -72,8 +72,8 @@ class UnderReplicationRecords:
         return await self._merge(ledger, lost=frozenset(members))
 
     async def add_bad(self, ledger: LedgerId, member: Member, first: int, last: int) -> bool:
-        """Record that the member lacks sound copies of entries `first` to `last`, as far as it
-        should have them. False: the record has this already."""
+        """Record that the member lacks sound copies of entries `first` to `last`. Only the entries
+        that the member should have count. False: the record has this already."""
         return await self.add_bad_copies(ledger, [BadCopy(member, EntryId(first), EntryId(last))])
 
     async def add_bad_copies(self, ledger: LedgerId, copies: Iterable[BadCopy]) -> bool:
@@ -132,8 +132,9 @@ class UnderReplicationRecords:
         """Hold the ledger's lock inside the context. None: another process has it. Otherwise yields
         a function that says whether the lock is still held, as far as this process knows.
 
-        The lock is released at the end, however long the store is unreachable. A lock that stayed
-        would block all other repairs of the ledger for the life of this process.
+        The lock is released at the end. If the store is unreachable then, the release is repeated
+        until it succeeds; a cancelled task gives up after UNLOCK_S. A lock that stayed would block
+        all other repairs of the ledger for the life of this process.
         """
         session = self._store.session_id
         ours: bool | None = None  # None: unknown
@@ -159,8 +160,8 @@ class UnderReplicationRecords:
         """Take the lock. False: another process has it. The lock ends at the latest with this
         process's metadata session.
 
-        If an earlier call took the lock but lost the reply, this call returns True. An owner never
-        asks for a lock that it knows to have.
+        If an earlier call took the lock but lost the reply, this call returns True. An owner that
+        knows that it has the lock must not ask for it again: it would get True.
         """
         try:
             await self._store.create_ephemeral(paths.repair_lock(ledger), owner.encode())

@@ -277,9 +277,9 @@ async def _touch_tenant(broker: Broker, tenant: str) -> None:
 
 
 async def _forget_topics(broker: Broker, name: NamespaceName) -> None:
-    """Delete the policies and schemas of topics that are left in a deleted namespace: a new
-    namespace of the same name must not find them. Stop when that namespace exists, because the rest
-    may be its own."""
+    """Delete the topic policies and schemas that a deleted namespace has left: a new namespace of
+    the same name must not find them. Stop when that namespace exists, because the rest may be its
+    own."""
     namespace = paths.namespace(name.tenant, name.namespace)
     for folder in (
         paths.topic_policies_folder(name.tenant, name.namespace),

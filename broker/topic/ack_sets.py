@@ -3,9 +3,9 @@
 An ack set of a batch of n messages has ceil(n / 64) words at most. Bits beyond the batch have no
 meaning. The subscription notes the sizes of the batches that it reads, so the size of a delivered
 batch is known. A client may acknowledge a batch that it got from the topic's former owner. The size
-of this batch is not known here. So ack sets of unknown size have limits of their own: for the
-length of one set, and for the words of all such sets. When the batch is read, its set is cut to the
-batch (`Cursor.limit_batch`).
+of this batch is not known here. So ack sets of batches of unknown size have limits of their own:
+for the words of one set, and for the words of all such sets. When the batch is read, its set is cut
+to the batch (`Cursor.limit_batch`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 SIZES_MAX: Final = 20_000
 """The limit of batches whose sizes a subscription remembers: the batches that it read last. About
-200 bytes each, 4 MB. Pulsar's default of 1,000 messages in a receiver's queue is 1,000 batches at
-most."""
+200 bytes each, 4 MB. The queue of one receiver holds 1,000 messages by Pulsar's default, so they
+come from 1,000 batches at most."""
 
 UNKNOWN_WORDS_MAX: Final = 1_024
 """The limit of words of one ack set whose batch is not known: 65,536 messages. Pulsar's clients
 close a batch at 1,000 messages by default."""
 
 UNKNOWN_WORDS_TOTAL_MAX: Final = 1 << 18
-"""The limit of words of all sets of unknown size that are still in the cursor of a subscription: 2
-MB. It is enough for 100,000 sets of two words, or for 16,000 sets of 1,000 messages."""
+"""The limit of words of all ack sets in one subscription's cursor whose batches have an unknown
+size: 2 MB. It is enough for 100,000 sets of two words, or for 16,000 sets of 1,000 messages."""
 
 
 class AckSets:
@@ -50,7 +50,7 @@ class AckSets:
         self._unknown_words = 0
 
     def on_read(self, entries: Iterable[StoredEntry]) -> None:
-        """The dispatcher gets these entries next. Hot for batches only."""
+        """The dispatcher gets these entries next. An entry that is no batch costs little here."""
         limited = self._cursor.has_partial
         for entry in entries:
             view = entry.view

@@ -1,15 +1,15 @@
 """The options of clients, producers, consumers and readers: frozen values, checked at creation.
 
-The fields are the parameters of Apache's Python client, in the same order and with the same
-defaults, so calls need no change. Three defaults differ. Batching is on, with the limits of
-Apache's Java client. Batch index acknowledgement is on, because batching is on. The client
-validates the host's name if it uses TLS.
+The first fields of each class are the parameters of Apache's Python client, in the same order and
+with the same defaults, so calls need no change. Three defaults differ. Batching is on, with the
+limits of Apache's Java client. Batch index acknowledgement is on, because batching is on. The
+client validates the host's name if it uses TLS.
 
 The client does not ignore a parameter of an unsupported feature: it raises an error that names the
 parameter. The client accepts some parameters that have no effect; each class names them.
 
-Apache's Python client does not have all of these parameters. `hashing_scheme` is a parameter of
-Apache's Java and C++ clients; comments in the classes mark the others.
+Some parameters do not exist in Apache's Python client: `hashing_scheme`, which Apache's Java and
+C++ clients have, and the parameters that a comment in their class marks.
 """
 
 from __future__ import annotations
@@ -455,7 +455,8 @@ class ProducerOptions:
     - `encryption_key`, `encryption_keys`: the names of the public keys that encrypt the messages.
     - `crypto_key_reader`: the reader of these keys.
     - `initial_subscription_name`: the name of a subscription. If the subscription does not exist
-      when the producer attaches, the broker creates it at the first message of the topic.
+      when the producer attaches, the broker creates it. The subscription
+      begins at the first message of the topic.
     - `stops_at_refusal`: True: after the broker has refused one entry of this producer, the broker
       stores no later entry of the producer.
     - `interceptors`: hooks that the client calls for each send, in this order.

@@ -69,7 +69,8 @@ class OutgoingMessage:
     event_time_ms: int = 0  # 0: no event time
     deliver_at_ms: int | None = None  # None: at once; a delayed message is never in a batch
     null_value: bool = False
-    schema_version: bytes | None = None  # None: the producer's; b"": no version. Never in a batch
+    # None: the producer's version; b"": no version. In a batch, each message has None.
+    schema_version: bytes | None = None
 
     @property
     def is_plain(self) -> bool:

@@ -60,7 +60,7 @@ class BookieState(StrEnum):
     READ_ONLY = "read-only"
     DRAINING = "draining"  # serves, and gets no new ledgers
     LEAVING = "leaving"  # serves, while its ledgers are moved away
-    MISSING = "missing"  # known, and not listed
+    MISSING = "missing"  # has a cookie, and is not registered
     FORMER = "former"  # an earlier disk of a bookie, which ledgers still name
     UNKNOWN = "unknown"  # ledgers name it, and the cluster does not know it
 

@@ -61,7 +61,7 @@ class _Followed:
 class Effects:
     """The actions of the shell after a read."""
 
-    load: tuple[TopicName, ...] = ()  # topics whose own policies are now a part to be read
+    load: tuple[TopicName, ...] = ()  # topics whose own policies are to be read
     notify: tuple[PolicyListener, ...] = ()
 
 
@@ -198,7 +198,8 @@ class NamespaceView:
         for key in keys - (before or frozenset()):
             followed = self._followed.get(key)
             if followed is not None and followed.own is None:
-                followed.own = Part(UNSET)  # the topic set none until now: stale, not unknown
+                # Until now the topic set no policies. So its part is stale, not unknown.
+                followed.own = Part(UNSET)
                 load.append(followed.base)
         return Effects(load=tuple(sorted(load)))
 

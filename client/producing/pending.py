@@ -36,7 +36,8 @@ class PendingEntry:
     messages: int
     message_bytes: int
     due_at: float | None  # None: no time limit
-    # Messages whose reservation ends with this entry: 0 for a chunk before the last.
+    # When the outcome of this entry is reported, this number of messages is no longer pending: 0
+    # for a chunk before the last.
     reserved: int = -1  # -1: as many as `messages`
     is_chunk: bool = False
     sent_at: float = 0.0
@@ -139,8 +140,8 @@ class PendingEntries:
     def on_receipts(self, sequence_ids: Sequence[int]) -> list[PendingEntry | None]:
         """Handle several receipts in order, as `on_receipt` does.
 
-        The list ends before the first receipt that is out of order. For this receipt, `on_receipt`
-        raises.
+        The list ends before the first receipt that is out of order. To get the error, the caller
+        passes this receipt to `on_receipt`.
         """
         answered: list[PendingEntry | None] = []
         entries = self._entries

@@ -43,8 +43,8 @@ def run_process(
 
     A bug in a callback or in a transport's handler also ends the process at once, without clean-up:
     the state in memory may be wrong, and the data on disk survives this end. If `survives` returns
-    True for the bug, the process only logs it: a broker has no data on disk, and a client must not
-    be able to end it.
+    True for the bug, the process logs the bug and continues. A broker does so: it has no data on
+    disk that a bug could damage, and a client must not be able to end a broker.
     """
     if not __debug__:
         sys.stderr.write(

@@ -72,8 +72,8 @@ class UnderReplicationRecords:
         return await self._merge(ledger, lost=frozenset(members))
 
     async def add_bad(self, ledger: LedgerId, member: Member, first: int, last: int) -> bool:
-        """Record that the member lacks sound copies of entries `first` to `last`. Only the entries
-        that the member should have count. False: the record has this already."""
+        """Record that the member lacks sound copies of entries `first` to `last`. Entries that
+        the member need not have do not count. False: the record has this already."""
         return await self.add_bad_copies(ledger, [BadCopy(member, EntryId(first), EntryId(last))])
 
     async def add_bad_copies(self, ledger: LedgerId, copies: Iterable[BadCopy]) -> bool:

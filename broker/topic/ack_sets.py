@@ -31,8 +31,8 @@ UNKNOWN_WORDS_MAX: Final = 1_024
 close a batch at 1,000 messages by default."""
 
 UNKNOWN_WORDS_TOTAL_MAX: Final = 1 << 18
-"""The limit of words of all ack sets in one subscription's cursor whose batches have an unknown
-size: 2 MB. It is enough for 100,000 sets of two words, or for 16,000 sets of 1,000 messages."""
+"""The limit of words of all ack sets of batches of unknown size in the cursor of a subscription:
+2 MB. It is enough for 100,000 sets of two words, or for 16,000 sets of 1,000 messages."""
 
 
 class AckSets:

@@ -46,7 +46,7 @@ class SendRun:
     views: dict[int, EntryView] = field(default_factory=dict)
     # The errors of entries, keyed by place.
     errors: dict[int, EntryError] = field(default_factory=dict)
-    end: int = 0  # the place after the last frame of the run
+    end: int = 0  # the offset in the buffer after the last frame of the run
     parsed_bytes: int = 0  # the size of the SENDs that are not plain
     # The encoded fields of producer names in plain entries. None: not collected, because the run
     # begins with a SEND that is not plain.
@@ -113,9 +113,9 @@ def run_of(command: Command) -> SendRun:
 # Mechanics
 
 _IDS_AT: Final = 12
-_HEADS: Final = {  # by the size of `ids`: total, command size, type and tag, body size, `ids`
-    size: struct.Struct(f">II3sB{size}s") for size in range(3, 13)
-}
+# The head of a plain SEND: total size, command size, type and tag, body size, ids (`_ids_of`). The
+# key is the size of the ids.
+_HEADS: Final = {size: struct.Struct(f">II3sB{size}s") for size in range(3, 13)}
 _ENTRY_HEAD: Final = struct.Struct(">HII")
 _SEND: Final = b"\x08\x06\x32"
 _ONE_MESSAGE: Final = b"\x18\x01"  # num_messages = 1
@@ -130,7 +130,8 @@ def _read_plain(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendR
     ids = b"" if run is None else _ids_of(run.producer_id)
     head = _HEADS[len(ids) or _ids_bytes(buffer, at)]
     rest = name_field = rest_fields = b""
-    # `high`: the sequence id without its lowest seven bits. `carry`: 0x80 if it has further bytes.
+    # `high`: the sequence id without its lowest seven bits. `carry`: 0x80 if the sequence id is
+    # encoded in more than one byte, otherwise 0.
     high = carry = 0
     spare = 0  # bytes after the sequence id that state num_messages = 1
     count = 0
@@ -203,7 +204,8 @@ def _read_other(buffer: memoryview, at: int, run: SendRun | None) -> tuple[SendR
         command = parse_command(frame)
     except (FrameError, CommandError):
         return run, at
-    if not isinstance(command.body, pb.CommandSend):  # the type was given twice
+    # The command begins with the type SEND. If a second type follows, the second one counts.
+    if not isinstance(command.body, pb.CommandSend):
         return run, at
     extended = _add(run, command)
     return (run, at) if extended is None else (extended, end)

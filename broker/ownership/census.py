@@ -6,8 +6,8 @@ own too many to brokers that own too few (balancer.py). A census may be a minute
 is that bundles stay unevenly spread until the next round.
 
 The rule for moves needs no leader. Every broker computes the same moves from the same counts, and
-moves the bundles that leave itself. No bundle moves between brokers whose counts differ by one, so
-no move makes another move necessary.
+carries out the moves of its own bundles. No bundle moves between brokers whose counts differ by
+one, so no move makes another move necessary.
 """
 
 from __future__ import annotations

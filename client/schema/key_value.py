@@ -198,7 +198,9 @@ def _taken(data: bytes) -> tuple[bytes | None, bytes]:
     length = int.from_bytes(data[:_LENGTH_BYTES], signed=True)
     end = _LENGTH_BYTES + max(length, 0)
     if length < -1 or len(data) < end:
-        raise ValueError(f"{len(data)} bytes are no key and value: a part of {length} bytes")
+        raise ValueError(
+            f"no key and value: {len(data)} bytes cannot hold a part of length {length}"
+        )
     return (None if length < 0 else data[_LENGTH_BYTES:end]), data[end:]
 
 

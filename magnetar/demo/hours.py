@@ -26,9 +26,9 @@ NAMESPACE: Final = "public/exact"
 TOPIC: Final = f"persistent://{NAMESPACE}/delays-by-hour"
 TIME_ZONE: Final = "America/New_York"  # the time zone of the airports
 BATCHES: Final = 3
-# The delay of the watermark, as a number of flights. A batch of the producer holds 1,000 flights,
-# sorted by carrier and not by time. 3,000 flights are about three days of the year. If the demo
-# publishes only a part of the flights, 3,000 flights span more days.
+# The delay of the watermark is the number of days that this many flights span. A batch of the
+# producer holds 1,000 flights, sorted by carrier and not by time. 3,000 flights are about three
+# days of the year. If the demo publishes only a part of the flights, 3,000 flights span more days.
 WATERMARK_FLIGHTS: Final = 3_000
 YEAR_DAYS: Final = 365
 ADMIN_S: Final = 30.0

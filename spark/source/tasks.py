@@ -31,7 +31,8 @@ class Task(InputPartition):
     ) -> None:
         super().__init__(None)
         self.number = number  # among the tasks of its batch
-        self.sealed = Sealed()  # the ledgers that bookies can serve; the rows are the same
+        # The ledgers that the task may read from bookies. The rows are the same as from the owners.
+        self.sealed = Sealed()
         self.spans = spans
         self.owners = owners  # topic -> URL of the broker that owned it at planning time
         # topic -> index of the first message to read, and the index after the last message (None:

@@ -145,7 +145,6 @@ class _Served:
     used_s: float = 0.0  # the loop's time of the last request for the topic
     # Set when an unload of the idle topic, or its deletion, has ended. None: neither has begun.
     left: asyncio.Event | None = None
-    is_closing: bool = False  # a call of `Broker._close` has begun to close the topic
 
 
 class Broker:
@@ -782,11 +781,10 @@ class Broker:
             topic = await asyncio.shield(served.opened)
         except OPERATING_ERRORS:
             return  # the topic did not open: there is nothing to close
-        is_first, served.is_closing = not served.is_closing, True
         try:
             await topic.close(reason)
         except asyncio.CancelledError:
-            if is_first:  # the topic has closed itself; other calls only wait for that
+            if topic.closed:  # otherwise another call still closes or deletes the topic
                 self._forget(name, served)
             raise
         except Exception as error:  # guard.py; the next owner recovers open ledgers

@@ -120,6 +120,10 @@ class ServedTopic(Protocol):
     async def stats(self) -> dict[str, Any]:
         """The statistics in the form of Pulsar's TopicStats. Raises ReadFailed."""
 
+    @property
+    def closed(self) -> bool:
+        """True when the topic serves nothing more. While it closes or is deleted, `close` waits."""
+
     async def close(self, reason: CloseReason = ...) -> None:
         """Stop serving the topic. Returns within a few seconds, and never raises operating errors.
         May be called more than once."""

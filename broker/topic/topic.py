@@ -861,6 +861,10 @@ class PersistentTopic:
         self.state = TopicState.CLOSED
         self._closed.set()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
     async def close(self, reason: CloseReason = CloseReason.UNLOADED) -> None:
         """Stop serving the topic. Returns within CLOSE_TIMEOUT_S plus the turns of the event loop
         that the disconnection of all clients takes. Never raises operating errors. May be called

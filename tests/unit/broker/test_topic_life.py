@@ -217,6 +217,21 @@ async def test_a_cancelled_second_unload_leaves_the_topic_to_the_first() -> None
         assert here.broker.topics == []
 
 
+async def test_a_cancelled_unload_leaves_the_topic_to_its_deletion() -> None:
+    async with place() as here, asyncio.TaskGroup() as group:
+        topic = await here.broker.topic(NAME)
+        with topic.held():  # delays the deletion
+            deletion = group.create_task(here.broker.delete_topic(NAME, force=True))
+            await settle()
+            unload = group.create_task(here.broker.unload_topic(NAME))
+            await settle()
+            unload.cancel()
+            await settle()
+            assert here.broker.topics == [topic], "a request would open the topic again"
+        await deletion
+        assert here.broker.topics == []
+
+
 async def test_a_topic_with_a_backlog_stays_loaded() -> None:
     async with place(life=QUICK) as here:
         client = await here.client()

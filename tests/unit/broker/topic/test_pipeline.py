@@ -286,8 +286,8 @@ RESENDS = st.lists(
 def test_every_repeated_entry_gets_an_answer(
     steps: list[tuple[str, SendRun | str | int]], producers_max: int
 ) -> None:
-    """No entry waits for ever for the outcome of another one. With `producers_max` 1, the stored
-    sequence ids of one producer are forgotten when the other producer stores an entry."""
+    """With `producers_max` 1, the stage forgets the stored sequence ids of one producer when the
+    other producer stores an entry."""
     stage = DuplicatesStage()
     stage.sequences = Sequences(1, SequenceState(), producers_max=producers_max)
     world = World("ab", [stage])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fakes.bookies import InlineThread
+from fakes.directories import flip
 from support import wait_until
 
 from magnetar.bookie.errors import StorageFailed
@@ -51,9 +52,7 @@ async def test_a_value_that_cannot_be_read_stops_compactions_until_a_scrub_is_cl
     storage.flush()
     storage.close()
     (blobs,) = path.glob("*.blob")
-    with open(blobs, "r+b") as file:
-        file.seek(5 * blobs.stat().st_size // 100 + 25_000)  # ledger 0, entry 5
-        file.write(b"?")
+    flip(blobs, 5 * blobs.stat().st_size // 100 + 25_000)  # ledger 0, entry 5
     full = size_of(path)
     dead, alive = range(1, 10), [0]
 

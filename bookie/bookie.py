@@ -50,8 +50,8 @@ EXIT_STORAGE_FAILED: Final = 74  # EX_IOERR of sysexits.h
 # The time after which a running bookie begins another boot epoch. The next start detects a restored
 # disk image that is older than this.
 EPOCH_S: Final = 3600.0
-# The time between two looks for a flush by RocksDB, which the bookie then records in the watermark.
-# A look takes 2 us. A busy bookie also looks after its syncs.
+# The period in which the bookie looks for changes of RocksDB's MANIFEST, such as a flush, and
+# records them in the watermark. A look takes 2 us. A busy bookie also looks after its syncs.
 FOLLOW_MANIFEST_S: Final = 5.0
 UPKEEP: Final = UpkeepConfig()
 

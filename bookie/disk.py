@@ -5,10 +5,10 @@ choose other bookies. It still accepts what repairs the cluster or frees space: 
 recoverers and replicators, deletions. It accepts all adds again once usage falls to `resume`.
 
 Other processes may use the space above `full`. So the bookie holds a reserve in the data directory:
-a file of zeros. When only the reserve is left, the bookie refuses repairs too and removes the file.
-The freed space is for the records of fences and deletions, and for the compactions that reclaim
-deleted data. It is also for opening the store after a crash, which writes the log's contents to
-tables. The bookie creates the reserve again when it accepts adds again.
+a file of zeros. When the free space falls below the reserve's size, the bookie refuses repairs too
+and removes the file. The freed space is for the records of fences and deletions, and for the
+compactions that reclaim deleted data. It is also for opening the store after a crash, which writes
+the log's contents to tables. The bookie creates the reserve again when it accepts adds again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DiskLimits:
     full: float = 0.95
     warn: float = 0.90
     resume: float = 0.90
-    # A look costs microseconds. At 270 MB/s a bookie writes 2.7 GB in 10 s: 5 % of a 54 GB disk.
+    # A look costs microseconds. At 270 MB/s a bookie fills the last 5 % of a 54 GB disk in 10 s.
     interval_s: float = 1.0
     reserve_bytes: int = 16 << 20  # the records of 200,000 fences, the log and the tables
 

@@ -118,8 +118,8 @@ class TooManyFormers(StartRefused):
 class DamagedStore(BookieError):
     """The store does not open, makes RocksDB compute without end, or lost data that was on disk.
 
-    An entry that this store lacks is "unknown", never "no". The bookie keeps the store for a former
-    incarnation.
+    An entry that this store lacks is "unknown", never "no". The bookie continues as a new
+    incarnation and serves this store read-only for the former one.
     """
 
     definite = False

@@ -143,9 +143,8 @@ class FirstAddCheck:
             return BookieCode.IO_ERROR if damaged else BookieCode.OVERLOADED
 
     async def _look(self, ledger: LedgerId) -> BookieCode:
-        """Judge metadata that was read after a sync. A stale OK would be harmless only while the
-        fenced bookies keep the fence, and a bookie that deletes a left-over copy loses its
-        fence."""
+        """Judge metadata that was read after a sync. A stale OK could let an outdated writer add to
+        a closed ledger: a bookie that deletes its left-over copy loses the fence."""
         await self._store.sync(paths.ledger(ledger))
         code = self._judge(await self._records.get(ledger))
         if code is not BookieCode.OK:

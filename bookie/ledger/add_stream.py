@@ -34,14 +34,14 @@ RESUME_BELOW_BYTES: Final = 1 << 20
 """A bookie keeps up while fewer bytes than this wait in its outbox: four frames."""
 
 HOLD_BYTES: Final = 16 << 10
-"""Fewer bytes of adds than this wait in the outbox for the acks of the previous frame. The bookie
-syncs that frame first in any case. At 1,000 single messages of 1 KB per second this halves the
-number of frames, syncs and acks."""
+"""While fewer bytes of adds than this are pending, the outbox holds them until the bookie answers
+the previous frame. The bookie syncs that frame first in any case. At 1,000 single messages of 1 KB
+per second this halves the number of frames, syncs and acks."""
 
 GONE_PAUSE_S: Final = 60.0
 """The pause between attempts while another incarnation answers at the address. The wanted
 incarnation is gone, unless it is listed again, which triggers an attempt at once. An idle ledger
-may wait for days."""
+can keep the stream in this state for days."""
 
 
 class AddSink(Protocol):
@@ -79,7 +79,7 @@ class AddStream:
         self._sinks: dict[int, AddSink] = {}  # keyed by ledger
         self.put: Put | None = None  # adds go in here; None: there is no stream
         self._outbox: Outbox | None = None
-        self._stream: FrameStream | None = None  # None: it was closed
+        self._stream: FrameStream | None = None  # None: none is open
         self._wanted = asyncio.Event()  # a ledger is attached, or a task waits in connect()
         self._now = asyncio.Event()  # skip the rest of the pause
         self._waiting: list[asyncio.Future[bool]] = []

@@ -53,7 +53,7 @@ CLOSE_S: Final = 1.0
 
 READS_MAX: Final = 32
 """Concurrent reads of one process at one bookie; further reads wait in FIFO order. A bookie reads
-with one thread, and refuses a read while 256 wait (READS_WAITING_MAX). These are the reads of eight
+with one thread, and refuses a read while 256 wait (READS_WAITING_MAX): the reads of eight
 processes."""
 
 IDLE_READS_MAX: Final = 2

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# The delays find a restarted bookie within a tenth of a second, and cost little for a dead bookie.
+# A lost connection is retried within a tenth of a second; retries at a dead bookie cost little.
+# A change of the bookie list, as after a restart, triggers a retry at once.
 RECONNECT_S_FIRST: Final = 0.1
 RECONNECT_S_MAX: Final = 2.0
 

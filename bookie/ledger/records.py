@@ -191,9 +191,9 @@ class LedgerRecords:
         wanted: Callable[[], bool],
     ) -> LedgerMetadata | None:
         """Give the seat of `old` to `new`, for a repair, in the sealed segment that begins at
-        `first`. `new` must hold every entry that `old` should have there. None: nothing was
-        changed, because the ledger, the segment or the old member is gone, `new` sits there
-        already, or `wanted()` became false."""
+        `first`. `new` must hold every entry that `old` should have there. None: `new` did not get
+        the seat. The ledger, the segment or `old` is gone, the bookie of `new` has another seat
+        there, or `wanted()` became false."""
 
         def change(stored: LedgerMetadata | None) -> LedgerMetadata | Verdict:
             if stored is None or not wanted():
@@ -229,7 +229,7 @@ class LedgerRecords:
         wanted: Callable[[], bool],
     ) -> LedgerMetadata | None:
         """Add one more copy, for a repair of a CLOSED ledger whose bookies each hold all of its
-        entries. `added` names a bookie for each segment that holds all of that segment. The ledger
+        entries. `added` names for each segment a bookie that holds the whole segment. The ledger
         stays marked under-replicated while it has fewer copies than `write_quorum`. None: nothing
         was changed, because the ledger changed or is gone, or `wanted()` became false."""
         assert known.state is LedgerState.CLOSED, known.state

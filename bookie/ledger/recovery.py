@@ -13,9 +13,9 @@ to be confirmed; the highest one counts. All entries before the last segment wer
 
 (2) *Read* from the next entry on; each read also fences. One valid copy is enough. The recovery
 writes the entry back to a whole write set, and counts it as recovered once Qa members hold it. If
-all but fewer than Qa members answer "no", the entry was never confirmed. The ledger then ends
-before this entry. In any other case *abort*. A later attempt loses nothing, but a wrong end loses
-data.
+so many members answer "no" that fewer than Qa others remain, the entry was never confirmed. The
+ledger then ends before this entry. In any other case *abort*. A later attempt loses nothing, but a
+wrong end loses data.
 
 (3) *Close* at that end, with the length in the last entry's envelope.
 
@@ -446,8 +446,8 @@ class LedgerRecovery:
         ahead = READ_AHEAD_ENTRIES if self._found_bytes < FOUND_BYTES_MAX else 1
         for seat, reads in enumerate(self._reads):
             if reads.asked is not None or reads.refused >= self.next:
-                # A seat that did not provide an entry is asked again for later entries when another
-                # seat has provided this one.
+                # A seat that did not provide an entry is asked for later entries once another seat
+                # has provided that entry.
                 continue
             run = self.quorum.run_of(seat, max(reads.due, self.next))
             limit = self.next + ahead

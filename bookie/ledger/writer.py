@@ -12,8 +12,8 @@ it, and asks for a spare (`FindSpares`).
 
 When a spare is found, the shell records the new ensemble in the metadata store (`RecordEnsemble`).
 Until the outcome is known, the writer confirms nothing. The recorded segment begins directly after
-the last confirmed entry. Readers would look on the new members for an entry that the old members
-confirmed during the change.
+the last confirmed entry. If the old members confirmed an entry during the change, readers would
+look for that entry on the new members.
 
 Without a spare, the ledger continues without the failed seats, as long as enough others answer. A
 failed member gets its seat back when the writer can write to it again. An idle ledger does not look
@@ -176,7 +176,7 @@ class LedgerWriter:
         self._pending: dict[int, _Pending] = {}  # released + 1 .. appended, in this order
         self._released = confirmed
         self._released_length = 0
-        self._failed_since = confirmed  # the last appended entry when the first of `failed` failed
+        self._failed_since = confirmed  # `appended` at the failure of the first seat in `failed`
         self._wanted: Seats = 0  # seats for which spares are being sought or recorded
         self.declined: Seats = 0  # failed seats for which there was no spare
         # Keyed by seat: the begin of `change_delay_s`. None: the next tick sets it.
@@ -236,8 +236,8 @@ class LedgerWriter:
         return [Fail(code)]
 
     def on_lagging(self, laggards: Seats) -> list[Action]:
-        """The writer keeps too many bytes only for these seats. It fails each of them without which
-        every entry can still be confirmed."""
+        """The writer keeps too many bytes only for these seats. It fails each of them, as long as
+        every entry can be confirmed without the failed seats."""
         gone = self.failed
         for number in seat_numbers(laggards & ~gone):
             if self.quorum.writable(gone | 1 << number):

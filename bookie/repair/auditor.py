@@ -325,8 +325,8 @@ class Auditor:
 
     async def _end_turn(self, began_at: float) -> None:
         """Wait until a ledger's turn is over. The length of a turn is the period divided by the
-        present number of ledgers. With the number at the start of the round, ledgers created later
-        would each take a whole period if the round began with one ledger."""
+        present number of ledgers. The number at the start of the round would not do: in a round
+        that began with one ledger, each later ledger would take a whole period."""
         loop = asyncio.get_running_loop()
         while True:
             ends_at = began_at + self._config.check_period_s / max(1, self.findings.ledgers)

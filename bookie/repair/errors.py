@@ -1,5 +1,5 @@
-"""The reasons of a failed repair. None of them changed the ledger's metadata. Finished copies are
-harmless; a repeated repair does not copy these entries again."""
+"""The operating errors of repair. A failed step of a repair leaves the ledger's metadata unchanged.
+Its copies are harmless; a repeated repair may send them again."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class DataDirectory:
                 self.identity,
                 boot_epoch=self._cookie.boot_epoch + 1,
                 start=_random_id(chance),
-                intents=(),  # the intents of the last epoch
+                intents=(),  # drops the intents of the last epoch
             )
         await thread.do(partial(write_identity, self.path, self._next))
         self._cookie = await _enter(self.path, metadata, self._next, self._cookie)

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-# Replaying a log takes 0.6 s per 100 MB (measured), so 3 s for eight memtables of 64 MiB. It
-# happens twice. A slow disk may take ten times as long.
+# Replaying a log takes 0.6 s per 100 MB (measured), so 3 s for eight memtables of 64 MiB. The
+# child replays the log twice. A slow disk may take ten times as long.
 OPEN_DEADLINE_S: Final = 60.0
 
 # The child counts as hanging if it computes for this share of the deadline's second half, and reads

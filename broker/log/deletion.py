@@ -43,9 +43,8 @@ LEDGERS_PER_PASS: Final = 100
 deletions."""
 
 LEDGERS_AT_CLOSE: Final = 8
-"""The maximum number of ledgers deleted when the log closes. The next owner deletes the others, so
-that it does not wait for a long list. The usual list has a cursor ledger and an empty data
-ledger."""
+"""The maximum number of ledgers deleted when the log closes. The next owner waits for the close, so
+it deletes the other ledgers itself. The usual list has a cursor ledger and an empty data ledger."""
 
 
 class Deletion:

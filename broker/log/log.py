@@ -3,8 +3,8 @@
 Theory of operation. The log adds runs of entries to the open ledger. When that ledger is full, old,
 degraded or failed, the log *rolls*: it retires the ledger, and new appends queue. `_settle` then
 closes the retired ledger, creates the next one, lists it in the topic's record, and sends the queue
-to it. Appends never wait for bookies or the metadata store; `_settle` does. So a roll delays
-appends for a short time, and refuses none.
+to it. `append` never waits: only `_settle` waits for bookies and the metadata store. So a roll
+refuses no append; it only delays the new entries for a short time.
 
 The log closes a failed ledger before it creates the next one. The close determines the last entry
 of the failed ledger. The log reports the entries up to that entry as appended, and adds the later
@@ -342,7 +342,7 @@ class Log:
         other entries to `on_failed`.
 
         `views` maps the place of an entry in the run to its view; an entry without a view must be
-        one plain message. Pass copies, not views of a frame; their sizes must be sizes that a
+        one plain message. `entries` must be copies, not parts of a frame, and have sizes that a
         producer may send. `now` is the loop's time.
 
         Raises TopicTerminated, LogClosed, or the error that ended the log: LogFenced,
@@ -478,9 +478,9 @@ class Log:
     # ---- the life of ledgers ---------------------------------------------------------------------
 
     def start(self, spawn: Spawn) -> None:
-        """Begin to close, create and record ledgers, in tasks that `spawn` starts. When a task
-        meets an operating error or is cancelled, it ends the log and passes the outstanding entries
-        to `on_failed`."""
+        """Begin to close, create, record and delete ledgers, in tasks that `spawn` starts. When
+        `_settle` fails or is cancelled, the log ends and passes the outstanding entries to
+        `on_failed`."""
         self._deletion.start(spawn)
         self._work.start(spawn)
 

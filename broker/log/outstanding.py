@@ -93,7 +93,7 @@ class Outstanding:
         """`timestamp_ms`: the broker's time of the last entry in the log; 0: there is no entry."""
         self.bytes = 0
         self.queued = 0  # entries that wait for a ledger
-        self.in_flight = 0  # entries in the ledger that is not closed
+        self.in_flight = 0  # entries that were sent to a ledger and are not confirmed
         self._runs = _NO_RUNS  # runs with an entry that is not confirmed
         self._queue = _NO_RUNS  # the runs at the end of `_runs` that are not wholly sent
         self._next_index = next_index

@@ -141,7 +141,6 @@ class OwnedRecord:
             nonlocal bumped
             if not holds():
                 raise NotOwner(str(name))
-            # After a lost reply, `update` calls `bump` again: only the last epoch counts.
             if stored is None and not create:
                 raise TopicNotFound(str(name))
             record = TopicRecord(epoch_min) if stored is None else decode_topic(stored)
@@ -149,6 +148,7 @@ class OwnedRecord:
                 raise TopicDeleted(str(name))
             drawn = record.incarnation or incarnation
             record = replace(record, epoch=record.epoch + 1, incarnation=drawn)
+            # After a lost reply, `update` calls `bump` again: only the last call's record counts.
             bumped = encode_topic(record), record
             return bumped[0]
 

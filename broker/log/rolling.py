@@ -153,8 +153,8 @@ class Rolling:
 def with_data_ledgers(
     record: TopicRecord, ledgers: tuple[TopicLedger, ...], head: DroppedHead | None
 ) -> TopicRecord:
-    """The record with this list of data ledgers after the dropped head. It lists the ledgers that
-    are no longer in the list as being deleted."""
+    """Return the record with these data ledgers and this dropped head. Data ledgers that only
+    `record` lists become listed as being deleted."""
     kept = {part.ledger for part in ledgers}
     gone = [part.ledger for part in record.ledgers if part.ledger not in kept]
     return dropping(replace(record, ledgers=ledgers, dropped=head), gone)

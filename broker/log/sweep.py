@@ -65,7 +65,7 @@ class Page:
     orphans: list[Orphan]
     deleted: int
     unreadable: int  # ledgers whose metadata, or whose topic's record, cannot be read; kept
-    next_after: int | None  # the beginning of the next page; None: this was the last one
+    next_after: int | None  # the next page begins after this ledger; None: there is none
 
 
 class OrphanSweep:

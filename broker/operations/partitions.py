@@ -149,9 +149,10 @@ async def terminate_partitioned_topic(
 
 
 def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge statistics of the same form. Numbers are added. For a time or an age, the result is the
-    largest value (`_MOST`) or the earliest (`_EARLIEST`). Maps and named lists are merged by name,
-    other lists are united. For other values, the result is the first value that is not empty."""
+    """Merge statistics of the same form. Numbers are added, except those of `_EQUAL`: the result is
+    the first. For a time or an age, the result is the largest value (`_MOST`) or the earliest
+    (`_EARLIEST`). Maps and named lists are merged by name, other lists are united. For other
+    values, the result is the first value that is not empty."""
     total: dict[str, Any] = {}
     for part in parts:
         for key, value in part.items():

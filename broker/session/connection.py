@@ -70,8 +70,8 @@ COMMAND_UNIT_BYTES: Final = 1 << 10
 broker parses all its bytes."""
 
 NEGATIVE_ACK_UNIT_IDS: Final = 100
-"""The unit of negative acknowledgements, which count as one more for each unit: 100 message ids
-take 0.3 ms. So the longest one ends its slice."""
+"""The message ids for which a negative acknowledgement counts as one more command of
+SLICE_COMMANDS: 100 ids take 0.3 ms. So the longest negative acknowledgement ends its slice."""
 
 PROBE_TIMEOUT_S: Final = 5.0  # Pulsar's connectionLivenessCheckTimeoutMillis
 # The time limit for the client to take the last command, which states the reason of the close.

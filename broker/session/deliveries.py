@@ -33,8 +33,8 @@ def redeliver(context: Context, body: pb.CommandRedeliverUnacknowledgedMessages)
 
 def negative_ack(context: Context, body: pb.CommandNegativeAck) -> None:
     """Carry out the command in the reader task, so that a later request to redeliver does not
-    overtake it. The answer is queued after the deliveries, so deliveries that follow the answer
-    keep the order."""
+    overtake it. The answer is queued after the deliveries so far: no message that follows the
+    answer overtakes a negatively acknowledged message of its key."""
     positions = [request.position(item) for item in body.message_ids]
     returned = [request.position(item) for item in body.returned]
     try:

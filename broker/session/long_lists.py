@@ -52,7 +52,7 @@ def _carry_out(context: Context, command: Command, *, last: bool) -> bool:
     """Carry out one piece. Returns True if the next piece may follow."""
     actions = context.session.on_command(command, asyncio.get_running_loop().time())
     if not (len(actions) == 1 and isinstance(actions[0], Carry)):
-        if actions:  # only a connected client may send the command
+        if actions:  # a Close: the client is not connected
             context.end("a list of message ids that is not admitted")
         return False
     body = command.body

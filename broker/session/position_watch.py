@@ -177,7 +177,7 @@ class _Watch:
             if watched.over:
                 del self._changed[place]
             elif watched.log is not None and not watched.log.has_ended:
-                continue  # `_take_news` has them
+                continue  # `_take_news` reports this topic
             elif len(self._looks) >= CONCURRENT_MAX:
                 return
             elif place not in self._looks:

@@ -215,7 +215,7 @@ class ZooKeeperStore:
         enough: it asks the leader that the server knows, and a deposed leader still answers for
         some seconds."""
         check_path(path)
-        with suppress(NoNodeError):  # ZooKeeper answers NoNode, too, only with a majority
+        with suppress(NoNodeError):  # a NoNode answer also proves a majority
             await self._request(path, lambda: self._client.set_async(self._root, b"", -1))
 
     def watch(self, path: str, callback: Callable[[], None]) -> Callable[[], None]:

@@ -2,8 +2,8 @@
 
 A compressed payload is one complete block of its codec, without a further header. The metadata
 holds its size before compression (`MessageMetadata.uncompressed_size`). This size protects the
-receiver: a size above the limit is refused before decompression, and no codec returns more bytes
-than stated.
+receiver: a size above the limit is refused before decompression, and each codec stops at the
+stated size.
 """
 
 import threading

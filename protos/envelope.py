@@ -59,7 +59,8 @@ CLIENT_NAME_BYTES_MAX: Final = 1024
 ACK_ENTRIES_MAX: Final = 1 << 20  # three times as many as fit into the largest frame of adds
 
 # Flags of an add.
-# The bookie accepts both although the ledger is fenced. Only RECOVERY fences a ledger.
+# The bookie accepts adds with either flag even if the ledger is fenced. An add with RECOVERY fences
+# the ledger, an add with COPY does not.
 RECOVERY: Final = 1  # a recoverer's write-back
 COPY: Final = 2  # a replicator's copy of a sealed segment
 _FLAGS_KNOWN: Final = RECOVERY | COPY

@@ -35,7 +35,7 @@ from magnetar.protos.errors import (
 # messages take 16,384 words of at most 11 bytes each. A command without an entry, such as a list of
 # topics, may also use the bytes reserved for the entry.
 COMMAND_BYTES_MAX: Final = 256 * 1024
-# The size of the largest whole frame, with its total and the size of its command.
+# The size of the largest whole frame, including the 8 bytes of its two sizes.
 COMMAND_FRAME_BYTES_MAX: Final = 8 + COMMAND_BYTES_MAX + ENTRY_BYTES_MAX
 
 
@@ -240,7 +240,7 @@ def send_header(
 
 _U32 = struct.Struct(">I")
 _SIZES = struct.Struct(">II")
-_PLAIN_SEND = struct.Struct(">II3sB3s")  # both sizes, type and tag, body, producer and next tag
+_PLAIN_SEND = struct.Struct(">II3sB3s")  # both sizes, type and tag, body size, `ids`
 _NEXT_TO_PRODUCER = [bytes([8, producer_id, 0x10]) for producer_id in range(0x80)]
 
 

@@ -31,7 +31,7 @@ PIECE_BYTES: Final = 64 << 10
 """A piece also ends at this size: ids may carry the acknowledgement bits of batches."""
 
 WALK_IDS: Final = 4_000
-"""The most ids that are passed between two turns of the loop: 1 us each."""
+"""The most ids that `pieces` skips over between two turns of the loop: 1 us each."""
 
 
 class LongList(NamedTuple):
@@ -53,7 +53,7 @@ _BODIES: Final[dict[int, tuple[Any, int]]] = {  # class, and the tag of the repe
 def long_list(frame: memoryview) -> LongList | None:
     """Return the command in `frame` if it has a long list, to be read with `pieces`. `frame` begins
     after the total, as for `parse_command`. None: the list is short, the command has another type,
-    or no client encodes it in this way."""
+    or its form is one that no client writes."""
     if len(frame) < LONG_BYTES or int.from_bytes(frame[:4], "big") != len(frame) - 4:
         return None
     kind = frame[5]

@@ -4,7 +4,7 @@ Consecutive receipts of a producer differ only in the lowest seven bits of the s
 the entry id. The bytes around them stay the same for tens of receipts. So this module encodes them
 once, and compares them, as three pieces:
 
-    around[0] | low byte of the sequence id | around[1] | low byte of the entry id | around[2]
+    before | low byte of the sequence id | between | low byte of the entry id | behind
 """
 
 import struct
@@ -112,7 +112,7 @@ def _shape(
     entries, entry_rest = _above_low(entry_id)
     producer = b"\x08" + varint(producer_id) + b"\x10"
     ledger = b"\x08" + varint(ledger_id) + b"\x10"
-    # All sizes are single bytes: of six varints none is longer than ten.
+    # All sizes are single bytes: a receipt has five varints of at most ten bytes.
     between = sequence_rest + b"\x1a" + _ONE_BYTE[len(ledger) + 1 + len(entry_rest)] + ledger
     behind = entry_rest + b"\x20" + varint(highest)
     size = len(producer) + 1 + len(between) + 1 + len(behind)

@@ -185,7 +185,7 @@ class Rows:
         for opened in every:
             for column in self._columns:
                 if not column.of_message:
-                    # `add` may use what the last `check` found: check this entry again before it.
+                    # `add` may use what the last `check` found, so check this entry again first.
                     column.check(opened)
                     column.add(opened)
             self._count(opened)

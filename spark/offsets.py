@@ -43,7 +43,7 @@ class Place:
     """The place of the next message of a topic."""
 
     ledger: int
-    entry: int  # the entry that holds the message; the one after the last entry if there is none
+    entry: int  # the entry that holds the message; if it is not stored yet, the next entry id
     index: int  # the index of the message in its topic
     bytes: int = 0  # read by the query so far, an estimate
 

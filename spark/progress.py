@@ -5,8 +5,8 @@
     spark.streams.addListener(ProgressMetrics(REGISTRY))
     start_http_server(9465)
 
-The listener sees all queries of its session. It exports the rows and bytes that a query has not
-read yet only for sources of the format "magnetar". These are differences of offsets, so the
+The listener sees all queries of its session. For sources of the format "magnetar", it also
+exports the rows and bytes that a query has not read yet. These are differences of offsets, so the
 listener asks no broker. Spark reports the progress after each batch, and every ten seconds while a
 query is idle.
 """

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from magnetar.spark.topic_state import TopicState
 
 DIRECT_BYTES_MIN: Final = 1 << 20
-"""A task reads fewer bytes than this from the topic's owner. An answer of 1 MiB takes some
-milliseconds of the owner's CPU; a connection to a bookie costs more."""
+"""A ledger is read from its bookies only if one task reads at least this many bytes of it. An
+answer of 1 MiB takes some milliseconds of the owner's CPU; a connection to a bookie costs more."""
 
 
 @dataclass(frozen=True, slots=True)

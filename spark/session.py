@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Magnetar's jobs hold no data in the JVM: rows pass through, aggregates are small.
 DRIVER_MEMORY: Final = "1g"
-# The limit of the time between fork and exec: milliseconds, unless the machine is overloaded.
+# The longest wait for a child's exec. An exec takes milliseconds, unless the machine is overloaded.
 EXEC_S_MAX: Final = 5.0
 
 

@@ -109,9 +109,8 @@ class BookieReader:
 
 @contextmanager
 def reading_from_bookies(sealed: Sealed, *, turn: int) -> Iterator[BookieReader]:
-    """Yield the reader of a task, and close its connections afterwards.
-
-    A bookie serves at most 1,000 connections.
+    """Yield the reader of a task. Close its connections afterwards, because a bookie serves at most
+    1,000 connections.
 
     `turn`: tasks with different numbers ask different replicas first.
     """

@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down to a batch read, on columns that an entry has beside its payload.
+"""Filters on metadata columns that Spark pushes down to a batch read.
 
 The filters save work. The driver does not plan topics and partitions that they exclude, nor
 messages outside of a range of `__index`. The executors do not uncompress entries outside of a range

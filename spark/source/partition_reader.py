@@ -52,7 +52,7 @@ class RangeEntry:
 
 
 class TopicReader:
-    """Reads one topic: from `direct` what it has, and the rest from the topic's owner."""
+    """Reads one topic: the entries that `direct` yields, and the rest from the topic's owner."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class TopicReader:
 
     @property
     def owner(self) -> str | None:
-        """URL of the broker that served the topic last. None: no broker has served it yet."""
+        """URL of the topic's owner, as far as the reader knows. None: not known."""
         return self._owner
 
     def plan(self) -> tuple[Span, ...]:

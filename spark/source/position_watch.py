@@ -65,8 +65,8 @@ class PositionWatch:
         self._not_before_s: dict[str, float] = {}  # owner -> when to open the next stream
 
     def take(self) -> tuple[dict[str, Known], dict[str, str]]:
-        """Return the current states, keyed by topic. Also return the new owners of the topics that
-        their owners have lost, keyed by topic; "": the new owner is not known."""
+        """Return the current states, keyed by topic. Also return the new owner of each topic that
+        its broker does not serve any more; "": the new owner is not known."""
         known: dict[str, Known] = {}
         moved: dict[str, str] = {}
         for stream in list(self._streams):

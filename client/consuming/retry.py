@@ -94,7 +94,7 @@ class RetrySubscriber:
         self.check_open()
         delay_ms = delay // timedelta(milliseconds=1)
         times = reconsume_times(message) + 1
-        # As in Apache's Java client, the partition is in ORIGIN_MESSAGE_ID only.
+        # As in Apache's Java client, REAL_TOPIC names the topic without its partition.
         topic = str(TopicName.parse(message.topic_name()).base)
         values = letter_properties(message, properties, real_topic=topic)
         values[RECONSUME_TIMES] = str(times)
@@ -212,9 +212,9 @@ class RetrySubscriber:
     async def unsubscribe(self) -> None:
         """Delete the subscriptions of all topics and close the consumer.
 
-        The subscription to the retry topic is deleted last: the letters are kept as long as another
-        subscription exists. After an error, the next call continues with the remaining
-        subscriptions.
+        The subscription to the retry topic is deleted last, so that the copies are kept while a
+        subscription to another topic exists. After an error, the next call continues with the
+        remaining subscriptions.
         """
         if not self._main.is_over:
             await self._main.unsubscribe()

@@ -253,7 +253,7 @@ class Pattern:
         for text in names:
             try:
                 name = TopicName.parse(text)
-            except InvalidName:  # another broker's rules may allow it
+            except InvalidName:  # a broker with other rules may allow such a name
                 log.info("a topic was ignored: its name is not supported", topic=text)
                 continue
             path = f"{name.tenant}/{name.namespace}/{name.base.topic}"

@@ -29,8 +29,8 @@ class ConsumerStatistics:
     chunked_given_up: int = 0
     """Chunked messages that did not become complete."""
     messages_per_second: float = field(default=0.0, compare=False)
-    """The rate of `messages_received` since the last computation of the rates. A call of
-    `get_stats` computes them if the last computation was at least a second ago."""
+    """The average rate of `messages_received` between the last two computations. A call of
+    `get_stats` computes the rates if the last computation was at least a second ago."""
     bytes_per_second: float = field(default=0.0, compare=False)
     """The rate of `bytes_received` in the same time."""
 

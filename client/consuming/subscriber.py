@@ -132,7 +132,7 @@ class Subscriber:
             expire_s=subscription.chunked_expire_s,
             acknowledge_oldest=subscription.acknowledge_oldest_chunked,
         )
-        # The chunks of unacknowledged messages, except the last chunk of each, by its key.
+        # Key of an unacknowledged message's last chunk -> keys of its other chunks.
         self._chunked: dict[Key, tuple[Key, ...]] = {}
         self._dead_letters: DeadLetters | None = None  # None: no dead-letter policy
         if dead_letter_producer is not None and subscription.dead_letters is not None:
@@ -403,7 +403,7 @@ class Subscriber:
         elif was_detached and self._connection is not None:  # attached at the target of the seek
             _let_go(self._connection, self._consumer_id)
             self._clear_queue()
-            self._start = place  # overwrites the place of messages taken at the target
+            self._start = place  # `_clear_queue` may have set a place after the target
             self.on_disconnected(
                 ConnectError("the seek failed; the reader returns to its place", topic=self.topic)
             )

@@ -45,7 +45,7 @@ def murmur3_32_hash(key: str) -> int:
 def boost_hash(key: str) -> int:
     """Return `boost::hash<std::string>` of Boost 1.81 and later on 64 bits, for the key in UTF-8.
 
-    Apache's C++ and Python clients use this hash since they are built with that version.
+    Apache's C++ and Python clients that are built with such a version use this hash.
     """
     data = key.encode("utf-8", "surrogatepass")
     size = len(data)

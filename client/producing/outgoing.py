@@ -121,7 +121,7 @@ def _separated_message(
     schema.
     """
     if partition_key is not None:
-        raise InvalidMessage("partition_key: with SEPARATED, the key of the KeyValue is the key")
+        raise InvalidMessage("partition_key: with SEPARATED, the KeyValue contains this key")
     key, payload = (None, None) if content is None else schema.encode_parts(content)
     message, size = outgoing_message(clock, payload, properties, None, *args, **kwargs)
     if key is not None:
@@ -148,7 +148,7 @@ def send_async_parameters(
 ) -> None:
     """Declare the parameters of `send_async` for `sending`: the callback comes second.
 
-    The client does not call this function: a second call for each message would take time.
+    Only the signature of this function is used: a call for each message would take time.
     """
 
 

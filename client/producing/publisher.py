@@ -625,8 +625,8 @@ class Publisher:
         The limits of pending messages do not count these entries, so their number could grow
         without limit. If the broker does not read, the client ends the connection and makes a new
         one. If the broker owes more than EMPTIED_ENTRIES_MAX receipts, the producer attaches again.
-        With fewer missing receipts, the producer waits. A new attachment sends the pending entries
-        again, and the broker may store them twice.
+        With fewer missing receipts, the producer waits, because a new attachment sends the pending
+        entries again and the broker may store them twice.
         """
         if self._connection is None:
             return
@@ -687,7 +687,7 @@ class Publisher:
 
         An entry that was sent on an earlier connection may be stored: its outcome is unknown.
         """
-        unknown = Interrupted(f"no receipt arrived before: {error.reason}", topic=self.topic)
+        unknown = Interrupted(f"no receipt before the error: {error.reason}", topic=self.topic)
         for entry in self._pending.abandon():
             self._report(entry, unknown if entry.was_sent else error)
         self.on_frame_end()

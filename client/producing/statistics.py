@@ -31,8 +31,8 @@ class ProducerStatistics:
     pending_messages: int = 0
     """Messages without an outcome so far."""
     messages_per_second: float = field(default=0.0, compare=False)
-    """The rate of `messages_sent` since the last computation of the rates. A call of `get_stats`
-    computes them if the last computation was at least a second ago."""
+    """The average rate of `messages_sent` between the last two computations. A call of `get_stats`
+    computes the rates if the last computation was at least a second ago."""
     bytes_per_second: float = field(default=0.0, compare=False)
     """The rate of `bytes_sent` in the same time."""
     latency_ms_mean: float = field(default=0.0, compare=False)

@@ -36,8 +36,8 @@ class ThreadLimit:
 
         Waiting messages get their places in FIFO order, so that small messages do not overtake a
         large one. If the call raises an interrupt (Ctrl-C), nothing is reserved. The interpreter
-        handles a signal only after a call, at the beginning of a function, or in a loop. So no
-        interrupt comes between a reservation and the assignment that notes it.
+        handles a signal only at the beginning of a Python function, after a call of a C function,
+        or in a loop. So no interrupt comes between a reservation and the assignment that notes it.
         """
         reserved = False
         try:

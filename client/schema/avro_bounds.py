@@ -5,10 +5,10 @@
 - Values without bytes take unlimited time: an array states how many nulls it has.
 - The time for a decimal grows with the square of its digits: 400 KB take 16 s.
 
-The schema may come from a producer, if the broker finds it compatible. Such a type may even be in a
-field that the consumer skips. If the schema has such a type, the check reads each payload in Python
-first, without creating values. For all other schemas no check is necessary, because each value
-takes a byte, and the schema bounds the depth.
+The schema may come from a producer, if the broker finds it compatible. A type that allows such
+values may even be in a field that the consumer skips. If the schema has such a type, the check
+reads each payload in Python first, without creating values. For all other schemas no check is
+necessary, because each value takes a byte, and the schema bounds the depth.
 
 Pure.
 """
@@ -32,7 +32,8 @@ DECIMAL_BYTES_MAX: Final = 1_024
 STEPS_FREE: Final = 10_000
 STEPS_PER_BYTE: Final = 4
 """The maximum of values that the check reads: STEPS_FREE, plus STEPS_PER_BYTE for each byte of the
-payload. A byte can be a value in a union in a record."""
+payload. One byte can take several steps, for example: a record, a union in the record, and a null
+in the union."""
 
 _EMPTY: Final = ("null", "record", "fixed")
 

@@ -147,7 +147,7 @@ class Schema:
 
     @property
     def reads_keys(self) -> bool:
-        """True when the key is a part of the value, so that a message without a payload has one."""
+        """True when the key is part of the value: then a message without a payload has a value."""
         return False
 
     @property

@@ -22,7 +22,8 @@ _WITH_DEFINITION: Final = frozenset(
 
 VERSION_BYTES: Final = 8
 """The size of the schema version in a message. A producer can write a version of another size. The
-broker refuses to look it up: a client that asked for it would ask again and again."""
+client does not request such a version: the broker would refuse, and the client would ask again and
+again."""
 
 
 AUTO_CONSUME_SINCE: Final = pb.v21

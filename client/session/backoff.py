@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 RETRY_DELAY_S_FIRST: Final = 0.05
 RETRY_DELAY_S_MAX: Final = 1.0
 # An attachment that lasted this long was a success: after it, the delays begin again with
-# RETRY_DELAY_S_FIRST. A shorter attachment counts as a failure. Otherwise the client would ask a
-# broker that accepts and drops sessions without pause.
+# RETRY_DELAY_S_FIRST. A shorter attachment counts as a failure. Otherwise the delays would not grow
+# at a broker that accepts sessions and soon drops them.
 HELD_S: Final = 1.0
 
 

@@ -144,8 +144,8 @@ class Decoder:
     def doubt(self, topic: str) -> None:
         """Fetch the versions of a topic again when its next messages arrive.
 
-        Called at each attachment: the topic may have been deleted and created again before, and the
-        broker does not report that.
+        Called at each attachment: the broker does not report whether the topic was deleted and
+        created again since the previous attachment.
         """
         for key in _versions_of(topic, self._known):
             _keep(self._former, key, self._known.pop(key))

@@ -22,7 +22,7 @@ KEY_FILE_BYTES_MAX: Final = 64 * 1024
 
 
 class CryptoKeyReader:
-    """Reads the RSA keys that wrap the data keys of encrypted messages from two PEM files.
+    """Reads two PEM files with the RSA keys that wrap the data keys of encrypted messages.
 
     A producer needs the public key. A consumer or reader needs the private key. The file of the
     other key may be missing.
@@ -50,14 +50,14 @@ class CryptoKeyReader:
     def get_public_key(self, key_name: str, metadata: Mapping[str, str]) -> bytes:
         """Return the public key in PEM. Raises CryptoError if the file cannot be read.
 
-        CryptoKeyReader returns the same key for each `key_name` and `metadata`.
+        CryptoKeyReader returns the same key for all values of `key_name` and `metadata`.
         """
         return self._file(self._public_key_path, key_name)
 
     def get_private_key(self, key_name: str, metadata: Mapping[str, str]) -> bytes:
         """Return the private key in PEM. Raises CryptoError if the file cannot be read.
 
-        CryptoKeyReader returns the same key for each `key_name` and `metadata`.
+        CryptoKeyReader returns the same key for all values of `key_name` and `metadata`.
         """
         return self._file(self._private_key_path, key_name)
 
@@ -129,7 +129,7 @@ class EncryptionContext:
         return self._param
 
     def algorithm(self) -> str:
-        """Return the name of the algorithm. "": the producer gave none, as Apache's clients do."""
+        """Return the algorithm's name. "": the producer gave none. Apache's clients give none."""
         return self._algorithm
 
     def compression_type(self) -> CompressionType:

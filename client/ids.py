@@ -47,7 +47,7 @@ def message_id_of(data: pb.MessageIdData, topic: str = "") -> MessageId:
 def id_data(key: Key, unacked: int = 0) -> pb.MessageIdData:
     """Return the wire form of an entry's id.
 
-    `unacked`: a bitmap of the entry's unacknowledged messages. 0: all are acknowledged.
+    `unacked`: a bitmap of the entry's unacknowledged messages. 0: the id means the whole entry.
     """
     data = pb.MessageIdData()
     write_id(data, key, unacked)

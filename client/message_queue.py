@@ -47,9 +47,8 @@ class MessageQueue(Protocol):
     def put_error(self, error: PulsarException) -> None:
         """Let the next attempt to take a message raise `error` once, even if messages wait.
 
-        Otherwise, if the queue is never empty, the user would acknowledge later messages
-        cumulatively without knowing of the error. The queue drops errors beyond QUEUED_ERRORS_MAX;
-        the log has them.
+        If the error waited until the queue is empty, the user might acknowledge later messages
+        cumulatively first. The queue drops errors beyond QUEUED_ERRORS_MAX; the log has them.
         """
 
     generation: int

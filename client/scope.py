@@ -70,7 +70,7 @@ class Scope:
             async with asyncio.TaskGroup() as self._group:
                 self._opened.set()
                 await asyncio.Event().wait()  # until close() or cancel() cancels this task
-        except ExceptionGroup as error:  # of a task; otherwise the group raises CancelledError only
+        except ExceptionGroup as error:  # a task failed; otherwise only CancelledError is raised
             self._on_failure(error)
             context = {"message": "a task of the client failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)

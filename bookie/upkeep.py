@@ -132,7 +132,7 @@ class Upkeep:
         gauge(
             registry,
             "magnetar_bookie_records_never_handed_out",
-            "Records without a ledger, in the last round of the collector.",
+            "Records whose ledger ids were never handed out, in the last round of the collector.",
             lambda: collected.never_handed_out,
         )
         gauge(

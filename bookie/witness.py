@@ -5,8 +5,8 @@ or no bookie hears it. So other brokers ask the bookies about an owner that does
 (broker/ownership/liveness.py).
 
 A bookie may itself stand still or be cut off. After DEAF_S without a beat of any broker, it is
-*deaf*. Its later answers then count only the time since the next beat of any broker. About a broker
-that it never heard, it answers "unknown".
+*deaf*: the listening time in its answers is 0. The listening time starts again at the next beat of
+any broker. About a broker that it never heard, the bookie answers "unknown".
 """
 
 from __future__ import annotations

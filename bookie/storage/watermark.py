@@ -10,9 +10,9 @@ Guarantees. The number never leads the log, because it is written only after a s
 returned. So a smaller number at the opening is always a loss, never a false alarm. The kernel has
 the number before any acknowledgement, so only a crash of the machine can let it lag. It then lags
 by at most `LAG_S` of operations: it is synced to disk with the first group after that time, and on
-close. Writing it costs 20 microseconds per group. Syncing the file each time would cost 180
-microseconds more; the sync of the log takes 260 for a group of one (measured). It would cover only
-one more case: a power cut *and* damage within the log's last second.
+close. Writing it costs 20 microseconds per group. Syncing the file each time would cover only one
+more case: a power cut *and* damage within the log's last second. It would cost 180 microseconds
+more; the sync of the log takes 260 for a group of one (measured).
 
 The file also records the size of RocksDB's MANIFEST (manifest.py), because RocksDB does not notice
 all damage to the MANIFEST either.

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from magnetar.broker.broker import Broker
 
 BODY_BYTES_MAX: Final = 64 << 10
-"""The largest body of a request. A new namespace with its policies takes some 2 KB. The broker
-refuses a body of this size in 10 ms of the loop, because it reports each wrong value."""
+"""The largest body of a request. A new namespace with its policies takes some 2 KB. Refusing a body
+of this size takes 10 ms of the loop, because the validation collects every wrong value."""
 
 SCHEMA_BODY_BYTES_MAX: Final = 320 << 10
 """The largest body of a request about schemas: a definition of 128 KiB with escaped quotes."""

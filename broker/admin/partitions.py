@@ -303,8 +303,8 @@ def _is_about_one(method: str, rest: str, body: bytes) -> bool:
     """Return True if the request has a meaning in one partition only."""
     if method == "PUT" and rest.startswith("/subscription/"):
         # A new subscription; without a message id it begins at the end. Pulsar would use the id in
-        # every partition. There its ledger number means another place, after unread messages or
-        # beyond the end.
+        # every partition. In another partition, the ledger number means another place: after unread
+        # messages or beyond the end.
         return body not in (b"", b"null") and not _is_end(body)
     return bool(_ONE_PARTITION.fullmatch(rest)) and not _is_end(body)
 

@@ -74,7 +74,7 @@ class TopicPattern:
         self._states = compiler.states
         self._final = compiler.compile()
         self._sets: dict[States, dict[str, States]] = {}
-        self._kept = 0  # members and characters
+        self._kept = 0  # the members of the kept sets, and the kept steps
         self.first: States = self._closure([compiler.first])
 
     def matches(self, text: str) -> bool:

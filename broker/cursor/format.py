@@ -1,7 +1,8 @@
 """The stored state of cursors as bytes: FORMAT.md. Pure.
 
-Every record adds acknowledgements. So a snapshot needs no record kind of its own: it is a run of
-records that holds the whole state, and it may be cut between any two records.
+Every record adds to the state: acknowledgements, or higher redelivery counts and sequence ids. So a
+snapshot needs no record kind of its own: it is a run of records that holds the whole state, and it
+may be cut between any two records.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ OLDEST_READABLE: Final = 1
 
 ENTRY_BYTES_MAX: Final = 1 << 20
 """A run of records is cut into entries of this size. It is well below the limit of a stored entry
-(5,253,120 bytes); a bookie commits four such entries in one group."""
+(5,253,120 bytes)."""
 
 BODY_BYTES_MAX: Final = 1 << 18
 """A longer record is cut in two, so that no entry exceeds ENTRY_BYTES_MAX by much."""

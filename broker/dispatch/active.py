@@ -2,8 +2,8 @@
 
 Only the consumers of the best priority are candidates. The others stand by. The active consumer is:
 
-    on a partition      of the candidates in the order of their names, the one with the index
-                        (partition index) modulo (number of candidates)
+    on a partition      the candidate at the index (partition index) modulo (number of candidates),
+                        in the order of names
     on another topic    the candidate that subscribed first; with `Choice.HASH`, the candidate whose
                         name hashes next to the name of the topic, so that topics spread
 

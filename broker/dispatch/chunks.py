@@ -145,8 +145,8 @@ class ChunkRoutes:
         return list(found)
 
     def on_all_returned(self, consumer: Consumer) -> None:
-        """The consumer gives back all that it has. `with_whole_messages` of these positions does
-        the same."""
+        """The consumer gives back all that it has. The effect is that of `with_whole_messages` with
+        all its positions."""
         for message in self._messages.values():
             if message.owner is consumer and message.out:
                 self._give_back(message)

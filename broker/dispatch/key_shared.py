@@ -10,7 +10,7 @@ is in exactly one place:
     waiting    read before, and its consumer cannot take it now, or it must be delivered again
     in flight  the dispatcher reads it again; before, it was waiting or delayed
     delayed    its delivery time has not come; `Delays` keeps it
-    due        it was delayed, and its read has failed or has ended before it
+    due        it was delayed and became due, but its read failed or did not reach it
 
 The dispatcher holds no entry in memory. It reads on past the entries that wait, up to the limit of
 the look-ahead, so one slow consumer does not stop the others.
@@ -44,7 +44,8 @@ that other keys continue. The next part follows PART_PAUSE_S later, and waits fo
 acknowledgement. Until the last entry is returned, the consumer is *departed*, and its slots drain
 at it. A pinned slot does not drain. If it has pending entries at a departed consumer, it is *late*
 until they are returned, and no consumer gets an entry of it. While entries may be delivered out of
-order, no slot drains; a slot is late if a departed consumer has earlier chunks of its next chunk.
+order, no slot drains. Then a slot is late if its next entry is a chunk, and a departed consumer has
+earlier chunks of the same message.
 
 A consumer may also ask for the redelivery of all its entries. The dispatcher then moves the entries
 to a departed consumer, and returns them in the same way. The consumer stays, without entries.
@@ -131,7 +132,7 @@ class KeyShared:
         self._per_slot: dict[int, int] = {}  # the number of pending entries; never 0
         self._replay = KeyedReplay()  # the waiting entries
         self._draining = DrainingHashes()
-        # Left consumers whose entries are still pending, and those of redeliveries of all entries.
+        # Consumers whose entries are being returned: they have left, or `_return_all` made them.
         self._departed: list[Consumer] = []
         self._unqueued: set[int] = set()  # slots that may have to be queued, in parts
         self._part_at = 0.0  # the next part; valid while `_departed` or `_unqueued` is not empty
@@ -152,7 +153,7 @@ class KeyShared:
         self._turn = 0  # the consumer whose waiting entries are read first
         self._chunks = ChunkRoutes()
         self._unfinished: dict[str, int] = {}  # uuid -> slot, of messages whose last chunk is ahead
-        self._pins: dict[int, Consumer] = {}  # their slots
+        self._pins: dict[int, Consumer] = {}  # the slots of these messages, with their consumers
         self._withheld = Withheld()
         self._full = False  # True from the subscription's limit of unacked messages to half of it
 

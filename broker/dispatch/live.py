@@ -45,8 +45,8 @@ class Live:
         return [Activate(consumer, True)] if self._exclusive else []
 
     def remove_consumer(self, consumer: Consumer) -> list[Activate]:
-        """A consumer leaves. Returns an `Activate` for each remaining consumer that becomes
-        active."""
+        """A consumer leaves. Returns an `Activate` for each remaining consumer that becomes active
+        or inactive."""
         self._rotation.remove(consumer)
         return []
 

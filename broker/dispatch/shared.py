@@ -57,7 +57,7 @@ reads nothing more. 10,000 chunks are up to 50 GB of messages that consumers hav
 
 
 PART_PAUSE_S: Final = 0.001
-"""The pause before more of very many acknowledged positions are left out of the replay set."""
+"""The pause in seconds after `ReplaySet.take` has left out DROPPED_MAX acknowledged positions."""
 
 
 class Shared:
@@ -222,7 +222,7 @@ class Shared:
         if not self._held and self._reading is None:
             actions += self._read(now)
         self._wake_s = self._delays.wake_s(now) if self._delays.index and self._waits else None
-        if self._replay and self._is_idle:  # very many were acknowledged: leave out the next ones
+        if self._replay and self._is_idle:  # `take` left out DROPPED_MAX positions: continue later
             self._wake_s = now + PART_PAUSE_S
         return actions
 

@@ -11,7 +11,7 @@ because the entry must still be processed.
 
 The dispatcher keeps at most `KeySharedSettings.withheld_max` negatively acknowledged entries. A
 consumer whose negative acknowledgements would exceed the limit is disconnected instead. Then all
-its entries wait, and are redelivered in the order of their slots. So the limit costs redeliveries,
+its entries wait, and are redelivered in order within each slot. So the limit costs redeliveries,
 but the order is kept.
 
 Positions are stored as integers, which the garbage collector does not visit.

@@ -140,7 +140,8 @@ ADMINISTRATOR: Final = Asking("", reconnects=False)
 class _Served:
     """A topic that is opening, open, or closing."""
 
-    bundle: Bundle  # the bundle by which this broker owns it; a later division does not change it
+    # The bundle by which this broker owns the topic. A later division does not change this field.
+    bundle: Bundle
     opened: asyncio.Future[ServedTopic]
     used_s: float = 0.0  # the loop's time of the last request for the topic
     # Set when an unload of the idle topic, or its deletion, has ended. None: neither has begun.
@@ -254,7 +255,7 @@ class Broker:
         self.publish_budget = publish_budget or PublishBudget()  # the budget of all topics together
         self.publish_rate = PausingRate()
         self.publish_rate.set_rate(publish_rate, loop.time())
-        self.opened_topics = 0  # the count so far, including topics that the opening created
+        self.opened_topics = 0  # the number of topics opened so far, including new topics
         self.quarantine = Quarantine()
         chores = (*chores, *self._chores_of_life(life))
         self._chores = Chores(chores, lambda: self.topics, self.failures)
@@ -372,7 +373,8 @@ class Broker:
             except TopicNotFound:
                 if begun or not create:
                     raise
-                continue  # another request began without the right to create; this one may have it
+                # The request that began the opening could not create the topic; this one may.
+                continue
             served.used_s = asyncio.get_running_loop().time()
             return topic
 

@@ -22,8 +22,8 @@ class KeySharedSettings:
     # bytes each, 8 MB for a subscription.
     look_ahead_per_consumer: int = 4_000
     look_ahead_per_subscription: int = 40_000
-    # Entries that are negatively acknowledged in the order of keys and not acknowledged yet: about
-    # 200 bytes each, 10 MB for a subscription. The broker disconnects a consumer that exceeds the
+    # With `ordered_nacks`: negatively acknowledged entries that are not acknowledged yet, about 200
+    # bytes each, 10 MB for a subscription. The broker disconnects a consumer that exceeds the
     # limit.
     withheld_max: int = 50_000
     # The limit of one step: pending entries of a departed consumer that the dispatcher returns,

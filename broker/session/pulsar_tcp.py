@@ -4,9 +4,9 @@ A stream of bytes becomes a FrameStream whose frames hold one or more whole Puls
 transport carries the same frames, so sessions do not depend on the transport.
 
 A connection keeps received bytes until its session takes them. The bytes of one socket read are
-passed on without a copy; the bytes of several reads are joined once. `receive` looks for frames,
-not `data_received`, because the limit of a frame depends on whether the session has answered
-CONNECT.
+passed on without a copy; the bytes of several reads are joined once. `data_received` does not
+look for frames. `receive` does, because the limit of a frame depends on whether the session has
+answered CONNECT.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from magnetar.runtime.frames import Buffer
 
 READ_AHEAD_BYTES: Final = 256 << 10
-"""The transport stops reading when this many bytes wait beyond the frame that is being received:
-the size of a coalesced frame. One socket read (up to 256 KB) may be added."""
+"""The transport stops reading when this many bytes wait beyond the frame that is being received.
+The limit is the size of a full frame. One more socket read (up to 256 KB) may exceed it."""
 
 CLOSE_TIMEOUT_S: Final = 1.0
 _TOTAL: Final = struct.Struct(">I")
@@ -172,7 +172,7 @@ class PulsarTcpStream(asyncio.Protocol):
 
     @property
     def _may_read(self) -> bool:
-        """True when fewer bytes than a frame and READ_AHEAD_BYTES wait for the session."""
+        """True when the waiting bytes are fewer than the wanted frame plus READ_AHEAD_BYTES."""
         return len(self._data) < self._wanted + READ_AHEAD_BYTES
 
     def _resume_reading(self) -> None:

@@ -70,9 +70,9 @@ REQUESTS_MAX: Final = (
 )
 PRODUCERS_MAX: Final = 50_000
 CONSUMERS_MAX: Final = 50_000
-"""The limits of the producer ids and of the consumer ids in use on one connection. A client that
-needs more ids opens another connection. An open topic costs its broker more than a producer or a
-consumer."""
+"""The limits of the producer ids and of the consumer ids in use on one connection. They can be
+high, because a producer or a consumer costs its broker less than an open topic. A client that needs
+more ids opens another connection."""
 
 CLOSED_PRODUCERS_MAX: Final = PRODUCERS_MAX
 """The limit of closed producers that the machine remembers, so that it recognises SENDs under way

@@ -62,7 +62,7 @@ class TopicRanges:
             name = stored_name(text)
             try:
                 count = await broker.partitions_of(name, create=False)
-            except (TopicNotFound, ReservedName):  # it is missing, or has fewer partitions
+            except (TopicNotFound, ReservedName):  # no such topic or partition
                 reply.missing.append(text)
                 continue
             require_few("topics in the answer", len(reply.topics) + count, FOUND_MAX)

@@ -230,7 +230,7 @@ class _Named:
         exist."""
         try:
             return await self._broker.stored_partitions_of(self._name)
-        except (TopicNotFound, ReservedName):  # it is missing, or has fewer partitions
+        except (TopicNotFound, ReservedName):  # no such topic or partition
             return None
         except IsPartitioned as error:  # the topic was created while the metadata was read
             return error.partitions

@@ -143,9 +143,9 @@ class ConsumerHandle:
 
     def negative_ack(self, positions: Sequence[Position], returned: Sequence[Position]) -> None:
         """For a Key_Shared subscription with `ordered_nacks`: withhold the later entries of the
-        keys of `positions`, and take `returned` back. Closes the consumer if the subscription
-        withholds too many. Raises NotAllowed for other subscriptions, and for more than
-        NEGATIVE_ACKS_MAX ids."""
+        keys of `positions`, and take back `returned`, the later entries that the consumer has not
+        processed. Closes the consumer if the subscription withholds too many. Raises NotAllowed for
+        other subscriptions, and for more than NEGATIVE_ACKS_MAX ids."""
         if len(positions) + len(returned) > NEGATIVE_ACKS_MAX:
             why = f"it names more than {NEGATIVE_ACKS_MAX} message ids"
             raise NotAllowed("an ordered negative acknowledgement", why)

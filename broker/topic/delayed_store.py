@@ -71,7 +71,7 @@ class DelayedStoreConfig:
     """The number of entries of a full run, which is stored as one segment."""
 
     garbage_bytes_min: int = 1 << 20
-    """The store writes the live segments again only if there are more dead bytes than this."""
+    """To free space, the store writes the live segments again only above this many dead bytes."""
 
     close_entries_min: int = 100
     """A clean close stores the entries of an index that are in no run yet, if there are at least
@@ -349,8 +349,8 @@ class DelayedStore:
         """Create a ledger and list it in the topic's record. Raises LogFenced, LogDamaged,
         TopicFull."""
         newest = max((*self._live, self._log.chain.newest), default=-1)
-        # These ledgers failed before they stored a segment. Without this removal, the record would
-        # list more and more of them while writes fail.
+        # These ledgers failed before they stored a segment, or they could not be read. Without this
+        # removal, the record would list more and more of them while writes fail.
         unused = [it for it, size in self._size.items() if size == 0]
         appender = await self._rolling.create(newer_than=LedgerId(newest))
         ledger = appender.ledger

@@ -78,7 +78,12 @@ def explain(at: Snapshot) -> list[Reason]:
     if at.dispatcher is not None:
         reasons += at.dispatcher
     else:
-        reasons.append(Reason(Why.NO_CONSUMERS, "no consumer has connected yet"))
+        reasons.append(
+            Reason(
+                Why.NO_CONSUMERS,
+                "no consumer has connected since the broker opened the topic, or since a seek",
+            )
+        )
     return reasons + _upstream(at)
 
 

@@ -1,7 +1,7 @@
 """Pages of the pending entries of a subscription, with their messages' metadata.
 
-A page lists an entry that cannot be read with the error, because operators look at pending entries
-most often when something is wrong.
+If an entry cannot be read, the page lists it with the error. Operators look at pending entries most
+often when something is wrong.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ EPOCH_PROPERTY: Final = "topic-epoch"
 
 BROUGHT_EPOCH_MAX: Final = 1 << 62
 """The highest epoch that a producer may bring. It may be higher than the topic's own epoch, as in
-Pulsar, because the topic's record may be an old copy that was restored. A higher one is refused:
-epochs have 64 bits, and the next producer needs one more."""
+Pulsar, because the topic's record may be an old copy that was restored. A higher epoch than this
+limit is refused: epochs have 64 bits, and the next producer's epoch is higher by one."""
 
 WAITING_MAX: Final = 1_000
 """The limit of producers that wait for exclusive access to one topic. Further ones get

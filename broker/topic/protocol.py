@@ -153,7 +153,7 @@ class Topic(ServedTopic, Protocol):
     @property
     def backlog_age_s(self) -> int:
         """The age in seconds of the oldest entry that a durable subscription has not acknowledged.
-        Only append times that the topic knows without a read count. -1: it knows none."""
+        Uses only append times that the topic knows without a read. -1: it knows none."""
 
     @property
     def all_subscriptions(self) -> Sequence[Subscription]:

@@ -411,9 +411,9 @@ async def take(subscriber: ConsumerCore, queue: LoopQueue, timeout_s: float | No
     raises the errors of `Decoder.prepare`; the message then stays in the queue.
     """
     decoder = subscriber.subscription.decoder
-    while True:
+    while True:  # while this task fetches a schema, another task may take the message
         message = queue.first()
-        if message is None:  # another task may take a message while this task fetches its schema
+        if message is None:
             message = await next_message(subscriber, queue, timeout_s)
         if decoder is None or decoder.knows(message):
             break

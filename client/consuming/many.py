@@ -340,7 +340,7 @@ class ManySubscriber:
         return bool(self._failed) or not self.is_attached
 
     def on_topics(self, topics: Collection[str]) -> None:
-        """Join the new and the failed topics among `topics`. Leave all other topics."""
+        """Join the new and the failed topics among `topics`. Leave the topics not in `topics`."""
         names = set(topics)
         self.on_topics_changed(names - self._children.keys(), self._wanted - names)
 

@@ -213,7 +213,7 @@ def pause_repair(
 
 
 def resume_repair(metadata_url: Url) -> None:
-    """Resume repair. The delay for a missing bookie starts again."""
+    """Resume repair. The delay before a missing bookie is declared lost starts again."""
 
     async def work() -> None:
         async with _store(metadata_url) as store:

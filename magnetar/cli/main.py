@@ -68,8 +68,8 @@ def main() -> None:
 
 
 def make_app(arguments: Sequence[str]) -> typer.Typer:
-    """Return the app with all commands by name and text. Only the command that `arguments` names
-    can run."""
+    """Return the app. Its help lists all commands, but only the command that `arguments` names can
+    run."""
     app = App(
         name="magnetar",
         help="Magnetar: publish-subscribe and queueing on quorum-replicated storage.",

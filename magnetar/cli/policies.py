@@ -93,7 +93,7 @@ def _add(
 
     _register(app, f"set-{name}", f"Set {text}.", set_policy, level, _options(flags))
     _register(app, f"get-{name}", f"Show {text}.", get_policy, level, {"applied": _APPLIED})
-    text = f"Remove the policy, so that the next level applies: {text}."
+    text = f"Remove the policy: {text}. The policy of the next level then applies."
     _register(app, f"remove-{name}", text, remove_policy, level, {})
 
 
@@ -119,7 +119,7 @@ def _add_quota(app: typer.Typer, level: str) -> None:
     _register(app, "set-backlog-quota", f"Set {text}.", set_quota, level, options)
     shown = {"applied": _APPLIED}
     _register(app, "get-backlog-quotas", f"Show {text}.", get_quotas, level, shown)
-    text = f"Remove the quota, so that the next level applies: {text}."
+    text = f"Remove the quota: {text}. The quota of the next level then applies."
     _register(app, "remove-backlog-quota", text, remove_quota, level, kind)
 
 

@@ -366,8 +366,8 @@ POLICIES: Final = (
             Flag(
                 "",
                 ("--compatibility", "-c"),
-                "FULL, BACKWARD, FORWARD, each also with _TRANSITIVE, ALWAYS_COMPATIBLE or"
-                " ALWAYS_INCOMPATIBLE",
+                "ALWAYS_COMPATIBLE, ALWAYS_INCOMPATIBLE, BACKWARD, FORWARD or FULL; the last three"
+                " also with the suffix _TRANSITIVE",
                 str,
             ),
         ),

@@ -70,7 +70,7 @@ def archive(
         bool,
         typer.Option(
             "--skip-lost",
-            help="with --incremental: continue after messages that a topic has deleted",
+            help="with --incremental: continue if a topic deleted messages that no run archived",
         ),
     ] = False,
     master: Master = DEFAULT_MASTER,
@@ -180,7 +180,8 @@ def _require_topics(connection: Connection, topics: list[str]) -> None:
 
 
 def show(compared: Sequence[Compared], path: Path) -> None:
-    """Print the comparison by partition. With too many partitions, show the unequal ones first."""
+    """Print the comparison by partition, in at most ROWS_SHOWN_MAX rows. Leaves out equal
+    partitions first."""
     table = Table("partition", title=f"archive {path}")
     for name in ("in the topic", "in the archive"):
         table.add_column(name, justify="right")

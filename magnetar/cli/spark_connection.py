@@ -73,7 +73,8 @@ _OPTIONS: Final[dict[str, tuple[str, Any, str]]] = {
         access.PARAMS,
         _option(
             "--auth-params",
-            "the credentials, for token file:///path or env:NAME; a secret only in the variable",
+            "the credentials; for token: file:///path or env:NAME. Give a secret itself only in the"
+            " variable",
         ),
         "",
     ),

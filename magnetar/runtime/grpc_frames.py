@@ -155,9 +155,9 @@ def frame_stream_handler(handler: Callable[[AcceptedStream], Awaitable[None]]) -
     """
 
     async def serve(_: object, context: Context) -> None:
-        # Otherwise gRPC sends the metadata with the first frame. If `close` cancels that write,
-        # gRPC sends the metadata again with the status. That fails, and the client does not learn
-        # that the call has ended.
+        # Without this call, gRPC sends the metadata with the first frame. If `close` cancels that
+        # write, gRPC sends the metadata again with the status. That fails, and the client does not
+        # learn that the call has ended.
         await context.send_initial_metadata(())
         stream = _ServerStream(context)
         failure = None
@@ -366,7 +366,8 @@ async def grpc_server(
     At the end of the context, the server accepts no new call. After `grace_s` it cancels the calls
     under way, so the caller should close long-lived streams first.
     """
-    bind_port(host, port).close()  # gRPC raises one error for all reasons, and also prints it
+    # Raises the exact error. gRPC raises the same error for all reasons, and also prints it.
+    bind_port(host, port).close()
     limit = ("grpc.max_receive_message_length", frame_bytes_max + 16)
     options = [option for option in SERVER_OPTIONS if option[0] != limit[0]]
     if streams_max is not None:

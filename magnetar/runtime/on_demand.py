@@ -69,7 +69,7 @@ class OnDemandTask:
             self._begin()
 
     def clear(self) -> None:
-        """`work` calls this to declare that the rest of its call handles all wakes until now."""
+        """Forget all wakes until now. `work` calls this if the rest of its call handles them."""
         self._woken = False
 
     def cancel(self) -> None:

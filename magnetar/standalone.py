@@ -49,8 +49,8 @@ NAME: Final = "standalone"  # the name of the broker, the bookie and the claim f
 # thread.
 PROBE_S: Final = 1.0
 
-# Parts of the file names in a traceback. BOOKIE is in all of the bookie's code, LEDGER in the part
-# of it that the broker runs.
+# Parts of the file names in a traceback. All files of the bookie's code have BOOKIE in their names.
+# Those that read and write ledgers for the broker have LEDGER, too.
 BOOKIE: Final = "/magnetar/bookie/"
 LEDGER: Final = "/magnetar/bookie/ledger/"
 

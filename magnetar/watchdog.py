@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CHECK_S: Final = 0.5
-"""The time between two checks, and the time limit of one check. A check costs the server about 1
-ms."""
+"""The time between two checks. Also the time limit for the connection of a check, and for its
+answer. A check costs the server about 1 ms."""
 
 SILENCE_S: Final = 2.0
 KILLS_MAX: Final = 3

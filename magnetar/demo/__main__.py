@@ -195,7 +195,7 @@ def work_off(server: LocalProcess, table: pa.Table) -> bool:
         )
         in_order = not traffic.order.violations
         console.print(
-            f"flights of {len(traffic.order.by_carrier)} carriers processed out of their carrier's"
+            f"{len(traffic.order.by_carrier)} carriers; flights processed out of their carrier's"
             f" order: {traffic.order.violations}"
         )
         left = traffic.left_over()

@@ -1,4 +1,5 @@
-"""The cluster's id: the first server that starts makes it, and every other server compares it."""
+"""The cluster's id. The first bookie that starts makes the id. Each bookie compares the id with the
+one in its data directory."""
 
 import random
 

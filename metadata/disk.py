@@ -1,4 +1,4 @@
-"""The nodes of an embedded store on disk: RocksDB behind one door, used from one thread.
+"""The nodes of an embedded store on disk, in RocksDB. Only one thread uses them.
 
 What a directory holds:
 

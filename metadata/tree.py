@@ -1,9 +1,9 @@
 """The rules of a tree of versioned nodes, as a machine over any map of nodes.
 
 Memory and embedded stores share the machine, so that they agree. The conformance suite checks
-ZooKeeper against the same rules. A method that raises changes nothing. Any other call changes the
-nodes and adds paths to `touched` for the watches: the paths whose value or existence changed, and
-the parents whose set of children changed.
+ZooKeeper against the same rules. A method that raises changes nothing. Each change adds paths to
+`touched` for the watches: the paths whose value or existence changed, and the parents whose set of
+children changed.
 
 1. Every node but the root has a parent. 2. An ephemeral node has no children.
 3. A node's version is 0 when made and grows by one with each change of its value.

@@ -228,7 +228,7 @@ async def test_a_reply_that_stops_midway_does_not_stop_the_loop(
         stuck, turned = threading.Event(), threading.Event()
 
         def free() -> None:
-            while not turned.wait(3):
+            while not turned.wait(30):
                 stuck.set()
                 store._client._connection._read_sock.recv(65536)
 

@@ -164,7 +164,7 @@ def test_pattern_gets_the_first_message_of_a_new_topic(
     for number in range(3):
         producer = apache.create_producer(f"{topic}-{number}")
         producer.send(b"first")
-        message = consumer.receive(5_000)  # without a watch, the consumer asks once in 60 s
+        message = consumer.receive(TIMEOUT_MS)  # without a watch, the consumer asks once in 60 s
         assert message.topic_name().endswith(f"{topic}-{number}")
         consumer.acknowledge(message)
     consumer.close()

@@ -59,16 +59,20 @@ def test_messages_arrive_in_the_order_of_their_times_and_never_early(
 ) -> None:
     consumer = api.subscribe(topic, kind)
     producer = api.client.create_producer(topic, batching_enabled=True)
-    due: dict[bytes, float] = {b"now": 0.0}
-    for text, delay_s in ((b"third", 3.0), (b"first", 1.0), (b"second", 2.0)):
-        due[text] = now_s() + delay_s
-        producer.send(text, deliver_after=timedelta(seconds=delay_s))
-    due[b"last"] = now_s() + 4.0
-    producer.send(b"last", deliver_at=int(due[b"last"] * 1_000))
-    producer.send(b"now")
+    begun_s = now_s()  # all messages are stored before the first one is due
+    due = {
+        text: begun_s + delay_s
+        for text, delay_s in ((b"third", 3.5), (b"first", 2.5), (b"second", 3.0), (b"last", 4.0))
+    }
+    for text in (b"third", b"first", b"second"):
+        delay = timedelta(seconds=due[text] - now_s())
+        producer.send_async(text, lambda *_: None, deliver_after=delay)
+    producer.send_async(b"last", lambda *_: None, deliver_at=int(due[b"last"] * 1_000))
+    producer.send_async(b"now", lambda *_: None)
+    producer.flush()
     for expected in (b"now", b"first", b"second", b"third", b"last"):
         message = consumer.receive(TIMEOUT_MS)
-        late_s = now_s() - due[message.data()]
+        late_s = now_s() - due.get(message.data(), begun_s)
         consumer.acknowledge(message)
         assert message.data() == expected
         assert late_s >= -0.002

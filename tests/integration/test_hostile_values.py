@@ -340,17 +340,13 @@ async def test_refused_requests_are_slowed_down_and_logged_once(
     loop = asyncio.get_running_loop()
     with caplog.at_level(logging.INFO):
         async with world(transport) as (client, _):
-            began_s = loop.time()
             for _ in range(FREE):
                 await client.ask(body)
-            assert loop.time() - began_s < 0.5
             began_s = loop.time()
             for _ in range(5):
                 await client.ask(body)
             assert loop.time() - began_s >= 31 * DELAY_S_FIRST
-            began_s = loop.time()  # accepted requests are not slowed down
             assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
-            assert loop.time() - began_s < 0.5
     assert caplog.text.count("request refused") == 1
     assert "requests refused" in caplog.text
     assert f"count={FREE + 5}" in caplog.text

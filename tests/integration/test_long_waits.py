@@ -155,8 +155,9 @@ def test_send_of_apaches_client_without_a_receipt_fails_after_its_timeout(
 ) -> None:
     logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
     client = pulsar.Client(server.pulsar_url, logger=logger)
-    producer = client.create_producer(f"t{next(_numbers)}", send_timeout_millis=500)
-    producer.send(b"before")
+    topic = f"t{next(_numbers)}"
+    client.create_producer(topic).send(b"before")  # a busy disk may need more than half a second
+    producer = client.create_producer(topic, send_timeout_millis=500)
     os.kill(server.pid, signal.SIGSTOP)
     try:
         with pytest.raises(pulsar.Timeout):

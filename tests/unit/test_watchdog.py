@@ -6,11 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from support import wait_for
 
 from magnetar.runtime.ports import free_ports
 from magnetar.watchdog import (
@@ -29,11 +26,18 @@ SERVER = """
 import http.server, sys
 class Health(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        print("asked", flush=True)
         self.send_response(503)
         self.end_headers()
     def log_message(self, *_): pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 """
+
+
+def wait_asked(wrapper: subprocess.Popen[str]) -> None:
+    """Wait until the wrapper has asked the server once more."""
+    assert wrapper.stdout is not None
+    assert wrapper.stdout.readline() == "asked\n"
 
 
 def check(watchdog: Watchdog, *, since: float, until: float, answers: bool) -> Iterator[float]:
@@ -87,15 +91,16 @@ def test_the_wrapper_kills_a_stopped_server_and_ends_with_its_status() -> None:
     server = [sys.executable, "-c", SERVER, str(port)]
     wrapper = subprocess.Popen(
         [sys.executable, "-m", "magnetar.watchdog", "--port", str(port), "--", *server],
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        wait_for(lambda: answers(port))
-        time.sleep(2 * CHECK_S)
+        for _ in range(3):  # after the third check, the wrapper knows the first two answers
+            wait_asked(wrapper)
         [child] = Path(f"/proc/{wrapper.pid}/task/{wrapper.pid}/children").read_text().split()
         os.kill(int(child), signal.SIGSTOP)
-        assert wrapper.wait(SILENCE_S + 10.0) == 128 + signal.SIGKILL
+        assert wrapper.wait(60.0) == 128 + signal.SIGKILL
         assert wrapper.stderr is not None
         assert "silent for 2 s" in wrapper.stderr.read()
     finally:
@@ -107,9 +112,12 @@ def test_the_wrapper_passes_a_stop_on() -> None:
     [port] = free_ports(1)
     server = [sys.executable, "-c", SERVER, str(port)]
     wrapper = subprocess.Popen(
-        [sys.executable, "-m", "magnetar.watchdog", "--port", str(port), "--", *server]
+        [sys.executable, "-m", "magnetar.watchdog", "--port", str(port), "--", *server],
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    wait_for(lambda: answers(port))
+    wait_asked(wrapper)  # the wrapper has installed its signal handlers
     wrapper.terminate()
-    assert wrapper.wait(20.0) == 128 + signal.SIGTERM
+    assert wrapper.wait(60.0) == 128 + signal.SIGTERM
+    wrapper.communicate()
     assert not answers(port)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from fakes.client_world import world_of
 from fakes.session_broker import FakeBrokers
+from support import wait_until
 
 from magnetar.client.authentication import AuthenticationToken
 from magnetar.client.blocking import CALLS_MAX, Repeated, in_thread
@@ -55,21 +55,22 @@ def test_client_closes_although_its_token_never_comes(held: threading.Event) -> 
 
 
 async def test_calls_that_do_not_return_are_bounded(held: threading.Event) -> None:
-    begun: list[float] = []
+    begun: list[int] = []
 
     def function() -> str:
-        begun.append(time.monotonic())
+        begun.append(threading.get_ident())
         held.wait()
         return "done"
 
     repeated = Repeated(function)
     loop = asyncio.get_running_loop()
     callers = [loop.create_task(repeated.call()) for _ in range(CALLS_MAX + 5)]
-    await asyncio.sleep(0.1)
+    await wait_until(lambda: len(begun) >= CALLS_MAX)
     assert len(begun) == CALLS_MAX
     callers.pop().cancel()  # the others that share its call continue
     held.set()
     assert [await caller for caller in callers] == ["done"] * (CALLS_MAX + 4)
+    assert len(begun) == CALLS_MAX  # a call of another thread would have begun by now
     assert await repeated.call() == "done"
     assert len(begun) == CALLS_MAX + 1
 

@@ -200,8 +200,8 @@ def test_wait_for_ends_at_its_own_timeout() -> None:
         assert time.monotonic() - began >= 0.05
         assert not wait_for(changed, lambda: False, 0)
         assert wait_for(changed, lambda: True, 0)
-        threading.Timer(0.01, lambda: came.append(1)).start()
         came: list[int] = []
+        threading.Timer(0.01, lambda: came.append(1)).start()
         assert wait_for(changed, lambda: came)  # without a notification: wait_for polls
 
 

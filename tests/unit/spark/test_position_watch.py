@@ -91,7 +91,7 @@ def test_pushed_positions_are_read_without_a_poll(server: RangeServer) -> None:
 
 @pytest.mark.parametrize("end", ["closed", "silent", "moved"])
 def test_a_topic_whose_stream_ends_is_polled(server: RangeServer, end: str) -> None:
-    driver = driver_of(server, silence_s_max=0.3 if end == "silent" else 6.0)
+    driver = driver_of(server, silence_s_max=1.0 if end == "silent" else 6.0)
     assert latest(driver) == 1
     server.push()
     wait_for(lambda: _is_quiet(driver, server))

@@ -95,7 +95,7 @@ def test_another_broker_is_watched_when_one_ends_or_is_silent(
 ) -> None:
     with ExitStack() as stack:
         first = stack.enter_context(serving(RangeServer(None, found=queue.Queue())))
-        watch = watch_of(first, server, silence_s_max=0.3)
+        watch = watch_of(first, server, silence_s_max=1.0 if end == "silent" else 6.0)
         watch.follow()
         push(first, "a")
         wait_for(lambda: watch.take() == ["a"])

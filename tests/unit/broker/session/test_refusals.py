@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import pytest
+from fakes.place import place
+
 from magnetar.broker.session.refusals import DELAY_S_FIRST, DELAY_S_MAX, FREE, Refusals
 from magnetar.protos import pulsar_pb2 as pb
 
 PRODUCER, LOOKUP = pb.BaseCommand.PRODUCER, pb.BaseCommand.LOOKUP
+TOPIC = "persistent://public/default/t"
 
 
 def delays(refusals: Refusals, count: int, code: int = pb.NotAllowedError) -> list[float]:
@@ -42,3 +49,35 @@ def test_first_refusal_of_a_kind_is_logged_and_the_others_are_counted() -> None:
     assert refusals.on_refused(PRODUCER, pb.TopicNotFound)[1]
     assert refusals.on_refused(LOOKUP, pb.NotAllowedError)[1]
     assert refusals.repeated() == [(PRODUCER, pb.NotAllowedError, 5)]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        pb.CommandGetOrCreateSchema(
+            topic=TOPIC,
+            request_id=0,
+            schema=pb.Schema(name="s", schema_data=b"{}", type=pb.Schema.External),
+        ),
+        pb.CommandNewTxn(request_id=0),
+        pb.CommandUnsubscribe(consumer_id=77, request_id=0),
+    ],
+    ids=["by its handler", "unsupported", "by the session"],
+)
+async def test_a_session_delays_refusals_after_the_free_ones_and_no_accepted_request(
+    refused: Any,
+) -> None:
+    now = asyncio.get_running_loop().time
+    async with place() as here:
+        client = await here.client()
+        began_s = now()
+        for _ in range(FREE):
+            await client.ask(refused)
+        assert now() == began_s
+        for doublings in range(5):
+            began_s = now()
+            await client.ask(refused)
+            assert now() - began_s == pytest.approx(DELAY_S_FIRST * 2**doublings)
+        began_s = now()
+        assert isinstance(await client.produce(TOPIC), pb.CommandProducerSuccess)
+        assert now() == began_s

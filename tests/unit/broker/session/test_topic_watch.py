@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fakes.broker import RunningBroker, running_broker
 from fakes.cluster_state import ClusterState
+from support import wait_until
 
 from magnetar.broker.errors import NotAllowed, RequestRefused
 from magnetar.broker.session import topic_watch
@@ -139,12 +140,13 @@ async def test_changes_are_gathered_for_a_client_that_does_not_read() -> None:
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(watch.watches.serve(it.broker, asked, send))
             await watch.next()
+            [running] = watch.watches._running
             await create(it, f"{TOPIC}-brief")
-            await asyncio.sleep(3 * topic_watch.GATHER_S)  # the list has been read
+            await wait_until(lambda: list(running._added) == [f"{TOPIC}-brief"])
             await delete(it, f"{TOPIC}-brief")
             for number in range(50):
                 await create(it, f"{TOPIC}-{number}")
-            await asyncio.sleep(3 * topic_watch.GATHER_S)
+            await wait_until(lambda: len(running._added) == 50 and f"{TOPIC}-49" in running._added)
             gate.set()
             update = await watch.next()
             assert sorted(update.topics) == sorted(f"{TOPIC}-{number}" for number in range(50))

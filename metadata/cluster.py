@@ -17,5 +17,5 @@ async def cluster_id(store: MetadataStore, *, chance: random.Random, deadline: f
         return candidate if stored is None else KEEP
 
     stored = await update(store, paths.CLUSTER, create_if_absent, deadline=deadline)
-    assert stored is not None, "only an absent record is replaced, and none is deleted"
+    assert stored is not None, "an absent record is created, and no record is deleted"
     return decode_cluster(stored.value)

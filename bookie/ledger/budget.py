@@ -39,7 +39,7 @@ class ByteBudget:
         return self.retained >= self._retained_bytes_max
 
     def lags(self, stream: AddStream) -> bool:
-        """Return whether the entries that are kept only for this bookie exceed the limit."""
+        """Return whether the entries that are kept for this late bookie exceed the limit."""
         return self._lag.get(stream, 0) > self._lag_bytes_max
 
     def account(

@@ -64,8 +64,8 @@ log = get_logger(__name__)
 # the folders below. A read that finds no record costs one request.
 POLL_S: Final = 5.0
 SAMPLE_MAX: Final = 10_000
-"""The size of the sample of ledgers with a record that one read chooses. The sample is random, so
-that replicators seldom choose the same ledger."""
+"""One read of the records selects at most this many ledgers. The selection is random, so that
+replicators seldom choose the same ledger."""
 
 TROUBLES_MAX: Final = 100_000
 """The limit of ledgers whose retry time the replicator remembers: 20 MB. At the limit, it forgets
@@ -109,8 +109,8 @@ class _Tail:
 
 
 class Replicator:
-    """Repairs ledgers while `run` is running. The `Ledgers` of `services` and `recover` must be
-    running, too."""
+    """Repairs ledgers while `run` is running. `services` and `recover` belong to a `Ledgers`, which
+    must be running, too."""
 
     def __init__(
         self,
@@ -209,9 +209,9 @@ class Replicator:
     async def _repair(self, ledger: LedgerId, locked: Callable[[], bool]) -> None:
         """Do all possible steps for the ledger. Raises the errors of the metadata store.
 
-        After the loss of the lock, the replicator names no further member in the metadata. The
-        bookie of a new copy may hold the lock then, and may delete the copy, because the metadata
-        does not name this bookie.
+        After the loss of the lock, the replicator names no further member in the metadata. The new
+        copy may be gone: the metadata does not name its bookie yet, so this bookie may take the
+        lock and delete the copy.
         """
         record = await self._under_replication.get(ledger)
         if record is None:

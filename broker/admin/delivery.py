@@ -1,4 +1,4 @@
-"""Requests about deliveries over HTTP: why a subscription does not deliver. Pulsar has no such
+"""HTTP requests about deliveries: why a subscription does not deliver. Pulsar has no such
 paths."""
 
 import re

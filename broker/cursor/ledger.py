@@ -50,7 +50,8 @@ class Journaled(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A place in the ledger: from here on, the ledger has the whole state of a subscription."""
+    """A place in the ledger: a recovery needs the records of a subscription only from here on. The
+    subscription's last snapshot begins here, or it is in the topic's record (`size` is then 0)."""
 
     entry: int
     offset: int  # bytes in the ledger before it

@@ -19,7 +19,7 @@ class ProducerStatistics:
     """Counts since the producer was created. `Producer.get_stats` returns a copy."""
 
     messages_sent: int = 0
-    """Messages that became entries, or that failed before."""
+    """Messages in entries, and messages that failed before they were put into an entry."""
     entries_sent: int = 0
     """Entries. A batch is one entry. A message in chunks has one entry for each chunk."""
     bytes_sent: int = 0
@@ -29,7 +29,7 @@ class ProducerStatistics:
     messages_failed: int = 0
     """Messages that failed."""
     pending_messages: int = 0
-    """Messages without an outcome so far."""
+    """Messages in entries without an outcome so far. A message in an open batch is not counted."""
     messages_per_second: float = field(default=0.0, compare=False)
     """The average rate of `messages_sent` between the last two computations. A call of `get_stats`
     computes the rates if the last computation was at least a second ago."""
@@ -86,5 +86,5 @@ def statistics_of(counters: Iterable[SendCounter]) -> ProducerStatistics:
 
 
 def _share(ordered_s: list[float], share: float) -> float:
-    """Return the value in milliseconds that this share of all values does not exceed."""
+    """Return a percentile in milliseconds. A `share` of 0.95 gives the 95th percentile."""
     return ordered_s[math.ceil(len(ordered_s) * share) - 1] * 1000

@@ -36,7 +36,8 @@ OPTIONS: Final = (
 # Spark puts these into the options of a streaming query.
 OF_SPARK: Final = ("path", "checkpointlocation", "queryname")
 
-# Another broker serves a dead broker's topics within 3 s, at worst after a session timeout of 10 s.
+# Another broker usually serves a dead broker's topics within 3 s. In the worst case, it first waits
+# for the session timeout of 10 s.
 SEND_TIMEOUT_MS: Final = 60_000
 PENDING_BYTES: Final = 32 << 20
 PENDING_BYTES_MIN: Final = 1 << 20

@@ -56,8 +56,9 @@ ONLY_STREAM: Final = (
     "discoveryIntervalMs",
 )
 
-# Another broker serves a dead broker's topics within 3 s, at worst after a session timeout of 10 s.
-# A minute is also enough for the restart of a whole cluster during a job.
+# Another broker usually serves a dead broker's topics within 3 s. In the worst case, it first waits
+# for the session timeout of 10 s. A minute is also enough for the restart of a whole cluster during
+# a job.
 READ_TIMEOUT_MS: Final = 60_000
 # Spark asks an idle query's source 100 times a second for new data. The source polls the brokers at
 # most once in this time.

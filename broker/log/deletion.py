@@ -60,7 +60,7 @@ class Deletion:
         self._on_progress = on_progress
         self._ledgers = ledgers
         # Ledgers with unreadable metadata, which cannot be deleted. Usually empty.
-        self._refused: tuple[LedgerId, ...] = ()
+        self._refused: frozenset[LedgerId] = frozenset()
         self._task = OnDemandTask("deletions", self._delete_all, of=owned_record.name)
 
     def start(self, spawn: Spawn) -> None:
@@ -105,7 +105,7 @@ class Deletion:
             try:
                 await self._ledgers.delete(ledger)
             except InvalidRecord as error:  # delete the ledgers after it anyway
-                self._refused += (ledger,)
+                self._refused |= {ledger}
                 why = str(error)
                 log.warning("cannot delete a ledger", topic=self._name, ledger=ledger, error=why)
             except (LedgerError, MetadataError) as error:

@@ -299,7 +299,7 @@ class OwnedRecord:
     async def forget(self, deleted: Collection[LedgerId]) -> None:
         """Remove deleted ledgers from the list of ledgers that are being deleted. Raises the same
         errors as `change`."""
-        await self.change(lambda record: _without_deleted(record, deleted))
+        await self.change(lambda record: forgetting(record, deleted))
 
 
 def topic_path(name: TopicName) -> str:
@@ -314,7 +314,8 @@ def dropping(record: TopicRecord, ledgers: Collection[LedgerId]) -> TopicRecord:
     return replace(record, deleting=record.deleting + more)
 
 
-def _without_deleted(record: TopicRecord, deleted: Collection[LedgerId]) -> TopicRecord:
+def forgetting(record: TopicRecord, deleted: Collection[LedgerId]) -> TopicRecord:
+    """Return `record` without these ledgers in the list of ledgers that are being deleted."""
     gone = set(deleted)
     left = tuple(ledger for ledger in record.deleting if ledger not in gone)
     return replace(record, deleting=left)

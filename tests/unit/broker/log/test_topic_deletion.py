@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from support import settle, wait_until
 from magnetar.broker.errors import LogError, LogFenced, TopicDeleted, TopicNotFound
 from magnetar.broker.log.owned_record import OwnedRecord, topic_path
 from magnetar.broker.log.position import EARLIEST
+from magnetar.broker.log.record_limits import DELETING_MAX, LEDGERS_MAX
 from magnetar.broker.log.topic_deletion import (
     RETURN_S_MAX,
     STALLED_S,
@@ -185,6 +187,30 @@ async def test_a_topic_that_is_being_deleted_is_not_taken_over() -> None:
     with pytest.raises(TopicDeleted):
         await OwnedRecord.take(TOPIC, world.store(), incarnation=drawn_incarnation())
     await deletions_of(world).finish(TOPIC)
+    assert await record_of(world) is None
+
+
+class TimedLedgers(FakeLedgers):
+    """Ledgers that measure the time of this thread between two deletions."""
+
+    def __init__(self, world: ClusterState) -> None:
+        super().__init__(world.ledgers)
+        self.before_s = time.thread_time()
+
+    async def delete(self, ledger: LedgerId) -> None:
+        now_s = time.thread_time()
+        assert now_s - self.before_s < 0.3, f"before ledger {ledger}"
+        await super().delete(ledger)
+        self.before_s = time.thread_time()
+
+
+async def test_no_step_of_the_deletion_of_the_largest_topic_blocks_the_loop() -> None:
+    """A step takes 4 ms. The quadratic form took 3 s."""
+    world = ClusterState()
+    ledgers = tuple(LedgerId(number) for number in range(LEDGERS_MAX + DELETING_MAX))
+    record = TopicRecord(3, deleted=True, incarnation=drawn_incarnation(), deleting=ledgers)
+    await world.store().put(topic_path(TOPIC), encode_topic(record), expected=ABSENT)
+    await TopicDeletions(world.store(), TimedLedgers(world), world.clock).finish(TOPIC)
     assert await record_of(world) is None
 
 

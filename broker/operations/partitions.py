@@ -241,8 +241,10 @@ async def _require_unused(names: Sequence[TopicName], ask: Ask) -> None:
     for partition, status, found in await _ask_all(names, "GET", "/stats", ask):
         _require(partition, status, found, allowed=(200, 404))
         if status == 200:
+            subscriptions = [*found["subscriptions"].values()]
+            subscriptions += found.get("hiddenSubscriptions", {}).values()
             users = len(found["publishers"])
-            users += sum(len(each["consumers"]) for each in found["subscriptions"].values())
+            users += sum(len(each["consumers"]) for each in subscriptions)
             if users:
                 raise PartitionBusy(str(partition), f"{users} producers and consumers use it")
 

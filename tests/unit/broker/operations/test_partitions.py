@@ -250,6 +250,24 @@ class _Brokers:
         return 200, {"ledgerId": 1, "entryId": 2}
 
 
+@pytest.mark.real_loop
+async def test_delete_finds_a_reader_that_has_the_name_of_a_durable_subscription() -> None:
+    async with (
+        running_broker(ClusterState()) as broker,
+        wire_to(broker, "pulsar") as client,
+        admin_of(broker) as admin,
+    ):
+        await admin.put(f"{T}/partitions", json=3)
+        assert (await admin.put(f"{T}/subscription/s")).status_code == 204
+        await client.subscribe(PARTITIONS[1], durable=False)
+        refused = await admin.delete(f"{T}/partitions")
+        assert refused.status_code == 412
+        reason = f"{PARTITIONS[1]}: 1 producers and consumers use it"
+        assert refused.json()["reason"] == reason
+        assert (await admin.get(f"{T}/partitions")).json()["partitions"] == 3
+        assert (await admin.get(f"{T}/partitioned-stats")).status_code == 200
+
+
 async def test_delete_with_an_old_view_refuses_a_topic_in_use_and_leaves_it_usable() -> None:
     brokers = _Brokers()
     brokers.here.fall_behind()

@@ -152,7 +152,8 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge statistics of the same form. Numbers are added, except those of `_EQUAL`: the result is
     the first. For a time or an age, the result is the largest value (`_MOST`) or the earliest
     (`_EARLIEST`). Maps and named lists are merged by name, other lists are united. For other
-    values, the result is the first value that is not empty."""
+    values, the result is the first value that is not empty. The subscription with the oldest
+    backlog is that of the part whose backlog is the oldest."""
     total: dict[str, Any] = {}
     for part in parts:
         for key, value in part.items():
@@ -160,6 +161,10 @@ def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if "averageMsgSize" in total:
         messages = total.get("msgInCounter", 0)
         total["averageMsgSize"] = total["bytesInCounter"] / messages if messages else 0.0
+    if "oldestBacklogMessageSubscriptionName" in total:
+        oldest = max(parts, key=lambda part: part["oldestBacklogMessageAgeSeconds"])
+        name = oldest["oldestBacklogMessageSubscriptionName"]
+        total["oldestBacklogMessageSubscriptionName"] = name
     return total
 
 

@@ -68,6 +68,23 @@ def test_statistics_of_partitions_are_merged_field_by_field(
     assert merged([{name: value} for value in values]) == {name: expected}
 
 
+@pytest.mark.parametrize(
+    ("oldest", "expected"),
+    [
+        ([(-1, ""), (-1, "")], (-1, "")),
+        ([(-1, ""), (7, "a")], (7, "a")),
+        ([(5, "a"), (70, "b"), (60, "c")], (70, "b")),
+        ([(70, "a"), (5, "b")], (70, "a")),
+    ],
+)
+def test_the_subscription_with_the_oldest_backlog_is_that_of_the_oldest_message(
+    oldest: list[tuple[int, str]], expected: tuple[int, str]
+) -> None:
+    names = ("oldestBacklogMessageAgeSeconds", "oldestBacklogMessageSubscriptionName")
+    found = merged([dict(zip(names, each, strict=True)) for each in oldest])
+    assert found == dict(zip(names, expected, strict=True))
+
+
 @pytest.mark.real_loop
 async def test_statistics_of_a_key_shared_consumer_of_several_partitions() -> None:
     async with (

@@ -103,7 +103,7 @@ class OrphanSweep:
             except InvalidRecord as error:
                 log.warning("cannot judge a ledger", ledger=ledger, error=str(error))
                 unreadable += 1
-                continue
+                found = None
             if found is not None:
                 orphans.append(found)
                 if delete:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,15 @@ import pytest
 from fakes.cluster_state import ClusterState
 from fakes.ledgers import BrokerDied, FakeLedgers, Steps
 from fakes.topic_log import SMALL, TOPIC, SteppingStore, opened, opened_cursors
+from fakes.virtual_loop import run_virtual
 from support import settle, wait_until
 
 from magnetar.broker.log.orphans import Verdict, custom_of, judge, origin_of
 from magnetar.broker.log.owned_record import topic_path
 from magnetar.broker.log.position import EARLIEST, LATEST, Position
-from magnetar.broker.log.sweep import OrphanSweep, Page
+from magnetar.broker.log.sweep import PAUSE_S, OrphanSweep, Page
 from magnetar.metadata.codec import decode_topic, encode_topic
+from magnetar.metadata.errors import InvalidRecord
 from magnetar.metadata.model import (
     BookieId,
     DroppedHead,
@@ -240,6 +243,32 @@ async def test_a_ledger_that_the_record_lists_meanwhile_is_kept() -> None:
 
     sweep._ids = ids
     assert (await sweep.page(-1, delete=True)).deleted == 0
+
+
+class UnreadableLedgers(FakeLedgers):
+    """Ledgers whose metadata cannot be decoded."""
+
+    async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
+        raise InvalidRecord("ledger metadata", f"ledger {ledger}")
+
+
+def test_a_sweep_pauses_after_an_unreadable_ledger_too() -> None:
+    async def main() -> None:
+        world = ClusterState()
+        ledgers = UnreadableLedgers(world.ledgers)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        sweep = OrphanSweep(world.store(), ledgers, world.clock, grace_s=GRACE_S, ids=ids)
+        page = await sweep.page(-1, delete=True)
+        assert page.unreadable == page.examined == 500
+        assert page.deleted == 0
+        assert loop.time() - began == pytest.approx(500 * PAUSE_S)
+
+    async def ids(_after: int) -> AsyncIterator[LedgerId]:
+        for ledger in range(500):
+            yield LedgerId(ledger)
+
+    run_virtual(main())
 
 
 async def test_after_all_messages_are_dropped_no_ledger_is_left() -> None:

@@ -14,8 +14,9 @@ class RepairConfig:
     # Delay before a missing bookie is declared lost. It is longer than a restart, an upgrade or a
     # reboot, because copying a disk takes hours.
     lost_bookie_delay_s: float = 600.0
-    # When more bookies are missing at once, the network or the metadata store is a likelier cause
-    # than broken disks. An ack quorum of two survives the loss of one bookie.
+    # If more bookies than this, or more than a third, are missing at once, none is declared lost:
+    # the network or the metadata store is a likelier cause than broken disks. An ack quorum of two
+    # survives the loss of one bookie.
     lost_at_once_max: int = 1
     # Period of audits, besides those after a change of the bookies.
     audit_period_s: float = 3600.0

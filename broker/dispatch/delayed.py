@@ -64,9 +64,9 @@ many steps, the dispatcher reads from the position that the search has reached. 
 entries that are in the index. `hold_back` handles them."""
 
 _ROUNDS_MAX: Final = 10
-"""The limit of rounds of one `take_due`. In each round, the index drops due entries that the
-dispatcher has not read yet. Later calls drop the rest: a million of them in one step would block
-the event loop."""
+"""The limit of rounds of one `take_due`. Each round removes due entries from the index. If it finds
+entries that the dispatcher has yet to read from the log, it does not return them, and another round
+follows. Later calls remove the rest: a million of them in one step would block the event loop."""
 
 
 @dataclass(slots=True)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 READ_AHEAD_BYTES: Final = 256 << 10
 """The transport stops reading when this many bytes wait beyond the frame that is being received.
-The limit is the size of a full frame. One more socket read (up to 256 KB) may exceed it."""
+The limit equals FRAME_BYTES_MAX (runtime/frames.py), the size at which an outbox ends a frame. One
+more socket read (up to 256 KB) may exceed it."""
 
 CLOSE_TIMEOUT_S: Final = 1.0
 _TOTAL: Final = struct.Struct(">I")

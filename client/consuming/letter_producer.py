@@ -30,7 +30,7 @@ OpenProducer = Callable[["ProducerOptions"], Awaitable[Sender]]
 """Creates a producer of the client."""
 
 Options = Callable[[], Awaitable["ProducerOptions"]]
-"""Decides the topic and the name when the first letter is sent."""
+"""Decides the topic and the name each time that a letter creates a producer."""
 
 
 class LetterProducer:
@@ -48,7 +48,7 @@ class LetterProducer:
         self._options = options
         self._open_producer = open_producer
         self._turn = asyncio.Lock()  # held: the producer is being created
-        self._producer: Sender | None = None  # None: no letter was sent yet
+        self._producer: Sender | None = None  # None: the next letter creates it
         self._closed = False
 
     async def send(self, letter: OutgoingMessage, original: Message) -> None:

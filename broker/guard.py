@@ -1,7 +1,7 @@
 """Guard: the edge at which an unexpected exception becomes the failure of one topic.
 
 A bug in a topic's callback, timer or task must not end the broker, which serves thousands of other
-topics. The code for bookies and metadata calls these functions in its own steps, and an exception
+topics. The code for bookies and metadata calls a topic's callbacks directly, so their exceptions
 would propagate into that code. After the exception, the topic's state in memory may be wrong, so
 the topic fails. The broker disconnects its clients and closes it, and the next request opens it
 again from the stored data. The topic's clients see the same as after the death of a broker. The
@@ -30,7 +30,8 @@ P = ParamSpec("P")
 FAILURES_MAX: Final = 3
 WINDOW_S: Final = 60.0
 PAUSE_S_FIRST: Final = 30.0
-"""The first quarantine. Clients look a topic up again after at most a minute."""
+"""The first quarantine. Apache's clients return within a minute after its end: that is the longest
+time that they wait between two attempts."""
 PAUSE_S_MAX: Final = 600.0
 FORGET_S: Final = 3600.0
 """After this time without a failure, the earlier failures of a topic are forgotten."""

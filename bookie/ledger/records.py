@@ -1,7 +1,8 @@
 """The metadata records of ledgers, changed by compare-and-set only.
 
-Each step is a loop that reads, compares and writes again (`magnetar.metadata.store.update`). A lost
-reply, a lost race or a repeated call does no harm: a step notices that it is done already.
+Each step reads, decides and writes, and begins again if another process wrote in the meantime
+(`magnetar.metadata.store.update`). A lost reply, a lost race or a repeated call does no harm: a
+step notices that it is done already.
 
     create       absent                                   -> OPEN     (the creator's token
                                                                        identifies the owner)
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 
 class LedgerRecords:
     """Each call raises the errors of the metadata store and the errors that its docstring names.
-    `timeout_s` limits each call."""
+    `timeout_s` limits each read and each change. `claim` may need more than one of them, and
+    `change_ensemble` may repeat its change."""
 
     def __init__(self, store: MetadataStore, *, timeout_s: float) -> None:
         self._store = store

@@ -117,13 +117,13 @@ async def skip_all(broker: Broker, name: TopicName, subscription: str) -> int:
 
 async def expire(
     broker: Broker, name: TopicName, subscription: str | None, older_than_s: int
-) -> dict[str, int]:
+) -> int:
     """Acknowledge the entries that are older than `older_than_s`, as `skip` does, in one
-    subscription or in all (None). Returns the number of entries, keyed by subscription. Also raises
+    subscription or in all (None). Returns the sum of their numbers of entries. Also raises
     ReadFailed."""
     topic = await open_topic(broker, name)
     found = topic.all_subscriptions if subscription is None else [_found(topic, subscription)]
-    return {each.name: await topic.expire(each, older_than_s=older_than_s) for each in found}
+    return sum([await topic.expire(each, older_than_s=older_than_s) for each in found])
 
 
 async def expire_through(

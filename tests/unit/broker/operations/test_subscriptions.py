@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64decode
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -209,3 +210,14 @@ async def test_skip_clear_and_expire_over_http() -> None:
             await post("subscription/s/expireMessages/0", 400)
             await post("subscription/none/skip_all", 404)
             await post("subscription/s/expireMessages", 412, json={**body, "entryId": 10_000})
+
+
+async def test_expire_counts_subscriptions_of_the_same_name_separately() -> None:
+    async with scene() as it:
+        await it.publish(plain("a"), plain("b"), plain("c"))
+        await it.subscription.skip(1)
+        await it.client.subscribe("t", "s", durable=False)
+        await asyncio.sleep(0.01)  # the entries must be older than 0 s
+        expired = await subscriptions.expire(it.broker, TOPIC, "s", 0)
+        assert expired == 2, "the name means the durable subscription"
+        assert await subscriptions.expire(it.broker, TOPIC, None, 0) == 3

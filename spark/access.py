@@ -7,6 +7,7 @@ connector refuses a secret that Spark would show.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -37,6 +38,14 @@ CHARACTERS_MAX: Final = 60_000
 KiB."""
 
 _WITHOUT_SECRET: Final = ("file:", "env:", "tlsCertFile:", "tlsKeyFile:")
+
+_PUBLIC_PARAMETERS: Final = frozenset(
+    {"type", "issuer_url", "private_key", "client_id", "audience", "scope"}
+)
+"""The parameters of "oauth2". `private_key` usually is a path."""
+
+_KEY_ITSELF: Final = ("data:", "{", "-----BEGIN")
+"""The beginnings of a `private_key` that is no path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +123,15 @@ def parse_access(values: Mapping[str, str]) -> Access:
 def may_hold_secret(params: str) -> bool:
     """Return whether authParams may hold the secret itself. A path to a file with the secret, or
     the name of a variable with the secret, is no secret."""
-    is_path = params.startswith(_WITHOUT_SECRET)
-    is_json_with_path = params.lstrip().startswith("{") and "data:" not in params
-    return bool(params) and not is_path and not is_json_with_path
+    if not params or params.startswith(_WITHOUT_SECRET):
+        return False
+    try:
+        values = json.loads(params)
+    except ValueError:
+        return True
+    if not isinstance(values, dict) or not values.keys() <= _PUBLIC_PARAMETERS:
+        return True
+    return str(values.get("private_key", "")).lstrip().startswith(_KEY_ITSELF)
 
 
 @lru_cache(maxsize=16)

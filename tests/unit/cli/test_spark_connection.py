@@ -65,14 +65,51 @@ def test_options_and_variables_become_options_of_source_and_sink() -> None:
     assert connection_of(*flags) == connection_of(**variables) == wanted
 
 
-def test_a_secret_is_taken_from_the_variable_but_not_from_an_argument() -> None:
-    params = f"token:{SECRET}"
-    given = connection_of("--auth-plugin", "token", MAGNETAR_AUTH_PARAMS=params)
+OAUTH2 = '{"issuer_url":"https://a",%s}'
+
+
+@pytest.mark.parametrize(
+    ("plugin", "params"),
+    [
+        ("token", f"token:{SECRET}"),
+        ("basic", f'{{"username":"u","password":"{SECRET}"}}'),
+        ("basic", f' {{"password":"{SECRET}","username":"u","method":"basic"}}'),
+        ("oauth2", OAUTH2 % f'"private_key":"data:application/json;base64,{SECRET}secret"'),
+        ("oauth2", OAUTH2 % f'"private_key":"/k.json","client_secret":"{SECRET}"'),
+        ("oauth2", OAUTH2 % f'"private_key":"{{\\"client_secret\\":\\"{SECRET}\\"}}"'),
+    ],
+)
+def test_a_secret_is_taken_from_the_variable_but_not_from_an_argument(
+    plugin: str, params: str
+) -> None:
+    given = connection_of("--auth-plugin", plugin, MAGNETAR_AUTH_PARAMS=params)
     assert given["pulsar.client.authParams"] == params
     with pytest.raises(AssertionError, match="MAGNETAR_AUTH_PARAMS") as caught:
-        connection_of("--auth-plugin", "token", "--auth-params", params)
+        connection_of("--auth-plugin", plugin, "--auth-params", params)
     assert "--auth-params" in str(caught.value)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("params", [SECRET, f'{{"password":"{SECRET}"', f'["{SECRET}"]', "1"])
+def test_a_text_that_is_not_known_to_be_a_path_is_refused_as_an_argument(params: str) -> None:
+    with pytest.raises(AssertionError, match="MAGNETAR_AUTH_PARAMS") as caught:
+        connection_of("--auth-plugin", "token", "--auth-params", params)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "params"),
+    [
+        ("token", "env:TOKEN"),
+        ("tls", "tlsCertFile:/a.pem,tlsKeyFile:/b.pem"),
+        ("oauth2", OAUTH2 % '"private_key":"/k.json"'),
+        ("oauth2", OAUTH2 % '"private_key":"file:///k.json","audience":"a","scope":"s"'),
+        ("oauth2", OAUTH2 % '"type":"client_credentials","private_key":"k","client_id":"c"'),
+    ],
+)
+def test_parameters_that_name_a_place_are_taken_from_an_argument(plugin: str, params: str) -> None:
+    given = connection_of("--auth-plugin", plugin, "--auth-params", params)
+    assert given["pulsar.client.authParams"] == params
 
 
 @pytest.mark.parametrize(
